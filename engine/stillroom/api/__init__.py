@@ -1,0 +1,83 @@
+"""The only door for server and command line: one typed function per operation.
+
+Every function takes the workspace and a request model; importing this loads no heavy library.
+"""
+
+from stillroom.api.curation import (
+    convert_rollouts,
+    filter_dataset,
+    inspect_examples,
+    make_dpo_pairs,
+    validate_dataset,
+)
+from stillroom.api.evaluations import CompareEvaluations, ComparisonReport, compare_evaluations
+from stillroom.api.runs import (
+    CancelRun,
+    GetRun,
+    GetRunLogs,
+    ListRuns,
+    LogPage,
+    RunPage,
+    RunReport,
+    cancel_run,
+    evaluate_model,
+    generate_rollouts,
+    get_run,
+    get_run_logs,
+    list_runs,
+    start_training,
+)
+from stillroom.curate.convert import ConvertResult, ConvertRollouts
+from stillroom.curate.filters import FilterDataset, FilterResult
+from stillroom.curate.pairs import MakeDpoPairs, PairsResult
+from stillroom.data.inspect import ExamplesPage, InspectExamples
+from stillroom.data.validate import ValidateDataset, ValidationReport
+from stillroom.evaluate.request import EvaluateModel
+from stillroom.projects.create import CreateProject, ProjectResult, create_project
+from stillroom.projects.setup import CheckSetup, SetupReport, check_setup
+from stillroom.rollout.request import GenerateRollouts
+from stillroom.train.request import StartTraining
+
+__all__ = [
+    "CancelRun",
+    "CheckSetup",
+    "CompareEvaluations",
+    "ComparisonReport",
+    "ConvertResult",
+    "ConvertRollouts",
+    "CreateProject",
+    "EvaluateModel",
+    "ExamplesPage",
+    "FilterDataset",
+    "FilterResult",
+    "GenerateRollouts",
+    "GetRun",
+    "GetRunLogs",
+    "InspectExamples",
+    "ListRuns",
+    "LogPage",
+    "MakeDpoPairs",
+    "PairsResult",
+    "ProjectResult",
+    "RunPage",
+    "RunReport",
+    "SetupReport",
+    "StartTraining",
+    "ValidateDataset",
+    "ValidationReport",
+    "cancel_run",
+    "check_setup",
+    "compare_evaluations",
+    "convert_rollouts",
+    "create_project",
+    "evaluate_model",
+    "filter_dataset",
+    "generate_rollouts",
+    "get_run",
+    "get_run_logs",
+    "inspect_examples",
+    "list_runs",
+    "make_dpo_pairs",
+    "start_training",
+    "validate_dataset",
+]

@@ -1,0 +1,1 @@
+"""Curation: rollouts become training rows; every row that is left out has its reason."""

@@ -1,0 +1,1 @@
+"""Rows: what prompts, rollouts and training files hold, and how a conversation becomes tokens."""

@@ -1,0 +1,171 @@
+"""What can be wrong with a row: every check yields problems instead of stopping at the first."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a row: the field, what is wrong with it, and the edit that mends it."""
+
+    field: str
+    message: str
+    fix: str
+
+
+def describe(value: Any) -> str:
+    """Returns a value's JSON type and a short view of it, for error messages."""
+    kinds = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
+    kind = kinds.get(type(value), "number" if isinstance(value, int | float) else "value")
+    text = repr(value)
+    return f"{kind} {text if len(text) <= 40 else text[:37] + '…'}"
+
+
+def message_problems(messages: Any, field: str = "messages") -> Iterator[Problem]:
+    """Yields everything wrong with a conversation in the OpenAI chat shape."""
+    if not isinstance(messages, list) or not messages:
+        yield Problem(
+            field,
+            f"must be a non-empty list of messages, not {describe(messages)}",
+            'write e.g. [{"role": "user", "content": "…"}]',
+        )
+        return
+    open_calls: set[str] = set()
+    for index, message in enumerate(cast("list[Any]", messages)):
+        where = f"{field}[{index}]"
+        if not isinstance(message, dict):
+            yield Problem(
+                where, f"must be an object, not {describe(message)}", "write role/content"
+            )
+            continue
+        yield from _one_message(cast("dict[str, Any]", message), where, open_calls)
+
+
+def _one_message(message: dict[str, Any], where: str, open_calls: set[str]) -> Iterator[Problem]:
+    role = message.get("role")
+    if role not in ROLES:
+        yield Problem(
+            f"{where}.role", f"role {role!r} is unknown", f"use one of {', '.join(ROLES)}"
+        )
+    yield from _content(message, where)
+    if role == "assistant" and message.get("tool_calls"):
+        yield from _tool_calls(message["tool_calls"], f"{where}.tool_calls", open_calls)
+    if role == "tool":
+        call_id = message.get("tool_call_id")
+        if call_id is not None and call_id not in open_calls:
+            yield Problem(
+                f"{where}.tool_call_id",
+                f"{call_id!r} answers no tool call of an earlier assistant message",
+                "use the id of the call it answers",
+            )
+
+
+def _content(message: dict[str, Any], where: str) -> Iterator[Problem]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return
+    if content is None:
+        if message.get("role") == "assistant":
+            return
+        yield Problem(f"{where}.content", "is missing", "write the text of the message")
+    elif isinstance(content, list):
+        parts = cast("list[Any]", content)
+        bad = [p for p in parts if not (isinstance(p, dict) and "type" in p)]
+        if bad:
+            yield Problem(
+                f"{where}.content",
+                f"holds a part that is {describe(bad[0])}",
+                'write parts as {"type": "text", "text": "…"}',
+            )
+    else:
+        yield Problem(
+            f"{where}.content",
+            f"must be a string or a list of parts, not {describe(content)}",
+            "write the text of the message as a string",
+        )
+
+
+def _tool_calls(calls: Any, where: str, open_calls: set[str]) -> Iterator[Problem]:
+    if not isinstance(calls, list):
+        yield Problem(where, f"must be a list, not {describe(calls)}", "write a list of calls")
+        return
+    for index, call in enumerate(cast("list[Any]", calls)):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            yield Problem(
+                f"{where}[{index}]",
+                f"must be an object with function.name, not {describe(call)}",
+                'write {"id": "…", "type": "function", "function": {"name": …, "arguments": "…"}}',
+            )
+            continue
+        if not isinstance(function.get("arguments"), str):
+            yield Problem(
+                f"{where}[{index}].function.arguments",
+                f"must be a JSON string, not {describe(function.get('arguments'))}",
+                'quote it, e.g. "{\\"item\\": \\"lamp\\"}"',
+            )
+        if isinstance(call.get("id"), str):
+            open_calls.add(call["id"])
+
+
+def tool_schema_problems(tools: Any, field: str = "tools") -> Iterator[Problem]:
+    """Yields everything wrong with a list of tool schemas (OpenAI function shape)."""
+    if tools is None:
+        return
+    if not isinstance(tools, list):
+        yield Problem(field, f"must be a list, not {describe(tools)}", "write a list of schemas")
+        return
+    for index, tool in enumerate(cast("list[Any]", tools)):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            yield Problem(
+                f"{field}[{index}]",
+                f"must be a tool schema, not {describe(tool)}",
+                'write {"type": "function", "function": {"name": …, "parameters": {…}}}',
+            )
+
+
+def typed_problems(
+    row: dict[str, Any], field: str, wanted: type | tuple[type, ...], kind: str
+) -> Iterator[Problem]:
+    """Yields a problem if an optional field is there and is not of the wanted type."""
+    value = row.get(field)
+    if value is None:
+        return
+    is_bool_for_number = isinstance(value, bool) and wanted is not bool
+    if is_bool_for_number or not isinstance(value, wanted):
+        yield Problem(
+            field, f"must be {kind}, not {describe(value)}", f"write {kind}, or leave it out"
+        )
+
+
+def name_list_problems(row: dict[str, Any], field: str) -> Iterator[Problem]:
+    """Yields a problem if an optional field is there and is not a list of names."""
+    value = row.get(field)
+    if value is None:
+        return
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in cast("list[Any]", value)):
+        yield Problem(
+            field,
+            f"must be a list of names, not {describe(value)}",
+            'write e.g. ["price", "stock"]',
+        )
+
+
+RowCheck = Callable[[dict[str, Any]], Iterator[Problem]]
+
+
+def decode_row(data: bytes) -> dict[str, Any] | Problem:
+    """Returns the JSON object a line holds, or the problem with it."""
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Problem("", f"is not valid JSON: {error}", "write one JSON object per line")
+    if not isinstance(value, dict):
+        return Problem("", f"must be a JSON object, not {describe(value)}", "write {…} on the line")
+    return cast("dict[str, Any]", value)

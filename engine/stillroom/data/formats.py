@@ -1,0 +1,246 @@
+"""The row formats: prompts in, rollouts, SFT rows and preference pairs, each with its checks."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from stillroom.data.checks import (
+    Problem,
+    decode_row,
+    describe,
+    message_problems,
+    name_list_problems,
+    tool_schema_problems,
+    typed_problems,
+)
+from stillroom.errors import DataError
+from stillroom.files import content_hash, read_lines
+from stillroom.types import Message, ToolSchema, Trajectory
+
+VALIDATE_HINT = "mend the line, then list every problem with `stillroom validate-dataset {path}`"
+
+
+class RowFormat(StrEnum):
+    """What a data file holds, one row a line."""
+
+    PROMPTS = "prompts"
+    ROLLOUTS = "rollouts"
+    SFT = "sft"
+    DPO = "dpo"
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt row, ready to be answered."""
+
+    task_id: str
+    messages: list[Message]
+    metadata: dict[str, Any]
+    tool_names: list[str] | None
+    """Names of the tools this task may use; None means every tool of the run."""
+    reward_names: list[str] | None
+    variables: dict[str, Any]
+
+
+class SftRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One supervised row: the assistant turns of `messages` are what is trained."""
+
+    messages: list[Message]
+    tools: list[ToolSchema]
+    metadata: dict[str, Any]
+
+
+class DpoRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One preference: both answers continue the same prompt."""
+
+    prompt: list[Message]
+    chosen: list[Message]
+    rejected: list[Message]
+    tools: list[ToolSchema]
+
+
+def prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
+    """Yields everything wrong with a prompt row."""
+    if "messages" in row:
+        found = list(message_problems(row["messages"]))
+        yield from found
+        if not found and row["messages"][-1]["role"] == "assistant":
+            yield Problem(
+                "messages",
+                "ends with an assistant message, so nothing is left to answer",
+                "end with the user's message; for rows with answers use dataset_type sft",
+            )
+    elif "prompt" in row:
+        if not isinstance(row["prompt"], str) or not row["prompt"].strip():
+            given = describe(row["prompt"])
+            yield Problem("prompt", f"must be a text, not {given}", "write the prompt's text")
+    elif "responses_create_params" in row:
+        yield Problem(
+            "responses_create_params",
+            "NeMo Gym rows are not read yet",
+            'convert the row to {"messages": […], "metadata": {…}}',
+        )
+    else:
+        yield Problem(
+            "", "has neither 'messages' nor 'prompt'", 'write {"prompt": "…"} or {"messages": […]}'
+        )
+    yield from typed_problems(row, "metadata", dict, "an object")
+    yield from typed_problems(row, "variables", dict, "an object")
+    yield from name_list_problems(row, "tools")
+    yield from name_list_problems(row, "rewards")
+    if row.get("docker"):
+        yield Problem("docker", "containers for tools are not supported yet", "leave it out")
+
+
+def sft_problems(row: dict[str, Any]) -> Iterator[Problem]:
+    """Yields everything wrong with a supervised row."""
+    found = list(message_problems(row.get("messages")))
+    yield from found
+    if not found and not any(message["role"] == "assistant" for message in row["messages"]):
+        yield Problem("messages", "holds no assistant message to train on", "add the answer")
+    yield from tool_schema_problems(row.get("tools"))
+    yield from typed_problems(row, "metadata", dict, "an object")
+
+
+def dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
+    """Yields everything wrong with a preference row."""
+    for field in ("prompt", "chosen", "rejected"):
+        found = list(message_problems(row.get(field), field))
+        # A continuation may begin with a tool's reply to a call that stands in the prompt.
+        yield from (p for p in found if not p.field.endswith("tool_call_id"))
+        if not found and field != "prompt" and row[field][0]["role"] != "assistant":
+            yield Problem(field, "must begin with an assistant message", "begin with the answer")
+    if row.get("chosen") is not None and row.get("chosen") == row.get("rejected"):
+        yield Problem("rejected", "is the same as chosen", "drop the row: it teaches nothing")
+    yield from tool_schema_problems(row.get("tools"))
+
+
+def rollout_problems(row: dict[str, Any]) -> Iterator[Problem]:
+    """Yields everything wrong with a rollout row of ours."""
+    yield from message_problems(row.get("messages"))
+    yield from tool_schema_problems(row.get("tools"))
+    yield from typed_problems(row, "reward", (int, float), "a number")
+    yield from typed_problems(row, "metadata", dict, "an object")
+    for field in ("id", "task_id", "stop_reason"):
+        if not isinstance(row.get(field), str):
+            given = describe(row.get(field))
+            yield Problem(field, f"must be a string, not {given}", "write the rollout again")
+
+
+CHECKS = {
+    RowFormat.PROMPTS: prompt_problems,
+    RowFormat.ROLLOUTS: rollout_problems,
+    RowFormat.SFT: sft_problems,
+    RowFormat.DPO: dpo_problems,
+}
+
+
+def detect_format(row: dict[str, Any]) -> RowFormat | None:
+    """Returns which format a row is written in, or None if it is like none of them."""
+    if "chosen" in row or "rejected" in row:
+        return RowFormat.DPO
+    if "stop_reason" in row and "task_id" in row:
+        return RowFormat.ROLLOUTS
+    messages = row.get("messages")
+    if isinstance(messages, list) and messages:
+        last = cast("list[Any]", messages)[-1]
+        is_answered = isinstance(last, dict) and last.get("role") == "assistant"
+        return RowFormat.SFT if is_answered else RowFormat.PROMPTS
+    return RowFormat.PROMPTS if "prompt" in row or "responses_create_params" in row else None
+
+
+def task_from_row(row: dict[str, Any]) -> Task:
+    """Returns the task of a prompt row that has no problems.
+
+    The id is a hash of all that shapes the answer, so the same row always has the same id.
+    """
+    messages: list[Message] = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
+    identity = {key: value for key, value in row.items() if key not in ("prompt", "messages")}
+    return Task(
+        task_id=content_hash({"messages": messages, **identity}),
+        messages=messages,
+        metadata=row.get("metadata") or {},
+        tool_names=row.get("tools"),
+        reward_names=row.get("rewards"),
+        variables=row.get("variables") or {},
+    )
+
+
+def read_rows(path: Path, expected: RowFormat) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a JSONL file. Raises DataError at the first row that has a problem."""
+    check = CHECKS[expected]
+    for line in read_lines(path):
+        row = decode_row(line.data)
+        problems = [row] if isinstance(row, Problem) else list(check(row))
+        if problems:
+            raise _row_error(path, line.number, problems)
+        yield cast("dict[str, Any]", row)
+
+
+def _row_error(path: Path, number: int, problems: list[Problem]) -> DataError:
+    first = problems[0]
+    more = f" (and {len(problems) - 1} more on this line)" if len(problems) > 1 else ""
+    what = f"{first.field} {first.message}" if first.field else f"the line {first.message}"
+    return DataError(
+        f"{path}:{number}: {what}{more}",
+        f"{first.fix}; {VALIDATE_HINT.format(path=path)}",
+    )
+
+
+def load_tasks(path: Path) -> list[Task]:
+    """Returns the tasks of a prompts file (.txt: one prompt a line; .jsonl: one row a line).
+
+    A row that stands in the file twice gives two tasks with the same id.
+    Raises DataError at the first bad row.
+    """
+    if path.suffix == ".txt":
+        rows: Iterator[dict[str, Any]] = (
+            {"prompt": line.data.decode("utf-8", errors="strict")} for line in read_lines(path)
+        )
+    else:
+        rows = read_rows(path, RowFormat.PROMPTS)
+    tasks = [task_from_row(row) for row in rows]
+    if not tasks:
+        raise DataError(f"{path} holds no prompts", "write one prompt per line")
+    return tasks
+
+
+def load_sft_rows(path: Path) -> list[SftRow]:
+    """Returns the supervised rows of a file. Raises DataError at the first bad row."""
+    return [
+        SftRow(messages=r["messages"], tools=r.get("tools") or [], metadata=r.get("metadata") or {})
+        for r in read_rows(path, RowFormat.SFT)
+    ]
+
+
+def load_dpo_rows(path: Path) -> list[DpoRow]:
+    """Returns the preference rows of a file. Raises DataError at the first bad row."""
+    return [
+        DpoRow(
+            prompt=r["prompt"],
+            chosen=r["chosen"],
+            rejected=r["rejected"],
+            tools=r.get("tools") or [],
+        )
+        for r in read_rows(path, RowFormat.DPO)
+    ]
+
+
+def decode_trajectory(data: bytes) -> Trajectory:
+    """Returns the rollout a line holds. Raises msgspec.DecodeError if it isn't one of ours."""
+    return msgspec.json.decode(data, type=Trajectory)
+
+
+def rollout_files(path: Path) -> list[Path]:
+    """Returns the rollout files `path` names: itself, or the .jsonl files of a folder, sorted."""
+    if path.is_file():
+        return [path]
+    files = sorted(file for file in path.glob("*.jsonl") if not file.name.startswith("."))
+    if not files:
+        raise DataError(
+            f"the folder {path} holds no .jsonl rollout files",
+            "give the file that generate_rollouts wrote, or the folder it wrote to",
+        )
+    return files

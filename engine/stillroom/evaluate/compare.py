@@ -1,0 +1,86 @@
+"""Comparing evaluations on the tasks they share: paired differences with 95 % intervals."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from stillroom.errors import InputError
+from stillroom.evaluate.files import Evaluation, TaskScore
+from stillroom.evaluate.intervals import Estimate, excludes_zero, mean_estimate, sign_test_p
+
+
+class GroupDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """The difference on the tasks of one group."""
+
+    field: str
+    group: str
+    difference: Estimate
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate against the baseline, task by task."""
+
+    baseline: str
+    candidate: str
+    baseline_accuracy: float
+    candidate_accuracy: float
+    """Both on the shared tasks."""
+    difference: Estimate
+    """Candidate minus baseline, paired by task."""
+    p_value: float
+    """Exact, two-sided: is the number of tasks won different from those lost?"""
+    tasks_won: int
+    tasks_lost: int
+    tasks_shared: int
+    tasks_unshared: int
+    """Tasks that only one of the two answered; they are left out."""
+    is_significant: bool
+    """Whether the interval of the difference leaves out 0."""
+    by_group: list[GroupDifference]
+
+
+def compare(baseline: Evaluation, candidate: Evaluation) -> Comparison:
+    """Returns how the candidate differs. Raises InputError if they share fewer than two tasks."""
+    before = {score.task_id: score for score in baseline.tasks}
+    after = {score.task_id: score for score in candidate.tasks}
+    shared = [task_id for task_id in before if task_id in after]
+    names = f"{baseline.result.name!r} and {candidate.result.name!r}"
+    if len(shared) < 2:
+        raise InputError(
+            f"the evaluations {names} share {len(shared)} tasks",
+            "evaluate both on the same file with the same n and entries",
+        )
+    pairs = [(before[task_id], after[task_id]) for task_id in shared]
+    difference = _difference(pairs)
+    won = sum(new.success > old.success for old, new in pairs)
+    lost = sum(new.success < old.success for old, new in pairs)
+    return Comparison(
+        baseline=baseline.result.name,
+        candidate=candidate.result.name,
+        baseline_accuracy=sum(old.success for old, _ in pairs) / len(pairs),
+        candidate_accuracy=sum(new.success for _, new in pairs) / len(pairs),
+        difference=difference,
+        p_value=sign_test_p(won, lost),
+        tasks_won=won,
+        tasks_lost=lost,
+        tasks_shared=len(shared),
+        tasks_unshared=len(before.keys() ^ after.keys()),
+        is_significant=excludes_zero(difference),
+        by_group=_by_group(pairs),
+    )
+
+
+def _difference(pairs: Sequence[tuple[TaskScore, TaskScore]]) -> Estimate:
+    return mean_estimate([new.success - old.success for old, new in pairs])
+
+
+def _by_group(pairs: Sequence[tuple[TaskScore, TaskScore]]) -> list[GroupDifference]:
+    grouped: dict[tuple[str, str], list[tuple[TaskScore, TaskScore]]] = {}
+    for old, new in pairs:
+        for field, group in old.groups.items():
+            grouped.setdefault((field, group), []).append((old, new))
+    return [
+        GroupDifference(field=field, group=group, difference=_difference(members))
+        for (field, group), members in sorted(grouped.items())
+        if len(members) > 1
+    ]

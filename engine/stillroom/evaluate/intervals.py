@@ -1,0 +1,97 @@
+"""95 % confidence intervals of shares, means, ratios and paired differences."""
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import msgspec
+
+_LEVEL = 0.95
+_Z = NormalDist().inv_cdf(0.5 + _LEVEL / 2)
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """A value with its 95 % interval, from `n` independent tasks."""
+
+    value: float
+    low: float | None
+    high: float | None
+    """None where one task alone says nothing of the spread."""
+    n: int
+
+
+def share_estimate(successes: int, n: int) -> Estimate:
+    """Returns a share with Wilson's interval. Source: Wilson 1927; Brown, Cai, DasGupta 2001."""
+    if n == 0:
+        raise ValueError("a share needs at least one task")
+    share = successes / n
+    spread = _Z**2 / n
+    centre = (share + spread / 2) / (1 + spread)
+    half = _Z * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
+    return Estimate(value=share, low=max(0.0, centre - half), high=min(1.0, centre + half), n=n)
+
+
+def mean_estimate(values: Sequence[float]) -> Estimate:
+    """Returns the mean of independent values with Student's interval.
+
+    For several samples of a task pass the task's mean, so that tasks are what is independent.
+    """
+    n = len(values)
+    if n == 0:
+        raise ValueError("a mean needs at least one value")
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Estimate(value=mean, low=None, high=None, n=1)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    half = t_quantile(n - 1) * math.sqrt(variance / n)
+    return Estimate(value=mean, low=mean - half, high=mean + half, n=n)
+
+
+def ratio_estimate(sums: Sequence[float], sizes: Sequence[int]) -> Estimate:
+    """Returns sum(sums) / sum(sizes), e.g. nats per token, whose clusters are independent.
+
+    Source: linearised variance of a ratio estimator (Cochran 1977, ch. 6).
+    """
+    n, total = len(sums), sum(sizes)
+    if n < 2 or total == 0:
+        raise ValueError("a ratio needs at least two clusters with something in them")
+    ratio = math.fsum(sums) / total
+    residuals = [s - ratio * size for s, size in zip(sums, sizes, strict=True)]
+    variance = math.fsum(r * r for r in residuals) * n / (n - 1) / total**2
+    half = t_quantile(n - 1) * math.sqrt(variance)
+    return Estimate(value=ratio, low=ratio - half, high=ratio + half, n=n)
+
+
+def excludes_zero(estimate: Estimate) -> bool:
+    """Returns whether the interval is known and 0 lies outside it."""
+    if estimate.low is None or estimate.high is None:
+        return False
+    return estimate.low > 0 or estimate.high < 0
+
+
+def t_quantile(degrees: int) -> float:
+    """Returns Student's 97.5 % quantile (error < 0.5 % from 3 degrees of freedom on).
+
+    Source: expansion in 1/degrees, Abramowitz & Stegun 26.7.5.
+    """
+    exact = {1: 12.7062, 2: 4.3027}
+    if degrees in exact:
+        return exact[degrees]
+    z, d = _Z, float(degrees)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    fourth = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
+    return z + first / d + second / d**2 + third / d**3 + fourth / d**4
+
+
+def sign_test_p(wins: int, losses: int) -> float:
+    """Returns the two-sided exact p-value of wins against losses among tasks that differ.
+
+    For answers that are right or wrong this is McNemar's exact test.
+    """
+    n = wins + losses
+    if n == 0:
+        return 1.0
+    tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1)) / 2**n
+    return min(1.0, 2 * tail)

@@ -1,0 +1,203 @@
+"""Files that are never left half-written: atomic documents, append-only JSONL, hashes, locks."""
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+BOM = b"\xef\xbb\xbf"
+
+
+def canonical_json(value: Any) -> bytes:
+    """Returns JSON bytes that depend on the value alone: sorted keys, no blanks."""
+    return msgspec.json.encode(value, order="sorted")
+
+
+def content_hash(value: Any) -> str:
+    """Returns the first 16 hex digits of the SHA-256 of the value's canonical JSON."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()[:16]
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file's bytes in hex, read in constant memory."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Writes a whole document: a reader sees the old bytes or the new ones, never a part.
+
+    `durable` also waits for the disk; leave it off for progress that is written again soon.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+    """Writes a value as indented JSON, atomically."""
+    document = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    write_atomic(path, document, durable=durable)
+
+
+@contextmanager
+def atomic_output(path: Path) -> Generator["LineWriter"]:
+    """Gives a writer whose lines appear under `path` only when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        with temporary.open("wb") as stream:
+            writer = LineWriter(stream)
+            yield writer
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+class LineWriter:
+    """Writes JSONL rows to an open binary stream and counts them."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.num_rows = 0
+
+    def write(self, row: Any) -> None:
+        """Encodes one row and writes it as a line."""
+        self.write_raw(msgspec.json.encode(row))
+
+    def write_raw(self, line: bytes) -> None:
+        """Writes the bytes of one already encoded row (without a newline) as a line."""
+        self._stream.write(line)
+        self._stream.write(b"\n")
+        self.num_rows += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a file: its bytes without blanks around them, and where they stand."""
+
+    number: int
+    """From 1."""
+    offset: int
+    """Of the first byte of `data` in the file."""
+    data: bytes
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Yields the non-blank lines of a file in constant memory; BOM and CRLF are taken off."""
+    start = 0
+    with path.open("rb") as stream:
+        for number, raw in enumerate(stream, start=1):
+            head = len(BOM) if number == 1 and raw.startswith(BOM) else 0
+            data = raw[head:].strip(b"\r\n \t")
+            if data:
+                yield Line(number, start + raw.index(data, head), data)
+            start += len(raw)
+
+
+class AppendLog:
+    """An append-only JSONL file that survives a kill: a torn last line is cut off when reopened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cut_torn_line(path)
+        self._stream = path.open("ab")
+
+    def append(self, row: Any, *, durable: bool = False) -> None:
+        """Writes one row and hands it to the system; `durable` also waits for the disk."""
+        self._stream.write(msgspec.json.encode(row) + b"\n")
+        self._stream.flush()
+        if durable:
+            os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        """Waits for the disk and closes the file."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def cut_torn_line(path: Path) -> int:
+    """Cuts off what follows the last newline of a file; returns how many bytes that was."""
+    if not path.exists():
+        return 0
+    with path.open("r+b") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        keep = _last_newline_end(stream, end)
+        if keep < end:
+            stream.truncate(keep)
+        return end - keep
+
+
+def _last_newline_end(stream: Any, end: int) -> int:
+    block = 1 << 16
+    position = end
+    while position > 0:
+        start = max(0, position - block)
+        stream.seek(start)
+        index = stream.read(position - start).rfind(b"\n")
+        if index >= 0:
+            return start + index + 1
+        position = start
+    return 0
+
+
+class FileLock:
+    """An exclusive lock tied to this process: the kernel frees it when the process ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = None
+
+    def try_acquire(self) -> bool:
+        """Takes the lock if nobody holds it; returns whether this process holds it now."""
+        if self._handle is not None:
+            return True
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return False
+        self._handle = handle
+        return True
+
+    def release(self) -> None:
+        """Frees the lock if this process holds it."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None

@@ -1,0 +1,38 @@
+"""From a run's request to the stage that does it; heavy libraries load only in here."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from stillroom.evaluate.request import EvaluateModel
+from stillroom.jobs.store import RunFolder, RunKind
+from stillroom.reporting import Reporter
+from stillroom.rollout.request import GenerateRollouts
+from stillroom.settings import Workspace
+from stillroom.train.request import StartTraining
+
+
+def run_operation(folder: RunFolder, reporter: Reporter) -> Any:
+    """Does what the run was asked to do and returns its result."""
+    asked = folder.read_request()
+    workspace = Workspace(Path(asked.workspace))
+    match asked.kind:
+        case RunKind.ROLLOUTS:
+            from stillroom.rollout.run import generate_rollouts
+
+            rollouts = GenerateRollouts.model_validate(asked.request)
+            work = functools.partial(generate_rollouts, folder=folder.path, reporter=reporter)
+            return anyio.run(work, workspace, rollouts)
+        case RunKind.EVALUATE:
+            from stillroom.evaluate.run import evaluate_model
+
+            evaluation = EvaluateModel.model_validate(asked.request)
+            work = functools.partial(evaluate_model, folder=folder.path, reporter=reporter)
+            return anyio.run(work, workspace, evaluation)
+        case RunKind.SFT | RunKind.DPO | RunKind.DISTILL:
+            from stillroom.train.run import train
+
+            training = StartTraining.model_validate(asked.request)
+            return train(workspace, training, folder=folder.path, reporter=reporter)

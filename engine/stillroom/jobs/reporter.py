@@ -1,0 +1,67 @@
+"""The worker's reporter: progress into run.json, metrics and notes into events.jsonl."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from stillroom.files import AppendLog
+from stillroom.jobs.store import Progress, RunFolder, RunState
+from stillroom.lineage import now
+
+_WRITE_EVERY_S = 0.5
+
+
+class JobReporter:
+    """Writes what a stage tells to the run folder. `state` is what run.json says."""
+
+    def __init__(self, folder: RunFolder, state: RunState) -> None:
+        self.state = state
+        self._folder = folder
+        self._events = AppendLog(folder.events)
+        self._is_cancelled = False
+        self._phase_started = (0.0, 0, "")
+        self._written_at = 0.0
+
+    def cancel(self) -> None:
+        """Makes `is_cancelled` True; safe to call from a signal handler."""
+        self._is_cancelled = True
+
+    def is_cancelled(self) -> bool:
+        """Returns whether the run has been asked to stop."""
+        return self._is_cancelled
+
+    def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
+        """Keeps how far the phase is; run.json follows at most twice a second."""
+        clock = time.monotonic()
+        if self._phase_started[2] != phase:
+            self._phase_started = (clock, done, phase)
+        started, first, _ = self._phase_started
+        rate = (done - first) / (clock - started) if clock > started else 0.0
+        eta_s = round((total - done) / rate, 1) if rate > 0 else None
+        progress = Progress(phase=phase, done=done, total=total, unit=unit, eta_s=eta_s)
+        self._update(progress=progress)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Appends the values to events.jsonl and keeps them as the latest."""
+        self._event("metrics", step=step, values=dict(values))
+        self._update(metrics={**self.state.metrics, **values})
+
+    def note(self, text: str) -> None:
+        """Appends a note to events.jsonl."""
+        self._event("note", text=text)
+
+    def close(self) -> None:
+        """Waits for the disk."""
+        self._events.close()
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        self._events.append({"time": now(), "event": kind, **fields})
+
+    def _update(self, **changes: Any) -> None:
+        self.state = msgspec.structs.replace(self.state, **changes)
+        clock = time.monotonic()
+        if clock - self._written_at >= _WRITE_EVERY_S:
+            self._folder.write(self.state, durable=False)
+            self._written_at = clock

@@ -1,0 +1,196 @@
+"""Starting runs, seeing whether they live, stopping them. Several servers may do so at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from stillroom.files import write_json
+from stillroom.jobs.store import (
+    RunFailure,
+    RunFolder,
+    RunKind,
+    RunState,
+    RunStatus,
+    create_run,
+    find_run,
+)
+from stillroom.lineage import now
+from stillroom.settings import Workspace
+
+_START_WAIT_S = 0.8
+_START_LIMIT_S = 60.0
+_KILL_AFTER_S = 10.0
+_POLL_S = 0.05
+
+
+class _Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """The process as its starter saw it; the process itself writes run.json."""
+
+    pid: int
+    pid_started_at: float
+
+
+def start_run(
+    workspace: Workspace, kind: RunKind, request: dict[str, Any], *, environment: dict[str, str]
+) -> RunState:
+    """Starts a detached process for the request and returns the run's state within a second."""
+    folder = create_run(workspace, kind, request)
+    with folder.log.open("ab") as log:
+        process = subprocess.Popen(
+            # -P: a user's folder must not shadow our modules.
+            [sys.executable, "-P", "-m", "stillroom.jobs.worker", str(folder.path)],
+            cwd=workspace.root,
+            env={**environment, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    # A parent that does not wait leaves a zombie for as long as it lives.
+    threading.Thread(target=process.wait, daemon=True).start()
+    started_at = _process_start(process.pid)
+    if started_at is not None:
+        launch = _Launch(pid=process.pid, pid_started_at=started_at)
+        write_json(folder.path / "launch.json", launch)
+    deadline = time.monotonic() + _START_WAIT_S
+    while folder.read().status is RunStatus.STARTING and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return read_run(folder)
+
+
+def read_run(folder: RunFolder) -> RunState:
+    """Returns where a run stands now; a run whose process is gone becomes `interrupted`."""
+    state = folder.read()
+    if state.status.is_final or _may_be_starting(folder, state):
+        return state
+    lock = folder.owner_lock()
+    if not lock.try_acquire():
+        return state
+    try:
+        # The lock is ours, so nobody else writes; the owner may have finished just before.
+        state = folder.read()
+        if state.status.is_final:
+            return state
+        return _close(folder, state, RunStatus.INTERRUPTED, _interruption(folder, state))
+    finally:
+        lock.release()
+
+
+def cancel_run(folder: RunFolder) -> RunState:
+    """Asks a run to stop and returns its state; call again to end one that does not stop.
+
+    A run keeps what it has: rollouts stay on record, training writes a checkpoint first. After 10
+    seconds another call kills the process and all it started.
+    """
+    state = read_run(folder)
+    if state.status.is_final:
+        return state
+    process = _process_of(folder, state)
+    if folder.cancel_mark.exists():
+        asked_s = time.time() - folder.cancel_mark.stat().st_mtime
+        if asked_s >= _KILL_AFTER_S and process is not None:
+            _kill_group(process)
+            return _await_death(folder)
+    else:
+        folder.cancel_mark.touch()
+        if process is not None:
+            process.send_signal(signal.SIGTERM)
+    return state
+
+
+def run_state(workspace: Workspace, run_id: str) -> RunState:
+    """Returns where the run with this id stands now."""
+    return read_run(find_run(workspace, run_id))
+
+
+def _may_be_starting(folder: RunFolder, state: RunState) -> bool:
+    if state.status is not RunStatus.STARTING:
+        return False
+    if _process_of(folder, state) is not None:
+        return True
+    age_s = time.time() - (folder.path / "request.json").stat().st_mtime
+    return age_s < _START_LIMIT_S and not (folder.path / "launch.json").exists()
+
+
+def _process_of(folder: RunFolder, state: RunState) -> psutil.Process | None:
+    """Returns the run's process if it lives; never another one that has got its pid since."""
+    pid, started_at = state.pid, state.pid_started_at
+    if pid is None:
+        launch_file = folder.path / "launch.json"
+        if not launch_file.exists():
+            return None
+        launch = msgspec.json.decode(launch_file.read_bytes(), type=_Launch)
+        pid, started_at = launch.pid, launch.pid_started_at
+    try:
+        process = psutil.Process(pid)
+        if process.create_time() != started_at or process.status() == psutil.STATUS_ZOMBIE:
+            return None
+    except psutil.NoSuchProcess:
+        return None
+    return process
+
+
+def _process_start(pid: int) -> float | None:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _kill_group(process: psutil.Process) -> None:
+    """Kills a worker and everything in its process group; it was started as a group's leader."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _await_death(folder: RunFolder) -> RunState:
+    """Marks a killed run as cancelled once its process has let go of it."""
+    lock = folder.owner_lock()
+    deadline = time.monotonic() + _KILL_AFTER_S
+    while not lock.try_acquire():
+        if time.monotonic() > deadline:
+            return folder.read()
+        time.sleep(_POLL_S)
+    try:
+        state = folder.read()
+        return state if state.status.is_final else _close(folder, state, RunStatus.CANCELLED, None)
+    finally:
+        lock.release()
+
+
+def _close(
+    folder: RunFolder, state: RunState, status: RunStatus, error: RunFailure | None
+) -> RunState:
+    state = msgspec.structs.replace(state, status=status, ended_at=now(), error=error)
+    folder.write(state)
+    return state
+
+
+def _interruption(folder: RunFolder, state: RunState) -> RunFailure:
+    what = "before it began" if state.status is RunStatus.STARTING else "without finishing"
+    last = _last_line(folder.log)
+    return RunFailure(
+        problem=f"the run's process ended {what}"
+        + (f"; its log ends with: {last}" if last else ""),
+        fix=f"read {folder.log}; if it was killed for memory, lower batch_size or concurrency. "
+        "A rollout run goes on where it stood when it is started again with the same output.",
+    )
+
+
+def _last_line(path: Path) -> str:
+    if not path.exists():
+        return ""
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - 2000))
+        lines = stream.read().decode("utf-8", errors="replace").strip().splitlines()
+    return lines[-1][:200] if lines else ""

@@ -1,0 +1,91 @@
+"""The process of one run: takes the folder, does the work, writes how it ended."""
+
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from stillroom.errors import EngineError, RunCancelledError
+from stillroom.jobs.operations import run_operation
+from stillroom.jobs.reporter import JobReporter
+from stillroom.jobs.store import RunFailure, RunFolder, RunStatus
+from stillroom.lineage import now
+
+
+def main() -> int:
+    """Runs the folder named on the command line; returns the exit code."""
+    folder = RunFolder(Path(sys.argv[1]))
+    lock = folder.owner_lock()
+    if not lock.try_acquire():
+        sys.stderr.write(f"{folder.run_id} already has a process\n")
+        return 2
+    state = msgspec.structs.replace(
+        folder.read(),
+        status=RunStatus.RUNNING,
+        started_at=now(),
+        pid=os.getpid(),
+        pid_started_at=psutil.Process().create_time(),
+    )
+    folder.write(state)
+    reporter = JobReporter(folder, state)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: reporter.cancel())
+    if folder.cancel_mark.exists():
+        reporter.cancel()
+    ending = _work(folder, reporter)
+    reporter.close()
+    folder.write(msgspec.structs.replace(reporter.state, ended_at=now(), **ending))
+    lock.release()
+    return 0 if ending["status"] is RunStatus.SUCCEEDED else 1
+
+
+def _work(folder: RunFolder, reporter: JobReporter) -> dict[str, Any]:
+    """Returns the fields of the final state."""
+    try:
+        result = run_operation(folder, reporter)
+        return {"status": RunStatus.SUCCEEDED, "result": msgspec.to_builtins(result)}
+    # The rim of a run: whatever happened becomes its state, the whole story goes to the log.
+    except BaseException as error:
+        traceback.print_exc()
+        return _ending(_cause(error), folder)
+
+
+def _ending(error: BaseException, folder: RunFolder) -> dict[str, Any]:
+    if isinstance(error, RunCancelledError):
+        return {"status": RunStatus.CANCELLED}
+    return {"status": RunStatus.FAILED, "error": _failure(error, folder)}
+
+
+def _failure(error: BaseException, folder: RunFolder) -> RunFailure:
+    if isinstance(error, EngineError):
+        return RunFailure(problem=error.problem, fix=error.fix)
+    name, text = type(error).__name__, str(error).strip()
+    if isinstance(error, MemoryError) or "out of memory" in text.lower():
+        return RunFailure(
+            problem=f"out of memory: {text[:300] or name}",
+            fix="lower data.batch_size, model.max_length or concurrency, or use a smaller model",
+        )
+    if isinstance(error, OSError) and error.errno is not None:
+        return RunFailure(
+            problem=f"the system refused: {error}",
+            fix=f"check free disk space and permissions, then start again; details in {folder.log}",
+        )
+    return RunFailure(
+        problem=f"unexpected {name}: {text[:500]}",
+        fix=f"this is a fault in stillroom or in the data; the traceback is in {folder.log}",
+    )
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Returns the first real error inside the groups that task groups make."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

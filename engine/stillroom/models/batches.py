@@ -1,0 +1,85 @@
+"""Token sequences and the padded batches a model runs on.
+
+Shapes: B sequences, T tokens of the longest, N trained tokens of the whole batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """One conversation as tokens; `trained[i]` says whether `ids[i]` is learnt or scored.
+
+    The first token has no context to be predicted from, so it is never trained.
+    """
+
+    ids: list[int]
+    trained: list[bool]
+
+    @property
+    def num_trained(self) -> int:
+        """How many tokens are trained."""
+        return sum(self.trained[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Right-padded sequences and where their trained tokens are predicted.
+
+    Attention is causal and padding stands on the right, so no real position ever sees padding and
+    no attention mask is needed.
+    """
+
+    ids_BT: Tensor
+    """[B, T] int64."""
+    rows_N: Tensor
+    """[N] sequence of each trained token."""
+    positions_N: Tensor
+    """[N] position that predicts it (the one before it)."""
+    targets_N: Tensor
+    """[N] its id."""
+    num_sequences: int
+
+    @property
+    def num_trained(self) -> int:
+        """N."""
+        return self.targets_N.shape[0]
+
+
+def collate(sequences: Sequence[TokenSequence], *, device: torch.device) -> TokenBatch:
+    """Returns one batch of the sequences, in their order; trained tokens follow that order too."""
+    longest = max(len(sequence.ids) for sequence in sequences)
+    ids_BT = torch.zeros(len(sequences), longest, dtype=torch.int64)
+    trained_BT = torch.zeros(len(sequences), longest, dtype=torch.bool)
+    for row, sequence in enumerate(sequences):
+        ids_BT[row, : len(sequence.ids)] = torch.tensor(sequence.ids)
+        trained_BT[row, : len(sequence.ids)] = torch.tensor(sequence.trained)
+    rows_N, positions_N = trained_BT[:, 1:].nonzero(as_tuple=True)
+    targets_N = ids_BT[rows_N, positions_N + 1]
+    return TokenBatch(
+        ids_BT.to(device),
+        rows_N.to(device),
+        positions_N.to(device),
+        targets_N.to(device),
+        len(sequences),
+    )
+
+
+def microbatches(lengths: Sequence[int], *, max_tokens: int) -> Iterator[list[int]]:
+    """Yields index groups of similar length whose padded size stays within `max_tokens`.
+
+    A sequence longer than `max_tokens` gets a group of its own.
+    """
+    group: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        # Sorted by length, so the newcomer is the longest of its group.
+        if group and (len(group) + 1) * lengths[index] > max_tokens:
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group

@@ -1,0 +1,84 @@
+"""The output head over chosen positions only: logits are formed for trained tokens, never for all.
+
+Shapes: B sequences, T tokens, H hidden size, V vocabulary, N trained tokens.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stillroom.errors import ModelError
+from stillroom.models.batches import TokenBatch
+
+_PROBE_TOKENS = 8
+_TOLERANCE = 1e-3
+
+
+class OutputHead:
+    """Runs a causal language model's body and head apart, so that the head sees few positions.
+
+    Follows the model's own head: logit soft-capping (Gemma) and logit scaling (Cohere, Granite).
+    `check` compares with the model's own forward pass, so an unknown head is refused, never wrong.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        # A peft model wraps the layers in place, so its base model runs the adapter too.
+        base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
+        self._base = base
+        self._body = base.get_decoder()
+        self._head = base.get_output_embeddings()
+        config = base.config.get_text_config()
+        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._scale = _logit_scale(config)
+
+    def hidden(self, ids_BT: Tensor) -> Tensor:
+        """Returns the body's last hidden states, [B, T, H]."""
+        return self.run_body(input_ids=ids_BT, use_cache=False)
+
+    def run_body(self, **inputs: Any) -> Tensor:
+        """Returns the body's last hidden states for any of its inputs (cache, mask, positions)."""
+        return self._body(**inputs).last_hidden_state
+
+    def logits(self, hidden_NH: Tensor) -> Tensor:
+        """Returns the logits of chosen hidden states, [N, V], in float32."""
+        logits_NV = self._head(hidden_NH).float() * self._scale
+        if self._softcap is not None:
+            logits_NV = torch.tanh(logits_NV / self._softcap) * self._softcap
+        return logits_NV
+
+    def batch_logits(self, batch: TokenBatch) -> Tensor:
+        """Returns the logits at the positions that predict the batch's trained tokens, [N, V]."""
+        hidden_BTH = self.hidden(batch.ids_BT)
+        return self.logits(hidden_BTH[batch.rows_N, batch.positions_N])
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Raises ModelError if this head's logits are not those of the model's own forward pass."""
+        vocabulary = int(self._base.config.get_text_config().vocab_size)
+        ids_BT = torch.arange(_PROBE_TOKENS, device=self._base.device)[None] % vocabulary
+        was_training = self._base.training
+        self._base.eval()
+        own_NV = self._base(input_ids=ids_BT, use_cache=False).logits[0].float()
+        ours_NV = self.logits(self.hidden(ids_BT)[0])
+        self._base.train(was_training)
+        gap = (own_NV - ours_NV).abs().max().item()
+        if not gap <= _TOLERANCE * max(1.0, own_NV.abs().max().item()):
+            raise ModelError(
+                f"{type(self._base).__name__} forms its logits in a way that is not known here "
+                f"(they differ by {gap:.3g})",
+                "use a model of another family (Qwen, Llama, Mistral, Gemma, Phi are tested)",
+            )
+
+
+def _logit_scale(config: Any) -> float:
+    """Returns the factor of the model's logits: Cohere multiplies, Granite divides."""
+    multiplier = getattr(config, "logit_scale", None)
+    divisor = getattr(config, "logits_scaling", None)
+    return float(multiplier or 1.0) / float(divisor or 1.0)
+
+
+def token_logprobs(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    """Returns the log-probability (nats) of each target, [N]."""
+    chosen_N = logits_NV.gather(1, targets_N[:, None])[:, 0]
+    return chosen_N - torch.logsumexp(logits_NV, dim=-1)

@@ -1,0 +1,166 @@
+"""Loading models and tokenizers; every way it can fail becomes an error that says what to do."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from stillroom.errors import ModelError
+from stillroom.models.precision import Precision
+from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.settings import Workspace
+
+RECORD = "stillroom.json"
+
+# Below this size one thread is faster: more of them mostly wait for each other.
+_ONE_THREAD_PARAMETERS = 30_000_000
+
+
+class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint of ours says about itself, in stillroom.json beside the weights."""
+
+    run_id: str
+    method: str
+    step: int
+    base_model: str
+    """What to load an adapter on; for a full checkpoint, what training started from."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its tokenizer, on its device."""
+
+    location: ModelLocation
+    model: PreTrainedModel
+    tokenizer: Any
+    stop_ids: frozenset[int]
+    """Token ids that end an assistant turn."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's inputs must be."""
+        return self.model.device
+
+    @property
+    def max_context(self) -> int:
+        """The most tokens a sequence may have."""
+        return int(getattr(self.model.config, "max_position_embeddings", 1 << 20))
+
+
+def load_tokenizer(location: ModelLocation) -> Any:
+    """Returns the tokenizer of a model. Raises ModelError if it has no chat template."""
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(location.location)
+    except (OSError, ValueError) as error:
+        raise _cannot_load("tokenizer", location, error) from error
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"the tokenizer of {location.name!r} has no chat template",
+            "use an instruct model, or add chat_template.jinja to the model's folder",
+        )
+    return tokenizer
+
+
+def load_model(
+    workspace: Workspace, location: ModelLocation, *, precision: Precision = "auto"
+) -> LoadedModel:
+    """Returns a model ready to run, with an adapter's weights merged into its base."""
+    tokenizer = load_tokenizer(location)
+    if location.is_adapter:
+        model = load_adapter(workspace, location, precision=precision).merge_and_unload()
+    else:
+        model = load_weights(location, precision=precision)
+    model.eval()
+    return LoadedModel(location, model, tokenizer, stop_token_ids(model, tokenizer))
+
+
+def load_weights(location: ModelLocation, *, precision: Precision = "auto") -> PreTrainedModel:
+    """Returns a causal language model on the best device at hand (CUDA, else CPU)."""
+    transformers.utils.logging.disable_progress_bar()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            location.location, dtype=dtype_for(precision, device), use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise _cannot_load("model", location, error) from error
+    choose_threads(model)
+    return model.to(device)
+
+
+def load_adapter(
+    workspace: Workspace,
+    location: ModelLocation,
+    *,
+    precision: Precision = "auto",
+    is_trainable: bool = False,
+) -> Any:
+    """Returns the peft model of a LoRA checkpoint on its base."""
+    from peft import PeftModel
+
+    base = load_weights(adapter_base(workspace, location), precision=precision)
+    try:
+        return PeftModel.from_pretrained(base, location.location, is_trainable=is_trainable)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _cannot_load("adapter", location, error) from error
+
+
+def adapter_base(workspace: Workspace, location: ModelLocation) -> ModelLocation:
+    """Returns where the base model of an adapter is."""
+    record = location.folder / RECORD
+    if record.is_file():
+        return locate_model(
+            workspace, msgspec.json.decode(record.read_bytes(), type=CheckpointRecord).base_model
+        )
+    config = msgspec.json.decode((location.folder / "adapter_config.json").read_bytes())
+    return locate_model(workspace, config["base_model_name_or_path"])
+
+
+def stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+    """Returns the ids after which an assistant turn is over."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    listed: list[Any] = configured if isinstance(configured, list) else [configured]
+    return frozenset(i for i in [*listed, tokenizer.eos_token_id] if isinstance(i, int))
+
+
+def dtype_for(precision: Precision, device: torch.device) -> torch.dtype:
+    """Returns the number format: `auto` is bf16 on CUDA and fp32 on CPU."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+
+
+def choose_threads(model: PreTrainedModel) -> None:
+    """Sets torch's CPU threads to what suits the model's size, unless OMP_NUM_THREADS says."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    is_small = model.num_parameters() < _ONE_THREAD_PARAMETERS
+    torch.set_num_threads(1 if is_small else max(1, (os.cpu_count() or 2)))
+
+
+def vocabulary_size(tokenizer: Any) -> int:
+    """Returns how many ids the tokenizer knows, added tokens included."""
+    return len(tokenizer)
+
+
+def is_unusable_architecture(location: ModelLocation) -> str | None:
+    """Returns why a model cannot be sampled in-process, or None if it can."""
+    config = AutoConfig.from_pretrained(location.location)
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    unknown = kinds - {"full_attention", "sliding_attention"}
+    return f"it has layers of type {', '.join(sorted(unknown))}" if unknown else None
+
+
+def _cannot_load(what: str, location: ModelLocation, error: BaseException) -> ModelError:
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+    fix = (
+        f"check the files in {Path(location.location)}"
+        if location.is_local
+        else "check the name; a hub model needs the internet once (and HF_TOKEN if it is gated)"
+    )
+    return ModelError(f"cannot load the {what} of {location.name!r}: {first_line}", fix)

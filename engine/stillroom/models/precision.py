@@ -1,0 +1,6 @@
+"""The number formats a model may be loaded in; needs no torch, so configurations can name them."""
+
+from typing import Literal
+
+Precision = Literal["auto", "fp32", "bf16"]
+"""`auto` is bf16 on CUDA and fp32 on CPU."""

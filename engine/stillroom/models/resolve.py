@@ -1,0 +1,80 @@
+"""From what a user writes for a model to where it is; needs no torch, so the server checks it."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from stillroom.demo import DEMO_MODELS
+from stillroom.errors import ModelError
+from stillroom.settings import Workspace
+
+CHECKPOINTS = "checkpoints"
+FINAL = "final"
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_ACCEPTED = (
+    "give a folder with config.json, the id of a finished training run, a hub id such as "
+    "Qwen/Qwen3-0.6B, or one of " + ", ".join(DEMO_MODELS)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLocation:
+    """Where a model is: a local folder (`is_local`) or a hub id."""
+
+    name: str
+    """What the user wrote."""
+    location: str
+    is_local: bool
+
+    @property
+    def folder(self) -> Path:
+        """The local folder; only for local models."""
+        return Path(self.location)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether this is a LoRA adapter that needs its base model."""
+        return self.is_local and (self.folder / "adapter_config.json").is_file()
+
+
+def locate_model(workspace: Workspace, name: str) -> ModelLocation:
+    """Returns where the model called `name` is.
+
+    A name is, in this order: one of the demo's models, a local folder, a run id, a hub id.
+    Raises ModelError that says what was looked for.
+    """
+    if name in DEMO_MODELS:
+        return ModelLocation(name, str(DEMO_MODELS[name]), is_local=True)
+    path = workspace.path(name)
+    if path.is_dir():
+        return _local_folder(name, path)
+    run = workspace.runs / name
+    if "/" not in name and run.is_dir():
+        return _checkpoint_of_run(name, run)
+    if _HUB_ID.fullmatch(name):
+        return ModelLocation(name, name, is_local=False)
+    raise ModelError(f"there is no model {name!r} (no folder {path}, no run, no hub id)", _ACCEPTED)
+
+
+def _local_folder(name: str, path: Path) -> ModelLocation:
+    if (path / "run.json").is_file():
+        return _checkpoint_of_run(name, path)
+    if any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+        return ModelLocation(name, str(path.resolve()), is_local=True)
+    raise ModelError(
+        f"the folder {path} is not a model: it has neither config.json nor adapter_config.json",
+        _ACCEPTED,
+    )
+
+
+def _checkpoint_of_run(name: str, run: Path) -> ModelLocation:
+    final = run / CHECKPOINTS / FINAL
+    if final.is_dir():
+        return ModelLocation(name, str(final.resolve()), is_local=True)
+    steps = sorted(p.name for p in (run / CHECKPOINTS).glob("step_*"))
+    hint = f"; it has {CHECKPOINTS}/{steps[-1]}, which can be given as a folder" if steps else ""
+    raise ModelError(
+        f"run {name!r} has no final checkpoint{hint}",
+        f"see how it stands with `stillroom get-run {name}`",
+    )

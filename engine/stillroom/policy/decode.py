@@ -1,0 +1,270 @@
+"""Batched decoding over one key/value cache: sequences join, pause for tools, go on and leave.
+
+Tokens in, tokens out: a sequence is a list of ids, of which some were given and the others
+sampled. Nothing that was sampled is ever decoded and encoded again.
+
+Shapes: B rows of one forward pass, n new tokens of each, T tokens attended to, V vocabulary.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from stillroom.errors import ModelError
+from stillroom.models.batches import microbatches
+from stillroom.models.heads import OutputHead
+from stillroom.models.load import LoadedModel
+from stillroom.policy.kv_cache import ForwardPlan, SlotCache
+from stillroom.policy.sampling import sample_tokens
+from stillroom.types import SamplingSettings
+
+FinishReason = Literal["stop", "length", "context"]
+
+# Rows that pause for a tool stay in the batch as dead weight up to this share.
+_MAX_IDLE_SHARE = 0.25
+# A chunk of given tokens waits until so many rows of the batch have one.
+_CHUNK_SHARE = 0.125
+_MAX_WAITING_STEPS = 8
+_MAX_CHUNK_TOKENS = 16384
+
+
+@dataclass(slots=True, eq=False)
+class DecodedSequence:
+    """One conversation's tokens and where it stands."""
+
+    settings: SamplingSettings
+    draws: random.Random
+    """Its own source of randomness, so that what it becomes does not depend on its neighbours."""
+    ids: list[int] = field(default_factory=list[int])
+    sampled: list[bool] = field(default_factory=list[bool])
+    logprobs: list[float] = field(default_factory=list[float])
+    """Nats at temperature 1; 0.0 for given tokens."""
+    pending: list[int] = field(default_factory=list[int])
+    """Tokens that are part of `ids` but not yet in the cache."""
+    num_cached: int = 0
+    turn_start: int = 0
+    slot: int | None = None
+    is_paused: bool = True
+    finish_reason: FinishReason | None = None
+
+    def give(self, ids: Sequence[int]) -> None:
+        """Appends given tokens (a prompt, the replies of tools)."""
+        self.ids += ids
+        self.sampled += [False] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+        self.pending += ids
+
+    def restore(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Appends a turn that was sampled in an earlier process; its draws count as drawn."""
+        self.ids += ids
+        self.sampled += [True] * len(ids)
+        self.logprobs += logprobs
+        self.pending += ids
+        for _ in ids:
+            self.draws.random()
+
+    def begin_turn(self) -> None:
+        """Makes the next token the first of a turn."""
+        self.turn_start = len(self.ids)
+        self.finish_reason = None
+        self.is_paused = False
+
+
+class DecodeEngine:
+    """Runs many sequences through one model. Not thread-safe; call from one thread at a time."""
+
+    def __init__(self, loaded: LoadedModel, *, max_rows: int, max_context: int) -> None:
+        self._model: Any = loaded.model
+        self._head = OutputHead(loaded.model)
+        self._device = loaded.device
+        self._stop_ids = loaded.stop_ids
+        self._max_rows = max_rows
+        self._max_context = max_context
+        config = self._model.config.get_text_config()
+        self._cache = SlotCache(num_layers=config.num_hidden_layers, num_slots=max_rows)
+        self._sliding_window = _sliding_window(config)
+        self._is_eager = self._model.config._attn_implementation == "eager"
+        self._slots: list[DecodedSequence] = []
+        self._waiting: list[DecodedSequence] = []
+        self._steps_waited = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return bool(self._waiting) or any(not s.is_paused for s in self._slots)
+
+    def ask(self, sequence: DecodedSequence) -> None:
+        """Lets a sequence take its next turn."""
+        sequence.begin_turn()
+        if sequence.slot is None:
+            self._waiting.append(sequence)
+
+    def release(self, sequence: DecodedSequence) -> None:
+        """Takes a sequence out; its slot goes to the last one."""
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        if sequence.slot is None:
+            return
+        last = self._slots[-1]
+        if last is not sequence:
+            self._cache.copy_slot(len(self._slots) - 1, sequence.slot)
+            last.slot = sequence.slot
+            self._slots[sequence.slot] = last
+        self._slots.pop()
+        sequence.slot = None
+
+    @torch.no_grad()
+    def step(self) -> list[DecodedSequence]:
+        """Advances every sequence that is ready; returns those whose turn ended (now paused)."""
+        self._admit()
+        full = [s for s in self._slots if not s.is_paused and len(s.ids) >= self._max_context]
+        finished = [_end_turn(sequence, "context") for sequence in full]
+        ready = [s for s in self._slots if not s.is_paused]
+        chunks = [s for s in ready if len(s.pending) > 1]
+        singles = [s for s in ready if len(s.pending) == 1]
+        if chunks and self._is_time_for_chunks(len(chunks), len(singles)):
+            for group in _chunk_groups(chunks):
+                finished += self._advance(group, fillers=[])
+        if singles:
+            idle = [s for s in self._slots if s.is_paused or len(s.pending) != 1]
+            # A batch of all slots needs no copy of the cache, so a few idle rows come along.
+            few = len(idle) <= _MAX_IDLE_SHARE * len(self._slots)
+            finished += self._advance(singles, fillers=idle if few else [])
+        return finished
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._slots) < self._max_rows:
+            sequence = self._waiting.pop(0)
+            sequence.slot = len(self._slots)
+            self._slots.append(sequence)
+
+    def _is_time_for_chunks(self, num_chunks: int, num_singles: int) -> bool:
+        """Collects chunks for a while: each pass costs its overhead however few rows it has."""
+        self._steps_waited += 1
+        is_time = (
+            num_singles == 0
+            or num_chunks >= _CHUNK_SHARE * num_singles
+            or self._steps_waited > _MAX_WAITING_STEPS
+        )
+        if is_time:
+            self._steps_waited = 0
+        return is_time
+
+    def _advance(
+        self, active: Sequence[DecodedSequence], *, fillers: Sequence[DecodedSequence]
+    ) -> list[DecodedSequence]:
+        """Runs the active rows' pending tokens and samples one token for each of them.
+
+        What is computed for fillers is thrown away: it is written behind their last token, where
+        their next real token will overwrite it.
+        """
+        rows = sorted([*active, *fillers], key=_slot)
+        new_tokens = {id(row): row.pending for row in active}
+        logits_BV = self._forward(rows, [new_tokens.get(id(row), [0]) for row in rows])
+        chosen = [index for index, row in enumerate(rows) if id(row) in new_tokens]
+        sampling = [rows[index] for index in chosen]
+        for row in sampling:
+            row.num_cached += len(row.pending)
+        return self._sample(sampling, logits_BV[chosen])
+
+    def _forward(
+        self, rows: Sequence[DecodedSequence], new_tokens: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """Returns the logits after each row's last new token, [B, V]."""
+        num_new = max(map(len, new_tokens))
+        ids_Bn = torch.tensor(
+            [[*new, *[0] * (num_new - len(new))] for new in new_tokens], device=self._device
+        )
+        starts = [row.num_cached for row in rows]
+        starts_B = torch.tensor(starts, device=self._device)
+        slots = [_slot(row) for row in rows]
+        plan = ForwardPlan(
+            slots_B=torch.tensor(slots, device=self._device),
+            starts_B=starts_B,
+            num_new=num_new,
+            num_attended=max(starts) + num_new,
+            is_prefix=slots == list(range(len(slots))),
+        )
+        self._cache.set_plan(plan)
+        positions_Bn = starts_B[:, None] + torch.arange(num_new, device=self._device)
+        hidden_BnH = self._head.run_body(
+            input_ids=ids_Bn,
+            position_ids=positions_Bn,
+            attention_mask=self._masks(positions_Bn, plan.num_attended),
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        last_B = torch.tensor([len(new) - 1 for new in new_tokens], device=self._device)
+        return self._head.logits(hidden_BnH[torch.arange(len(rows)), last_B])
+
+    def _masks(self, positions_Bn: Tensor, num_attended: int) -> Any:
+        """Returns what each new token attends to, [B, 1, n, T], per layer type if they differ."""
+        keys_T = torch.arange(num_attended, device=self._device)
+        queries_Bn1 = positions_Bn[:, None, :, None]
+        full = keys_T <= queries_Bn1
+        if self._sliding_window is None:
+            return self._as_mask(full)
+        near = full & (keys_T > queries_Bn1 - self._sliding_window)
+        return {
+            "full_attention": self._as_mask(full),
+            "sliding_attention": self._as_mask(near),
+        }
+
+    def _as_mask(self, allowed: Tensor) -> Tensor:
+        if not self._is_eager:
+            return allowed
+        # Eager attention adds its mask to the scores.
+        lowest = torch.finfo(self._model.dtype).min
+        return torch.where(allowed, 0.0, lowest).to(self._model.dtype)
+
+    def _sample(self, rows: Sequence[DecodedSequence], logits_BV: Tensor) -> list[DecodedSequence]:
+        """Appends one sampled token to each row; returns the rows whose turn ended with it."""
+        ids, logprobs = sample_tokens(
+            logits_BV, [row.settings for row in rows], [row.draws.random() for row in rows]
+        )
+        finished: list[DecodedSequence] = []
+        for row, token, logprob in zip(rows, ids, logprobs, strict=True):
+            row.ids.append(token)
+            row.sampled.append(True)
+            row.logprobs.append(logprob)
+            row.pending = [token]
+            if token in self._stop_ids:
+                finished.append(_end_turn(row, "stop"))
+            elif len(row.ids) - row.turn_start >= row.settings.max_tokens:
+                finished.append(_end_turn(row, "length"))
+        return finished
+
+
+def _slot(sequence: DecodedSequence) -> int:
+    if sequence.slot is None:
+        raise ValueError("the sequence has no slot")
+    return sequence.slot
+
+
+def _end_turn(sequence: DecodedSequence, reason: FinishReason) -> DecodedSequence:
+    sequence.finish_reason = reason
+    sequence.is_paused = True
+    return sequence
+
+
+def _chunk_groups(chunks: Sequence[DecodedSequence]) -> Iterator[list[DecodedSequence]]:
+    lengths = [len(sequence.pending) for sequence in chunks]
+    for group in microbatches(lengths, max_tokens=_MAX_CHUNK_TOKENS):
+        yield [chunks[index] for index in group]
+
+
+def _sliding_window(config: Any) -> int | None:
+    """Returns the window of the sliding layers, or None if every layer attends to everything."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    unknown = kinds - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise ModelError(
+            f"{config.model_type} has layers of type {', '.join(sorted(unknown))}, which cannot be "
+            "sampled in-process",
+            "serve the model with vLLM or SGLang and give its URL with provider openai",
+        )
+    return int(config.sliding_window) if "sliding_attention" in kinds else None

@@ -1,0 +1,205 @@
+"""An in-process model as a policy: many conversations at once over one decode engine."""
+
+import hashlib
+import random
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import anyio.abc
+
+from stillroom.data.render import ChatRenderer
+from stillroom.models.load import LoadedModel
+from stillroom.policy.decode import DecodedSequence, DecodeEngine
+from stillroom.policy.tool_calls import Parser, message_from_text, parser_for
+from stillroom.types import (
+    Message,
+    SampledTurn,
+    SamplingSettings,
+    TokenTrace,
+    ToolSchema,
+    Usage,
+)
+
+# How long a step waits for a conversation whose tools are at work. Quick tools are always waited
+# for, so the batch stays full and the same seed gives the same rollouts; slow ones are not.
+TOOL_PATIENCE_S = 0.05
+
+
+class HFPolicy:
+    """Samples from a transformers model. Use as an async context manager.
+
+    What a conversation becomes depends on its own seed, not on which others run beside it.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        sampling: SamplingSettings,
+        *,
+        max_rows: int,
+        max_context: int | None = None,
+        include_thinking: bool = False,
+    ) -> None:
+        self._loaded = loaded
+        self._sampling = sampling
+        self._renderer = ChatRenderer(loaded.tokenizer, include_thinking=include_thinking)
+        limit = min(loaded.max_context, max_context or loaded.max_context)
+        self._engine = DecodeEngine(loaded, max_rows=max_rows, max_context=limit)
+        self._waiting: dict[DecodedSequence, anyio.Event] = {}
+        self._outside: dict[DecodedSequence, float] = {}
+        self._asked: list[DecodedSequence] = []
+        self._left: list[DecodedSequence] = []
+        self._changed = anyio.Event()
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._drive)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        if self._tasks is None:
+            return None
+        self._tasks.cancel_scope.cancel()
+        return await self._tasks.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def converse(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
+    ) -> AsyncGenerator["HFConversation"]:
+        """Gives a conversation that begins with `messages`; its key and the seed fix its draws."""
+        parser = parser_for(self._loaded.tokenizer.chat_template) if tools else None
+        sequence = DecodedSequence(
+            self._sampling, draws=seeded_draws(self._sampling.seed or 0, seed_key)
+        )
+        sequence.give(self._renderer.prompt_ids(messages, tools))
+        self._outside[sequence] = time.monotonic()
+        try:
+            yield HFConversation(self, sequence, self._loaded, self._renderer, parser, tools)
+        finally:
+            self._waiting.pop(sequence, None)
+            self._outside.pop(sequence, None)
+            self._left.append(sequence)
+            self._changed.set()
+
+    async def next_turn(self, sequence: DecodedSequence) -> None:
+        """Waits until the sequence's turn has been sampled."""
+        done = self._waiting[sequence] = anyio.Event()
+        self._asked.append(sequence)
+        self._outside.pop(sequence, None)
+        self._changed.set()
+        await done.wait()
+
+    async def _drive(self) -> None:
+        """Steps the engine as long as somebody waits for a turn."""
+        while True:
+            while not self._waiting:
+                await self._next_change(None)
+            await self._gather_conversations()
+            self._tell_engine()
+            for sequence in await anyio.to_thread.run_sync(self._engine.step):
+                # Its conversation may have been cancelled during the step.
+                if sequence in self._waiting:
+                    self._outside[sequence] = time.monotonic()
+                    self._waiting.pop(sequence).set()
+
+    def _tell_engine(self) -> None:
+        """Hands over what conversations asked for; only between steps, since those are a thread."""
+        for sequence in self._left:
+            self._engine.release(sequence)
+        for sequence in self._asked:
+            if sequence in self._waiting:
+                self._engine.ask(sequence)
+        self._left.clear()
+        self._asked.clear()
+
+    async def _gather_conversations(self) -> None:
+        """Waits a moment for conversations that are about to ask for their next turn."""
+        while self._outside:
+            patience = min(self._outside.values()) + TOOL_PATIENCE_S - time.monotonic()
+            if patience <= 0:
+                overdue = min(self._outside, key=lambda key: self._outside[key])
+                del self._outside[overdue]
+                continue
+            await self._next_change(patience)
+
+    async def _next_change(self, timeout_s: float | None) -> None:
+        with anyio.move_on_after(timeout_s):
+            await self._changed.wait()
+        self._changed = anyio.Event()
+
+
+class HFConversation:
+    """One conversation of an HFPolicy."""
+
+    def __init__(
+        self,
+        policy: HFPolicy,
+        sequence: DecodedSequence,
+        loaded: LoadedModel,
+        renderer: ChatRenderer,
+        parser: Parser | None,
+        tools: Sequence[ToolSchema],
+    ) -> None:
+        self._policy, self._sequence = policy, sequence
+        self._loaded, self._renderer, self._parser = loaded, renderer, parser
+        self._tools = tools
+        self._num_calls = 0
+
+    async def sample(self) -> SampledTurn:
+        """Returns the model's next turn."""
+        sequence = self._sequence
+        num_prompt = len(sequence.ids)
+        await self._policy.next_turn(sequence)
+        ids = sequence.ids[num_prompt:]
+        message = message_from_text(self._text(ids), self._parser, first_call=self._num_calls)
+        self._num_calls += len(message.get("tool_calls", []))
+        return SampledTurn(
+            message=message,
+            finish_reason=sequence.finish_reason or "stop",
+            usage=Usage(prompt_tokens=num_prompt, completion_tokens=len(ids)),
+            token_ids=ids,
+            logprobs=sequence.logprobs[num_prompt:],
+        )
+
+    def reply(self, call: Message, replies: Sequence[Message]) -> None:
+        """Appends the tools' replies to the calls of the model's last turn."""
+        self._sequence.give(self._renderer.tool_reply_ids(call, replies, self._tools))
+
+    def restore(self, turn: SampledTurn) -> None:
+        """Appends a turn that was sampled in an earlier process, instead of sampling it."""
+        self._num_calls += len(turn.message.get("tool_calls", []))
+        self._sequence.restore(turn.token_ids or [], turn.logprobs or [])
+
+    def trace(self) -> TokenTrace | None:
+        """Returns the conversation's tokens so far."""
+        sequence = self._sequence
+        return TokenTrace(
+            ids=list(sequence.ids),
+            sampled=list(sequence.sampled),
+            logprobs=list(sequence.logprobs),
+        )
+
+    def _text(self, ids: Sequence[int]) -> str:
+        if ids and ids[-1] in self._loaded.stop_ids:
+            ids = ids[:-1]
+        tokenizer: Any = self._loaded.tokenizer
+        return tokenizer.decode(
+            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+
+def seeded_draws(seed: int, key: str) -> random.Random:
+    """Returns the source of randomness of one conversation: the same for the same seed and key."""
+    digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
+    return random.Random(int.from_bytes(digest[:16], "big"))

@@ -1,0 +1,114 @@
+"""A key/value cache with one slot per sequence, each written at its own position.
+
+Shapes: S slots, B rows of the present forward pass, K key/value heads, C capacity in tokens,
+D head size, n new tokens of each row, T tokens that are attended to.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+_GROWTH = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPlan:
+    """Which slots the next forward pass runs, and where its tokens go."""
+
+    slots_B: Tensor
+    """[B] int64 slot of each row."""
+    starts_B: Tensor
+    """[B] int64 position of each row's first new token."""
+    num_new: int
+    """n; rows with fewer new tokens are padded on the right, and what that writes is overwritten
+    by the next pass before anything may attend to it."""
+    num_attended: int
+    """T."""
+    is_prefix: bool
+    """Whether the rows are the slots 0 … B-1 in order, so that no copy is needed."""
+
+
+class SlotLayer(CacheLayerMixin):
+    """The keys and values of one layer."""
+
+    is_sliding = False
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__()
+        self.num_slots = num_slots
+        self.plan: ForwardPlan | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Takes sizes and number format from the first keys and values."""
+        shape = (self.num_slots, key_states.shape[1], 0)
+        self.keys = key_states.new_zeros(*shape, key_states.shape[3])
+        self.values = value_states.new_zeros(*shape, value_states.shape[3])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes the new keys and values [B, K, n, D]; returns all attended to, [B, K, T, D]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        plan = cast("ForwardPlan", self.plan)
+        self.reserve(int(plan.starts_B.max()) + plan.num_new)
+        keys, values = cast("Tensor", self.keys), cast("Tensor", self.values)
+        steps_n = torch.arange(plan.num_new, device=keys.device)
+        positions_Bn = plan.starts_B[:, None] + steps_n
+        rows_B1 = plan.slots_B[:, None]
+        keys[rows_B1, :, positions_Bn] = key_states.transpose(1, 2)
+        values[rows_B1, :, positions_Bn] = value_states.transpose(1, 2)
+        size, length = plan.slots_B.shape[0], plan.num_attended
+        if plan.is_prefix:
+            return keys[:size, :, :length], values[:size, :, :length]
+        return keys[plan.slots_B, :, :length], values[plan.slots_B, :, :length]
+
+    def reserve(self, capacity: int) -> None:
+        """Makes room for `capacity` tokens in every slot."""
+        keys, values = cast("Tensor", self.keys), cast("Tensor", self.values)
+        missing = capacity - keys.shape[2]
+        if missing > 0:
+            extra = -(-max(missing, keys.shape[2] // 2) // _GROWTH) * _GROWTH
+            self.keys = torch.nn.functional.pad(keys, (0, 0, 0, extra))
+            self.values = torch.nn.functional.pad(values, (0, 0, 0, extra))
+
+    def copy_slot(self, source: int, target: int) -> None:
+        """Copies one slot's tokens to another."""
+        if self.is_initialized:
+            keys, values = cast("Tensor", self.keys), cast("Tensor", self.values)
+            keys[target] = keys[source]
+            values[target] = values[source]
+
+    def get_seq_length(self) -> int:
+        """Unused: positions are always given to the model."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Unlimited."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Returns T and no offset."""
+        return cast("ForwardPlan", self.plan).num_attended, 0
+
+
+class SlotCache(Cache):
+    """The slots of every layer of a model."""
+
+    def __init__(self, *, num_layers: int, num_slots: int) -> None:
+        self._slot_layers = [SlotLayer(num_slots) for _ in range(num_layers)]
+        super().__init__(layers=cast("Any", self._slot_layers))
+
+    def set_plan(self, plan: ForwardPlan) -> None:
+        """Tells every layer what the next forward pass runs."""
+        for layer in self._slot_layers:
+            layer.plan = plan
+
+    def copy_slot(self, source: int, target: int) -> None:
+        """Copies one slot's tokens to another in every layer."""
+        for layer in self._slot_layers:
+            layer.copy_slot(source, target)

@@ -1,0 +1,62 @@
+"""Sampling with one given random number per row.
+
+Shapes: B rows, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stillroom.errors import ModelError
+from stillroom.types import SamplingSettings
+
+
+def sample_tokens(
+    logits_BV: Tensor, settings: Sequence[SamplingSettings], draws: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """Returns each row's token and its log-probability (nats) at temperature 1.
+
+    `draws` are uniform in [0, 1): a row's token depends on its own draw and logits alone. A row
+    with temperature 0 takes the most likely token.
+    Raises ModelError if the model's logits are not finite.
+    """
+    logits_BV = logits_BV.float()
+    if not torch.isfinite(logits_BV).all():
+        raise ModelError(
+            "the model's logits are not finite",
+            "load it with precision fp32; if that doesn't help, its weights are damaged",
+        )
+    temperatures = [row.temperature for row in settings]
+    if all(temperature == 0 for temperature in temperatures):
+        ids_B = logits_BV.argmax(dim=-1)
+    else:
+        ids_B = _draw(logits_BV, settings, draws)
+    logprobs_B = logits_BV.gather(1, ids_B[:, None])[:, 0] - logits_BV.logsumexp(dim=-1)
+    return ids_B.tolist(), logprobs_B.tolist()
+
+
+def _draw(
+    logits_BV: Tensor, settings: Sequence[SamplingSettings], draws: Sequence[float]
+) -> Tensor:
+    greedy = logits_BV.new_tensor([row.temperature == 0 for row in settings], dtype=torch.bool)
+    temperatures_B = logits_BV.new_tensor([row.temperature or 1.0 for row in settings])
+    probabilities_BV = torch.softmax(logits_BV / temperatures_B[:, None], dim=-1)
+    if any(row.top_p < 1 for row in settings):
+        top_p_B = logits_BV.new_tensor([row.top_p for row in settings])
+        probabilities_BV = _keep_top(probabilities_BV, top_p_B)
+    # The inverse of the distribution function, in float64 so that rare tokens keep their share.
+    cumulative_BV = probabilities_BV.double().cumsum(dim=-1)
+    # 1 - draw is in (0, 1]: the first token with cumulative >= target has a share of its own.
+    targets_B = 1 - torch.tensor(draws, dtype=torch.float64, device=logits_BV.device)
+    targets_B = targets_B * cumulative_BV[:, -1]
+    ids_B = torch.searchsorted(cumulative_BV, targets_B[:, None])[:, 0]
+    return torch.where(greedy, logits_BV.argmax(dim=-1), ids_B)
+
+
+def _keep_top(probabilities_BV: Tensor, top_p_B: Tensor) -> Tensor:
+    """Sets to 0 what lies outside the smallest set of tokens with mass >= top_p."""
+    ordered_BV, order_BV = probabilities_BV.sort(dim=-1, descending=True)
+    before_BV = ordered_BV.cumsum(dim=-1) - ordered_BV
+    kept_BV = torch.where(before_BV < top_p_B[:, None], ordered_BV, 0.0)
+    return torch.zeros_like(probabilities_BV).scatter(1, order_BV, kept_BV)

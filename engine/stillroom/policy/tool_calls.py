@@ -1,0 +1,108 @@
+"""From the text a model wrote to a message: thinking, content and tool calls."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stillroom.errors import ModelError
+from stillroom.types import Message, ToolCall
+
+_THINKING = re.compile(r"^\s*<think>(.*?)</think>\s*", re.DOTALL)
+_HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(\[.*\])\s*\Z", re.DOTALL)
+_NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')
+
+Parser = Callable[[str], tuple[str, list[tuple[str, str]]]]
+"""From a turn's text to its content and the `(name, arguments)` of its calls."""
+
+
+def parser_for(chat_template: str) -> Parser:
+    """Returns the parser of the tool-call format that a chat template writes.
+
+    Raises ModelError if the template's format is not known.
+    """
+    if "<tool_call>" in chat_template:
+        return parse_hermes
+    if "[TOOL_CALLS]" in chat_template:
+        return parse_mistral
+    if '"parameters": ' in chat_template or "'parameters'" in chat_template:
+        return parse_llama
+    raise ModelError(
+        "the model's chat template has no tool-call format that is known here",
+        "use a model with Hermes/Qwen (<tool_call>), Llama 3 or Mistral ([TOOL_CALLS]) tool calls, "
+        "serve it behind an OpenAI-compatible endpoint, or run without tools",
+    )
+
+
+def message_from_text(text: str, parser: Parser | None, *, first_call: int = 0) -> Message:
+    """Returns the assistant message of a turn's text, its end-of-turn token taken off.
+
+    `first_call` numbers the calls within a conversation, so that their ids differ.
+    """
+    message: Message = {"role": "assistant", "content": text}
+    thinking = _THINKING.match(text)
+    if thinking:
+        message["reasoning_content"] = thinking.group(1).strip("\n")
+        text = text[thinking.end() :]
+        message["content"] = text
+    if parser is None:
+        return message
+    content, calls = parser(text)
+    if calls:
+        message["content"] = content
+        message["tool_calls"] = _numbered(calls, first_call)
+    return message
+
+
+def _numbered(calls: Sequence[tuple[str, str]], first: int) -> list[ToolCall]:
+    return [
+        {
+            "id": f"call_{index}",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+        for index, (name, arguments) in enumerate(calls, start=first)
+    ]
+
+
+def parse_hermes(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Reads `<tool_call>{"name": …, "arguments": {…}}</tool_call>` blocks."""
+    calls = [_json_call(body, "arguments") for body in _HERMES.findall(text)]
+    return _HERMES.sub("", text).strip() if calls else text, calls
+
+
+def parse_mistral(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Reads `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]` at the end of a turn."""
+    found = _MISTRAL.search(text)
+    if not found:
+        return text, []
+    try:
+        listed: list[Any] = json.loads(found.group(1))
+    except ValueError:
+        return text[: found.start()].strip(), [("", found.group(1))]
+    calls = [_json_call(json.dumps(call), "arguments") for call in listed]
+    return text[: found.start()].strip(), calls
+
+
+def parse_llama(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Reads a turn that is one `{"name": …, "parameters": {…}}` object (Llama 3)."""
+    body = text.strip().removeprefix("<|python_tag|>").strip()
+    if not (body.startswith("{") and '"name"' in body):
+        return text, []
+    return "", [_json_call(body, "parameters")]
+
+
+def _json_call(body: str, key: str) -> tuple[str, str]:
+    """Returns a call's name and arguments as written.
+
+    A broken call keeps its text as arguments, so that the model is told what is wrong with it.
+    """
+    try:
+        call: Any = json.loads(body)
+        name, arguments = call["name"], call.get(key, {})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        named = _NAME.search(body)
+        return (named.group(1) if named else ""), body
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return str(name), written

@@ -1,0 +1,1 @@
+"""A user's project folder: prompts, tools, rewards and configurations, ready to run."""

@@ -1,0 +1,75 @@
+"""Writing a new project folder from a template; nothing that exists is overwritten."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from stillroom.demo.world import heldout_tasks, task_row, training_tasks
+from stillroom.errors import InputError
+from stillroom.files import write_atomic
+from stillroom.settings import Workspace
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_DEMO_FILES = Path(__file__).parent.parent / "demo" / "project"
+_NUM_PROMPTS = 2000
+_NUM_HELDOUT = 600
+
+
+class CreateProject(BaseModel):
+    """Ask for a project folder with everything a first run needs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: Annotated[str, Field(description="Folder, new or without these files")] = "."
+    template: Annotated[
+        Literal["demo", "starter"],
+        Field(description="demo: runs as it is with tiny models; starter: for your own prompts"),
+    ] = "demo"
+    seed: Annotated[int, Field(description="demo: which tasks are drawn")] = 0
+
+
+class ProjectResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written."""
+
+    folder: str
+    template: str
+    files: list[str]
+
+
+def create_project(workspace: Workspace, request: CreateProject) -> ProjectResult:
+    """Writes the template's files. Raises InputError if one of them exists already."""
+    folder = workspace.writable(request.path, what="path")
+    files = dict(_files(request))
+    existing = sorted(name for name in files if (folder / name).exists())
+    if existing:
+        raise InputError(
+            f"{folder} already holds {', '.join(existing)}",
+            "choose another path, or remove these files first",
+        )
+    for name, data in files.items():
+        write_atomic(folder / name, data)
+    return ProjectResult(
+        folder=workspace.shown(folder), template=request.template, files=sorted(files)
+    )
+
+
+def _files(request: CreateProject) -> Iterator[tuple[str, bytes]]:
+    """Yields the name and content of each file of the template."""
+    for path in sorted((_TEMPLATES / request.template).iterdir()):
+        # Dot files would be lost in some archives, so they are kept without the dot.
+        name = ".gitignore" if path.name == "gitignore" else path.name
+        yield name, path.read_bytes()
+    if request.template == "demo":
+        for name in ("tools.py", "rewards.py"):
+            yield name, (_DEMO_FILES / name).read_bytes()
+        prompts = training_tasks(_NUM_PROMPTS, seed=request.seed)
+        yield "prompts.jsonl", _jsonl([task_row(task) for task in prompts])
+        held_out = heldout_tasks(_NUM_HELDOUT, seed=request.seed)
+        yield "heldout.jsonl", _jsonl([task_row(task) for task in held_out])
+
+
+def _jsonl(rows: Sequence[object]) -> bytes:
+    return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)

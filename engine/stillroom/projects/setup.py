@@ -1,0 +1,158 @@
+"""Checking a machine before anything is spent: what is there, what is missing, how to get it."""
+
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from stillroom import __version__
+from stillroom.demo import DEMO_MODELS
+from stillroom.errors import EngineError
+from stillroom.models.resolve import locate_model
+from stillroom.settings import Workspace, read_key
+from stillroom.teachers.providers import IN_PROCESS, ProviderName, endpoint_for
+
+_EXTRAS = {"train": ("torch", "transformers", "peft"), "browse": ("playwright",), "ray": ("ray",)}
+_LOW_DISK_GB = 5
+
+
+class CheckSetup(BaseModel):
+    """Ask whether this machine can do what is planned."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Annotated[str | None, Field(description="Student or in-process teacher to find")] = None
+    provider: Annotated[
+        ProviderName | None, Field(description="Teacher's provider: is its key set?")
+    ] = None
+    base_url: str | None = None
+    api_key_env: str | None = None
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked at."""
+
+    name: str
+    status: str
+    """ok, missing (something cannot be done), or note."""
+    detail: str
+    fix: str | None = None
+
+
+class SetupReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All checks; `ready` if nothing that was asked about is missing."""
+
+    ready: bool
+    checks: list[Check]
+
+
+def check_setup(workspace: Workspace, request: CheckSetup) -> SetupReport:
+    """Returns what is there and what is missing; sends nothing and loads nothing."""
+    checks = [
+        Check(
+            name="stillroom",
+            status="ok",
+            detail=f"{__version__} on Python {platform.python_version()} ({sys.platform})",
+        ),
+        _workspace_check(workspace),
+        *(_extra_check(extra, packages) for extra, packages in _EXTRAS.items()),
+        _gpu_check(),
+        _demo_check(),
+        *_asked_checks(workspace, request),
+    ]
+    return SetupReport(ready=all(check.status != "missing" for check in checks), checks=checks)
+
+
+def _workspace_check(workspace: Workspace) -> Check:
+    free_gb = shutil.disk_usage(workspace.root).free / 1e9
+    detail = f"{workspace.root}, {free_gb:.0f} GB free"
+    if free_gb < _LOW_DISK_GB:
+        return Check(
+            name="workspace",
+            status="note",
+            detail=detail,
+            fix="free some disk: models and checkpoints need it",
+        )
+    return Check(name="workspace", status="ok", detail=detail)
+
+
+def _extra_check(extra: str, packages: tuple[str, ...]) -> Check:
+    try:
+        found = [f"{name} {importlib.metadata.version(name)}" for name in packages]
+    except importlib.metadata.PackageNotFoundError as error:
+        # Only training is needed by what can be asked for without naming an extra.
+        status = "missing" if extra == "train" else "note"
+        return Check(
+            name=f"[{extra}]",
+            status=status,
+            detail=f"{error.name or 'a package'} is not installed",
+            fix=f"pip install 'stillroom[{extra}]'",
+        )
+    return Check(name=f"[{extra}]", status="ok", detail=", ".join(found))
+
+
+def _gpu_check() -> Check:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return Check(
+            name="gpu", status="note", detail="none found: fine for the demo, slow for real models"
+        )
+    try:
+        asked = subprocess.run(
+            [command, "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader"],
+            capture_output=True,
+            timeout=10,
+            check=True,
+            text=True,
+        )
+    except (subprocess.SubprocessError, OSError) as error:
+        return Check(name="gpu", status="note", detail=f"nvidia-smi failed: {error}")
+    return Check(name="gpu", status="ok", detail="; ".join(asked.stdout.strip().splitlines()))
+
+
+def _demo_check() -> Check:
+    missing = [n for n, p in DEMO_MODELS.items() if not (p / "model.safetensors").is_file()]
+    if missing:
+        return Check(
+            name="demo models",
+            status="missing",
+            detail=f"{', '.join(missing)} not in the package",
+            fix="install stillroom again",
+        )
+    return Check(name="demo models", status="ok", detail=", ".join(DEMO_MODELS))
+
+
+def _asked_checks(workspace: Workspace, request: CheckSetup) -> Iterator[Check]:
+    if request.provider is not None and request.provider not in IN_PROCESS:
+        yield _provider_check(request)
+    if request.model is not None:
+        try:
+            location = locate_model(workspace, request.model)
+        except EngineError as error:
+            yield Check(name="model", status="missing", detail=error.problem, fix=error.fix)
+        else:
+            where = location.location if location.is_local else "hub id, downloaded on first use"
+            yield Check(name="model", status="ok", detail=f"{request.model}: {where}")
+
+
+def _provider_check(request: CheckSetup) -> Check:
+    try:
+        endpoint = endpoint_for(
+            request.provider or "openai",
+            base_url=request.base_url,
+            api_key_env=request.api_key_env,
+        )
+    except EngineError as error:
+        return Check(name="teacher key", status="missing", detail=error.problem, fix=error.fix)
+    state = "is set" if read_key(endpoint.api_key_env) else "is not set and not needed"
+    return Check(
+        name="teacher key",
+        status="ok",
+        detail=f"{endpoint.base_url}; {endpoint.api_key_env} {state}",
+    )

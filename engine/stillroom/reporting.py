@@ -1,0 +1,49 @@
+"""What a stage tells about itself while it works, whoever listens."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from stillroom.errors import RunCancelledError
+
+
+class Reporter(Protocol):
+    """The listener of a running stage."""
+
+    def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
+        """Tells that `done` of `total` units of this phase are finished."""
+        ...
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Records measured values of one step."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Records something a person should be able to read later."""
+        ...
+
+    def is_cancelled(self) -> bool:
+        """Returns whether the run has been asked to stop."""
+        ...
+
+
+def stop_if_cancelled(reporter: Reporter) -> None:
+    """Raises RunCancelledError if the run has been asked to stop."""
+    if reporter.is_cancelled():
+        raise RunCancelledError
+
+
+class SilentReporter:
+    """Listens to nothing; for library use and tests."""
+
+    def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
+        """Ignores progress."""
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Ignores metrics."""
+
+    def note(self, text: str) -> None:
+        """Ignores notes."""
+
+    def is_cancelled(self) -> bool:
+        """Never cancelled."""
+        return False

@@ -1,0 +1,169 @@
+"""Many rollouts at once: each task's samples through one policy, with tools and rewards."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from stillroom.data.formats import Task
+from stillroom.errors import CallFailedError
+from stillroom.lineage import now
+from stillroom.rollout.journal import RolloutKey
+from stillroom.rollout.loop import (
+    Conversation,
+    Episode,
+    EpisodeRecorder,
+    ForgetfulRecorder,
+    Policy,
+    offered_tools,
+    play_episode,
+)
+from stillroom.rollout.rewards import Judgement, Rewarder
+from stillroom.tools.base import ToolSource
+from stillroom.types import Failure, StopReason, TeacherRecord, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSpec:
+    """One rollout to do."""
+
+    task: Task
+    sample: int
+
+    @property
+    def key(self) -> RolloutKey:
+        """The rollout's identity across processes."""
+        return RolloutKey(self.task.task_id, self.sample)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRollout:
+    """A rollout that infrastructure ended: no row, no reward, to be done again."""
+
+    key: RolloutKey
+    failure: Failure
+    turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """All that rollouts share."""
+
+    policy: Policy
+    teacher: TeacherRecord
+    tools: ToolSource | None
+    rewarder: Rewarder
+    max_turns: int
+    price: Callable[[Any], float | None] = lambda _usage: None
+    """From Usage to US dollars; None where the price is unknown."""
+
+
+Outcome = Trajectory | FailedRollout
+
+
+def key_of(outcome: Outcome) -> RolloutKey:
+    """Returns which rollout an outcome belongs to."""
+    if isinstance(outcome, FailedRollout):
+        return outcome.key
+    return RolloutKey(outcome.task_id, outcome.sample)
+
+
+RecorderFor = Callable[[RolloutKey], EpisodeRecorder]
+
+
+def specs_for(tasks: Sequence[Task], samples_per_task: int) -> list[RolloutSpec]:
+    """Returns the rollouts to do; a task that stands twice gets twice the samples."""
+    counted: dict[str, int] = {}
+    specs: list[RolloutSpec] = []
+    for task in tasks:
+        first = counted.get(task.task_id, 0)
+        counted[task.task_id] = first + samples_per_task
+        specs += [RolloutSpec(task, first + i) for i in range(samples_per_task)]
+    return specs
+
+
+async def collect_rollouts(
+    specs: Iterable[RolloutSpec],
+    arena: Arena,
+    *,
+    concurrency: int,
+    on_outcome: Callable[[Outcome], Awaitable[None]],
+    recorder_for: RecorderFor | None = None,
+) -> None:
+    """Does the rollouts, `concurrency` at a time, and hands over each as it ends."""
+    waiting = iter(specs)
+    async with anyio.create_task_group() as group:
+        for _ in range(concurrency):
+            group.start_soon(_work, waiting, arena, on_outcome, recorder_for)
+
+
+async def _work(
+    waiting: Iterator[RolloutSpec],
+    arena: Arena,
+    on_outcome: Callable[[Outcome], Awaitable[None]],
+    recorder_for: RecorderFor | None,
+) -> None:
+    for spec in waiting:
+        recorder = recorder_for(spec.key) if recorder_for else ForgetfulRecorder()
+        await on_outcome(await _one_rollout(spec, arena, recorder))
+
+
+async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorder) -> Outcome:
+    task = spec.task
+    tools = offered_tools(task, arena.tools)
+    started_at, started = now(), time.monotonic()
+    episode = Episode(messages=list(task.messages))
+    try:
+        seed_key = f"{task.task_id}:{spec.sample}"
+        async with arena.policy.converse(task.messages, tools, seed_key=seed_key) as conversation:
+            await play_episode(
+                task, episode, conversation, recorder, arena.tools, max_turns=arena.max_turns
+            )
+            judgement = await arena.rewarder.judge(task, episode.messages)
+            return _trajectory(
+                spec,
+                arena,
+                episode,
+                conversation,
+                judgement,
+                started_at,
+                time.monotonic() - started,
+            )
+    except CallFailedError as error:
+        failure = Failure(kind=error.kind, message=error.message)
+        return FailedRollout(spec.key, failure, episode.turns)
+
+
+def _trajectory(
+    spec: RolloutSpec,
+    arena: Arena,
+    episode: Episode,
+    conversation: Conversation,
+    judgement: Judgement,
+    started_at: str,
+    duration_s: float,
+) -> Trajectory:
+    return Trajectory(
+        id=f"{spec.task.task_id}-{spec.sample}",
+        task_id=spec.task.task_id,
+        sample=spec.sample,
+        messages=episode.messages,
+        tools=offered_tools(spec.task, arena.tools),
+        metadata=spec.task.metadata,
+        reward=judgement.total,
+        rewards=dict(judgement.by_name),
+        success=judgement.success,
+        stop_reason=episode.stop_reason,
+        turns=episode.turns,
+        truncated=episode.stop_reason in (StopReason.MAX_TOKENS, StopReason.CONTEXT_WINDOW),
+        tool_errors=episode.tool_errors,
+        error=None,
+        usage=episode.usage,
+        cost_usd=arena.price(episode.usage),
+        teacher=arena.teacher,
+        started_at=started_at,
+        duration_s=round(duration_s, 3),
+        tokens=conversation.trace(),
+    )

@@ -1,0 +1,205 @@
+"""What is done and what is owed: an append-only record that lets a killed run go on.
+
+Each finished model call and tool reply is on record before it is used. A finished rollout is a row
+of the output file; until then its steps stand in the journal, and a new process replays them.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from stillroom.errors import InputError
+from stillroom.files import AppendLog, FileLock, read_lines, write_json
+from stillroom.tools.base import ToolResult
+from stillroom.types import SampledTurn, Trajectory
+
+_SYNC_EVERY_S = 1.0
+
+
+class RolloutKey(NamedTuple):
+    """Which rollout: the task and the number of its sample."""
+
+    task_id: str
+    sample: int
+
+
+class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
+    """A finished model call."""
+
+    task_id: str
+    sample: int
+    index: int
+    turn: SampledTurn
+
+
+class RepliesRecord(msgspec.Struct, frozen=True, kw_only=True, tag="replies"):
+    """The tools' replies to a turn."""
+
+    task_id: str
+    sample: int
+    index: int
+    replies: list[ToolResult]
+
+
+_Record = TurnRecord | RepliesRecord
+_DECODER = msgspec.json.Decoder(_Record)
+
+
+class FinishedRow(msgspec.Struct, frozen=True):
+    """The part of a row that counts."""
+
+    task_id: str
+    sample: int
+    reward: float | None
+    success: bool | None
+    truncated: bool
+
+
+_ROW = msgspec.json.Decoder(FinishedRow)
+
+
+@dataclass(slots=True)
+class KnownSteps:
+    """The steps of one unfinished rollout that are on record."""
+
+    turns: dict[int, SampledTurn] = field(default_factory=dict[int, SampledTurn])
+    replies: dict[int, list[ToolResult]] = field(default_factory=dict[int, list[ToolResult]])
+
+
+class RolloutStore:
+    """The output file of a rollout run with its journal; one process at a time.
+
+    `on_turn` hears of every new call; replayed ones are not new.
+    Raises InputError if the settings differ from those the file was begun with.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        settings: dict[str, Any],
+        *,
+        on_turn: Callable[[SampledTurn], None] = lambda _turn: None,
+    ) -> None:
+        self.output, self.on_turn = output, on_turn
+        self._folder = output.with_name(f".{output.name}")
+        self._lock = FileLock(self._folder / "lock")
+        if not self._lock.try_acquire():
+            raise InputError(
+                f"another process is writing {output}",
+                "wait for that run (`stillroom list-runs`), or choose another output",
+            )
+        self._check_settings(settings)
+        self._rows = AppendLog(output)
+        self.finished = _finished_rows(output)
+        self._journal = AppendLog(self._folder / "journal.jsonl")
+        self.known = _known_steps(self._journal.path, self.finished)
+        self._synced_at = time.monotonic()
+
+    def recorder(self, key: RolloutKey) -> "StepRecorder":
+        """Returns what records and replays the steps of one rollout."""
+        return StepRecorder(self, key, self.known.pop(key, None) or KnownSteps())
+
+    def append(self, record: _Record) -> None:
+        """Puts a step on record; the disk is waited for once a second at most."""
+        now = time.monotonic()
+        durable = now - self._synced_at >= _SYNC_EVERY_S
+        self._journal.append(record, durable=durable)
+        if durable:
+            self._synced_at = now
+
+    def finish(self, trajectory: Trajectory) -> None:
+        """Writes the row of a finished rollout."""
+        self._rows.append(trajectory)
+        key = RolloutKey(trajectory.task_id, trajectory.sample)
+        self.finished[key] = FinishedRow(
+            trajectory.task_id,
+            trajectory.sample,
+            trajectory.reward,
+            trajectory.success,
+            trajectory.truncated,
+        )
+
+    def close(self, *, is_complete: bool) -> None:
+        """Closes the files; a journal that nothing depends on any more is removed."""
+        self._rows.close()
+        self._journal.close()
+        if is_complete:
+            self._journal.path.unlink()
+        self._lock.release()
+
+    def _check_settings(self, settings: dict[str, Any]) -> None:
+        path = self._folder / "settings.json"
+        given = msgspec.json.decode(msgspec.json.encode(settings))
+        if not path.exists():
+            if self.output.exists() and self.output.stat().st_size > 0:
+                self._lock.release()
+                raise InputError(
+                    f"{self.output} exists and was not written by generate_rollouts",
+                    "choose another output",
+                )
+            write_json(path, given)
+            return
+        before = msgspec.json.decode(path.read_bytes())
+        changed = [name for name in given if before.get(name) != given[name]]
+        if changed:
+            self._lock.release()
+            shown = "; ".join(f"{n} was {before.get(n)!r}, now {given[n]!r}" for n in changed)
+            raise InputError(
+                f"{self.output} was begun with other settings: {shown}",
+                "run with the settings it was begun with to go on, or choose another output",
+            )
+
+
+class StepRecorder:
+    """The journal as one rollout sees it."""
+
+    def __init__(self, store: RolloutStore, key: RolloutKey, known: KnownSteps) -> None:
+        self._store, self._key, self._known = store, key, known
+
+    def known_turn(self, index: int) -> SampledTurn | None:
+        """Returns the turn `index` if it was finished earlier."""
+        return self._known.turns.get(index)
+
+    def known_replies(self, index: int) -> list[ToolResult] | None:
+        """Returns the tools' replies to turn `index` if they came earlier."""
+        return self._known.replies.get(index)
+
+    def record_turn(self, index: int, turn: SampledTurn) -> None:
+        """Puts a finished turn on record."""
+        task_id, sample = self._key
+        self._store.append(TurnRecord(task_id=task_id, sample=sample, index=index, turn=turn))
+        self._store.on_turn(turn)
+
+    def record_replies(self, index: int, replies: list[ToolResult]) -> None:
+        """Puts the tools' replies on record."""
+        task_id, sample = self._key
+        record = RepliesRecord(task_id=task_id, sample=sample, index=index, replies=replies)
+        self._store.append(record)
+
+
+def _finished_rows(output: Path) -> dict[RolloutKey, FinishedRow]:
+    rows = (_ROW.decode(line.data) for line in read_lines(output))
+    return {RolloutKey(row.task_id, row.sample): row for row in rows}
+
+
+def _known_steps(journal: Path, finished: Collection[RolloutKey]) -> dict[RolloutKey, KnownSteps]:
+    known: dict[RolloutKey, KnownSteps] = {}
+    for record in _records(journal):
+        key = RolloutKey(record.task_id, record.sample)
+        if key in finished:
+            continue
+        steps = known.setdefault(key, KnownSteps())
+        if isinstance(record, TurnRecord):
+            steps.turns[record.index] = record.turn
+        else:
+            steps.replies[record.index] = record.replies
+    return known
+
+
+def _records(journal: Path) -> Iterator[_Record]:
+    for line in read_lines(journal):
+        yield _DECODER.decode(line.data)

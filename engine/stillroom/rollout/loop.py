@@ -1,0 +1,211 @@
+"""One rollout: the policy's turns and the tools' replies, until it answers or reaches a limit."""
+
+import json
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import anyio
+
+from stillroom.data.formats import Task
+from stillroom.tools.base import ToolResult, ToolSource, error_result
+from stillroom.types import (
+    Message,
+    SampledTurn,
+    StopReason,
+    TokenTrace,
+    ToolCall,
+    ToolSchema,
+    Usage,
+)
+
+
+class Conversation(Protocol):
+    """One rollout's side of a policy or teacher."""
+
+    async def sample(self) -> SampledTurn:
+        """Returns the next assistant turn.
+
+        Raises:
+            CallFailedError: this call failed for good; the rollout ends.
+        """
+        ...
+
+    def reply(self, call: Message, replies: Sequence[Message]) -> None:
+        """Appends the tools' replies to the last turn's calls."""
+        ...
+
+    def restore(self, turn: SampledTurn) -> None:
+        """Appends a turn that is already known, instead of sampling it."""
+        ...
+
+    def trace(self) -> TokenTrace | None:
+        """Returns the exact tokens, where the policy is in-process."""
+        ...
+
+
+class Policy(Protocol):
+    """Whoever answers: a student, an in-process teacher, or a teacher behind an API."""
+
+    def converse(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
+    ) -> AbstractAsyncContextManager[Conversation]:
+        """Opens a conversation that begins with the given messages."""
+        ...
+
+
+class EpisodeRecorder(Protocol):
+    """Remembers the finished steps of one rollout, so that none is paid for twice."""
+
+    def known_turn(self, index: int) -> SampledTurn | None:
+        """Returns the turn `index` if it was finished earlier."""
+        ...
+
+    def known_replies(self, index: int) -> list[ToolResult] | None:
+        """Returns the tools' replies to turn `index` if they came earlier."""
+        ...
+
+    def record_turn(self, index: int, turn: SampledTurn) -> None:
+        """Keeps a finished turn; called before anything is done with it."""
+        ...
+
+    def record_replies(self, index: int, replies: list[ToolResult]) -> None:
+        """Keeps the tools' replies; called before the model sees them."""
+        ...
+
+
+class ForgetfulRecorder:
+    """Remembers nothing: for rollouts that cost nothing to do again."""
+
+    def known_turn(self, index: int) -> SampledTurn | None:
+        """Knows none."""
+
+    def known_replies(self, index: int) -> list[ToolResult] | None:
+        """Knows none."""
+
+    def record_turn(self, index: int, turn: SampledTurn) -> None:
+        """Keeps nothing."""
+
+    def record_replies(self, index: int, replies: list[ToolResult]) -> None:
+        """Keeps nothing."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """A rollout as it grows."""
+
+    messages: list[Message]
+    stop_reason: StopReason = StopReason.ERROR
+    turns: int = 0
+    tool_errors: int = 0
+    usage: Usage = field(default_factory=Usage)
+
+
+async def play_episode(
+    task: Task,
+    episode: Episode,
+    conversation: Conversation,
+    recorder: EpisodeRecorder,
+    tools: ToolSource | None,
+    *,
+    max_turns: int,
+) -> None:
+    """Plays one task to its end; `episode` holds what has happened, also when a call fails.
+
+    Every tool call gets a reply, also a malformed one and one to an unknown tool: the reply says
+    what was wrong, and the model may mend it.
+    """
+    while True:
+        index = episode.turns
+        turn = await _turn(conversation, recorder, index)
+        episode.turns += 1
+        episode.usage += turn.usage
+        episode.messages.append(turn.message)
+        calls = turn.message.get("tool_calls", [])
+        if stop := _stop_reason(turn, calls, is_last=episode.turns >= max_turns):
+            episode.stop_reason = stop
+            return
+        results = recorder.known_replies(index)
+        if results is None:
+            results = await _call_tools(calls, tools, task)
+            recorder.record_replies(index, results)
+        replies = [_reply(call, result) for call, result in zip(calls, results, strict=True)]
+        episode.tool_errors += sum(result.is_error for result in results)
+        episode.messages += replies
+        conversation.reply(turn.message, replies)
+
+
+async def _turn(conversation: Conversation, recorder: EpisodeRecorder, index: int) -> SampledTurn:
+    known = recorder.known_turn(index)
+    if known is not None:
+        conversation.restore(known)
+        return known
+    turn = await conversation.sample()
+    recorder.record_turn(index, turn)
+    return turn
+
+
+def _stop_reason(
+    turn: SampledTurn, calls: Sequence[ToolCall], *, is_last: bool
+) -> StopReason | None:
+    if turn.finish_reason == "length":
+        return StopReason.MAX_TOKENS
+    if turn.finish_reason == "context":
+        return StopReason.CONTEXT_WINDOW
+    if not calls:
+        return StopReason.ANSWERED
+    return StopReason.MAX_TURNS if is_last else None
+
+
+def _reply(call: ToolCall, result: ToolResult) -> Message:
+    return {
+        "role": "tool",
+        "tool_call_id": call["id"],
+        "name": call["function"]["name"],
+        "content": result.content,
+    }
+
+
+async def _call_tools(
+    calls: Sequence[ToolCall], tools: ToolSource | None, task: Task
+) -> list[ToolResult]:
+    """Runs the calls of one turn side by side; the results stand in the order of the calls."""
+    results: list[ToolResult | None] = [None] * len(calls)
+
+    async def run(index: int) -> None:
+        results[index] = await _call_tool(calls[index], tools, task)
+
+    if len(calls) == 1:
+        await run(0)
+    else:
+        async with anyio.create_task_group() as group:
+            for index in range(len(calls)):
+                group.start_soon(run, index)
+    return cast("list[ToolResult]", results)
+
+
+async def _call_tool(call: ToolCall, tools: ToolSource | None, task: Task) -> ToolResult:
+    name, written = call["function"]["name"], call["function"]["arguments"]
+    allowed = [schema["function"]["name"] for schema in offered_tools(task, tools)]
+    if tools is None or name not in allowed:
+        known = f"the tools are: {', '.join(allowed)}" if allowed else "there are no tools"
+        return error_result(f"unknown tool {name!r}; {known}")
+    try:
+        arguments: Any = json.loads(written or "{}")
+    except (ValueError, RecursionError) as error:
+        return error_result(f"the arguments of {name} are not valid JSON ({error})")
+    if not isinstance(arguments, dict):
+        return error_result(f"the arguments of {name} must be a JSON object")
+    return await tools.call(name, cast("dict[str, Any]", arguments), metadata=task.metadata)
+
+
+def offered_tools(task: Task, tools: ToolSource | None) -> list[ToolSchema]:
+    """Returns the schemas of the tools that a task may use, in the order of the tools file."""
+    if tools is None:
+        return []
+    return [
+        schema
+        for schema in tools.schemas
+        if task.tool_names is None or schema["function"]["name"] in task.tool_names
+    ]

@@ -1,0 +1,145 @@
+"""What a rollout run is asked to do; the server, the command line and the worker share it."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stillroom.data.formats import Task
+from stillroom.errors import InputError
+from stillroom.files import file_sha256
+from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.settings import Workspace
+from stillroom.teachers.providers import IN_PROCESS, ProviderName, endpoint_for
+from stillroom.types import SamplingSettings
+
+NO_FILE = "none"
+
+
+class RolloutOptions(BaseModel):
+    """Options that every run of rollouts has: who answers, with which tools and limits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Annotated[
+        str, Field(description="Model name at the provider; for hf a folder, hub id or run id")
+    ]
+    provider: Annotated[
+        ProviderName,
+        Field(description="demo and hf run in-process; openai with base_url is any endpoint"),
+    ] = "hf"
+    base_url: Annotated[str | None, Field(description="OpenAI-compatible endpoint")] = None
+    api_key_env: Annotated[
+        str | None, Field(description="NAME of the environment variable with the key")
+    ] = None
+    tools: Annotated[str, Field(description="Python file with @tool functions, or none")] = NO_FILE
+    rewards: Annotated[
+        str,
+        Field(description="Python file with @reward functions; none: match expected_answer"),
+    ] = NO_FILE
+    n: Annotated[int | None, Field(ge=1, description="Only the first n prompts")] = None
+    entries: Annotated[
+        str | None, Field(description="Only these prompts, e.g. 0,2,5-9 (0-based)")
+    ] = None
+    samples_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
+    concurrency: Annotated[int, Field(ge=1, le=4096, description="Conversations at once")] = 20
+    max_tokens: Annotated[int, Field(ge=1, description="Per assistant turn")] = 2048
+    max_turns: Annotated[int, Field(ge=1, le=1000)] = 10
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: int | None = None
+    request_timeout: Annotated[float, Field(gt=0, description="Seconds per call")] = 120.0
+    tool_timeout: Annotated[float, Field(gt=0, description="Seconds per tool call")] = 60.0
+
+
+class GenerateRollouts(RolloutOptions):
+    """Ask for rollouts: the model answers each prompt, using tools; every conversation is kept."""
+
+    input: Annotated[str, Field(description="Prompts: .txt (one a line) or .jsonl")]
+    output: Annotated[
+        str, Field(description="Where rows are appended; the same command again resumes")
+    ] = "rollouts/rollouts.jsonl"
+    system: Annotated[str | None, Field(description="System message put first")] = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
+
+
+def check_rollout_options(workspace: Workspace, options: RolloutOptions) -> None:
+    """Raises InputError for what can be known to be wrong before a process is started."""
+    for field in ("tools", "rewards"):
+        user_file(workspace, getattr(options, field), what=field)
+    if options.provider in IN_PROCESS:
+        if options.base_url is not None:
+            raise InputError(
+                f"base_url does not go with provider {options.provider!r}",
+                "use provider openai for an endpoint, or leave base_url out",
+            )
+    else:
+        endpoint_for(options.provider, base_url=options.base_url, api_key_env=options.api_key_env)
+
+
+def user_file(workspace: Workspace, name: str, *, what: str) -> Path | None:
+    """Returns the path of a tools or rewards file, or None for `none`."""
+    if name == NO_FILE:
+        return None
+    path = workspace.existing(name, what=f"{what} file")
+    if path.suffix != ".py":
+        raise InputError(f"{what} file {name!r} is not a Python file", "give a .py file, or none")
+    return path
+
+
+def locate_policy(workspace: Workspace, options: RolloutOptions) -> ModelLocation:
+    """Returns where an in-process model is; provider demo knows `teacher` and `student`."""
+    name = options.model
+    if options.provider == "demo" and not name.startswith("demo/"):
+        name = f"demo/{name}"
+    return locate_model(workspace, name)
+
+
+def sampling_settings(options: RolloutOptions, *, temperature: float) -> SamplingSettings:
+    """Returns how the policy samples."""
+    return SamplingSettings(
+        temperature=temperature,
+        top_p=options.top_p,
+        max_tokens=options.max_tokens,
+        seed=options.seed,
+    )
+
+
+def select_entries(tasks: list[Task], *, n: int | None, entries: str | None) -> list[Task]:
+    """Returns the prompts that `entries` (e.g. "0,2,5-9", 0-based) and `n` choose."""
+    chosen = tasks if entries is None else [tasks[i] for i in _indices(entries, len(tasks))]
+    return chosen[:n]
+
+
+def _indices(entries: str, length: int) -> list[int]:
+    indices: list[int] = []
+    for part in entries.split(","):
+        first, dash, last = part.strip().partition("-")
+        try:
+            start, end = int(first), int(last) if dash else int(first)
+        except ValueError:
+            raise InputError(
+                f"entries {entries!r}: {part.strip()!r} is not a number or a range",
+                "write numbers and ranges such as 0,2,5-9 (0 is the first prompt)",
+            ) from None
+        if not 0 <= start <= end < length:
+            raise InputError(
+                f"entries {entries!r}: {part.strip()!r} is outside the file's 0-{length - 1}",
+                f"choose among 0-{length - 1}",
+            )
+        indices += range(start, end + 1)
+    return indices
+
+
+Fingerprint = dict[str, Any]
+_SHAPING = ("model", "provider", "base_url", "max_tokens", "max_turns", "top_p", "seed")
+
+
+def fingerprint(
+    workspace: Workspace, options: RolloutOptions, *, prompts: Path, **more: Any
+) -> Fingerprint:
+    """Returns all that shapes what a rollout becomes; a resumed run must have the same."""
+    shaping: Fingerprint = {name: getattr(options, name) for name in _SHAPING}
+    for kind in ("tools", "rewards"):
+        path = user_file(workspace, getattr(options, kind), what=kind)
+        shaping[f"{kind}_sha256"] = file_sha256(path) if path else None
+    return {**shaping, "input_sha256": file_sha256(prompts), **more}

@@ -1,0 +1,246 @@
+"""A rollout run: tasks in, rows out, every failure counted, resumable after a kill."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import httpx
+import msgspec
+
+from stillroom.data.formats import Task, load_tasks
+from stillroom.errors import RunCancelledError
+from stillroom.files import AppendLog, content_hash
+from stillroom.lineage import write_manifest
+from stillroom.reporting import Reporter
+from stillroom.rollout.arena import open_arena
+from stillroom.rollout.collect import (
+    Arena,
+    FailedRollout,
+    Outcome,
+    RolloutSpec,
+    collect_rollouts,
+    specs_for,
+)
+from stillroom.rollout.journal import FinishedRow, RolloutStore
+from stillroom.rollout.request import (
+    GenerateRollouts,
+    fingerprint,
+    sampling_settings,
+    select_entries,
+)
+from stillroom.settings import Workspace
+from stillroom.types import SampledTurn, Trajectory, Usage
+
+PHASE = "generate rollouts"
+_CANCEL_POLL_S = 0.2
+
+
+class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rollout run came to. requested = succeeded + failed + omitted, always."""
+
+    output: str
+    requested: int
+    succeeded: int
+    """Rows of the requested rollouts that are in the output, earlier runs' included."""
+    failed: int
+    failed_by_class: dict[str, int]
+    omitted: int
+    """Not done because the run was cancelled."""
+    already_done: int
+    """Of the succeeded: finished by an earlier run, not paid for again."""
+    rewarded: int
+    """Of the succeeded: those with a reward."""
+    mean_reward: float | None
+    num_success: int
+    truncated: int
+    calls: int
+    """Model calls of this run, replayed ones not counted."""
+    usage: Usage
+    """Tokens of this run's calls."""
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counts of this run as it goes on."""
+
+    rows: int = 0
+    failed: Counter[str] = field(default_factory=Counter[str])
+    calls: int = 0
+    usage: Usage = field(default_factory=Usage)
+
+    def add(self, outcome: Outcome) -> None:
+        if isinstance(outcome, FailedRollout):
+            self.failed[outcome.failure.kind] += 1
+        else:
+            self.rows += 1
+
+    def count_call(self, turn: SampledTurn) -> None:
+        self.calls += 1
+        self.usage += turn.usage
+
+
+async def generate_rollouts(
+    workspace: Workspace,
+    request: GenerateRollouts,
+    *,
+    folder: Path,
+    reporter: Reporter,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> RolloutsResult:
+    """Does the requested rollouts and returns the counts; `folder` is the run's own folder.
+
+    Rows that the output already has are not done again, and the finished calls of rollouts that an
+    earlier run left unfinished are replayed, not paid for again.
+    Raises RunCancelledError after the work in flight is on record.
+    """
+    started = time.monotonic()
+    prompts = workspace.existing(request.input, what="input")
+    tasks = _with_system(load_tasks(prompts), request.system)
+    tasks = select_entries(tasks, n=request.n, entries=request.entries)
+    specs = specs_for(tasks, request.samples_per_prompt)
+    output = workspace.writable(request.output, what="output")
+    tally, is_complete = _Tally(), False
+    settings = _settings(workspace, request, prompts)
+    store = RolloutStore(output, settings, on_turn=tally.count_call)
+    already_done = sum(spec.key in store.finished for spec in specs)
+    todo = [spec for spec in specs if spec.key not in store.finished]
+    try:
+        sampling = sampling_settings(request, temperature=request.temperature)
+        async with open_arena(workspace, request, sampling, tasks, transport=transport) as arena:
+            run = _Run(store, tally, reporter, already_done, len(specs))
+            await run.collect(todo, arena, request.concurrency, folder)
+        is_complete = tally.rows == len(todo)
+    finally:
+        store.close(is_complete=is_complete)
+    rows = [store.finished[spec.key] for spec in specs if spec.key in store.finished]
+    result = _result(workspace.shown(output), len(specs), rows, tally, time.monotonic() - started)
+    write_manifest(
+        output,
+        operation="generate_rollouts",
+        inputs=[prompts],
+        request=request.model_dump(mode="json"),
+        counts={"requested": len(specs), "rows": result.succeeded, "failed": result.failed},
+        run_id=folder.name,
+    )
+    return result
+
+
+class _Run:
+    """The part of a rollout run between opening the files and closing them."""
+
+    def __init__(
+        self,
+        store: RolloutStore,
+        tally: _Tally,
+        reporter: Reporter,
+        already_done: int,
+        total: int,
+    ) -> None:
+        self._store, self._tally, self._reporter = store, tally, reporter
+        self._already_done, self._total = already_done, total
+
+    async def collect(
+        self, todo: list[RolloutSpec], arena: Arena, concurrency: int, folder: Path
+    ) -> None:
+        with AppendLog(folder / "failures.jsonl") as failures:
+
+            async def on_outcome(outcome: Outcome) -> None:
+                if isinstance(outcome, Trajectory):
+                    self._store.finish(outcome)
+                else:
+                    failures.append(_failure_row(outcome))
+                self._tally.add(outcome)
+                self._report()
+
+            self._report()
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._watch_for_cancel, group.cancel_scope)
+                await collect_rollouts(
+                    todo,
+                    arena,
+                    concurrency=concurrency,
+                    on_outcome=on_outcome,
+                    recorder_for=self._store.recorder,
+                )
+                group.cancel_scope.cancel()
+        if self._reporter.is_cancelled():
+            raise RunCancelledError
+
+    def _report(self) -> None:
+        tally = self._tally
+        done = self._already_done + tally.rows + tally.failed.total()
+        self._reporter.metrics(
+            done,
+            {
+                "succeeded": self._already_done + tally.rows,
+                "failed": tally.failed.total(),
+                "calls": tally.calls,
+                "tokens": tally.usage.prompt_tokens + tally.usage.completion_tokens,
+            },
+        )
+        self._reporter.progress(done, self._total, unit="rollouts", phase=PHASE)
+
+    async def _watch_for_cancel(self, scope: anyio.CancelScope) -> None:
+        # A signal handler sets the flag, so there is no event to wait for.
+        while not self._reporter.is_cancelled():  # noqa: ASYNC110
+            await anyio.sleep(_CANCEL_POLL_S)
+        scope.cancel()
+
+
+def _with_system(tasks: list[Task], system: str | None) -> list[Task]:
+    """Puts the system message first, in place of one the row has."""
+    if system is None:
+        return tasks
+    changed: list[Task] = []
+    for task in tasks:
+        rest = [message for message in task.messages if message["role"] != "system"]
+        messages = [{"role": "system", "content": system}, *rest]
+        identity = content_hash({"task": task.task_id, "system": system})
+        changed.append(msgspec.structs.replace(task, messages=messages, task_id=identity))
+    return changed
+
+
+def _settings(workspace: Workspace, request: GenerateRollouts, prompts: Path) -> dict[str, object]:
+    return fingerprint(
+        workspace,
+        request,
+        prompts=prompts,
+        system=request.system,
+        temperature=request.temperature,
+    )
+
+
+def _failure_row(failed: FailedRollout) -> dict[str, object]:
+    return {
+        "task_id": failed.key.task_id,
+        "sample": failed.key.sample,
+        "turns": failed.turns,
+        "class": failed.failure.kind,
+        "message": failed.failure.message,
+    }
+
+
+def _result(
+    output: str, requested: int, rows: list[FinishedRow], tally: _Tally, seconds: float
+) -> RolloutsResult:
+    failed = tally.failed.total()
+    rewards = [row.reward for row in rows if row.reward is not None]
+    return RolloutsResult(
+        output=output,
+        requested=requested,
+        succeeded=len(rows),
+        failed=failed,
+        failed_by_class=dict(tally.failed),
+        omitted=requested - len(rows) - failed,
+        already_done=len(rows) - tally.rows,
+        rewarded=len(rewards),
+        mean_reward=sum(rewards) / len(rewards) if rewards else None,
+        num_success=sum(row.success is True for row in rows),
+        truncated=sum(row.truncated for row in rows),
+        calls=tally.calls,
+        usage=tally.usage,
+        seconds=round(seconds, 3),
+    )

@@ -1,0 +1,1 @@
+"""Teachers: behind an OpenAI-compatible endpoint, or in-process to score the student's tokens."""

@@ -1,0 +1,40 @@
+"""An in-process teacher that scores the student's tokens.
+
+Shapes: N trained tokens of a batch, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stillroom.models.batches import TokenBatch, TokenSequence, collate, microbatches
+from stillroom.models.heads import OutputHead, token_logprobs
+from stillroom.models.load import LoadedModel
+
+
+class LocalTeacher:
+    """Scores given tokens with a frozen model."""
+
+    def __init__(self, loaded: LoadedModel, *, max_batch_tokens: int = 16384) -> None:
+        self.loaded = loaded
+        self._head = OutputHead(loaded.model)
+        self._head.check()
+        self._max_batch_tokens = max_batch_tokens
+
+    @torch.no_grad()
+    def logits(self, batch: TokenBatch) -> Tensor:
+        """Returns the logits that predict the batch's trained tokens, [N, V], without gradient."""
+        return self._head.batch_logits(batch)
+
+    @torch.no_grad()
+    def score_tokens(self, sequences: Sequence[TokenSequence]) -> list[Tensor]:
+        """Returns, for each sequence, the log-probability (nats) of its trained tokens, on CPU."""
+        scores: dict[int, Tensor] = {}
+        lengths = [len(sequence.ids) for sequence in sequences]
+        for group in microbatches(lengths, max_tokens=self._max_batch_tokens):
+            batch = collate([sequences[i] for i in group], device=self.loaded.device)
+            logprobs_N = token_logprobs(self.logits(batch), batch.targets_N).cpu()
+            parts = logprobs_N.split([sequences[i].num_trained for i in group])
+            scores.update(zip(group, parts, strict=True))
+        return [scores[index] for index in range(len(sequences))]

@@ -1,0 +1,260 @@
+"""A teacher behind an OpenAI-compatible chat completions endpoint."""
+
+import hashlib
+import random
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import anyio
+import httpx
+import msgspec
+
+from stillroom.errors import CallFailedError, FailureClass, TeacherError
+from stillroom.settings import read_key
+from stillroom.teachers.providers import Endpoint
+from stillroom.types import (
+    Message,
+    SampledTurn,
+    SamplingSettings,
+    TokenTrace,
+    ToolSchema,
+    Usage,
+)
+
+MAX_ATTEMPTS = 6
+_MAX_WAIT_S = 60.0
+_KEPT_KEYS = ("role", "content", "tool_calls", "reasoning_content", "reasoning_details")
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str = "{}"
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+    id: str | None = None
+
+
+class _Reply(msgspec.Struct):
+    content: Any = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Reply
+    finish_reason: str | None = None
+
+
+class _Completion(msgspec.Struct):
+    """The part of a response that must be as expected."""
+
+    choices: list[_Choice]
+    usage: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Retry:
+    """A failure that another attempt may mend."""
+
+    kind: FailureClass
+    message: str
+    wait_s: float | None = None
+
+
+class OpenAITeacher:
+    """Asks an endpoint for each turn. Use as an async context manager.
+
+    A call is tried again on 429, 5xx, timeouts, lost connections and unreadable bodies, up to
+    `MAX_ATTEMPTS` times. A refused key or an unknown model raises TeacherError and ends the run.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        model: str,
+        sampling: SamplingSettings,
+        *,
+        timeout_s: float = 120.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.model, self.sampling = model, sampling
+        key = read_key(endpoint.api_key_env)
+        self._endpoint = endpoint
+        self._jitter = random.Random(sampling.seed or 0)
+        self._client = httpx.AsyncClient(
+            base_url=endpoint.base_url,
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 30.0)),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            transport=transport,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._client.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def converse(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
+    ) -> AsyncGenerator["HttpConversation"]:
+        """Gives a conversation; the endpoint sees it whole with each turn."""
+        seed = None if self.sampling.seed is None else _seed_of(self.sampling.seed, seed_key)
+        yield HttpConversation(self, list(messages), list(tools), seed)
+
+    async def complete(
+        self, messages: list[Message], tools: list[ToolSchema], *, seed: int | None = None
+    ) -> SampledTurn:
+        """Returns the endpoint's next turn.
+
+        Raises:
+            CallFailedError: every attempt failed, or the request was refused as such.
+            TeacherError: the key or the model was refused; no call can succeed.
+        """
+        body = self._body(messages, tools, seed)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            outcome = await self._attempt(body)
+            if isinstance(outcome, SampledTurn):
+                return outcome
+            if attempt == MAX_ATTEMPTS:
+                raise CallFailedError(outcome.kind, f"{outcome.message} ({attempt} attempts)")
+            await anyio.sleep(self._wait_s(outcome, attempt))
+        raise AssertionError("unreachable")
+
+    def _wait_s(self, retry: _Retry, attempt: int) -> float:
+        if retry.wait_s is not None:
+            return min(retry.wait_s, _MAX_WAIT_S)
+        return min(0.5 * 2**attempt, 30.0) * self._jitter.uniform(0.5, 1.0)
+
+    def _body(self, messages: list[Message], tools: list[ToolSchema], seed: int | None) -> bytes:
+        sampling = self.sampling
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": messages,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+        }
+        if seed is not None:
+            body["seed"] = seed
+        if sampling.top_p < 1:
+            body["top_p"] = sampling.top_p
+        if tools:
+            body["tools"] = tools
+        return msgspec.json.encode(body)
+
+    async def _attempt(self, body: bytes) -> SampledTurn | _Retry:
+        try:
+            response = await self._client.post(
+                "/chat/completions", content=body, headers={"content-type": "application/json"}
+            )
+        except httpx.TimeoutException as error:
+            return _Retry(FailureClass.TIMEOUT, f"no answer in time ({type(error).__name__})")
+        except httpx.TransportError as error:
+            return _Retry(FailureClass.CONNECTION, f"{type(error).__name__}: {error}")
+        if response.status_code == 200:
+            return _turn(response.content)
+        return self._refusal(response)
+
+    def _refusal(self, response: httpx.Response) -> _Retry:
+        status, detail = response.status_code, response.text[:300].strip()
+        message = f"HTTP {status}: {detail}"
+        if status == 429:
+            return _Retry(FailureClass.RATE_LIMIT, message, _retry_after(response))
+        if status >= 500 or status == 408:
+            return _Retry(FailureClass.SERVER_ERROR, message, _retry_after(response))
+        where = f"{self._endpoint.base_url} (model {self.model!r})"
+        if status in (401, 403):
+            raise TeacherError(
+                f"{where} refused the key in {self._endpoint.api_key_env}: {message}",
+                f"check the key in {self._endpoint.api_key_env} and what it may use",
+            )
+        if status == 404:
+            raise TeacherError(
+                f"{where} was not found: {message}", "check base_url and the model's name"
+            )
+        raise CallFailedError(FailureClass.BAD_REQUEST, message)
+
+
+class HttpConversation:
+    """One conversation with an endpoint: the list of its messages."""
+
+    def __init__(
+        self,
+        teacher: OpenAITeacher,
+        messages: list[Message],
+        tools: list[ToolSchema],
+        seed: int | None,
+    ) -> None:
+        self._teacher, self._messages, self._tools, self._seed = teacher, messages, tools, seed
+
+    async def sample(self) -> SampledTurn:
+        """Returns the endpoint's next turn."""
+        turn = await self._teacher.complete(self._messages, self._tools, seed=self._seed)
+        self._messages.append(turn.message)
+        return turn
+
+    def reply(self, call: Message, replies: Sequence[Message]) -> None:
+        """Appends the tools' replies."""
+        self._messages += replies
+
+    def restore(self, turn: SampledTurn) -> None:
+        """Appends a turn that was paid for earlier."""
+        self._messages.append(turn.message)
+
+    def trace(self) -> TokenTrace | None:
+        """Returns None: an endpoint's tokens are not known."""
+        return None
+
+
+def _turn(body: bytes) -> SampledTurn | _Retry:
+    try:
+        completion = msgspec.json.decode(body, type=_Completion)
+        raw: dict[str, Any] = msgspec.json.decode(body)["choices"][0]["message"]
+    except (msgspec.DecodeError, IndexError, UnicodeDecodeError) as error:
+        return _Retry(FailureClass.BAD_RESPONSE, f"unreadable response: {error}")
+    choice = completion.choices[0]
+    message: Any = {"role": "assistant", **{key: raw[key] for key in _KEPT_KEYS if key in raw}}
+    if choice.message.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id or f"call_{index}",
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for index, call in enumerate(choice.message.tool_calls)
+        ]
+    else:
+        message.pop("tool_calls", None)
+    usage = completion.usage or {}
+    finish: Literal["stop", "length"] = "length" if choice.finish_reason == "length" else "stop"
+    return SampledTurn(
+        message=message,
+        finish_reason=finish,
+        usage=Usage(
+            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            completion_tokens=int(usage.get("completion_tokens") or 0),
+        ),
+    )
+
+
+def _seed_of(seed: int, key: str) -> int:
+    """Returns a 31-bit seed that differs between a task's samples."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:4], "big") >> 1
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    try:
+        return max(0.0, float(response.headers.get("retry-after", "")))
+    except ValueError:
+        return None

@@ -1,0 +1,135 @@
+"""From a function's signature to the JSON schema a model sees, and back to checked arguments."""
+
+import inspect
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import SchemaValidator, core_schema
+
+from stillroom.errors import ToolFileError
+from stillroom.types import ToolSchema
+
+INJECTED = "args"
+_PLAIN: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    type(None): {"type": "null"},
+    list: {"type": "array"},
+    dict: {"type": "object"},
+    Any: {},
+}
+
+
+class ArgumentError(Exception):
+    """The model called a tool with arguments that do not fit; the text is meant for the model."""
+
+
+def tool_schema(function: Callable[..., Any]) -> ToolSchema:
+    """Returns the schema of a tool. Raises ToolFileError without a docstring or a type."""
+    description = inspect.getdoc(function)
+    if not description:
+        raise _broken(function, "has no docstring", "say in a docstring what the tool does")
+    hints = _parameter_types(function)
+    parameters = inspect.signature(function).parameters
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: _json_type(function, name, kind) for name, kind in hints.items()},
+        "required": [n for n in hints if parameters[n].default is inspect.Parameter.empty],
+        "additionalProperties": False,
+    }
+    return {
+        "type": "function",
+        "function": {
+            "name": function.__name__,
+            "description": description,
+            "parameters": schema,
+        },
+    }
+
+
+class ArgumentChecker:
+    """Checks and converts the arguments of one tool; text becomes a number where that is exact."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        parameters = inspect.signature(function).parameters
+        # core_schema and not create_model: a parameter may be called `json` or `copy`.
+        fields = {
+            name: core_schema.typed_dict_field(
+                TypeAdapter(kind).core_schema,
+                required=parameters[name].default is inspect.Parameter.empty,
+            )
+            for name, kind in _parameter_types(function).items()
+        }
+        self._validator = SchemaValidator(
+            core_schema.typed_dict_schema(fields, extra_behavior="forbid")
+        )
+
+    def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Returns the arguments as the function's types. Raises ArgumentError for the model."""
+        try:
+            return self._validator.validate_python(arguments)
+        except ValidationError as error:
+            faults = "; ".join(
+                f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
+            )
+            raise ArgumentError(f"wrong arguments: {faults}") from error
+
+
+def wants_task(function: Callable[..., Any]) -> bool:
+    """Returns whether a tool has the parameter `args` that receives the task's metadata."""
+    return INJECTED in inspect.signature(function).parameters
+
+
+def _parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
+    hints = get_type_hints(function)
+    found: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == INJECTED:
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise _broken(function, f"takes *{name}", "name every parameter")
+        if name not in hints:
+            raise _broken(function, f"has no type for parameter {name!r}", "write e.g. `item: str`")
+        found[name] = hints[name]
+    return found
+
+
+def _json_type(function: Callable[..., Any], name: str, kind: Any) -> dict[str, Any]:
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in _PLAIN:
+        return dict(_PLAIN[kind])
+    if origin is Literal:
+        return {"enum": list(inner)}
+    if origin is list:
+        return {"type": "array", "items": _json_type(function, name, inner[0])}
+    if origin is dict:
+        return {
+            "type": "object",
+            "additionalProperties": _json_type(function, name, inner[1]),
+        }
+    if origin in (Union, types.UnionType):
+        return _union(function, name, inner)
+    raise _broken(
+        function,
+        f"has a type the model cannot be told of parameter {name!r}: {kind!r}",
+        "use str, int, float, bool, list, dict, Literal, Optional or a union of these",
+    )
+
+
+def _union(function: Callable[..., Any], name: str, inner: tuple[Any, ...]) -> dict[str, Any]:
+    members = [_json_type(function, name, kind) for kind in inner]
+    some = [member for member in members if member != {"type": "null"}]
+    if len(some) == 1 and len(members) == 2 and set(some[0]) == {"type"}:
+        return {"type": [some[0]["type"], "null"]}
+    return {"anyOf": members}
+
+
+def _broken(function: Callable[..., Any], problem: str, fix: str) -> ToolFileError:
+    code = function.__code__
+    where = f"{Path(code.co_filename)}:{code.co_firstlineno}"
+    return ToolFileError(f"{where}: tool {function.__name__!r} {problem}", fix)

@@ -1,0 +1,135 @@
+"""What tools.py and rewards.py are written with: `@tool`, `@reward` and their arguments."""
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from stillroom.errors import ToolFileError
+
+_MARK = "__stillroom__"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArgs:
+    """What a tool may know of the task it serves; a parameter named `args` receives it."""
+
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class RewardArgs:
+    """What a reward may know of the task it judges."""
+
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    variables: dict[str, Any] = field(default_factory=dict[str, Any])
+    secrets: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class ToolMark:
+    """The options `@tool` was given."""
+
+    sandbox: bool
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RewardMark:
+    """The options `@reward` was given."""
+
+    precondition: bool
+    sandbox: bool
+    timeout_s: float | None
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    *,
+    sandbox: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    """Marks a sync or async function as a tool. Write `@tool` or `@tool(timeout=10)`.
+
+    The docstring is what the model reads; every parameter needs a type. A parameter named `args`
+    receives `ToolArgs` and is hidden from the model. `timeout` is in seconds.
+    """
+    return _marked(function, ToolMark(sandbox=sandbox, timeout_s=timeout))
+
+
+def reward(
+    function: Callable[..., Any] | None = None,
+    *,
+    precondition: bool = False,
+    sandbox: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    """Marks `(args: RewardArgs, messages: list) -> float` as a reward.
+
+    The reward of a rollout is the sum of its rewards; a precondition that gives 0 makes it 0.
+    """
+    return _marked(
+        function, RewardMark(precondition=precondition, sandbox=sandbox, timeout_s=timeout)
+    )
+
+
+def _marked(function: Any, mark: ToolMark | RewardMark) -> Any:
+    def apply(target: Any) -> Any:
+        setattr(target, _MARK, mark)
+        return target
+
+    return apply if function is None else apply(function)
+
+
+def load_user_file(path: Path) -> ModuleType:
+    """Runs the user's Python file with its folder first on the path and returns the module.
+
+    Raises ToolFileError with the file and line where it failed.
+    """
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(f"_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ToolFileError(f"{path} is not a Python file", "give a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ToolFileError(
+            f"{path}:{_line_of(error, path)}: loading failed: {type(error).__name__}: {error}",
+            "mend the file; run it with python to see the whole traceback",
+        ) from error
+    return module
+
+
+def _line_of(error: BaseException, path: Path) -> int:
+    if isinstance(error, SyntaxError) and error.lineno:
+        return error.lineno
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def marked_functions(
+    module: ModuleType, kind: type[ToolMark] | type[RewardMark]
+) -> dict[str, Callable[..., Any]]:
+    """Returns the functions of a loaded user file that carry `@tool` (or `@reward`), by name."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and isinstance(getattr(value, _MARK, None), kind)
+    }
+
+
+def mark_of(function: Callable[..., Any]) -> Any:
+    """Returns the ToolMark or RewardMark of a marked function."""
+    return getattr(function, _MARK)

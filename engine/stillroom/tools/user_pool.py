@@ -1,0 +1,255 @@
+"""Warm child processes for a user's tools.py and rewards.py: as many as the calls need."""
+
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import anyio
+import anyio.abc
+import msgspec
+from anyio.abc import ByteReceiveStream, ByteSendStream
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from stillroom.errors import CallFailedError, FailureClass, ToolFileError
+from stillroom.settings import tool_environment
+from stillroom.tools.base import ToolResult, error_result
+from stillroom.tools.user_worker import (
+    Answer,
+    Broken,
+    CallReward,
+    CallTool,
+    Ready,
+    RewardDescription,
+)
+from stillroom.types import Message, ToolSchema
+
+START_TIMEOUT_S = 60.0
+MAX_LINE_BYTES = 64 << 20
+# A call that waits longer than this for a free worker gets a new one.
+PATIENCE_S = 0.05
+
+_REPLY = msgspec.json.Decoder(Ready | Broken | Answer)
+
+
+class UserPool:
+    """Runs the user's functions in child processes. Use as an async context manager.
+
+    One call at a time runs in a worker, so the user's code needs no locks; slow calls make the
+    pool grow up to `max_workers`. A worker that exceeds a deadline is killed and replaced.
+    """
+
+    def __init__(
+        self,
+        *,
+        tools_file: Path | None,
+        rewards_file: Path | None,
+        tool_timeout_s: float = 60.0,
+        reward_timeout_s: float = 60.0,
+        max_workers: int = 16,
+    ) -> None:
+        self._command = _worker_command(tools_file, rewards_file)
+        self._folder = (tools_file or rewards_file or Path.cwd()).parent
+        self._timeouts = (tool_timeout_s, reward_timeout_s)
+        self._max_workers = max_workers
+        self._idle: deque[_Worker] = deque()
+        self._workers: set[_Worker] = set()
+        self._num_workers = 0
+        self._free = anyio.Condition()
+        self._ready = Ready(tools=[], rewards=[])
+
+    async def __aenter__(self) -> Self:
+        worker = await self._start_worker()
+        self._ready = worker.ready
+        self._idle.append(worker)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            for worker in list(self._workers):
+                await self._discard(worker)
+
+    @property
+    def schemas(self) -> list[ToolSchema]:
+        """The tools of tools.py, in the order they stand in the file."""
+        return [tool.schema for tool in self._ready.tools]
+
+    @property
+    def rewards(self) -> list[RewardDescription]:
+        """The rewards of rewards.py, in the order they stand in the file."""
+        return self._ready.rewards
+
+    async def call(
+        self, name: str, arguments: dict[str, Any], *, metadata: dict[str, Any]
+    ) -> ToolResult:
+        """Runs one tool; its own errors and a passed deadline are results the model reads."""
+        own = next(t.timeout_s for t in self._ready.tools if t.schema["function"]["name"] == name)
+        timeout_s = own or self._timeouts[0]
+        call = CallTool(name=name, arguments=arguments, metadata=metadata)
+        try:
+            answer = await self._ask(call, timeout_s)
+        except TimeoutError:
+            return error_result(f"{name} did not answer within {timeout_s:g} s")
+        except _WorkerDiedError as error:
+            return error_result(f"{name} crashed ({error})")
+        if answer.error is not None:
+            return error_result(answer.error)
+        return ToolResult(content=answer.content, is_error=False)
+
+    async def reward(
+        self,
+        name: str,
+        messages: list[Message],
+        *,
+        metadata: dict[str, Any],
+        variables: dict[str, Any],
+    ) -> float:
+        """Returns one reward of a finished conversation.
+
+        Raises:
+            CallFailedError: the reward raised, crashed, or passed its deadline.
+        """
+        own = next(reward.timeout_s for reward in self._ready.rewards if reward.name == name)
+        timeout_s = own or self._timeouts[1]
+        call = CallReward(name=name, messages=messages, metadata=metadata, variables=variables)
+        try:
+            answer = await self._ask(call, timeout_s)
+        except TimeoutError as error:
+            message = f"reward {name} did not answer within {timeout_s:g} s"
+            raise CallFailedError(FailureClass.REWARD, message) from error
+        except _WorkerDiedError as error:
+            message = f"reward {name} crashed ({error})"
+            raise CallFailedError(FailureClass.REWARD, message) from error
+        if answer.error is not None:
+            raise CallFailedError(FailureClass.REWARD, f"reward {name}: {answer.error}")
+        return answer.reward
+
+    async def _ask(self, call: CallTool | CallReward, timeout_s: float) -> Answer:
+        worker = await self._borrow()
+        try:
+            with anyio.fail_after(timeout_s):
+                answer = await worker.ask(call)
+        except BaseException:
+            # Its answer may still be on the way, so it can serve no other call.
+            with anyio.CancelScope(shield=True):
+                await self._discard(worker)
+            raise
+        async with self._free:
+            self._idle.append(worker)
+            self._free.notify()
+        return answer
+
+    async def _borrow(self) -> "_Worker":
+        while True:
+            with anyio.move_on_after(PATIENCE_S):
+                async with self._free:
+                    while not self._idle:
+                        await self._free.wait()
+                    return self._idle.popleft()
+            if self._num_workers < self._max_workers:
+                return await self._start_worker()
+
+    async def _start_worker(self) -> "_Worker":
+        # Counted before it is up, so that waiting calls do not start more than allowed.
+        self._num_workers += 1
+        try:
+            worker = await _start_worker(self._command, self._folder)
+        except BaseException:
+            self._num_workers -= 1
+            raise
+        self._workers.add(worker)
+        return worker
+
+    async def _discard(self, worker: "_Worker") -> None:
+        self._workers.discard(worker)
+        self._num_workers -= 1
+        await worker.kill()
+
+
+class _WorkerDiedError(Exception):
+    """The worker's process ended in the middle of a call."""
+
+
+class _Worker:
+    """One child process, its pipes, and what it announced."""
+
+    def __init__(
+        self, process: anyio.abc.Process, calls: ByteSendStream, replies: BufferedByteReceiveStream
+    ) -> None:
+        self._process, self._calls, self._replies = process, calls, replies
+        self.ready = Ready(tools=[], rewards=[])
+
+    async def ask(self, call: CallTool | CallReward) -> Answer:
+        """Sends one call and returns its answer."""
+        with _death_as_error(self._process):
+            await self._calls.send(msgspec.json.encode(call) + b"\n")
+        return cast("Answer", await self.read())
+
+    async def read(self) -> Ready | Broken | Answer:
+        """Returns the next message of the process."""
+        with _death_as_error(self._process):
+            line = await self._replies.receive_until(b"\n", MAX_LINE_BYTES)
+        return _REPLY.decode(line)
+
+    async def kill(self) -> None:
+        """Ends the process and everything it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.aclose()
+
+
+async def _start_worker(command: list[str], folder: Path) -> _Worker:
+    """Starts a child process and waits until the user's files are loaded in it."""
+    process = await anyio.open_process(
+        command, cwd=folder, env=tool_environment(), stderr=None, start_new_session=True
+    )
+    calls = cast("ByteSendStream", process.stdin)
+    replies = BufferedByteReceiveStream(cast("ByteReceiveStream", process.stdout))
+    worker = _Worker(process, calls, replies)
+    try:
+        with anyio.fail_after(START_TIMEOUT_S):
+            first = await worker.read()
+        if isinstance(first, Broken):
+            raise ToolFileError(first.problem, first.fix)
+    except (TimeoutError, _WorkerDiedError) as error:
+        await worker.kill()
+        raise ToolFileError(
+            f"the process for {command[-1]} did not start: {error or 'it hung'}",
+            "run the file with python: importing it must end quickly and without an error",
+        ) from error
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await worker.kill()
+        raise
+    worker.ready = cast("Ready", first)
+    return worker
+
+
+@contextmanager
+def _death_as_error(process: anyio.abc.Process) -> Generator[None]:
+    try:
+        yield
+    except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, OSError) as error:
+        code = process.returncode
+        detail = "its process ended" if code is None else f"its process ended with code {code}"
+        raise _WorkerDiedError(detail) from error
+
+
+def _worker_command(tools_file: Path | None, rewards_file: Path | None) -> list[str]:
+    # -P: the folder it starts in must not shadow our modules.
+    command = [sys.executable, "-P", "-m", "stillroom.tools.user_worker"]
+    if tools_file is not None:
+        command += ["--tools", str(tools_file)]
+    if rewards_file is not None:
+        command += ["--rewards", str(rewards_file)]
+    return command

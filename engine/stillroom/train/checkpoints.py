@@ -1,0 +1,36 @@
+"""Checkpoints: a folder that is complete or not there."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from stillroom.demo import DEMO_MODELS
+from stillroom.files import write_json
+from stillroom.models.load import RECORD, CheckpointRecord
+from stillroom.models.resolve import CHECKPOINTS, FINAL, ModelLocation
+from stillroom.train.student import Student
+
+
+def save_checkpoint(run: Path, student: Student, *, method: str, step: int, is_final: bool) -> Path:
+    """Writes the student's weights (or adapter) and tokenizer; returns the checkpoint's folder."""
+    folder = run / CHECKPOINTS / (FINAL if is_final else f"step_{step:06d}")
+    temporary = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    model: Any = student.loaded.model
+    # Nothing here resizes embeddings, and looking whether they changed would ask the hub.
+    model.save_pretrained(
+        temporary, **({"save_embedding_layers": False} if student.is_adapter else {})
+    )
+    student.loaded.tokenizer.save_pretrained(temporary)
+    record = CheckpointRecord(
+        run_id=run.name, method=method, step=step, base_model=_lasting_name(student.base)
+    )
+    write_json(temporary / RECORD, record)
+    temporary.rename(folder)
+    return folder
+
+
+def _lasting_name(base: ModelLocation) -> str:
+    """Returns a name that finds the base again: a demo or hub name, else the folder's full path."""
+    return base.name if base.name in DEMO_MODELS else base.location

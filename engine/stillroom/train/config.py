@@ -1,0 +1,231 @@
+"""config.yml: what it may say, its defaults, and a clear refusal of everything else."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from stillroom.errors import ConfigError
+from stillroom.models.precision import Precision
+from stillroom.train.refusals import REFUSED_VALUES, UNSUPPORTED
+from stillroom.validation import describe_errors
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataSection(_Section):
+    """The rows to train on."""
+
+    train_file: str = "train.jsonl"
+    """Relative to the folder of config.yml."""
+    batch_size: Annotated[int, Field(ge=1, le=4096)]
+    """Rows, pairs or prompts per optimiser step (distill: per iteration)."""
+    group_size: Annotated[int, Field(ge=1, le=64)] = 4
+    """distill: rollouts of each prompt."""
+    val_split: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class ModelSection(_Section):
+    """The student."""
+
+    path: str
+    """Hub id, folder, run id, or demo/student."""
+    qlora_rank: Annotated[int, Field(ge=0, le=1024)] = 32
+    """Rank of the LoRA adapter; 0 trains all weights."""
+    qlora_alpha: Annotated[int, Field(ge=1)] | None = None
+    """Default: twice the rank."""
+    name: str | None = None
+    description: str | None = None
+    precision: Precision = "auto"
+    max_length: Annotated[int, Field(ge=8)] | None = None
+    """sft, dpo: longer rows are left out and counted; default: the model's context."""
+
+    @property
+    def alpha(self) -> int:
+        """The LoRA scale's numerator."""
+        return self.qlora_alpha or 2 * self.qlora_rank
+
+
+class TeacherSection(_Section):
+    """Who scores the student's tokens (distill)."""
+
+    path: str
+    precision: Precision = "auto"
+
+
+class AlgorithmSection(_Section):
+    """How scores become an update (distill)."""
+
+    loss_fn: Literal["importance_sampling", "ppo", "full_reverse_kl"] = "importance_sampling"
+    adv_estimator: Literal["grpo"] = "grpo"
+    """Of rewards, which are tracked and not trained on."""
+    kl_penalty_coef: Annotated[float, Field(gt=0)] = 0.1
+    """β of the advantage -β (log p_student - log p_teacher); full_reverse_kl has none."""
+    clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """ppo: how far the ratio may move."""
+    substeps: Annotated[int, Field(ge=1, le=64)] = 1
+    """Optimiser steps per iteration, each on its share of the rollouts."""
+
+
+class RolloutSection(_Section):
+    """How the student is sampled (distill)."""
+
+    max_turns: Annotated[int, Field(ge=1, le=1000)] = 1
+    max_tokens: Annotated[int, Field(ge=1)] = 2048
+    max_context_window: Annotated[int, Field(ge=16)] = 32768
+    termination_policy: Literal["last_tool"] = "last_tool"
+    """The rollout ends with the first turn that calls no tool."""
+    temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
+    tool_timeout: Annotated[float, Field(gt=0)] = 60.0
+    reward_timeout: Annotated[float, Field(gt=0)] = 60.0
+    include_thinking: bool = False
+    concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Conversations in the running batch."""
+
+
+class TrainerSection(_Section):
+    """The optimiser and how long it runs."""
+
+    num_epochs: Annotated[int, Field(ge=1)]
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    save_step: int = -1
+    """A checkpoint every so many steps; -1: only at the end."""
+    max_steps: Annotated[int, Field(ge=1)] | None = None
+    """distill: iterations; stops earlier than num_epochs would."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """Down to a tenth of the learning rate."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 10
+    """At most a tenth of the run."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    seed: int = 0
+
+
+class DpoSection(_Section):
+    """The preference loss."""
+
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    nll_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Adds this much of the chosen answer's negative log-likelihood per token."""
+
+
+class TrainConfig(_Section):
+    """All of config.yml."""
+
+    project_id: str | None = None
+    project_name: str | None = None
+    description: str | None = None
+    dataset_type: Literal["sft", "dpo", "distill"]
+    data: DataSection
+    model: ModelSection
+    teacher: TeacherSection | None = None
+    algorithm: AlgorithmSection = AlgorithmSection()
+    rollout: RolloutSection = RolloutSection()
+    trainer: TrainerSection
+    dpo: DpoSection = DpoSection()
+
+    @model_validator(mode="after")
+    def _needs_teacher(self) -> "TrainConfig":
+        if self.dataset_type == "distill" and self.teacher is None:
+            raise ValueError("dataset_type distill needs teacher.path: the model that scores")
+        return self
+
+    @model_validator(mode="after")
+    def _ratio_needs_temperature_one(self) -> "TrainConfig":
+        is_ratio = self.algorithm.loss_fn != "full_reverse_kl"
+        if self.dataset_type == "distill" and is_ratio and self.rollout.temperature != 1.0:
+            raise ValueError(
+                "rollout.temperature must be 1.0 with importance_sampling and ppo, whose ratio "
+                "compares with what was sampled"
+            )
+        return self
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Returns the checked configuration of a config.yml or config.json.
+
+    `overrides` are `section.key=value`, the value as YAML.
+    Raises ConfigError that names the key, and the nearest known one for a misspelt key.
+    """
+    raw = _read(path)
+    for override in overrides:
+        _apply(raw, override)
+    _refuse_unsupported(raw, path)
+    try:
+        return TrainConfig.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{path}: {describe_errors(error, TrainConfig)}",
+            "mend the file, or override the key with section.key=value",
+        ) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    try:
+        raw: Any = msgspec.json.decode(data) if path.suffix == ".json" else yaml.safe_load(data)
+    except (yaml.YAMLError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f":{where.line + 1}" if where else ""
+        what = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"{path}{line}: not readable: {what}", "mend the syntax") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(
+            f"{path}: must hold keys and values, not {type(raw).__name__}",
+            "begin with `dataset_type: sft`",
+        )
+    return cast("dict[str, Any]", raw)
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, equals, written = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(
+            f"override {override!r} is not section.key=value", "write e.g. trainer.num_epochs=3"
+        )
+    try:
+        value: Any = yaml.safe_load(written)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: the value is not YAML", "quote it") from error
+    target: Any = raw
+    for part in parts[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"override {override!r}: {part!r} holds a value", "check the key")
+    target[parts[-1]] = value
+
+
+def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:
+    """Names what other systems' configurations may say and this one does not do."""
+    for dotted, (reason, fix) in UNSUPPORTED.items():
+        if _value_at(raw, dotted) not in (None, [], False):
+            raise ConfigError(f"{path}: {dotted} is not supported: {reason}", fix)
+    for (dotted, value), (reason, fix) in REFUSED_VALUES.items():
+        if _value_at(raw, dotted) == value:
+            raise ConfigError(f"{path}: {dotted}: {value} is not supported: {reason}", fix)
+    if isinstance(_value_at(raw, "model.path"), list):
+        raise ConfigError(
+            f"{path}: model.path is a list, and one run trains one model",
+            "start one run for each with the override model.path=…",
+        )
+    if isinstance(_value_at(raw, "teacher.path"), list):
+        raise ConfigError(
+            f"{path}: teacher.path is a list, and several teachers are not supported yet",
+            "give one teacher, or start one run for each dataset",
+        )
+
+
+def _value_at(raw: dict[str, Any], dotted: str) -> Any:
+    value: Any = raw
+    for part in dotted.split("."):
+        value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,147 @@
+"""Direct preference optimisation; the reference is the student as it was at the start."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stillroom.data.formats import DpoRow
+from stillroom.data.render import ChatRenderer
+from stillroom.models.batches import TokenSequence, collate, microbatches
+from stillroom.models.heads import token_logprobs
+from stillroom.train.config import DpoSection
+from stillroom.train.encode import TokenPair, encode_pairs
+from stillroom.train.losses import preference_loss, sum_by_sequence
+from stillroom.train.optimizer import Optimizer
+from stillroom.train.session import Session, TrainResult, batches_of, epoch_order
+from stillroom.train.student import Student
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencedPair:
+    """A pair with the reference's log-probabilities (nats) of both answers."""
+
+    pair: TokenPair
+    chosen: float
+    rejected: float
+
+
+@dataclass(frozen=True, slots=True)
+class PairBatchStats:
+    """Means over the pairs of one batch."""
+
+    loss: float
+    margin: float
+    accuracy: float
+    """Share of pairs whose margin is positive."""
+
+
+def train_dpo(session: Session, rows: Sequence[DpoRow], *, max_length: int) -> TrainResult:
+    """Trains on the pairs and returns the result with the final checkpoint."""
+    config, student = session.config, session.student
+    renderer = ChatRenderer(
+        student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
+    )
+    encoded = encode_pairs(rows, renderer, max_length=max_length)
+    pairs = add_reference(student, encoded.pairs, is_mean=config.dpo.loss == "ipo")
+    batch_size, epochs = config.data.batch_size, config.trainer.num_epochs
+    total_steps = len(batches_of(range(len(pairs)), batch_size)) * epochs
+    optimizer = Optimizer(student.trainable(), config.trainer, total_steps=total_steps)
+    student.module.train()
+    for epoch in range(epochs):
+        order = epoch_order(len(pairs), epoch, config.trainer.seed)
+        for chosen in batches_of(order, batch_size):
+            batch = [pairs[i] for i in chosen]
+            stats = accumulate_preference(student, batch, config.dpo)
+            step = optimizer.step()
+            session.trained_tokens += sum(_num_trained(item.pair) for item in batch)
+            session.after_step(
+                optimizer.num_steps,
+                total_steps,
+                {
+                    "loss": stats.loss,
+                    "margin": stats.margin,
+                    "pair_accuracy": stats.accuracy,
+                    "learning_rate": step.learning_rate,
+                    "grad_norm": step.grad_norm,
+                    "epoch": epoch + 1,
+                },
+            )
+    return session.finish(optimizer.num_steps, rows=len(pairs), skipped=encoded.skipped)
+
+
+@torch.no_grad()
+def add_reference(
+    student: Student, pairs: Sequence[TokenPair], *, is_mean: bool
+) -> list[ReferencedPair]:
+    """Scores both answers of every pair with the student as it is now, before any update."""
+    student.module.eval()
+    scores: dict[int, tuple[float, float]] = {}
+    for group in _pair_groups(student, pairs):
+        chosen_P, rejected_P = _pair_logprobs(student, [pairs[i] for i in group], is_mean=is_mean)
+        both = zip(chosen_P.tolist(), rejected_P.tolist(), strict=True)
+        scores.update(zip(group, both, strict=True))
+    return [ReferencedPair(pair, *scores[index]) for index, pair in enumerate(pairs)]
+
+
+def accumulate_preference(
+    student: Student, batch: Sequence[ReferencedPair], settings: DpoSection
+) -> PairBatchStats:
+    """Adds the gradient of the batch's mean loss, however it is cut into microbatches."""
+    is_mean = settings.loss == "ipo"
+    loss_sum = margin_sum = 0.0
+    num_right = 0
+    for group in _pair_groups(student, [item.pair for item in batch]):
+        items = [batch[i] for i in group]
+        pairs = [item.pair for item in items]
+        chosen_P, rejected_P = _pair_logprobs(student, pairs, is_mean=is_mean)
+        result = preference_loss(
+            chosen_P,
+            rejected_P,
+            chosen_P.new_tensor([item.chosen for item in items]),
+            chosen_P.new_tensor([item.rejected for item in items]),
+            beta=settings.beta,
+            label_smoothing=settings.label_smoothing,
+            kind=settings.loss,
+        )
+        losses_P = result.losses_P
+        if settings.nll_coef > 0:
+            scale_P = chosen_P.new_ones(len(pairs)) if is_mean else _chosen_lengths(chosen_P, pairs)
+            losses_P = losses_P - settings.nll_coef * chosen_P / scale_P
+        (losses_P.sum() / len(batch)).backward()
+        loss_sum += losses_P.sum().item()
+        margin_sum += result.margins_P.sum().item()
+        num_right += int((result.margins_P > 0).sum().item())
+    size = len(batch)
+    return PairBatchStats(loss_sum / size, margin_sum / size, num_right / size)
+
+
+def _chosen_lengths(like: Tensor, pairs: Sequence[TokenPair]) -> Tensor:
+    return like.new_tensor([pair.chosen.num_trained for pair in pairs])
+
+
+def _num_trained(pair: TokenPair) -> int:
+    return pair.chosen.num_trained + pair.rejected.num_trained
+
+
+def _pair_groups(student: Student, pairs: Sequence[TokenPair]) -> list[list[int]]:
+    longest = [2 * max(len(p.chosen.ids), len(p.rejected.ids)) for p in pairs]
+    return list(microbatches(longest, max_tokens=student.max_microbatch_tokens))
+
+
+def _pair_logprobs(
+    student: Student, pairs: Sequence[TokenPair], *, is_mean: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns the log-probability of the chosen and of the rejected answers: sums, or means."""
+    sequences: list[TokenSequence] = [pair.chosen for pair in pairs]
+    sequences += [pair.rejected for pair in pairs]
+    batch = collate(sequences, device=student.loaded.device)
+    with student.autocast():
+        logits_NV = student.head.batch_logits(batch)
+    logprobs_N = token_logprobs(logits_NV, batch.targets_N)
+    sums = sum_by_sequence(logprobs_N, batch.rows_N, len(sequences))
+    if is_mean:
+        sums = sums / sums.new_tensor([sequence.num_trained for sequence in sequences])
+    chosen_P, rejected_P = sums.chunk(2)
+    return chosen_P, rejected_P

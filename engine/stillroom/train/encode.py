@@ -1,0 +1,88 @@
+"""Rows become token sequences; what cannot be trained is left out and counted by reason."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stillroom.data.formats import DpoRow, SftRow
+from stillroom.data.render import ChatRenderer
+from stillroom.errors import DataError
+from stillroom.models.batches import TokenSequence
+
+TOO_LONG = "longer than max_length"
+NOTHING_TRAINED = "no assistant token to train"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPair:
+    """A preference as tokens; only the answers' assistant turns are trained."""
+
+    chosen: TokenSequence
+    rejected: TokenSequence
+
+
+@dataclass(slots=True)
+class EncodedSft:
+    """The rows that can be trained."""
+
+    sequences: list[TokenSequence] = field(default_factory=list[TokenSequence])
+    skipped: Counter[str] = field(default_factory=Counter[str])
+
+
+@dataclass(slots=True)
+class EncodedPairs:
+    """The pairs that can be trained."""
+
+    pairs: list[TokenPair] = field(default_factory=list[TokenPair])
+    skipped: Counter[str] = field(default_factory=Counter[str])
+
+
+def encode_sft(rows: Sequence[SftRow], renderer: ChatRenderer, *, max_length: int) -> EncodedSft:
+    """Returns the rows as sequences. Raises DataError if none is left."""
+    encoded = EncodedSft()
+    for row in rows:
+        rendered = renderer.conversation(row.messages, row.tools)
+        sequence = TokenSequence(rendered.ids, rendered.trained)
+        if reason := _unusable(sequence, max_length):
+            encoded.skipped[reason] += 1
+        else:
+            encoded.sequences.append(sequence)
+    _need_some(len(encoded.sequences), encoded.skipped, max_length)
+    return encoded
+
+
+def encode_pairs(
+    rows: Sequence[DpoRow], renderer: ChatRenderer, *, max_length: int
+) -> EncodedPairs:
+    """Returns the preference rows as pairs. Raises DataError if none is left."""
+    encoded = EncodedPairs()
+    for row in rows:
+        given = sum(message["role"] == "assistant" for message in row.prompt)
+        sides: list[TokenSequence] = []
+        for answer in (row.chosen, row.rejected):
+            rendered = renderer.conversation(
+                [*row.prompt, *answer], row.tools, num_given_turns=given
+            )
+            sides.append(TokenSequence(rendered.ids, rendered.trained))
+        reasons = [reason for side in sides if (reason := _unusable(side, max_length))]
+        if reasons:
+            encoded.skipped[reasons[0]] += 1
+        else:
+            encoded.pairs.append(TokenPair(*sides))
+    _need_some(len(encoded.pairs), encoded.skipped, max_length)
+    return encoded
+
+
+def _unusable(sequence: TokenSequence, max_length: int) -> str | None:
+    if len(sequence.ids) > max_length:
+        return TOO_LONG
+    return NOTHING_TRAINED if sequence.num_trained == 0 else None
+
+
+def _need_some(num_left: int, skipped: Counter[str], max_length: int) -> None:
+    if num_left == 0:
+        why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "no rows"
+        raise DataError(
+            f"no row is left to train on: {why} (max_length {max_length})",
+            "raise model.max_length, or look at the rows with inspect_examples",
+        )

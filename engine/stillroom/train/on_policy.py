@@ -1,0 +1,261 @@
+"""On-policy distillation: the student answers, the teacher scores every token, the student learns.
+
+Each iteration samples rollouts from the student as it is now, with tools; the update lowers the
+reverse KL to the teacher on exactly the tokens that were sampled.
+
+Shapes: N sampled tokens of a microbatch, V vocabulary.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import torch
+from torch import Tensor
+
+from stillroom.data.formats import Task
+from stillroom.models.batches import TokenBatch, TokenSequence, collate, microbatches
+from stillroom.models.divergence import full_reverse_kl
+from stillroom.models.heads import token_logprobs
+from stillroom.policy.hf import HFPolicy
+from stillroom.rollout.arena import check_tools, open_user_pool
+from stillroom.rollout.collect import Arena, Outcome, RolloutSpec, collect_rollouts, key_of
+from stillroom.rollout.journal import RolloutKey
+from stillroom.rollout.rewards import Rewarder
+from stillroom.teachers.local_hf import LocalTeacher
+from stillroom.tools.user_pool import UserPool
+from stillroom.train.config import AlgorithmSection, TrainConfig
+from stillroom.train.losses import (
+    importance_sampling_losses,
+    ppo_losses,
+    reverse_kl_advantages,
+)
+from stillroom.train.optimizer import Optimizer, StepInfo
+from stillroom.train.session import Session, TrainResult, epoch_order
+from stillroom.train.student import Student
+from stillroom.types import SamplingSettings, StopReason, TeacherRecord, Trajectory
+
+# Iterations' sampling seeds must not meet those of other training seeds.
+_SEED_STRIDE = 1_000_003
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSequence:
+    """One rollout of the student as tokens, with the log-probabilities it was sampled with."""
+
+    tokens: TokenSequence
+    sampler_logprobs: list[float]
+    """Of the sampled tokens only, in order (nats)."""
+
+
+@dataclass(slots=True)
+class UpdateStats:
+    """Sums over the tokens of one iteration's update."""
+
+    loss: float = 0.0
+    teacher_kl: float = 0.0
+    logprob_gap: float = 0.0
+    """|trainer - sampler| log-probability of tokens seen before the first optimiser step."""
+    num_tokens: int = 0
+    num_fresh_tokens: int = 0
+    steps: list[StepInfo] = field(default_factory=list[StepInfo])
+
+
+async def train_on_policy(
+    session: Session,
+    tasks: Sequence[Task],
+    teacher: LocalTeacher,
+    *,
+    tools_file: Path | None,
+    rewards_file: Path | None,
+) -> TrainResult:
+    """Trains for the configured iterations and returns the result with the final checkpoint."""
+    config = session.config
+    prompts = _prompt_batches(tasks, config)
+    algorithm = config.algorithm
+    optimizer = Optimizer(
+        session.student.trainable(), config.trainer, total_steps=len(prompts) * algorithm.substeps
+    )
+    async with AsyncExitStack() as stack:
+        pool = await open_user_pool(
+            stack,
+            tools_file=tools_file,
+            rewards_file=rewards_file,
+            tool_timeout_s=config.rollout.tool_timeout,
+            reward_timeout_s=config.rollout.reward_timeout,
+        )
+        check_tools(tasks, pool)
+        rewarder = Rewarder(pool)
+        rewarder.check(tasks)
+        for iteration, chosen in enumerate(prompts):
+            clock = time.monotonic()
+            rollouts = await _sample(session, chosen, pool, rewarder, iteration)
+            sampled_s, clock = time.monotonic() - clock, time.monotonic()
+            sequences = sequences_of(rollouts)
+            stats = await anyio.to_thread.run_sync(
+                _update, session.student, teacher, sequences, optimizer, config, iteration
+            )
+            session.trained_tokens += stats.num_tokens
+            metrics = _metrics(rollouts, stats)
+            metrics |= {"sample_s": sampled_s, "update_s": time.monotonic() - clock}
+            session.after_step(iteration + 1, len(prompts), metrics)
+    return session.finish(len(prompts), rows=len(tasks), skipped={})
+
+
+def _prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task]]:
+    """Returns the prompts of each iteration; a batch may reach into the next epoch."""
+    size, seed = config.data.batch_size, config.trainer.seed
+    stream = [
+        tasks[index]
+        for epoch in range(config.trainer.num_epochs)
+        for index in epoch_order(len(tasks), epoch, seed)
+    ]
+    batches = [stream[start : start + size] for start in range(0, len(stream), size)]
+    return batches[: config.trainer.max_steps]
+
+
+async def _sample(
+    session: Session,
+    tasks: Sequence[Task],
+    pool: UserPool | None,
+    rewarder: Rewarder,
+    iteration: int,
+) -> list[Trajectory]:
+    """Returns the student's rollouts of the tasks, in the order of the tasks."""
+    config, student = session.config, session.student
+    sampling = SamplingSettings(
+        temperature=config.rollout.temperature,
+        max_tokens=config.rollout.max_tokens,
+        seed=config.trainer.seed * _SEED_STRIDE + iteration,
+    )
+    group = config.data.group_size
+    specs = [RolloutSpec(t, i * group + g) for i, t in enumerate(tasks) for g in range(group)]
+    done: dict[RolloutKey, Trajectory] = {}
+
+    async def keep(outcome: Outcome) -> None:
+        if isinstance(outcome, Trajectory):
+            done[key_of(outcome)] = outcome
+
+    student.module.eval()
+    policy = HFPolicy(
+        student.loaded,
+        sampling,
+        max_rows=min(config.rollout.concurrency, len(specs)),
+        max_context=config.rollout.max_context_window,
+        include_thinking=config.rollout.include_thinking,
+    )
+    teacher = TeacherRecord(provider="student", model=config.model.path, settings=sampling)
+    async with policy:
+        arena = Arena(policy, teacher, pool, rewarder, config.rollout.max_turns)
+        await collect_rollouts(
+            specs, arena, concurrency=config.rollout.concurrency, on_outcome=keep
+        )
+    return [done[spec.key] for spec in specs if spec.key in done]
+
+
+def sequences_of(rollouts: Sequence[Trajectory]) -> list[SampledSequence]:
+    """Returns the rollouts' exact tokens; one in which nothing was sampled teaches nothing."""
+    sequences: list[SampledSequence] = []
+    for rollout in rollouts:
+        trace = rollout.tokens
+        if trace is None or not any(trace.sampled):
+            continue
+        marked = zip(trace.sampled, trace.logprobs, strict=True)
+        logprobs = [logprob for is_sampled, logprob in marked if is_sampled]
+        sequences.append(SampledSequence(TokenSequence(trace.ids, trace.sampled), logprobs))
+    return sequences
+
+
+def _update(
+    student: Student,
+    teacher: LocalTeacher,
+    sequences: Sequence[SampledSequence],
+    optimizer: Optimizer,
+    config: TrainConfig,
+    iteration: int,
+) -> UpdateStats:
+    """Takes the iteration's optimiser steps, each on its share of the rollouts."""
+    stats = UpdateStats()
+    student.module.train()
+    order = epoch_order(len(sequences), iteration, config.trainer.seed + 1)
+    num_steps = config.algorithm.substeps
+    shares = [order[i::num_steps] for i in range(num_steps)]
+    for share in shares:
+        chosen = [sequences[i] for i in share]
+        _accumulate(student, teacher, chosen, config.algorithm, stats)
+        # Also with an empty share, so that the schedule goes on as planned.
+        stats.steps.append(optimizer.step())
+    return stats
+
+
+def _accumulate(
+    student: Student,
+    teacher: LocalTeacher,
+    sequences: Sequence[SampledSequence],
+    algorithm: AlgorithmSection,
+    stats: UpdateStats,
+) -> None:
+    """Adds the gradient of the mean token loss of one optimiser step's rollouts."""
+    num_tokens = sum(sequence.tokens.num_trained for sequence in sequences)
+    lengths = [len(sequence.tokens.ids) for sequence in sequences]
+    for group in microbatches(lengths, max_tokens=student.max_microbatch_tokens):
+        members = [sequences[i] for i in group]
+        batch = collate([member.tokens for member in members], device=student.loaded.device)
+        sampler_N = torch.tensor(
+            [logprob for member in members for logprob in member.sampler_logprobs],
+            device=student.loaded.device,
+        )
+        with student.autocast():
+            student_NV = student.head.batch_logits(batch)
+        teacher_NV = teacher.logits(batch)
+        losses_N = _token_losses(student_NV, teacher_NV, sampler_N, batch, algorithm, stats)
+        loss = losses_N.sum() / num_tokens
+        loss.backward()
+        stats.loss += losses_N.sum().item()
+        stats.num_tokens += batch.num_trained
+
+
+def _token_losses(
+    student_NV: Tensor,
+    teacher_NV: Tensor,
+    sampler_N: Tensor,
+    batch: TokenBatch,
+    algorithm: AlgorithmSection,
+    stats: UpdateStats,
+) -> Tensor:
+    """Returns the loss of each sampled token and adds to the statistics."""
+    student_N = token_logprobs(student_NV, batch.targets_N)
+    teacher_N = token_logprobs(teacher_NV, batch.targets_N)
+    stats.teacher_kl += (sampler_N - teacher_N).sum().item()
+    if not stats.steps:
+        stats.logprob_gap += (student_N.detach() - sampler_N).abs().sum().item()
+        stats.num_fresh_tokens += batch.num_trained
+    if algorithm.loss_fn == "full_reverse_kl":
+        return full_reverse_kl(student_NV, teacher_NV)
+    advantages_N = reverse_kl_advantages(sampler_N, teacher_N, coef=algorithm.kl_penalty_coef)
+    if algorithm.loss_fn == "ppo":
+        return ppo_losses(student_N, sampler_N, advantages_N, clip_ratio=algorithm.clip_ratio)
+    return importance_sampling_losses(student_N, sampler_N, advantages_N)
+
+
+def _metrics(rollouts: Sequence[Trajectory], stats: UpdateStats) -> dict[str, float]:
+    num, tokens = max(1, len(rollouts)), max(1, stats.num_tokens)
+    metrics = {
+        "teacher_kl": stats.teacher_kl / tokens,
+        "loss": stats.loss / tokens,
+        "logprob_gap": stats.logprob_gap / max(1, stats.num_fresh_tokens),
+        "response_tokens": stats.num_tokens / num,
+        "turns": sum(rollout.turns for rollout in rollouts) / num,
+        "truncated": sum(rollout.truncated for rollout in rollouts) / num,
+        "out_of_turns": sum(r.stop_reason is StopReason.MAX_TURNS for r in rollouts) / num,
+        "tool_errors": sum(rollout.tool_errors for rollout in rollouts) / num,
+        "grad_norm": stats.steps[-1].grad_norm,
+        "learning_rate": stats.steps[-1].learning_rate,
+    }
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    if rewards:
+        metrics["reward"] = sum(rewards) / len(rewards)
+    return metrics

@@ -1,0 +1,81 @@
+"""The optimiser step: clipped gradients, AdamW, and the learning rate's schedule."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from stillroom.errors import EngineError
+from stillroom.train.config import TrainerSection
+
+_FINAL_SHARE = 0.1
+
+
+class DivergedError(EngineError):
+    """Training produced numbers that are not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """What one optimiser step did."""
+
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+
+
+def learning_rate_at(step: int, total_steps: int, settings: TrainerSection) -> float:
+    """Returns the learning rate of step 0 … total_steps-1.
+
+    It rises over the warm-up (at most a tenth of the run), then falls to a tenth by the schedule.
+    """
+    warmup = min(settings.warmup_steps, total_steps // 10)
+    if step < warmup:
+        return settings.learning_rate * (step + 1) / (warmup + 1)
+    share = (step - warmup) / max(1, total_steps - warmup)
+    match settings.schedule:
+        case "constant":
+            factor = 1.0
+        case "linear":
+            factor = 1 - (1 - _FINAL_SHARE) * share
+        case "cosine":
+            cosine = 0.5 * (1 + math.cos(math.pi * share))
+            factor = _FINAL_SHARE + (1 - _FINAL_SHARE) * cosine
+    return settings.learning_rate * factor
+
+
+class Optimizer:
+    """AdamW over the trained parameters, one step at a time."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], settings: TrainerSection, *, total_steps: int
+    ) -> None:
+        self._parameters = list(parameters)
+        self._settings = settings
+        self._total_steps = total_steps
+        self._adam = torch.optim.AdamW(
+            self._parameters,
+            lr=settings.learning_rate,
+            betas=(0.9, settings.adam_beta2),
+            weight_decay=settings.weight_decay,
+        )
+        self.num_steps = 0
+
+    def step(self) -> StepInfo:
+        """Applies the gradients and clears them. Raises DivergedError if they aren't finite."""
+        rate = learning_rate_at(self.num_steps, self._total_steps, self._settings)
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm).item()
+        if not math.isfinite(norm):
+            raise DivergedError(
+                f"the gradient of step {self.num_steps} is {norm}: training has diverged",
+                "lower trainer.learning_rate (a tenth is a good try); checkpoints written before "
+                "are good",
+            )
+        self._adam.step()
+        self._adam.zero_grad(set_to_none=True)
+        self.num_steps += 1
+        return StepInfo(norm, rate)

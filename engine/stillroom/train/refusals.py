@@ -1,0 +1,63 @@
+"""What config.yml of other systems may ask for and is not done here: named, never ignored."""
+
+_HOSTED = "it belongs to a hosted service"
+
+UNSUPPORTED: dict[str, tuple[str, str]] = {
+    "max_billing": (_HOSTED, "leave it out: training here runs on your own machine"),
+    "evals": (
+        "evaluations run on their own",
+        "leave it out and run evaluate_model on the run's checkpoints",
+    ),
+    "model.quantization": (
+        "weights are trained in fp32 or bf16",
+        "leave it out; a LoRA adapter (qlora_rank) keeps memory low",
+    ),
+    "teacher.agentic": ("the student alone acts", "leave it out"),
+    "rollout.mcp_url": (
+        "tools come from tools.py",
+        "write the tools in tools.py beside config.yml",
+    ),
+    "rollout.max_tool_response": (
+        "tool replies are not cut",
+        "leave it out and cut the text in tools.py",
+    ),
+    "rollout.rollout_timeout": (
+        "each tool call has its own deadline",
+        "use rollout.tool_timeout and rollout.max_turns",
+    ),
+    "rollout.reasoning_mode": (
+        "the student's chat template decides",
+        "leave it out",
+    ),
+    "trainer.wandb_project": (
+        "metrics go to the run's events.jsonl",
+        "leave it out and read the run with get_run",
+    ),
+    "wandb_project": ("metrics go to the run's events.jsonl", "leave it out"),
+    "launcher": ("training runs in one process", "leave it out"),
+}
+"""By dotted key: why, and what to do. A key that is null, false or an empty list asks nothing."""
+
+REFUSED_VALUES: dict[tuple[str, str], tuple[str, str]] = {
+    ("dataset_type", "rl"): (
+        "reinforcement learning from rewards alone " + _HOSTED,
+        "use dataset_type distill with a teacher that scores tokens, or sft on filtered rollouts",
+    ),
+    ("dataset_type", "midtrain"): (
+        "training on plain text " + _HOSTED,
+        "use dataset_type sft with rows of messages",
+    ),
+    ("algorithm.adv_estimator", "gae"): (
+        "rewards are tracked, not trained on",
+        "leave it out",
+    ),
+    ("algorithm.adv_estimator", "reinforce"): (
+        "rewards are tracked, not trained on",
+        "leave it out",
+    ),
+    ("rollout.termination_policy", "max_turns"): (
+        "a rollout ends with the first turn that calls no tool",
+        "use last_tool and limit the turns with rollout.max_turns",
+    ),
+}
+"""By dotted key and value: why, and what to do."""

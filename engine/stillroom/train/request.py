@@ -1,0 +1,77 @@
+"""What a training run is asked to do, and all that can be checked before a model is loaded."""
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stillroom.data.formats import RowFormat, read_rows
+from stillroom.errors import ConfigError
+from stillroom.models.resolve import locate_model
+from stillroom.models.scoring import refuse_api_teacher
+from stillroom.settings import Workspace
+from stillroom.train.config import TrainConfig, load_config
+
+_CHECKED_ROWS = 1000
+_FORMATS = {
+    "sft": RowFormat.SFT,
+    "dpo": RowFormat.DPO,
+    "distill": RowFormat.PROMPTS,
+}
+
+
+class StartTraining(BaseModel):
+    """Ask for training: config.yml says the method, the data and the models."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config: Annotated[str, Field(description="Path of config.yml")] = "config.yml"
+    overrides: Annotated[
+        tuple[str, ...], Field(description="section.key=value, e.g. trainer.num_epochs=3")
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """A checked request: the configuration and where its files are."""
+
+    config: TrainConfig
+    config_file: Path
+    train_file: Path
+    tools_file: Path | None
+    """tools.py beside config.yml, for distill."""
+    rewards_file: Path | None
+
+
+def plan_request(workspace: Workspace, request: StartTraining) -> TrainingPlan:
+    """Returns the checked plan. Raises an EngineError that says what is wrong, loading nothing."""
+    config_file = workspace.existing(request.config, what="config")
+    config = load_config(config_file, request.overrides)
+    folder = config_file.parent
+    train_file = folder / config.data.train_file
+    if not train_file.is_file():
+        raise ConfigError(
+            f"{config_file}: data.train_file {config.data.train_file!r} does not exist in {folder}",
+            "write the file there, or set data.train_file relative to config.yml",
+        )
+    for _ in itertools.islice(read_rows(train_file, _FORMATS[config.dataset_type]), _CHECKED_ROWS):
+        pass
+    locate_model(workspace, config.model.path)
+    if config.dataset_type == "distill" and config.teacher is not None:
+        refuse_api_teacher(config.teacher.path)
+        locate_model(workspace, config.teacher.path)
+    acts = config.dataset_type == "distill"
+    return TrainingPlan(
+        config,
+        config_file,
+        train_file,
+        tools_file=_beside(folder, "tools.py") if acts else None,
+        rewards_file=_beside(folder, "rewards.py") if acts else None,
+    )
+
+
+def _beside(folder: Path, name: str) -> Path | None:
+    path = folder / name
+    return path if path.is_file() else None

@@ -1,0 +1,62 @@
+"""A training run: from a checked plan to the final checkpoint."""
+
+import functools
+import time
+from pathlib import Path
+
+import anyio
+
+from stillroom.data.formats import load_dpo_rows, load_sft_rows, load_tasks
+from stillroom.errors import ConfigError
+from stillroom.files import write_json
+from stillroom.models.load import load_model
+from stillroom.models.pairing import check_pair
+from stillroom.models.resolve import locate_model
+from stillroom.reporting import Reporter
+from stillroom.settings import Workspace
+from stillroom.teachers.local_hf import LocalTeacher
+from stillroom.train.config import TrainConfig
+from stillroom.train.dpo import train_dpo
+from stillroom.train.on_policy import train_on_policy
+from stillroom.train.request import StartTraining, TrainingPlan, plan_request
+from stillroom.train.session import Session, TrainResult
+from stillroom.train.sft import train_sft
+from stillroom.train.student import Student, load_student
+
+
+def train(
+    workspace: Workspace, request: StartTraining, *, folder: Path, reporter: Reporter
+) -> TrainResult:
+    """Trains as config.yml says; checkpoints are written under the run's folder."""
+    started = time.monotonic()
+    plan = plan_request(workspace, request)
+    config = plan.config
+    write_json(folder / "config.json", config.model_dump(mode="json"))
+    student = load_student(workspace, config.model, seed=config.trainer.seed)
+    session = Session(config, student, folder, reporter, started)
+    max_length = min(config.model.max_length or student.loaded.max_context,
+                     student.loaded.max_context)  # fmt: skip
+    match config.dataset_type:
+        case "sft":
+            return train_sft(session, load_sft_rows(plan.train_file), max_length=max_length)
+        case "dpo":
+            return train_dpo(session, load_dpo_rows(plan.train_file), max_length=max_length)
+        case "distill":
+            return _distill(workspace, session, plan)
+
+
+def _distill(workspace: Workspace, session: Session, plan: TrainingPlan) -> TrainResult:
+    teacher = _load_teacher(workspace, plan.config, session.student)
+    work = functools.partial(
+        train_on_policy, tools_file=plan.tools_file, rewards_file=plan.rewards_file
+    )
+    return anyio.run(work, session, load_tasks(plan.train_file), teacher)
+
+
+def _load_teacher(workspace: Workspace, config: TrainConfig, student: Student) -> LocalTeacher:
+    if config.teacher is None:
+        raise ConfigError("dataset_type distill needs teacher.path", "name the teacher's model")
+    location = locate_model(workspace, config.teacher.path)
+    loaded = load_model(workspace, location, precision=config.teacher.precision)
+    check_pair(student.loaded, loaded)
+    return LocalTeacher(loaded)

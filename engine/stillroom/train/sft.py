@@ -1,0 +1,93 @@
+"""Supervised fine-tuning: the negative log-likelihood of the assistant's tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stillroom.data.formats import SftRow
+from stillroom.data.render import ChatRenderer
+from stillroom.models.batches import TokenSequence, collate, microbatches
+from stillroom.models.heads import token_logprobs
+from stillroom.train.encode import encode_sft
+from stillroom.train.optimizer import Optimizer
+from stillroom.train.session import Session, TrainResult, batches_of, epoch_order
+from stillroom.train.student import Student
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLoss:
+    """A batch's loss: the mean over its trained tokens (nats)."""
+
+    loss: float
+    num_tokens: int
+
+
+def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> TrainResult:
+    """Trains on the rows and returns the result with the final checkpoint."""
+    config, student = session.config, session.student
+    renderer = ChatRenderer(
+        student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
+    )
+    encoded = encode_sft(rows, renderer, max_length=max_length)
+    train, held_out = split_validation(encoded.sequences, config.data.val_split)
+    batch_size, epochs = config.data.batch_size, config.trainer.num_epochs
+    per_epoch = len(batches_of(range(len(train)), batch_size))
+    optimizer = Optimizer(student.trainable(), config.trainer, total_steps=per_epoch * epochs)
+    student.module.train()
+    for epoch in range(epochs):
+        order = epoch_order(len(train), epoch, config.trainer.seed)
+        for chosen in batches_of(order, batch_size):
+            batch = accumulate_nll(student, [train[i] for i in chosen])
+            step = optimizer.step()
+            session.trained_tokens += batch.num_tokens
+            metrics = {
+                "loss": batch.loss,
+                "learning_rate": step.learning_rate,
+                "grad_norm": step.grad_norm,
+                "epoch": epoch + 1,
+            }
+            if held_out and optimizer.num_steps % per_epoch == 0:
+                metrics["val_loss"] = validation_loss(student, held_out)
+            session.after_step(optimizer.num_steps, per_epoch * epochs, metrics)
+    return session.finish(optimizer.num_steps, rows=len(train), skipped=encoded.skipped)
+
+
+def split_validation(
+    sequences: Sequence[TokenSequence], share: float
+) -> tuple[list[TokenSequence], list[TokenSequence]]:
+    """Returns the rows to train on and the last `share` of them, held out for validation."""
+    num_held_out = min(len(sequences) - 1, round(len(sequences) * share))
+    cut = len(sequences) - num_held_out
+    return list(sequences[:cut]), list(sequences[cut:])
+
+
+def accumulate_nll(student: Student, sequences: Sequence[TokenSequence]) -> BatchLoss:
+    """Adds the gradient of the batch's mean token loss, however it is cut into microbatches."""
+    num_tokens = sum(sequence.num_trained for sequence in sequences)
+    total = 0.0
+    lengths = [len(sequence.ids) for sequence in sequences]
+    for group in microbatches(lengths, max_tokens=student.max_microbatch_tokens):
+        loss = _nll(student, [sequences[i] for i in group]) / num_tokens
+        loss.backward()
+        total += loss.item()
+    return BatchLoss(total, num_tokens)
+
+
+@torch.no_grad()
+def validation_loss(student: Student, sequences: Sequence[TokenSequence]) -> float:
+    """Returns the mean loss (nats) over all trained tokens of held-out rows."""
+    student.module.eval()
+    lengths = [len(sequence.ids) for sequence in sequences]
+    groups = microbatches(lengths, max_tokens=student.max_microbatch_tokens)
+    total = sum(_nll(student, [sequences[i] for i in group]).item() for group in groups)
+    student.module.train()
+    return total / sum(sequence.num_trained for sequence in sequences)
+
+
+def _nll(student: Student, sequences: Sequence[TokenSequence]) -> torch.Tensor:
+    """Returns the summed negative log-likelihood (nats) of the trained tokens."""
+    batch = collate(sequences, device=student.loaded.device)
+    with student.autocast():
+        logits_NV = student.head.batch_logits(batch)
+    return -token_logprobs(logits_NV, batch.targets_N).sum()

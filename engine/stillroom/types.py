@@ -1,0 +1,143 @@
+"""The words every layer shares: messages, tool calls, turns, trajectories, usage."""
+
+from enum import StrEnum
+from typing import Any, Literal, Required, TypedDict
+
+import msgspec
+
+from stillroom.errors import FailureClass
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class FunctionCall(TypedDict, total=False):
+    """The function half of a tool call; `arguments` is a JSON string, as models write it."""
+
+    name: Required[str]
+    arguments: Required[str]
+
+
+class ToolCall(TypedDict, total=False):
+    """One tool call of an assistant message, in the OpenAI shape."""
+
+    id: Required[str]
+    type: Literal["function"]
+    function: Required[FunctionCall]
+
+
+class Message(TypedDict, total=False):
+    """One chat message in the OpenAI shape. Keys not named here are kept as they came."""
+
+    role: Required[Role]
+    content: str | list[dict[str, Any]] | None
+    tool_calls: list[ToolCall]
+    tool_call_id: str
+    name: str
+    reasoning_content: str
+
+
+class ToolSchema(TypedDict):
+    """A tool as a model sees it: `{"type": "function", "function": {name, description, ...}}`."""
+
+    type: Literal["function"]
+    function: dict[str, Any]
+
+
+class StopReason(StrEnum):
+    """Why a rollout ended."""
+
+    ANSWERED = "answered"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    CONTEXT_WINDOW = "context_window"
+    ERROR = "error"
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """An infrastructure failure of one rollout, kept on its trajectory."""
+
+    kind: FailureClass = msgspec.field(name="class")
+    message: str
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens a rollout or a call was billed for (or would be)."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+        )
+
+
+class TokenTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """The exact tokens of an in-process rollout: what was fed and what was sampled.
+
+    `sampled[i]` is True where the policy chose `ids[i]`; `logprobs[i]` is its log-probability in
+    nats under the policy at temperature 1 (0.0 where it was not sampled).
+    """
+
+    ids: list[int]
+    sampled: list[bool]
+    logprobs: list[float]
+
+
+class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a policy samples. `max_tokens` bounds one assistant turn.
+
+    With a seed, each conversation's draws follow from the seed, its task and its sample number.
+    """
+
+    temperature: float = 0.7
+    top_p: float = 1.0
+    max_tokens: int = 2048
+    seed: int | None = None
+
+
+class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """One assistant turn as a policy or teacher returned it.
+
+    `token_ids` and `logprobs` (nats, temperature 1) are there when the policy is in-process.
+    """
+
+    message: Message
+    finish_reason: Literal["stop", "length", "context"]
+    usage: Usage
+    token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+
+
+class TeacherRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Who produced a rollout, and with which settings."""
+
+    provider: str
+    model: str
+    settings: SamplingSettings
+
+
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished rollout: a line of a rollouts file."""
+
+    id: str
+    task_id: str
+    sample: int
+    messages: list[Message]
+    tools: list[ToolSchema]
+    metadata: dict[str, Any]
+    reward: float | None
+    rewards: dict[str, float]
+    success: bool | None
+    stop_reason: StopReason
+    turns: int
+    truncated: bool
+    tool_errors: int
+    error: Failure | None
+    usage: Usage
+    cost_usd: float | None
+    teacher: TeacherRecord
+    started_at: str
+    duration_s: float
+    tokens: TokenTrace | None = None

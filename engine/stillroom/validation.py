@@ -1,0 +1,48 @@
+"""From pydantic's errors to sentences that name the field, what is wrong, and the nearest name."""
+
+import difflib
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+
+def describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
+    """Returns all faults of a validation as one text, without links or type names of pydantic."""
+    return "; ".join(_sentence(fault, model) for fault in error.errors(include_url=False))
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Returns " (did you mean 'x'?)" for a misspelt name, or "" if none is near."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _sentence(fault: Any, model: type[BaseModel]) -> str:
+    path = [str(part) for part in fault["loc"]]
+    where = ".".join(path)
+    match fault["type"]:
+        case "extra_forbidden":
+            known = _fields_at(model, path[:-1])
+            hint = nearest(path[-1], known) or f" (known: {', '.join(known)})"
+            return f"{where} is not known{hint}"
+        case "missing":
+            return f"{where} is required"
+        case "value_error":
+            return f"{where + ': ' if where else ''}{fault['ctx']['error']}"
+        case _:
+            given = repr(fault["input"])
+            shown = given if len(given) <= 60 else given[:57] + "…"
+            return f"{where}: {fault['msg'][0].lower()}{fault['msg'][1:]}, not {shown}"
+
+
+def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """Returns the field names of the model that stands at a path of nested models."""
+    for part in path:
+        field = model.model_fields.get(part)
+        inner = [field.annotation, *get_args(field.annotation)] if field else []
+        models = [kind for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not models:
+            return []
+        model = models[0]
+    return list(model.model_fields)

@@ -1,0 +1,1 @@
+"""Stillroom's doors: the MCP server and the command line over `stillroom.api`."""

@@ -1,0 +1,63 @@
+"""From an operation's result to what an agent reads, and the schema of it."""
+
+from typing import Any
+
+import msgspec
+from stillroom.api import RunReport
+
+from stillroom_mcp.next_steps import poll_after_s
+from stillroom_mcp.operations import Operation
+
+_REF = "#/$defs/{name}"
+
+
+def structured(operation: Operation, request: Any, result: msgspec.Struct) -> dict[str, Any]:
+    """Returns the result as JSON values, with `next_step` (and for runs when to look again)."""
+    answer: dict[str, Any] = msgspec.to_builtins(result)
+    if isinstance(result, RunReport):
+        answer["poll_after_s"] = poll_after_s(result)
+    answer["next_step"] = operation.next_step(request, result)
+    return answer
+
+
+def output_schema(operation: Operation) -> dict[str, Any]:
+    """Returns the JSON schema of what `structured` gives; its root is an object."""
+    (root,), definitions = msgspec.json.schema_components([operation.result], ref_template=_REF)
+    schema: dict[str, Any] = definitions.pop(root["$ref"].removeprefix("#/$defs/"))
+    properties = dict(schema["properties"])
+    required = list(schema["required"])
+    if operation.result is RunReport:
+        properties["poll_after_s"] = {"type": ["number", "null"]}
+        required.append("poll_after_s")
+    properties["next_step"] = {"type": "string"}
+    required.append("next_step")
+    schema |= {"properties": properties, "required": required}
+    return {**schema, "$defs": definitions} if definitions else schema
+
+
+def input_schema(operation: Operation) -> dict[str, Any]:
+    """Returns the JSON schema of the request, without what a model need not read."""
+    schema: dict[str, Any] = operation.request.model_json_schema()
+    schema.pop("description", None)
+    return _plain(schema)
+
+
+def _plain(value: Any) -> Any:
+    """Takes out titles, and writes `X or null, default null` as X: leaving it out says null."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    # A property may itself be called title, so only strings are titles.
+    plain = {
+        key: _plain(inner)
+        for key, inner in value.items()
+        if not (key == "title" and isinstance(inner, str))
+    }
+    choices = plain.get("anyOf")
+    if isinstance(choices, list) and plain.get("default", "") is None:
+        some = [choice for choice in choices if choice != {"type": "null"}]
+        if len(some) == 1:
+            rest = {key: inner for key, inner in plain.items() if key not in ("anyOf", "default")}
+            return {**rest, **some[0]}
+    return plain

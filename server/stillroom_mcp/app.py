@@ -1,0 +1,29 @@
+"""The MCP server: every operation as a tool, over stdio."""
+
+from mcp.server.mcpserver import MCPServer
+from stillroom import __version__
+from stillroom.settings import Workspace
+
+from stillroom_mcp.operations import OPERATIONS
+from stillroom_mcp.tools import tool_for
+
+INSTRUCTIONS = """\
+Stillroom distils a strong teacher into a small model the user owns.
+Off-policy: generate_rollouts -> filter_dataset -> convert_rollouts -> start_training (sft).
+Preferences: make_dpo_pairs -> start_training (dpo). On-policy: start_training (distill).
+evaluate_model before and after each stage, then compare_evaluations.
+Every result has next_step. Runs go on without this server: look at them with get_run.
+Try it without key or GPU: create_project(template=demo), provider demo.
+"""
+
+
+def build_server(workspace: Workspace) -> MCPServer:
+    """Returns the server for one workspace."""
+    return MCPServer(
+        "stillroom",
+        title="Stillroom",
+        version=__version__,
+        instructions=INSTRUCTIONS,
+        tools=[tool_for(operation, workspace) for operation in OPERATIONS],
+        log_level="WARNING",
+    )

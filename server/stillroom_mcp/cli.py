@@ -1,0 +1,169 @@
+"""The command line: the same operations in the same words, for people and scripts."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from stillroom import __version__
+from stillroom.errors import EngineError
+from stillroom.settings import open_workspace
+from stillroom.validation import describe_errors, nearest
+
+from stillroom_mcp import commands
+from stillroom_mcp.operations import OPERATIONS, Operation
+
+EXIT_USAGE = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says which name was probably meant, and how to see all of them."""
+
+    def error(self, message: str) -> Any:
+        hint = ""
+        if "invalid choice: '" in message:
+            hint = nearest(message.split("'")[1], [o.name.replace("_", "-") for o in OPERATIONS])
+        elif message.startswith("unrecognized arguments: "):
+            given = message.removeprefix("unrecognized arguments: ").split()[0]
+            hint = nearest(given, sorted(self._option_string_actions))
+        short = message.split(" (choose from", maxsplit=1)[0]
+        self.exit(EXIT_USAGE, f"{self.prog}: {short}{hint}\nfix: see `{self.prog} --help`\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits with 0 (done), 1 (failed) or 2 (wrong usage)."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser, by_command = build_parser()
+    options, unknown = parser.parse_known_args(given)
+    if unknown:
+        by_command[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    try:
+        sys.exit(_run(options))
+    except EngineError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped looking; a run that was started goes on (stillroom list-runs)\n")
+        sys.exit(130)
+
+
+def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Returns the parser and those of its commands, by name."""
+    parser = _Parser(prog="stillroom", description="Distil a strong teacher into your own model.")
+    parser.add_argument("--version", action="version", version=f"stillroom {__version__}")
+    added = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    by_command: dict[str, argparse.ArgumentParser] = {}
+    for operation in OPERATIONS:
+        name = operation.name.replace("_", "-")
+        sub = added.add_parser(name, help=operation.description, description=operation.description)
+        _add_fields(sub, operation)
+        _add_common(sub)
+        if operation.starts_run:
+            sub.add_argument(
+                "--detach", action="store_true", help="return at once; the run goes on"
+            )
+        by_command[name] = sub
+    by_command["serve"] = _add_serve(added)
+    by_command["demo"] = _add_demo(added)
+    by_command["report"] = _add_report(added)
+    return parser, by_command
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON line")
+
+
+def _add_serve(added: Any) -> argparse.ArgumentParser:
+    text = "Run the MCP server on standard input and output."
+    parser = added.add_parser("serve", help=text, description=text)
+    parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
+    return parser
+
+
+def _add_demo(added: Any) -> argparse.ArgumentParser:
+    text = "Run a whole distillation on the embedded world, through the MCP server."
+    parser = added.add_parser("demo", help=text, description=text)
+    parser.add_argument("folder", nargs="?", default="demo-project", help="new project folder")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--smoke", action="store_true", help="a short version of every stage")
+    return parser
+
+
+def _add_report(added: Any) -> argparse.ArgumentParser:
+    text = "Write report.html: learning curves, accuracy, example conversations of all runs."
+    parser = added.add_parser("report", help=text, description=text)
+    _add_common(parser)
+    parser.add_argument("--output", default="report.html")
+    return parser
+
+
+def _add_fields(parser: argparse.ArgumentParser, operation: Operation) -> None:
+    for name, field in operation.request.model_fields.items():
+        settings = _argument_settings(field)
+        if name == operation.positional:
+            settings.pop("required", None)
+            is_optional = not field.is_required()
+            parser.add_argument(name, **settings, **({"nargs": "?"} if is_optional else {}))
+        else:
+            flag = "--" + name.replace("_", "-")
+            parser.add_argument(flag, dest=name, **settings)
+
+
+def _argument_settings(field: FieldInfo) -> dict[str, Any]:
+    """Returns argparse's settings of a field; values stay text, the request model checks them."""
+    default = "" if field.is_required() or field.default is None else f" (default: {field.default})"
+    settings: dict[str, Any] = {
+        "help": f"{field.description or ''}{default}".replace("%", "%%").strip(),
+        "default": argparse.SUPPRESS,
+    }
+    kinds = {field.annotation, *get_args(field.annotation)}
+    if bool in kinds:
+        settings |= {"action": argparse.BooleanOptionalAction}
+        return settings
+    if field.is_required():
+        settings["required"] = True
+    if tuple in {getattr(kind, "__origin__", None) for kind in kinds}:
+        settings["nargs"] = "*"
+    settings["metavar"] = "VALUE"
+    return settings
+
+
+def _run(options: argparse.Namespace) -> int:
+    match options.command:
+        case "serve":
+            return commands.serve(open_workspace(options.workspace))
+        case "demo":
+            return commands.demo(options.folder, seed=options.seed, is_smoke=options.smoke)
+        case "report":
+            workspace = open_workspace(options.workspace)
+            return commands.report(workspace, options.output, as_json=options.json)
+        case command:
+            return _run_operation(command, options)
+
+
+def _run_operation(command: str, options: argparse.Namespace) -> int:
+    operation = next(o for o in OPERATIONS if o.name.replace("_", "-") == command)
+    given = {k: v for k, v in vars(options).items() if k in operation.request.model_fields}
+    request = _request(operation, given)
+    workspace = open_workspace(options.workspace)
+    is_waiting = operation.starts_run and not options.detach
+    return commands.operate(
+        workspace, operation, request, as_json=options.json, is_waiting=is_waiting
+    )
+
+
+def _request(operation: Operation, given: dict[str, Any]) -> BaseModel:
+    try:
+        return operation.request.model_validate(given)
+    except ValidationError as error:
+        faults = describe_errors(error, operation.request)
+        name = operation.name.replace("_", "-")
+        sys.stderr.write(f"stillroom {name}: {faults}\nfix: see `stillroom {name} --help`\n")
+        sys.exit(EXIT_USAGE)
+
+
+if __name__ == "__main__":
+    main()

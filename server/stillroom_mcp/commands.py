@@ -1,0 +1,175 @@
+"""What each command does and how it is shown: bars on a terminal, plain lines elsewhere."""
+
+import json
+import sys
+import time
+from typing import Any, Self, cast
+
+import anyio
+import msgspec
+from pydantic import BaseModel
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from stillroom import api
+from stillroom.settings import Workspace
+
+from stillroom_mcp.answers import structured
+from stillroom_mcp.operations import Operation
+
+_POLL_S = 0.3
+_LINE_EVERY_S = 10.0
+_ACTIVE = ("starting", "running")
+
+
+def serve(workspace: Workspace) -> int:
+    """Runs the MCP server until its client goes away."""
+    from stillroom_mcp.app import build_server
+
+    anyio.run(build_server(workspace).run_stdio_async)
+    return 0
+
+
+def demo(folder: str, *, seed: int, is_smoke: bool) -> int:
+    """Runs the demo; a client of its own drives the server."""
+    from stillroom_mcp.demo import run_demo
+
+    return anyio.run(run_demo, folder, seed, is_smoke)
+
+
+def report(workspace: Workspace, output: str, *, as_json: bool) -> int:
+    """Writes the report of all runs of the workspace."""
+    path = api.write_report(workspace, output)
+    _print(json.dumps({"output": path}) if as_json else f"written: {path}")
+    return 0
+
+
+def operate(
+    workspace: Workspace,
+    operation: Operation,
+    request: BaseModel,
+    *,
+    as_json: bool,
+    is_waiting: bool,
+) -> int:
+    """Carries out one operation and shows its result; returns the exit code."""
+    result = operation.call(workspace, request)
+    if isinstance(result, api.RunReport):
+        wait_s = request.wait_s if isinstance(request, api.GetRun) else None
+        if is_waiting or wait_s:
+            result = _follow(workspace, result, as_json=as_json, wait_s=wait_s)
+    answer = structured(operation, request, result)
+    if as_json:
+        _print(json.dumps(answer, ensure_ascii=False))
+    else:
+        _show(answer)
+    return _exit_code(result, is_waiting=is_waiting)
+
+
+def _exit_code(result: msgspec.Struct, *, is_waiting: bool) -> int:
+    if isinstance(result, api.RunReport) and is_waiting:
+        return 0 if result.status == "succeeded" else 1
+    if isinstance(result, api.ValidationReport):
+        return 1 if result.bad else 0
+    if isinstance(result, api.SetupReport):
+        return 0 if result.ready else 1
+    return 0
+
+
+def _follow(
+    workspace: Workspace, run: api.RunReport, *, as_json: bool, wait_s: float | None
+) -> api.RunReport:
+    """Shows a run's progress on standard error until it has ended (or `wait_s` is over)."""
+    deadline = None if wait_s is None else time.monotonic() + wait_s
+    asked = api.GetRun(run_id=run.run_id)
+    with _ProgressView(is_bar=sys.stderr.isatty() and not as_json) as view:
+        view.start(run)
+        while run.status in _ACTIVE and (deadline is None or time.monotonic() < deadline):
+            time.sleep(_POLL_S)
+            run = api.get_run(workspace, asked)
+            view.show(run)
+    return run
+
+
+class _ProgressView:
+    """A bar on a terminal, a line every ten seconds elsewhere."""
+
+    def __init__(self, *, is_bar: bool) -> None:
+        self._bar = (
+            Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:.0f}/{task.total:.0f} {task.fields[unit]}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            if is_bar
+            else None
+        )
+        self._task: Any = None
+        self._line_at = 0.0
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def start(self, run: api.RunReport) -> None:
+        """Names the run, so that it can be found again."""
+        sys.stderr.write(f"run {run.run_id} ({run.log_path})\n")
+
+    def show(self, run: api.RunReport) -> None:
+        """Shows how far the run is."""
+        progress = run.progress
+        if progress is None:
+            return
+        if self._bar is not None:
+            self._task = self._task or self._bar.add_task("", total=1, unit="")
+            self._bar.update(
+                self._task,
+                description=progress.phase,
+                total=progress.total,
+                completed=progress.done,
+                unit=progress.unit,
+            )
+        elif time.monotonic() - self._line_at >= _LINE_EVERY_S:
+            eta = "" if progress.eta_s is None else f", about {progress.eta_s:.0f} s left"
+            done = f"{progress.done}/{progress.total} {progress.unit}"
+            sys.stderr.write(f"{progress.phase}: {done}{eta}\n")
+            self._line_at = time.monotonic()
+
+
+def _show(answer: dict[str, Any]) -> None:
+    """Prints a result for a person: one field a line, nested values as compact JSON."""
+    next_step = answer.pop("next_step")
+    for name, value in answer.items():
+        if value is None or value in ([], {}):
+            continue
+        if isinstance(value, list) and all(isinstance(item, dict) for item in cast("Any", value)):
+            _print(f"{name}:")
+            for item in cast("list[Any]", value):
+                _print(f"  {_line(item)}")
+        elif isinstance(value, dict) and name in ("result", "error"):
+            _print(f"{name}:")
+            for inner, item in cast("dict[str, Any]", value).items():
+                _print(f"  {inner}: {_text(item)}")
+        else:
+            _print(f"{name}: {_text(value)}")
+    _print(f"next: {next_step}")
+
+
+def _line(item: dict[str, Any]) -> str:
+    return "  ".join(f"{name}={_text(value)}" for name, value in item.items() if value is not None)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")

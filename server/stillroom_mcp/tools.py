@@ -1,0 +1,133 @@
+"""Operations as MCP tools: strict arguments in, structured results out, errors that help."""
+
+import functools
+import json
+import sys
+import traceback
+from typing import Any
+
+import anyio
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools import Tool
+from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
+from mcp.types import CallToolResult, TextContent, ToolAnnotations
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from stillroom import api
+from stillroom.errors import EngineError
+from stillroom.settings import Workspace
+from stillroom.validation import describe_errors
+
+from stillroom_mcp.answers import input_schema, output_schema, structured
+from stillroom_mcp.operations import Operation
+
+_POLL_S = 0.5
+
+
+class OperationTool(Tool):
+    """One operation as a tool; its request model is both schema and check of the arguments."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    operation: Operation = Field(exclude=True)
+    workspace: Workspace = Field(exclude=True)
+
+    async def run(
+        self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
+    ) -> CallToolResult:
+        """Carries out one call. Raises ToolError whose text says what to do."""
+        operation = self.operation
+        try:
+            request = parse_arguments(operation, arguments)
+            if isinstance(request, api.GetRun):
+                result = await wait_for_run(self.workspace, request, context)
+            else:
+                call = functools.partial(operation.call, self.workspace, request)
+                result = await anyio.to_thread.run_sync(call)
+        except EngineError as error:
+            raise ToolError(str(error)) from error
+        except OSError as error:
+            raise ToolError(
+                f"the system refused: {error}\nfix: check disk space and permissions"
+            ) from error
+        # The rim of a tool: the agent gets one line, the traceback goes to the server's log.
+        except Exception as error:
+            if isinstance(error, ToolError):
+                raise
+            traceback.print_exc(file=sys.stderr)
+            raise ToolError(
+                f"{operation.name} failed unexpectedly: {type(error).__name__}: {error}\n"
+                "fix: this is a fault in stillroom; its traceback is in the server's log"
+            ) from error
+        answer = structured(operation, request, result)
+        text = json.dumps(answer, ensure_ascii=False)
+        return CallToolResult(
+            content=[TextContent(type="text", text=text)], structured_content=answer
+        )
+
+
+def parse_arguments(operation: Operation, arguments: dict[str, Any]) -> BaseModel:
+    """Returns the checked request. Raises ToolError that names the argument and the nearest one."""
+    try:
+        return operation.request.model_validate(_decoded(operation.request, arguments))
+    except ValidationError as error:
+        faults = describe_errors(error, operation.request)
+        raise ToolError(
+            f"{operation.name}: {faults}\nfix: correct the arguments and call again"
+        ) from error
+
+
+def _decoded(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Some hosts send lists as JSON text; such text becomes the list it means."""
+    decoded = dict(arguments)
+    for name, value in arguments.items():
+        field = model.model_fields.get(name)
+        if field is None or not isinstance(value, str) or "tuple" not in str(field.annotation):
+            continue
+        try:
+            meant = json.loads(value)
+        except ValueError:
+            continue
+        if isinstance(meant, list):
+            decoded[name] = meant
+    return decoded
+
+
+async def wait_for_run(
+    workspace: Workspace, request: api.GetRun, context: Context[Any, Any]
+) -> api.RunReport:
+    """Returns the run as soon as it has ended, at the latest after `wait_s`."""
+    with anyio.move_on_after(request.wait_s):
+        while True:
+            report = await anyio.to_thread.run_sync(api.get_run, workspace, request)
+            if report.status not in ("starting", "running"):
+                return report
+            if report.progress is not None:
+                await context.report_progress(
+                    report.progress.done, report.progress.total, report.progress.phase
+                )
+            await anyio.sleep(_POLL_S)
+    return await anyio.to_thread.run_sync(api.get_run, workspace, request)
+
+
+def tool_for(operation: Operation, workspace: Workspace) -> OperationTool:
+    """Returns the tool of an operation."""
+    return OperationTool(
+        operation=operation,
+        workspace=workspace,
+        fn=operation.call,
+        name=operation.name,
+        title=operation.title,
+        description=operation.description,
+        parameters=input_schema(operation),
+        fn_metadata=FuncMetadata(arg_model=ArgModelBase, output_schema=output_schema(operation)),
+        is_async=True,
+        context_kwarg=None,
+        annotations=ToolAnnotations(
+            title=operation.title,
+            read_only_hint=operation.is_read_only,
+            destructive_hint=operation.is_destructive,
+            idempotent_hint=operation.is_idempotent,
+            open_world_hint=operation.is_open_world,
+        ),
+    )
