@@ -13,11 +13,20 @@ _REF = "#/$defs/{name}"
 
 def structured(operation: Operation, request: Any, result: msgspec.Struct) -> dict[str, Any]:
     """Returns the result as JSON values, with `next_step` (and for runs when to look again)."""
-    answer: dict[str, Any] = msgspec.to_builtins(result)
+    answer: dict[str, Any] = _rounded(msgspec.to_builtins(result))
     if isinstance(result, RunReport):
         answer["poll_after_s"] = poll_after_s(result)
     answer["next_step"] = operation.next_step(request, result)
     return answer
+
+
+def _rounded(value: Any) -> Any:
+    """Rounds numbers to 6 digits: an agent pays for each of them."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def output_schema(operation: Operation) -> dict[str, Any]:

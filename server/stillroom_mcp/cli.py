@@ -105,8 +105,9 @@ def _add_fields(parser: argparse.ArgumentParser, operation: Operation) -> None:
         settings = _argument_settings(field)
         if name == operation.positional:
             settings.pop("required", None)
-            is_optional = not field.is_required()
-            parser.add_argument(name, **settings, **({"nargs": "?"} if is_optional else {}))
+            if not field.is_required():
+                settings["nargs"] = "?"
+            parser.add_argument(name, **settings)
         else:
             flag = "--" + name.replace("_", "-")
             parser.add_argument(flag, dest=name, **settings)

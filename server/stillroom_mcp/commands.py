@@ -33,7 +33,7 @@ def demo(folder: str, *, seed: int, is_smoke: bool) -> int:
     """Runs the demo; a client of its own drives the server."""
     from stillroom_mcp.demo import run_demo
 
-    return anyio.run(run_demo, folder, seed, is_smoke)
+    return run_demo(folder, seed=seed, is_smoke=is_smoke)
 
 
 def report(workspace: Workspace, output: str, *, as_json: bool) -> int:

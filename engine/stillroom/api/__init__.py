@@ -11,6 +11,7 @@ from stillroom.api.curation import (
     validate_dataset,
 )
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport, compare_evaluations
+from stillroom.api.reports import write_report
 from stillroom.api.runs import (
     CancelRun,
     GetRun,
@@ -80,4 +81,5 @@ __all__ = [
     "make_dpo_pairs",
     "start_training",
     "validate_dataset",
+    "write_report",
 ]

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from stillroom.data.formats import load_dpo_rows, load_sft_rows, load_tasks
 from stillroom.errors import ConfigError
@@ -38,11 +39,13 @@ def train(
                      student.loaded.max_context)  # fmt: skip
     match config.dataset_type:
         case "sft":
-            return train_sft(session, load_sft_rows(plan.train_file), max_length=max_length)
+            result = train_sft(session, load_sft_rows(plan.train_file), max_length=max_length)
         case "dpo":
-            return train_dpo(session, load_dpo_rows(plan.train_file), max_length=max_length)
+            result = train_dpo(session, load_dpo_rows(plan.train_file), max_length=max_length)
         case "distill":
-            return _distill(workspace, session, plan)
+            result = _distill(workspace, session, plan)
+    shown = workspace.shown(Path(result.checkpoint))
+    return msgspec.structs.replace(result, checkpoint=shown)
 
 
 def _distill(workspace: Workspace, session: Session, plan: TrainingPlan) -> TrainResult:

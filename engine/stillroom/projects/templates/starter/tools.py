@@ -1,0 +1,20 @@
+"""Tools that the teacher and the student may call. The docstring is what the model reads."""
+
+from stillroom.tools import ToolArgs, tool
+
+WAREHOUSES = {"Hamburg": 120, "Lyon": 64, "Turin": 15}
+
+
+@tool
+def free_space(warehouse: str) -> int:
+    """Free pallets in a warehouse."""
+    if warehouse not in WAREHOUSES:
+        # The text of a ValueError goes to the model, which may then mend its call.
+        raise ValueError(f"unknown warehouse; there are {', '.join(WAREHOUSES)}")
+    return WAREHOUSES[warehouse]
+
+
+@tool(timeout=10)
+def task_note(args: ToolArgs) -> str:
+    """A note about the present task."""
+    return str(args.metadata.get("note", "none"))

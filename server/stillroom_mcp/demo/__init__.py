@@ -1,0 +1,5 @@
+"""`stillroom demo`: an MCP client drives the server through a whole distillation."""
+
+from stillroom_mcp.demo.run import run_demo
+
+__all__ = ["run_demo"]

@@ -1,0 +1,203 @@
+"""The stages of the demo, in the order of a real distillation."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from stillroom_mcp.demo.guide import Guide
+from stillroom_mcp.demo.settings import ACTING, DemoSettings
+
+PROMPTS, HELDOUT = "prompts.jsonl", "heldout.jsonl"
+TEACHER_ROLLOUTS = "rollouts/teacher.jsonl"
+GOOD_ROLLOUTS = "rollouts/teacher-good.jsonl"
+STUDENT_ROLLOUTS = "rollouts/student.jsonl"
+
+
+@dataclass(slots=True)
+class Evaluations:
+    """Evaluations that run beside the next stage, by the name of their row in the table."""
+
+    run_ids: dict[str, str] = field(default_factory=dict[str, str])
+
+
+async def run_chain(guide: Guide, settings: DemoSettings, seed: int) -> Evaluations:
+    """Does all stages and returns the evaluations' run ids in the order of the stages."""
+    evaluations = Evaluations()
+    await _prepare(guide, seed)
+    await _evaluate(guide, evaluations, settings, "teacher", "demo/teacher", seed)
+    await _evaluate(guide, evaluations, settings, "base student", "demo/student", seed)
+    await _teacher_rollouts(guide, settings, seed)
+    await _curate(guide)
+    sft = await _sft(guide, seed)
+    await _evaluate(guide, evaluations, settings, "SFT", sft, seed)
+    dpo = await _dpo(guide, settings, sft, seed)
+    await _evaluate(guide, evaluations, settings, "DPO", dpo, seed)
+    on_policy = await _on_policy(guide, settings, dpo, seed)
+    await _evaluate(guide, evaluations, settings, "on-policy", on_policy, seed)
+    return evaluations
+
+
+async def _prepare(guide: Guide, seed: int) -> None:
+    guide.heading(
+        1,
+        "A project",
+        "A shop clerk answers questions with three tools. The teacher is a tiny model that does it "
+        "well, the student one that has only learnt the format. Each question has its own price "
+        "list, so nothing can be memorised; answers are checked exactly.",
+    )
+    await guide.call("create_project", template="demo", seed=seed)
+    setup = await guide.call("check_setup", model="demo/student")
+    for check in setup["checks"]:
+        guide.say(f"    {check['status']:7} {check['name']}: {check['detail']}")
+    report = await guide.call("validate_dataset", path=PROMPTS)
+    guide.say(f"    {report['good']} prompts, {report['bad']} with problems")
+
+
+async def _teacher_rollouts(guide: Guide, settings: DemoSettings, seed: int) -> None:
+    guide.heading(
+        2,
+        "Teacher rollouts",
+        f"The teacher answers {settings.num_rollouts} prompts, calling tools. Every call is kept "
+        "in a journal, so a killed run goes on where it stood. Beside it, the teacher and the "
+        "base student are evaluated on prompts that nothing trains on.",
+    )
+    run = await guide.run(
+        "teacher rollouts",
+        "generate_rollouts",
+        input=PROMPTS,
+        output=TEACHER_ROLLOUTS,
+        provider="demo",
+        model="teacher",
+        n=settings.num_rollouts,
+        temperature=1.2,
+        seed=seed,
+        **ACTING,
+    )
+    result = run["result"]
+    guide.say(
+        f"    {result['succeeded']} rollouts, {result['num_success']} with the right answer, "
+        f"{result['failed']} failed, {result['calls']} model calls"
+    )
+
+
+async def _curate(guide: Guide) -> None:
+    guide.heading(
+        3,
+        "Curation",
+        "Only right answers reached without a tool error become training rows; each dropped row "
+        "is written down with its reason.",
+    )
+    kept = await guide.call(
+        "filter_dataset",
+        input=TEACHER_ROLLOUTS,
+        output=GOOD_ROLLOUTS,
+        min_reward=1,
+        max_tool_errors=0,
+        require_final_answer=True,
+        dedupe=True,
+    )
+    dropped = ", ".join(f"{count} {reason}" for reason, count in kept["dropped"].items())
+    guide.say(f"    read {kept['read']}, kept {kept['kept']}, dropped: {dropped or 'none'}")
+    await guide.call("convert_rollouts", input=GOOD_ROLLOUTS, output="sft.jsonl")
+    shown = await guide.call("inspect_examples", path="sft.jsonl", model="demo/student", n=1)
+    guide.say("    the first row as the trainer sees it; only what stands in ⟦ ⟧ is trained:")
+    for line in shown["examples"][0]["text"].splitlines():
+        guide.say(f"      {line}")
+
+
+async def _sft(guide: Guide, seed: int) -> str:
+    guide.heading(
+        4,
+        "Supervised fine-tuning",
+        "The student learns the teacher's conversations, the assistant's tokens only.",
+    )
+    run = await guide.run(
+        "SFT", "start_training", config="sft.yml", overrides=[f"trainer.seed={seed}"]
+    )
+    guide.say(f"    {run['result']['steps']} steps, loss {run['metrics']['loss']:.3f}")
+    return run["run_id"]
+
+
+async def _dpo(guide: Guide, settings: DemoSettings, sft: str, seed: int) -> str:
+    guide.heading(
+        5,
+        "Preferences (DPO)",
+        "The SFT student answers the teacher's prompts. Where it was wrong and the teacher right, "
+        "the first turn in which they differ becomes a pair. On this world DPO changes little; "
+        "its row below is what it gives.",
+    )
+    await guide.run(
+        "student rollouts",
+        "generate_rollouts",
+        input=PROMPTS,
+        output=STUDENT_ROLLOUTS,
+        provider="hf",
+        model=sft,
+        n=settings.num_rollouts,
+        temperature=1.0,
+        seed=seed,
+        **ACTING,
+    )
+    pairs = await guide.call(
+        "make_dpo_pairs",
+        chosen_from=GOOD_ROLLOUTS,
+        rejected_from=STUDENT_ROLLOUTS,
+        output="pairs.jsonl",
+        min_difference=0.5,
+    )
+    guide.say(f"    {pairs['pairs']} pairs of {pairs['tasks']} tasks")
+    run = await guide.run(
+        "DPO",
+        "start_training",
+        config="dpo.yml",
+        overrides=[f"model.path={sft}", f"trainer.seed={seed}"],
+    )
+    return run["run_id"]
+
+
+async def _on_policy(guide: Guide, settings: DemoSettings, start: str, seed: int) -> str:
+    guide.heading(
+        6,
+        "On-policy distillation",
+        "Now the student answers new prompts itself, and the teacher scores every token the "
+        "student wrote: the reverse KL between the two is what is lowered. It learns from its own "
+        "mistakes, not only from the teacher's good days.",
+    )
+    run = await guide.run(
+        "on-policy",
+        "start_training",
+        config="distill.yml",
+        overrides=[
+            f"model.path={start}",
+            f"trainer.seed={seed}",
+            f"trainer.max_steps={settings.num_iterations}",
+        ],
+    )
+    guide.say(
+        f"    {run['result']['steps']} iterations, KL to the teacher on the student's own answers "
+        f"{run['metrics']['teacher_kl']:.3f} nats per token"
+    )
+    return run["run_id"]
+
+
+async def _evaluate(
+    guide: Guide,
+    evaluations: Evaluations,
+    settings: DemoSettings,
+    name: str,
+    model: str,
+    seed: int,
+) -> None:
+    """Starts an evaluation that goes on beside the next stage."""
+    measured: dict[str, Any] = {}
+    if name != "teacher":
+        measured = {"teacher": "demo/teacher", "kl_prompts": settings.num_kl_prompts}
+    evaluations.run_ids[name] = await guide.start(
+        "evaluate_model",
+        model=model,
+        name=name,
+        data=HELDOUT,
+        n=settings.num_heldout,
+        seed=seed,
+        **measured,
+        **ACTING,
+    )

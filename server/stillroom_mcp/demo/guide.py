@@ -1,0 +1,93 @@
+"""The demo's MCP client: makes the calls, waits for runs, and says what happens."""
+
+import time
+from typing import Any
+
+import anyio
+from mcp import Client
+from rich.console import Console
+from rich.markup import escape
+
+_SHOWN_ARGUMENTS = 5
+
+
+class DemoStoppedError(Exception):
+    """A call or run of the demo failed; the text says which and why."""
+
+
+class Guide:
+    """Calls tools through a real MCP client and tells what it does."""
+
+    def __init__(self, client: Client, console: Console) -> None:
+        self._client, self._console = client, console
+        self.seconds: dict[str, float] = {}
+        """How long each named stage took, from its first call to the end of its run."""
+
+    def heading(self, number: int, title: str, text: str) -> None:
+        """Opens a step."""
+        self._console.print(f"\n[bold]{number}. {escape(title)}[/bold]")
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        """Prints a sentence."""
+        self._console.print(escape(text), soft_wrap=True)
+
+    async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        """Makes one tool call and returns its structured result."""
+        shown = [f"{name}={value}" for name, value in arguments.items()][:_SHOWN_ARGUMENTS]
+        more = ", …" if len(arguments) > _SHOWN_ARGUMENTS else ""
+        self._console.print(f"  [cyan]→ {tool}[/cyan]({escape(', '.join(shown))}{more})")
+        return await self._call(tool, arguments)
+
+    async def run(self, stage: str, tool: str, **arguments: Any) -> dict[str, Any]:
+        """Starts a run, waits for its end, and returns its result."""
+        started = time.monotonic()
+        run = await self.call(tool, **arguments)
+        finished = await self.wait(run["run_id"])
+        self.seconds[stage] = time.monotonic() - started
+        return finished
+
+    async def start(self, tool: str, **arguments: Any) -> str:
+        """Starts a run and returns its id, without waiting for it."""
+        return (await self.call(tool, **arguments))["run_id"]
+
+    async def wait(self, run_id: str) -> dict[str, Any]:
+        """Waits for a run to succeed and returns what get_run says of it."""
+        shown = -1
+        while True:
+            run = await self._call("get_run", {"run_id": run_id, "wait_s": 10})
+            if run["status"] == "succeeded":
+                return run
+            if run["status"] not in ("starting", "running"):
+                raise DemoStoppedError(_why(run))
+            progress = run["progress"]
+            if progress and progress["done"] != shown:
+                shown = progress["done"]
+                self._console.print(f"    {_progress_line(run)}", highlight=False)
+
+    async def _call(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        with anyio.fail_after(120):
+            result = await self._client.call_tool(tool, arguments)
+        if result.is_error or result.structured_content is None:
+            text = " ".join(getattr(block, "text", "") for block in result.content)
+            raise DemoStoppedError(f"{tool} failed: {text}")
+        return result.structured_content
+
+
+def _progress_line(run: dict[str, Any]) -> str:
+    progress, metrics = run["progress"], run["metrics"]
+    parts = [f"{progress['phase']}: {progress['done']}/{progress['total']} {progress['unit']}"]
+    for name, label in (("loss", "loss"), ("teacher_kl", "KL to teacher"), ("reward", "reward")):
+        if name in metrics:
+            parts.append(f"{label} {metrics[name]:.3f}")
+    if progress["eta_s"]:
+        parts.append(f"about {progress['eta_s']:.0f} s left")
+    return ", ".join(parts)
+
+
+def _why(run: dict[str, Any]) -> str:
+    error = run["error"] or {"problem": "no reason given", "fix": "read its log"}
+    return (
+        f"run {run['run_id']} is {run['status']}: {error['problem']}\nfix: {error['fix']}\n"
+        f"log: {run['log_path']}"
+    )

@@ -1,0 +1,79 @@
+"""Starting the server, driving the chain, closing with the table and the report."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+from mcp import Client, StdioServerParameters
+from rich.console import Console
+from stillroom import api
+from stillroom.errors import InputError
+from stillroom.settings import Workspace
+
+from stillroom_mcp.demo.chain import Evaluations, run_chain
+from stillroom_mcp.demo.closing import (
+    results_table,
+    say_next,
+    say_what_it_means,
+    seconds_table,
+)
+from stillroom_mcp.demo.guide import DemoStoppedError, Guide
+from stillroom_mcp.demo.settings import FULL, SMOKE, DemoSettings
+
+ORDER = ("base student", "SFT", "DPO", "on-policy", "teacher")
+
+
+def run_demo(folder: str, *, seed: int, is_smoke: bool) -> int:
+    """Distils the embedded world into a new `folder`; returns the exit code."""
+    root = Path(folder).absolute()
+    if root.exists() and any(root.iterdir()):
+        raise InputError(f"{root} is not empty", "give another folder, or remove this one")
+    root.mkdir(parents=True, exist_ok=True)
+    return anyio.run(_drive, root, folder, seed, SMOKE if is_smoke else FULL)
+
+
+async def _drive(root: Path, folder: str, seed: int, settings: DemoSettings) -> int:
+    console = Console()
+    started = time.monotonic()
+    server = StdioServerParameters(
+        command=sys.executable,
+        # -P: nothing in the folder it starts in may shadow our modules.
+        args=["-P", "-m", "stillroom_mcp", "serve", "--workspace", str(root)],
+    )
+    try:
+        async with Client(server) as client:
+            guide = Guide(client, console)
+            evaluations = await run_chain(guide, settings, seed)
+            results = await _results(guide, evaluations)
+            comparisons = await _comparisons(guide, evaluations)
+    except DemoStoppedError as error:
+        console.print(f"\nthe demo stopped: {error}", markup=False)
+        return 1
+    console.print()
+    console.print(results_table({name: results[name] for name in ORDER}))
+    say_what_it_means(console, results, comparisons)
+    console.print(seconds_table(guide.seconds, time.monotonic() - started))
+    api.write_report(Workspace(root), "report.html")
+    say_next(console, folder)
+    return 0
+
+
+async def _results(guide: Guide, evaluations: Evaluations) -> dict[str, dict[str, Any]]:
+    guide.heading(7, "Evaluation", "Waiting for the last evaluations, then comparing them.")
+    runs = {name: await guide.wait(run_id) for name, run_id in evaluations.run_ids.items()}
+    return {name: run["result"] for name, run in runs.items()}
+
+
+async def _comparisons(guide: Guide, evaluations: Evaluations) -> list[dict[str, Any]]:
+    """Returns each stage's paired difference to the one before it."""
+    ids = evaluations.run_ids
+    steps = [("base student", "SFT"), ("SFT", "DPO"), ("SFT", "on-policy")]
+    comparisons: list[dict[str, Any]] = []
+    for before, after in steps:
+        answer = await guide.call(
+            "compare_evaluations", baseline=ids[before], candidates=[ids[after]]
+        )
+        comparisons += answer["comparisons"]
+    return comparisons
