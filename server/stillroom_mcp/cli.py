@@ -51,13 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Returns the parser and those of its commands, by name."""
-    parser = _Parser(prog="stillroom", description="Distil a strong teacher into your own model.")
+    parser = _Parser(
+        prog="stillroom",
+        description="Distil a strong teacher into your own model.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"stillroom {__version__}")
     added = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     by_command: dict[str, argparse.ArgumentParser] = {}
     for operation in OPERATIONS:
         name = operation.name.replace("_", "-")
-        sub = added.add_parser(name, help=operation.description, description=operation.description)
+        text = operation.description
+        sub = added.add_parser(name, help=text, description=text, allow_abbrev=False)
         _add_fields(sub, operation)
         _add_common(sub)
         if operation.starts_run:
@@ -103,10 +108,11 @@ def _add_report(added: Any) -> argparse.ArgumentParser:
 def _add_fields(parser: argparse.ArgumentParser, operation: Operation) -> None:
     for name, field in operation.request.model_fields.items():
         settings = _argument_settings(field)
-        if name == operation.positional:
-            settings.pop("required", None)
-            if not field.is_required():
-                settings["nargs"] = "?"
+        if name in operation.positional:
+            is_required = settings.pop("required", False)
+            if not is_required:
+                settings.setdefault("nargs", "?")
+            settings["metavar"] = name.upper()
             parser.add_argument(name, **settings)
         else:
             flag = "--" + name.replace("_", "-")
@@ -115,7 +121,8 @@ def _add_fields(parser: argparse.ArgumentParser, operation: Operation) -> None:
 
 def _argument_settings(field: FieldInfo) -> dict[str, Any]:
     """Returns argparse's settings of a field; values stay text, the request model checks them."""
-    default = "" if field.is_required() or field.default is None else f" (default: {field.default})"
+    has_default = not field.is_required() and field.default not in (None, ())
+    default = f" (default: {field.default})" if has_default else ""
     settings: dict[str, Any] = {
         "help": f"{field.description or ''}{default}".replace("%", "%%").strip(),
         "default": argparse.SUPPRESS,

@@ -25,8 +25,8 @@ class Operation:
     call: Callable[[Workspace, Any], msgspec.Struct]
     next_step: Callable[[Any, Any], str]
     """From the request and the result to the next call to make."""
-    positional: str | None = None
-    """The field the command line takes without a flag."""
+    positional: tuple[str, ...] = ()
+    """The fields the command line takes without a flag, in order."""
     is_read_only: bool = False
     is_destructive: bool = False
     is_idempotent: bool = False
@@ -44,7 +44,7 @@ OPERATIONS = (
         result=api.ProjectResult,
         call=api.create_project,
         next_step=next_steps.after_create_project,
-        positional="path",
+        positional=("path",),
     ),
     Operation(
         name="check_setup",
@@ -65,7 +65,7 @@ OPERATIONS = (
         result=api.ValidationReport,
         call=api.validate_dataset,
         next_step=next_steps.after_validate_dataset,
-        positional="path",
+        positional=("path",),
         is_read_only=True,
         is_idempotent=True,
     ),
@@ -78,7 +78,7 @@ OPERATIONS = (
         result=api.RunReport,
         call=api.generate_rollouts,
         next_step=next_steps.after_run,
-        positional="input",
+        positional=("input",),
         is_open_world=True,
         starts_run=True,
     ),
@@ -91,7 +91,7 @@ OPERATIONS = (
         result=api.FilterResult,
         call=api.filter_dataset,
         next_step=next_steps.after_filter_dataset,
-        positional="input",
+        positional=("input",),
         is_destructive=True,
         is_idempotent=True,
     ),
@@ -103,7 +103,7 @@ OPERATIONS = (
         result=api.ConvertResult,
         call=api.convert_rollouts,
         next_step=next_steps.after_convert_rollouts,
-        positional="input",
+        positional=("input",),
         is_destructive=True,
         is_idempotent=True,
     ),
@@ -115,7 +115,7 @@ OPERATIONS = (
         result=api.PairsResult,
         call=api.make_dpo_pairs,
         next_step=next_steps.after_make_dpo_pairs,
-        positional="input",
+        positional=("input",),
         is_destructive=True,
         is_idempotent=True,
     ),
@@ -127,7 +127,7 @@ OPERATIONS = (
         result=api.ExamplesPage,
         call=api.inspect_examples,
         next_step=next_steps.after_inspect_examples,
-        positional="path",
+        positional=("path",),
         is_read_only=True,
         is_idempotent=True,
     ),
@@ -139,7 +139,7 @@ OPERATIONS = (
         result=api.RunReport,
         call=api.start_training,
         next_step=next_steps.after_run,
-        positional="config",
+        positional=("config", "overrides"),
         is_open_world=True,
         starts_run=True,
     ),
@@ -152,7 +152,7 @@ OPERATIONS = (
         result=api.RunReport,
         call=api.evaluate_model,
         next_step=next_steps.after_run,
-        positional="data",
+        positional=("data",),
         is_open_world=True,
         starts_run=True,
     ),
@@ -164,7 +164,7 @@ OPERATIONS = (
         result=api.ComparisonReport,
         call=api.compare_evaluations,
         next_step=next_steps.after_compare_evaluations,
-        positional="baseline",
+        positional=("baseline", "candidates"),
         is_read_only=True,
         is_idempotent=True,
     ),
@@ -176,7 +176,7 @@ OPERATIONS = (
         result=api.RunReport,
         call=api.get_run,
         next_step=next_steps.after_run,
-        positional="run_id",
+        positional=("run_id",),
         is_read_only=True,
         is_idempotent=True,
     ),
@@ -199,7 +199,7 @@ OPERATIONS = (
         result=api.LogPage,
         call=api.get_run_logs,
         next_step=next_steps.after_get_run_logs,
-        positional="run_id",
+        positional=("run_id",),
         is_read_only=True,
         is_idempotent=True,
     ),
@@ -211,7 +211,7 @@ OPERATIONS = (
         result=api.RunReport,
         call=api.cancel_run,
         next_step=next_steps.after_cancel_run,
-        positional="run_id",
+        positional=("run_id",),
         is_destructive=True,
         is_idempotent=True,
     ),

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,19 @@ def _failure(error: BaseException, folder: RunFolder) -> RunFailure:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Returns the first real error inside the groups that task groups make."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    """Returns what matters most inside the groups that task groups make."""
+    leaves = [error]
+    while any(isinstance(leaf, BaseExceptionGroup) for leaf in leaves):
+        leaves = [inner for leaf in leaves for inner in _inside(leaf)]
+    for kind in (RunCancelledError, EngineError):
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                return leaf
+    return leaves[0]
+
+
+def _inside(error: BaseException) -> Sequence[BaseException]:
+    return error.exceptions if isinstance(error, BaseExceptionGroup) else [error]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,92 @@
+#!/bin/sh
+# Makes .venv with pinned dependencies; with `test` also the tools and the browser of the tests.
+# Usage: scripts/setup.sh demo|test
+set -eu
+cd "$(dirname "$0")/.."
+PURPOSE=${1:-test}
+VENV=.venv
+case $PURPOSE in
+  demo) EXTRAS=train ;;
+  test) EXTRAS=train,dev ;;
+  *) echo "usage: scripts/setup.sh demo|test" >&2; exit 2 ;;
+esac
+
+say() { printf '%s\n' "$*" >&2; }
+
+# Runs a command as root: directly, through sudo where that needs no password, or not at all.
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"
+  elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then sudo "$@"
+  else return 1
+  fi
+}
+
+apt_install() {
+  command -v apt-get >/dev/null || return 1
+  say "installing Debian package(s): $*"
+  as_root env DEBIAN_FRONTEND=noninteractive sh -c \
+    'apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@" >/dev/null' sh "$@"
+}
+
+find_python() {
+  for candidate in ${PYTHON:-} python3.13 python3.12 python3.11 python3; do
+    if command -v "$candidate" >/dev/null &&
+      "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  say "error: no Python >= 3.11 found"
+  say "fix: install one (e.g. apt-get install python3, or brew install python), or set PYTHON=/path"
+  exit 1
+}
+
+make_venv() {
+  python=$(find_python)
+  [ -x "$VENV/bin/python" ] && return
+  say "making $VENV with $python"
+  "$python" -m venv "$VENV" 2>/dev/null && return
+  # Debian keeps venv in a package of its own.
+  rm -rf "$VENV"
+  version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  if apt_install "python$version-venv" || apt_install python3-venv; then
+    "$python" -m venv "$VENV"
+  else
+    say "error: $python cannot make a virtual environment"
+    say "fix: install its venv module (Debian/Ubuntu: apt-get install python3-venv)"
+    exit 1
+  fi
+}
+
+# The stamp names what was installed, so that a second call does nothing.
+stamp() { cat pyproject.toml constraints.txt scripts/setup.sh | cksum; echo "$EXTRAS"; }
+
+install_packages() {
+  if [ -f "$VENV/.installed" ] && [ "$(cat "$VENV/.installed")" = "$(stamp)" ]; then return; fi
+  # What the tests need is a superset, so the demo never takes anything away.
+  if [ "$PURPOSE" = demo ] && [ -f "$VENV/.installed" ] &&
+    [ "$(head -n 1 "$VENV/.installed")" = "$(stamp | head -n 1)" ]; then return; fi
+  say "installing pinned dependencies [$EXTRAS] (the first time takes a while)"
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+    -c constraints.txt -e ".[$EXTRAS]"
+  stamp >"$VENV/.installed"
+}
+
+# A browser for the tests: Playwright's own, one that is there, or Debian's package.
+has_browser() { "$VENV/bin/python" tests/fakes/browser.py >/dev/null 2>&1; }
+
+install_browser() {
+  has_browser && return
+  say "installing a browser for the tests"
+  if ! "$VENV/bin/python" -m playwright install chromium >/dev/null 2>&1 || ! has_browser; then
+    apt_install chromium || apt_install chromium-browser || true
+  fi
+  has_browser && return
+  say "error: no Chromium for the browser tests"
+  say "fix: run $VENV/bin/python -m playwright install --with-deps chromium, or install Chromium"
+  exit 1
+}
+
+make_venv
+install_packages
+if [ "$PURPOSE" = test ]; then install_browser; fi

@@ -1,0 +1,33 @@
+"""Small project folders for runs in processes of their own."""
+
+import json
+from pathlib import Path
+
+ECHO_TOOL = '''
+from stillroom.tools import tool
+
+@tool
+def echo(text: str) -> str:
+    """Say the text again."""
+    return text
+'''
+
+
+def write_prompts(path: Path, num: int) -> Path:
+    rows = [
+        {"prompt": f"question {index}", "metadata": {"expected_answer": "42"}}
+        for index in range(num)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def endpoint_project(folder: Path, *, num_prompts: int) -> Path:
+    """Writes prompts.jsonl and tools.py for the scripted endpoint."""
+    write_prompts(folder / "prompts.jsonl", num_prompts)
+    (folder / "tools.py").write_text(ECHO_TOOL, encoding="utf-8")
+    return folder
+
+
+def read_rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,107 @@
+"""The command line as people and scripts use it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakes.http_endpoint import ScriptedEndpoint
+from fakes.projects import endpoint_project, read_rows
+from stillroom_mcp.cli import build_parser
+from stillroom_mcp.operations import OPERATIONS
+
+
+def stillroom(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "stillroom_mcp", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_every_operation_is_a_command_with_the_same_words() -> None:
+    _, by_command = build_parser()
+    for operation in OPERATIONS:
+        options = by_command[operation.name.replace("_", "-")]._actions
+        words = {action.dest for action in options}
+        assert set(operation.request.model_fields) <= words
+
+
+def test_a_run_is_waited_for_and_its_result_is_one_json_line(tmp_path: Path) -> None:
+    endpoint_project(tmp_path, num_prompts=3)
+    with ScriptedEndpoint() as endpoint:
+        finished = stillroom(
+            "generate-rollouts", "prompts.jsonl", "--provider", "openai", "--model", "scripted",
+            "--base-url", endpoint.base_url, "--tools", "tools.py", "--json", cwd=tmp_path,
+        )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    answer = json.loads(finished.stdout)
+    assert answer["status"] == "succeeded"
+    assert answer["result"]["succeeded"] == 3
+    assert len(read_rows(tmp_path / "rollouts/rollouts.jsonl")) == 3
+
+
+def test_a_detached_run_returns_at_once_and_can_be_followed(tmp_path: Path) -> None:
+    endpoint_project(tmp_path, num_prompts=3)
+    with ScriptedEndpoint() as endpoint:
+        endpoint.hold.clear()
+        started = stillroom(
+            "generate-rollouts", "prompts.jsonl", "--provider", "openai", "--model", "scripted",
+            "--base-url", endpoint.base_url, "--tools", "tools.py", "--json", "--detach",
+            cwd=tmp_path,
+        )  # fmt: skip
+        run = json.loads(started.stdout)
+        assert run["status"] in ("starting", "running")
+        endpoint.hold.set()
+        ended = stillroom("get-run", run["run_id"], "--wait-s", "30", "--json", cwd=tmp_path)
+    assert json.loads(ended.stdout)["status"] == "succeeded"
+
+
+def test_a_failed_run_exits_with_1_and_shows_the_fix(tmp_path: Path) -> None:
+    endpoint_project(tmp_path, num_prompts=3)
+    with ScriptedEndpoint(status=404) as endpoint:
+        finished = stillroom(
+            "generate-rollouts", "prompts.jsonl", "--provider", "openai", "--model", "unknown",
+            "--base-url", endpoint.base_url, cwd=tmp_path,
+        )  # fmt: skip
+    assert finished.returncode == 1
+    assert "status: failed" in finished.stdout
+    assert "check base_url and the model's name" in finished.stdout
+
+
+def test_a_file_with_problems_makes_validation_exit_with_1(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"prompt": 3}\n', encoding="utf-8")
+    finished = stillroom("validate-dataset", "p.jsonl", cwd=tmp_path)
+    assert finished.returncode == 1
+    assert "p.jsonl:2" in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["generat-rollouts"], "did you mean 'generate-rollouts'?"),
+        (["evaluate-model", "x", "--modle", "y", "--model", "z"], "did you mean '--model'?"),
+        (["get-run", "--wait", "3", "x"], "did you mean '--wait-s'?"),
+        (["get-run"], "required: RUN_ID"),
+        (["list-runs", "--limit", "many"], "limit: input should be a valid integer"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_names_what_was_meant(
+    tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    finished = stillroom(*arguments, cwd=tmp_path)
+    assert finished.returncode == 2
+    assert expected in finished.stderr
+    assert "--help" in finished.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_exits_with_1_and_says_what_to_do(tmp_path: Path) -> None:
+    finished = stillroom("get-run", "nope", cwd=tmp_path)
+    assert finished.returncode == 1
+    assert "there is no run 'nope'" in finished.stderr
+    assert "fix: list the runs" in finished.stderr
