@@ -53,6 +53,33 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
+class RunKind(StrEnum):
+    """What a run does."""
+
+    ROLLOUTS = "rollouts"
+    SFT = "sft"
+    DPO = "dpo"
+    DISTILL = "distill"
+    EVALUATE = "evaluate"
+
+
+class RunStatus(StrEnum):
+    """Where a run stands."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+    """Its process ended without saying so: killed, out of memory, or the machine went down."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing will change any more."""
+        return self not in (RunStatus.STARTING, RunStatus.RUNNING)
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """An infrastructure failure of one rollout, kept on its trajectory."""
 

@@ -36,7 +36,7 @@ def output_schema(operation: Operation) -> dict[str, Any]:
     properties = dict(schema["properties"])
     required = list(schema["required"])
     if operation.result is RunReport:
-        properties["poll_after_s"] = {"type": ["number", "null"]}
+        properties["poll_after_s"] = {"anyOf": [{"type": "number"}, {"type": "null"}]}
         required.append("poll_after_s")
     properties["next_step"] = {"type": "string"}
     required.append("next_step")

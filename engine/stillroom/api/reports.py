@@ -1,5 +1,7 @@
 """The report of a workspace's runs."""
 
+from stillroom.jobs.store import all_runs
+from stillroom.jobs.supervise import read_run
 from stillroom.settings import Workspace
 
 
@@ -9,5 +11,8 @@ def write_report(workspace: Workspace, output: str) -> str:
     from stillroom.report import write_report as write_page
 
     path = workspace.writable(output, what="output")
+    # Looking at a run whose process is gone marks it as interrupted.
+    for folder in all_runs(workspace):
+        read_run(folder)
     write_page(workspace.runs, path, title=workspace.root.name)
     return workspace.shown(path)

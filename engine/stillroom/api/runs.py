@@ -12,9 +12,7 @@ from stillroom.jobs.store import (
     Progress,
     RunFailure,
     RunFolder,
-    RunKind,
     RunState,
-    RunStatus,
     all_runs,
     find_run,
 )
@@ -22,6 +20,7 @@ from stillroom.rollout.request import GenerateRollouts, check_rollout_options, l
 from stillroom.settings import Workspace, tool_environment, training_environment
 from stillroom.teachers.providers import IN_PROCESS, TEACHER_KEYS
 from stillroom.train.request import StartTraining, plan_request
+from stillroom.types import RunKind, RunStatus
 
 MAX_WAIT_S = 50.0
 
@@ -80,7 +79,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str | None
     ended_at: str | None
     progress: Progress | None
-    metrics: dict[str, float]
+    metrics: dict[str, float | None]
     result: dict[str, Any] | None
     error: RunFailure | None
     folder: str

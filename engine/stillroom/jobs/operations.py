@@ -7,11 +7,12 @@ from typing import Any
 import anyio
 
 from stillroom.evaluate.request import EvaluateModel
-from stillroom.jobs.store import RunFolder, RunKind
+from stillroom.jobs.store import RunFolder
 from stillroom.reporting import Reporter
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.settings import Workspace
 from stillroom.train.request import StartTraining
+from stillroom.types import RunKind
 
 
 def run_operation(folder: RunFolder, reporter: Reporter) -> Any:

@@ -1,5 +1,6 @@
 """The worker's reporter: progress into run.json, metrics and notes into events.jsonl."""
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -44,9 +45,10 @@ class JobReporter:
         self._update(progress=progress)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Appends the values to events.jsonl and keeps them as the latest."""
-        self._event("metrics", step=step, values=dict(values))
-        self._update(metrics={**self.state.metrics, **values})
+        """Appends the values to events.jsonl and keeps them as the latest; JSON has no NaN."""
+        finite = {k: v if math.isfinite(v) else None for k, v in values.items()}
+        self._event("metrics", step=step, values=finite)
+        self._update(metrics={**self.state.metrics, **finite})
 
     def note(self, text: str) -> None:
         """Appends a note to events.jsonl."""

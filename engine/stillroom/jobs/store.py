@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +11,10 @@ from stillroom.errors import InputError, RunError
 from stillroom.files import FileLock, read_lines, write_json
 from stillroom.lineage import now
 from stillroom.settings import Workspace
+from stillroom.types import RunKind, RunStatus
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 letters, none that look alike
 _ID_LENGTH = 26  # 130 random bits
-
-
-class RunKind(StrEnum):
-    """What a run does."""
-
-    ROLLOUTS = "rollouts"
-    SFT = "sft"
-    DPO = "dpo"
-    DISTILL = "distill"
-    EVALUATE = "evaluate"
-
-
-class RunStatus(StrEnum):
-    """Where a run stands."""
-
-    STARTING = "starting"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    INTERRUPTED = "interrupted"
-    """Its process ended without saying so: killed, out of memory, or the machine went down."""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether nothing will change any more."""
-        return self not in (RunStatus.STARTING, RunStatus.RUNNING)
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +47,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     pid_started_at: float | None = None
     """Seconds since the epoch; with the pid it names one process for good."""
     progress: Progress | None = None
-    metrics: dict[str, float] = {}
-    """The latest values."""
+    metrics: dict[str, float | None] = {}
+    """The latest values; None where one was not finite."""
     result: dict[str, Any] | None = None
     error: RunFailure | None = None
 

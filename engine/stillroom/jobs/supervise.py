@@ -16,14 +16,13 @@ from stillroom.files import write_json
 from stillroom.jobs.store import (
     RunFailure,
     RunFolder,
-    RunKind,
     RunState,
-    RunStatus,
     create_run,
     find_run,
 )
 from stillroom.lineage import now
 from stillroom.settings import Workspace
+from stillroom.types import RunKind, RunStatus
 
 _START_WAIT_S = 0.8
 _START_LIMIT_S = 60.0

@@ -14,8 +14,9 @@ import psutil
 from stillroom.errors import EngineError, RunCancelledError
 from stillroom.jobs.operations import run_operation
 from stillroom.jobs.reporter import JobReporter
-from stillroom.jobs.store import RunFailure, RunFolder, RunStatus
+from stillroom.jobs.store import RunFailure, RunFolder
 from stillroom.lineage import now
+from stillroom.types import RunStatus
 
 
 def main() -> int:

@@ -1,0 +1,124 @@
+"""Conversations as the page shows them: flat lists of parts, none of them too long."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import msgspec
+
+from stillroom.report.wording import cut
+
+MAX_TEXT = 800
+"""Characters of one part."""
+_HEAD, _TAIL = 9, 5
+"""Parts of a long conversation that are kept at its beginning and at its end."""
+
+PartKind = Literal["system", "user", "thinking", "text", "answer", "call", "reply"]
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True):
+    """What an assistant message calls."""
+
+    name: str = ""
+    arguments: Any = ""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One tool call."""
+
+    function: Function = Function()
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the report shows of a message."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[Call] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A text somebody wrote, a tool call or a tool's reply."""
+
+    kind: PartKind
+    text: str
+    num_hidden: int
+    """Characters that were left out at the end."""
+    name: str = ""
+    """The tool."""
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The parts of a conversation, without the middle of a very long one."""
+
+    head: Sequence[Part]
+    num_left_out: int
+    tail: Sequence[Part]
+
+
+def conversation(messages: Sequence[ChatMessage]) -> Conversation:
+    """Returns the messages as parts."""
+    parts = [part for message in messages for part in _parts(message)]
+    if len(parts) <= _HEAD + _TAIL:
+        return Conversation(parts, 0, ())
+    return Conversation(parts[:_HEAD], len(parts) - _HEAD - _TAIL, parts[-_TAIL:])
+
+
+def num_given(messages: Sequence[ChatMessage], turns: int) -> int:
+    """Returns how many messages came before the first of the `turns` the model took."""
+    replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    return replies[-turns] if 0 < turns <= len(replies) else len(messages)
+
+
+def _parts(message: ChatMessage) -> Iterator[Part]:
+    text = _text(message)
+    match message.role:
+        case "system":
+            yield _part("system", text)
+        case "assistant":
+            yield from _assistant_parts(message, text)
+        case "tool":
+            # The engine's own errors begin so, see stillroom.tools.base.
+            is_error = text.startswith("error:")
+            yield _part("reply", text or "(empty)", name=message.name or "", is_error=is_error)
+        case _:
+            yield _part("user", text)
+
+
+def _assistant_parts(message: ChatMessage, text: str) -> Iterator[Part]:
+    if message.reasoning_content:
+        yield _part("thinking", message.reasoning_content)
+    calls = message.tool_calls or []
+    if text.strip() or not calls:
+        yield _part("text" if calls else "answer", text if text.strip() else "(empty)")
+    for call in calls:
+        yield _part("call", _arguments(call.function.arguments), name=call.function.name)
+
+
+def _part(kind: PartKind, text: str, *, name: str = "", is_error: bool = False) -> Part:
+    shown = cut(text.strip("\n"), MAX_TEXT)
+    return Part(kind, shown.text, shown.num_hidden, name, is_error)
+
+
+def _text(message: ChatMessage) -> str:
+    content = message.content
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(str(part.get("text", f"[{part.get('type', 'part')}]")) for part in content)
+
+
+def _arguments(written: Any) -> str:
+    """Returns the arguments as `name=value, …`; what is no JSON object comes back as written."""
+    try:
+        value = msgspec.json.decode(written) if isinstance(written, str) else written
+    except (ValueError, RecursionError):
+        return str(written)
+    if not isinstance(value, dict):
+        return str(written)
+    given = cast("dict[str, Any]", value)
+    return ", ".join(f"{name}={msgspec.json.encode(one).decode()}" for name, one in given.items())

@@ -1,0 +1,203 @@
+"""Learning curves: what each training run recorded, step by step, and with which settings."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from stillroom.files import read_lines
+from stillroom.report.folders import TRAINING_KINDS, FolderReader, Run
+from stillroom.report.line_chart import LineChart, Point, Series, is_drawable, line_chart
+from stillroom.report.wording import plural, short_name
+from stillroom.types import RunKind, RunStatus
+
+MAX_DRAWN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One chart of a method."""
+
+    metric: str
+    title: str
+    unit: str
+    also: str | None = None
+    """Second metric of the same chart, drawn as marks."""
+
+
+_LOSS = Plan("loss", "Loss", "nats per token", also="val_loss")
+_PLANS: dict[RunKind, Sequence[Plan]] = {
+    RunKind.SFT: (_LOSS,),
+    RunKind.DPO: (
+        Plan("loss", "Loss", "mean of the batch"),
+        Plan("margin", "Reward margin", "chosen minus rejected"),
+        Plan("pair_accuracy", "Pairs ranked right", "share of the batch"),
+    ),
+    RunKind.DISTILL: (
+        Plan("teacher_kl", "Reverse KL to the teacher", "nats per token"),
+        Plan("reward", "Reward", "mean of the batch"),
+        Plan("response_tokens", "Response length", "tokens"),
+    ),
+}
+_NAMES = {"val_loss": "validation"}
+_COMMON_SECTIONS = ("data", "model", "trainer")
+_SECTIONS: dict[RunKind, Sequence[str]] = {
+    RunKind.SFT: _COMMON_SECTIONS,
+    RunKind.DPO: (*_COMMON_SECTIONS, "dpo"),
+    RunKind.DISTILL: ("data", "model", "teacher", "algorithm", "rollout", "trainer"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of config.yml."""
+
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a training run was configured with."""
+
+    student: str | None
+    teacher: str | None
+    rows: Sequence[Setting]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One training run as the page shows it."""
+
+    run_id: str
+    name: str
+    kind: RunKind
+    status: RunStatus
+    summary: str
+    charts: Sequence[LineChart]
+    empty: str | None
+    """Why there are no charts, if there are none."""
+    settings: Sequence[Setting]
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True):
+    event: str
+    step: int = 0
+    values: dict[str, float | None] = {}
+
+
+def read_settings(reader: FolderReader, runs: Sequence[Run]) -> dict[str, Settings]:
+    """Returns the settings of the training runs that have come far enough to write them."""
+    found: dict[str, Settings] = {}
+    for run in runs:
+        if run.state.kind in TRAINING_KINDS:
+            config = reader.document(run.folder / "config.json", dict[str, Any])
+            if config is not None:
+                found[run.run_id] = _settings(config, run.state.kind)
+    return found
+
+
+def trainings(
+    reader: FolderReader, runs: Sequence[Run], settings: dict[str, Settings]
+) -> list[Training]:
+    """Returns the training runs, oldest first; of very many the newest."""
+    chosen = [run for run in runs if run.state.kind in TRAINING_KINDS][-MAX_DRAWN:]
+    return [_training(reader, run, settings.get(run.run_id)) for run in chosen]
+
+
+def _training(reader: FolderReader, run: Run, settings: Settings | None) -> Training:
+    state = run.state
+    plans = _PLANS[state.kind]
+    names = {name for plan in plans for name in (plan.metric, plan.also) if name}
+    series = read_metrics(reader, run.folder / "events.jsonl", names)
+    charts = [
+        line_chart(
+            series[plan.metric],
+            title=plan.title,
+            unit=plan.unit,
+            also=series[plan.also] if plan.also else None,
+        )
+        for plan in plans
+        if series[plan.metric].points
+    ]
+    return Training(
+        run_id=run.run_id,
+        name=short_name(run.run_id),
+        kind=state.kind,
+        status=state.status,
+        summary=_summary(series[plans[0].metric], settings),
+        charts=charts,
+        empty=None if charts else _why_empty(state.status),
+        settings=settings.rows if settings else (),
+    )
+
+
+def read_metrics(reader: FolderReader, path: Path, names: set[str]) -> dict[str, Series]:
+    """Returns the named metrics of an events file; lines that cannot be read are passed over."""
+    values: dict[str, dict[int, float]] = {name: {} for name in names}
+    missing = dict.fromkeys(names, 0)
+    try:
+        for event in _events(path):
+            for name in names & event.values.keys():
+                value = event.values[name]
+                if value is None or not is_drawable(value):
+                    missing[name] += 1
+                else:
+                    values[name][event.step] = value
+    except OSError as error:
+        reader.note(path, str(error))
+    return {
+        name: Series(
+            name=_NAMES.get(name, name),
+            points=[Point(step, value) for step, value in sorted(values[name].items())],
+            num_missing=missing[name],
+        )
+        for name in names
+    }
+
+
+def _events(path: Path) -> Iterator[_Event]:
+    if not path.exists():
+        return
+    decoder = msgspec.json.Decoder(_Event)
+    for line in read_lines(path):
+        # A line that is being written, or one that a crash has torn.
+        with suppress(ValueError, RecursionError):
+            yield decoder.decode(line.data)
+
+
+def _settings(config: dict[str, Any], kind: RunKind) -> Settings:
+    rows = [Setting("dataset_type", kind)]
+    for section in _SECTIONS[kind]:
+        values = config.get(section)
+        if isinstance(values, dict):
+            given = cast("dict[str, Any]", values)
+            rows += [
+                Setting(f"{section}.{key}", _shown(v)) for key, v in given.items() if v is not None
+            ]
+    by_key = {row.key: row.value for row in rows}
+    return Settings(by_key.get("model.path"), by_key.get("teacher.path"), rows)
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _summary(series: Series, settings: Settings | None) -> str:
+    parts: list[str] = []
+    if settings and settings.student:
+        parts.append(f"student {short_name(settings.student)}")
+    if settings and settings.teacher:
+        parts.append(f"teacher {short_name(settings.teacher)}")
+    if series.points:
+        parts.append(plural(series.points[-1].step, "step"))
+    return " · ".join(parts)
+
+
+def _why_empty(status: RunStatus) -> str:
+    if not status.is_final:
+        return "No step is finished yet."
+    return "The run ended before its first step."

@@ -1,0 +1,242 @@
+"""Tasks that two evaluations answered differently, their conversations side by side."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from stillroom.evaluate.files import Evaluation, TaskScore
+from stillroom.files import read_lines
+from stillroom.report.conversation import ChatMessage, Conversation, conversation, num_given
+from stillroom.report.folders import FolderReader
+from stillroom.report.lineup import Entry, Lineup, shared_tasks
+from stillroom.report.wording import count, cut, number, plural
+
+Change = Literal["fixed", "broken", "unsolved"]
+
+_MAX_PICKS: dict[Change, int] = {"fixed": 4, "broken": 1, "unsolved": 1}
+_LONGEST_ANSWER = 200
+_VARIETY_FIELD = "task_type"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one model did with a task."""
+
+    is_right: bool
+    reward: str | None
+    remarks: Sequence[str]
+    conversation: Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One task, answered by both."""
+
+    title: str
+    groups: Sequence[str]
+    prompt: Conversation
+    expected: str | None
+    before: Side
+    after: Side
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeAfter:
+    """The examples, or why there are none."""
+
+    before: str
+    after: str
+    after_word: Literal["After", "Teacher"]
+    counts: str
+    is_sampled: bool
+    """Whether tasks were answered several times, so that right means at least half of them."""
+    examples: Sequence[Example]
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A task worth showing."""
+
+    task_id: str
+    change: Change
+    groups: Mapping[str, str]
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    task_id: str
+    success: bool | None = None
+
+
+class _Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    messages: list[ChatMessage]
+    metadata: dict[str, Any] = {}
+    reward: float | None = None
+    success: bool | None = None
+    stop_reason: str = "answered"
+    turns: int = 0
+    truncated: bool = False
+    tool_errors: int = 0
+
+
+def before_after(reader: FolderReader, lineup: Lineup) -> BeforeAfter:
+    """Returns examples of what changed from the first evaluation to the last one."""
+    before, after = lineup.before, lineup.after
+    if before is None or after is None:
+        return _nothing(lineup)
+    then = "with the teacher" if after.is_teacher else "after"
+    changes = task_changes(before.evaluation, after.evaluation)
+    picks = pick_tasks(changes)
+    was_right = {pick.task_id: pick.change == "broken" for pick in picks}
+    is_right = {pick.task_id: pick.change == "fixed" for pick in picks}
+    old = _read_rollouts(reader, before, was_right)
+    new = _read_rollouts(reader, after, is_right)
+    examples = [
+        _example(pick, old[pick.task_id], new[pick.task_id], then)
+        for pick in picks
+        if pick.task_id in old and pick.task_id in new
+    ]
+    return BeforeAfter(
+        before=before.label,
+        after=after.label,
+        after_word="Teacher" if after.is_teacher else "After",
+        counts=_counts(changes, shared_tasks(before.evaluation, after.evaluation), then),
+        is_sampled=any(0 < task.success < 1 for task in after.evaluation.tasks),
+        examples=examples,
+        reason=None if examples else _why_none(picks),
+    )
+
+
+def task_changes(before: Evaluation, after: Evaluation) -> list[Pick]:
+    """Returns the shared tasks that at least one of the two got wrong, with what changed."""
+    old = {task.task_id: task for task in before.tasks}
+    changes: list[Pick] = []
+    for task in after.tasks:
+        if task.task_id not in old:
+            continue
+        change = _change(old[task.task_id], task)
+        if change is not None:
+            changes.append(Pick(task.task_id, change, task.groups))
+    return changes
+
+
+def pick_tasks(changes: Sequence[Pick]) -> list[Pick]:
+    """Returns a few tasks by rule: of each kind of task in turn, where most changed first."""
+    picks: list[Pick] = []
+    for change, limit in _MAX_PICKS.items():
+        by_kind: dict[str, list[Pick]] = {}
+        for pick in changes:
+            if pick.change == change:
+                by_kind.setdefault(_kind_of_task(pick), []).append(pick)
+        largest_first = sorted(by_kind.values(), key=len, reverse=True)
+        in_turn = [pick for row in zip_longest(*largest_first) for pick in row if pick]
+        picks += in_turn[:limit]
+    return picks
+
+
+def _change(old: TaskScore, new: TaskScore) -> Change | None:
+    was_right, is_right = old.success >= 0.5, new.success >= 0.5
+    if was_right:
+        return None if is_right else "broken"
+    return "fixed" if is_right else "unsolved"
+
+
+def _kind_of_task(pick: Pick) -> str:
+    return pick.groups.get(_VARIETY_FIELD) or next(iter(pick.groups.values()), "")
+
+
+def _read_rollouts(
+    reader: FolderReader, entry: Entry, wanted: Mapping[str, bool]
+) -> dict[str, _Rollout]:
+    """Returns one rollout of each wanted task, if possible one that is right (True) or wrong."""
+    # The folder may have been moved since, so only the name counts.
+    path = entry.run.folder / Path(entry.evaluation.result.rollouts).name
+    found: dict[str, tuple[bool, bytes]] = {}
+    try:
+        for head, data in _rows(path):
+            is_fitting = (head.success is True) is wanted.get(head.task_id)
+            is_better = is_fitting and not found.get(head.task_id, (False,))[0]
+            if head.task_id in wanted and (head.task_id not in found or is_better):
+                found[head.task_id] = (is_fitting, data)
+    except OSError as error:
+        reader.note(path, str(error))
+    rollouts: dict[str, _Rollout] = {}
+    for task_id, (_, data) in found.items():
+        with suppress(ValueError, RecursionError):
+            rollouts[task_id] = msgspec.json.decode(data, type=_Rollout)
+    return rollouts
+
+
+def _rows(path: Path) -> Iterator[tuple[_Head, bytes]]:
+    decoder = msgspec.json.Decoder(_Head)
+    for line in read_lines(path):
+        # A torn line is passed over, like everywhere else.
+        with suppress(ValueError, RecursionError):
+            yield decoder.decode(line.data), line.data
+
+
+def _example(pick: Pick, old: _Rollout, new: _Rollout, then: str) -> Example:
+    titles: dict[Change, str] = {
+        "fixed": f"Wrong before, right {then}",
+        "broken": f"Right before, wrong {then}",
+        "unsolved": "Wrong in both",
+    }
+    prompt = new.messages[: num_given(new.messages, new.turns)]
+    expected = new.metadata.get("expected_answer")
+    return Example(
+        title=titles[pick.change],
+        groups=list(pick.groups.values()),
+        prompt=conversation(prompt),
+        expected=None if expected is None else cut(str(expected), _LONGEST_ANSWER).text,
+        before=_side(old),
+        after=_side(new),
+    )
+
+
+def _side(rollout: _Rollout) -> Side:
+    remarks: list[str] = []
+    if rollout.tool_errors:
+        remarks.append(plural(rollout.tool_errors, "tool error"))
+    if rollout.stop_reason != "answered":
+        remarks.append(f"stopped by {rollout.stop_reason}")
+    if rollout.truncated:
+        remarks.append("cut off")
+    return Side(
+        is_right=rollout.success is True,
+        reward=None if rollout.reward is None else number(rollout.reward),
+        remarks=remarks,
+        conversation=conversation(rollout.messages[num_given(rollout.messages, rollout.turns) :]),
+    )
+
+
+def _counts(changes: Sequence[Pick], num_shared: int, then: str) -> str:
+    tally = Counter(pick.change for pick in changes)
+    return (
+        f"Of {plural(num_shared, 'task')} that both answered, {count(tally['fixed'])} were wrong "
+        f"before and right {then}, {count(tally['broken'])} right before and wrong {then}, and "
+        f"{count(tally['unsolved'])} wrong in both."
+    )
+
+
+def _why_none(picks: Sequence[Pick]) -> str:
+    if picks:
+        return "The conversations are no longer in the run folders."
+    return "Both got every shared task right, so there is nothing to show."
+
+
+def _nothing(lineup: Lineup) -> BeforeAfter:
+    reason = "Conversations are compared once two evaluations have answered the same tasks; "
+    match len(lineup.entries):
+        case 0:
+            reason += "there is no finished evaluation yet."
+        case 1:
+            reason += "so far there is one evaluation."
+        case _:
+            reason += "none of these shares two tasks with the first."
+    return BeforeAfter("", "", "After", "", False, (), reason)

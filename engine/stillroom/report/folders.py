@@ -1,0 +1,110 @@
+"""Run folders as the report reads them: plain files, any of which may be missing or broken."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stillroom.types import RunKind, RunStatus
+
+TRAINING_KINDS = frozenset((RunKind.SFT, RunKind.DPO, RunKind.DISTILL))
+
+_Document = TypeVar("_Document")
+_LONGEST_REASON = 300
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run is."""
+
+    phase: str
+    done: int
+    total: int
+    unit: str
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a run failed, and what to do."""
+
+    problem: str
+    fix: str
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the report shows of run.json."""
+
+    kind: RunKind
+    status: RunStatus
+    created_at: str
+    started_at: str | None = None
+    ended_at: str | None = None
+    progress: Progress | None = None
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    error: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run whose state can be read."""
+
+    folder: Path
+    state: RunState
+
+    @property
+    def run_id(self) -> str:
+        """The run's id is the folder's name."""
+        return self.folder.name
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A file the report had to leave out."""
+
+    name: str
+    """Folder and file."""
+    reason: str
+
+
+class FolderReader:
+    """Reads the files of run folders; what cannot be read is noted, never raised."""
+
+    def __init__(self) -> None:
+        self.unreadable: list[Unreadable] = []
+
+    def runs(self, path: Path) -> list[Run]:
+        """Returns the runs whose folders are under `path`, oldest first."""
+        found: list[Run] = []
+        for folder in self._folders(path):
+            state = self.document(folder / "run.json", RunState, is_required=True)
+            if state is not None:
+                found.append(Run(folder, state))
+        return sorted(found, key=lambda run: (run.state.created_at, run.run_id))
+
+    def document(
+        self, path: Path, kind: type[_Document], *, is_required: bool = False
+    ) -> _Document | None:
+        """Returns a JSON document, or None if it is missing or broken."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except FileNotFoundError:
+            if is_required:
+                self.note(path, "is missing")
+        # ValueError: bad JSON, fields of other types, bytes that are not UTF-8.
+        except (OSError, ValueError, RecursionError) as error:
+            self.note(path, str(error))
+        return None
+
+    def note(self, path: Path, reason: str) -> None:
+        """Keeps that a file was left out, and why."""
+        name = f"{path.parent.name}/{path.name}"
+        self.unreadable.append(Unreadable(name, reason[:_LONGEST_REASON]))
+
+    def _folders(self, path: Path) -> list[Path]:
+        try:
+            entries = sorted(path.iterdir())
+            return [entry for entry in entries if entry.is_dir() and entry.name[0] != "."]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self.note(path, str(error))
+            return []

@@ -1,0 +1,183 @@
+"""What happened, in one sentence and a few figures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from stillroom.evaluate.compare import Comparison, compare
+from stillroom.evaluate.intervals import Estimate
+from stillroom.report.lineup import MIN_SHARED, Entry, Lineup, shared_tasks
+from stillroom.report.wording import (
+    Interval,
+    number,
+    number_interval,
+    percent,
+    percent_interval,
+    plural,
+    points,
+    short_name,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number that sums up much."""
+
+    label: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """A part of the sentence."""
+
+    text: str
+    is_name: bool = False
+    """Whether it names a model, which is set apart and kept on one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The top of the page."""
+
+    sentence: Sequence[Phrase]
+    figures: Sequence[Figure]
+
+
+def headline(lineup: Lineup, *, num_runs: int) -> Headline:
+    """Returns what the evaluations came to, or what there is without them."""
+    before, best = lineup.before, lineup.best
+    if before is None:
+        return Headline([Phrase(_without_evaluations(num_runs))], ())
+    if best is None:
+        return Headline(_single(before, lineup), _single_figures(before))
+    comparison = compare(before.evaluation, best.evaluation)
+    sentence = _versus(before, best, comparison, lineup) + _teacher_clause(best, lineup)
+    return Headline(sentence, _figures(before, best, comparison, lineup))
+
+
+def _without_evaluations(num_runs: int) -> str:
+    if not num_runs:
+        return "There are no runs in this workspace yet."
+    return (
+        f"{plural(num_runs, 'run')} so far, and no finished evaluation: how good the models are is "
+        "not known yet."
+    )
+
+
+def _single(before: Entry, lineup: Lineup) -> list[Phrase]:
+    result = before.evaluation.result
+    interval = percent_interval(result.accuracy)
+    within = f" (95 % interval {interval.range})" if interval.range else ""
+    text = f" answers {interval.value} of {plural(result.accuracy.n, 'task')} correctly{within}; "
+    if len(lineup.entries) > 1:
+        text += "no other evaluation answered the same tasks."
+    else:
+        text += "nothing else is evaluated yet, so there is nothing to compare it with."
+    return [_name(before), Phrase(text)]
+
+
+def _versus(before: Entry, best: Entry, comparison: Comparison, lineup: Lineup) -> list[Phrase]:
+    new, old = percent(comparison.candidate_accuracy), percent(comparison.baseline_accuracy)
+    tasks = plural(comparison.tasks_shared, "task")
+    difference = comparison.difference
+    among = f", the best of {lineup.num_rivals}," if lineup.num_rivals > 1 else ""
+    if difference.value <= 0:
+        still = Phrase(f" is not beaten: it answers {old} of {tasks} correctly; ")
+        return [_name(before), still, _name(best), Phrase(f"{among} answers {new}")]
+    if comparison.is_significant:
+        verdict = f": {points(difference.value, is_signed=False)} points more"
+    else:
+        verdict = ", a difference these tasks cannot tell from none"
+    return [
+        _name(best),
+        Phrase(f"{among} answers {new} of {tasks} correctly, "),
+        _name(before),
+        Phrase(f" {old}{verdict} ({_within(difference)})"),
+    ]
+
+
+def _name(entry: Entry) -> Phrase:
+    return Phrase(entry.label, is_name=True)
+
+
+def _within(difference: Estimate) -> str:
+    if difference.low is None or difference.high is None:
+        return "no interval"
+    is_signed = difference.low < 0
+    low, high = (points(end, is_signed=is_signed) for end in (difference.low, difference.high))
+    return f"95 % interval {low} to {high}"
+
+
+def _teacher_clause(best: Entry, lineup: Lineup) -> list[Phrase]:
+    teacher = lineup.teacher
+    if teacher is None or teacher is best:
+        return [Phrase(".")]
+    if shared_tasks(best.evaluation, teacher.evaluation) < MIN_SHARED:
+        return [Phrase(".")]
+    accuracy = compare(best.evaluation, teacher.evaluation).candidate_accuracy
+    return [Phrase("; the teacher, "), _name(teacher), Phrase(f", answers {percent(accuracy)}.")]
+
+
+def _single_figures(before: Entry) -> list[Figure]:
+    result = before.evaluation.result
+    accuracy = _figure("Accuracy", percent_interval(result.accuracy), "")
+    if result.teacher_kl is None:
+        return [accuracy]
+    note = f", nats per token, to {short_name(result.teacher or 'the teacher')}"
+    return [accuracy, _figure("Reverse KL", number_interval(result.teacher_kl), note)]
+
+
+def _figure(label: str, interval: Interval, unit: str) -> Figure:
+    known = f"95 % interval {interval.range}" if interval.range else "no interval"
+    return Figure(label, interval.value, known + unit)
+
+
+def _figures(before: Entry, best: Entry, comparison: Comparison, lineup: Lineup) -> list[Figure]:
+    old, new = percent(comparison.baseline_accuracy), percent(comparison.candidate_accuracy)
+    tasks = plural(comparison.tasks_shared, "task")
+    difference = comparison.difference
+    figures = [
+        Figure("Accuracy", f"{old} → {new}", f"{before.label} → {best.label}"),
+        Figure(
+            "Difference",
+            f"{points(difference.value, is_signed=True)} points",
+            f"{_within(difference)}, paired over {tasks}",
+        ),
+    ]
+    gap = _gap_closed(before, best, lineup.teacher)
+    if gap is not None:
+        figures.append(gap)
+    kl = _kl_change(before, best)
+    return figures if kl is None else [*figures, kl]
+
+
+def _gap_closed(before: Entry, best: Entry, teacher: Entry | None) -> Figure | None:
+    """Returns how much of the way to the teacher is done, where the teacher is surely ahead."""
+    if teacher is None or best is teacher:
+        return None
+    by_task = [
+        {task.task_id: task.success for task in entry.evaluation.tasks}
+        for entry in (before, best, teacher)
+    ]
+    shared = set.intersection(*(set(scores) for scores in by_task))
+    if (
+        len(shared) < MIN_SHARED
+        or not compare(before.evaluation, teacher.evaluation).is_significant
+    ):
+        return None
+    start, reached, goal = (fmean(scores[task] for task in shared) for scores in by_task)
+    if goal <= start:
+        return None
+    share = percent((reached - start) / (goal - start))
+    return Figure("Gap to the teacher closed", share, f"{teacher.label} answers {percent(goal)}")
+
+
+def _kl_change(before: Entry, best: Entry) -> Figure | None:
+    old, new = before.evaluation.result, best.evaluation.result
+    if old.teacher_kl is None or new.teacher_kl is None or old.teacher != new.teacher:
+        return None
+    value = f"{number(old.teacher_kl.value)} → {number(new.teacher_kl.value)}"
+    to = short_name(new.teacher or "the teacher")
+    return Figure("Reverse KL to the teacher", value, f"nats per token, to {to}; lower is closer")

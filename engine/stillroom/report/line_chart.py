@@ -1,0 +1,215 @@
+"""Line charts as plain numbers; the template draws them as SVG.
+
+Lines live in a box of WIDTH × HEIGHT that is stretched to whatever room there is, so labels stand
+outside of it, in percent.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from stillroom.report.wording import number
+
+WIDTH, HEIGHT = 1000, 400
+MAX_POINTS = 400
+_NUM_STRIPS = 48
+_TREND_FROM = 30
+"""With fewer points than this a moving average hides more than it shows."""
+_LARGEST = 1e100
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A value at a step."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric of a run."""
+
+    name: str
+    points: Sequence[Point]
+    """In the order of their steps."""
+    num_missing: int = 0
+    """Steps whose value was not a finite number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A label of an axis, and where it stands in percent from the top or the left."""
+
+    position: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """A part of the width that shows its value when pointed at."""
+
+    x: float
+    width: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LineChart:
+    """Everything the template needs to draw one metric."""
+
+    title: str
+    unit: str
+    change: str
+    """First and last value."""
+    also: str | None
+    """Name, first and last value of the second series."""
+    description: str
+    """The chart in words, for those who do not see it."""
+    raw: str
+    trend: str | None
+    """The moving average, where there are points enough for one."""
+    marks: Sequence[str]
+    """Points of the second series, and the only point of a run with one step."""
+    y_ticks: Sequence[Tick]
+    x_ticks: Sequence[Tick]
+    strips: Sequence[Strip]
+    note: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """From steps and values to the box."""
+
+    first_step: int
+    last_step: int
+    low: float
+    high: float
+
+    def x(self, step: int) -> float:
+        span = self.last_step - self.first_step
+        return WIDTH * (step - self.first_step) / span if span else WIDTH / 2
+
+    def y(self, value: float) -> float:
+        return HEIGHT * (self.high - value) / (self.high - self.low)
+
+    def path(self, points: Sequence[Point]) -> str:
+        return " ".join(f"{self.x(p.step):.1f},{self.y(p.value):.1f}" for p in points)
+
+
+def line_chart(series: Series, *, title: str, unit: str, also: Series | None = None) -> LineChart:
+    """Returns the chart of a series with at least one point; `also` is drawn as marks."""
+    points, extra = series.points, also.points if also else ()
+    ticks = nice_ticks([point.value for point in [*points, *extra]])
+    steps = [point.step for point in [*points, *extra]]
+    scale = _Scale(min(steps), max(steps), ticks[0], ticks[-1])
+    averaged = trend(points)
+    marked = [*extra, *(points if len(points) == 1 else ())]
+    return LineChart(
+        title=title,
+        unit=unit,
+        change=_change(points),
+        also=f"{also.name} {_change(extra)}" if also and extra else None,
+        description=_description(series, title),
+        raw=scale.path(thin(points)),
+        trend=scale.path(thin(averaged)) if averaged else None,
+        marks=[scale.path([point]) for point in thin(marked)],
+        y_ticks=[Tick(round(100 * scale.y(t) / HEIGHT, 2), number(t)) for t in ticks],
+        x_ticks=_x_ticks(scale),
+        strips=_strips(points, scale),
+        note=_note(series),
+    )
+
+
+def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> Sequence[Point]:
+    """Returns at most `limit` points: the first, the last, and the extremes of equal stretches."""
+    if len(points) <= limit:
+        return points
+    inner, num_stretches = points[1:-1], (limit - 2) // 2
+    kept = [points[0]]
+    for i in range(num_stretches):
+        start = len(inner) * i // num_stretches
+        stretch = inner[start : len(inner) * (i + 1) // num_stretches]
+        extremes = {f(stretch, key=lambda point: point.value) for f in (min, max)}
+        kept += sorted(extremes, key=lambda point: point.step)
+    return [*kept, points[-1]]
+
+
+def trend(points: Sequence[Point]) -> Sequence[Point]:
+    """Returns the moving average, whose window is cut off at both ends; empty for few points."""
+    n = len(points)
+    if n < _TREND_FROM:
+        return ()
+    half = max(2, n // 25)
+    sums = [0.0, *accumulate(point.value for point in points)]
+    averaged: list[Point] = []
+    for i, point in enumerate(points):
+        start, end = max(0, i - half), min(n, i + half + 1)
+        averaged.append(Point(point.step, (sums[end] - sums[start]) / (end - start)))
+    return averaged
+
+
+def nice_ticks(values: Sequence[float]) -> list[float]:
+    """Returns three to six round numbers that enclose the values, 0 among them if it is near."""
+    low, high = min(values), max(values)
+    if 0 <= low <= 0.6 * high:
+        low = 0.0
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-90):
+        margin = abs(high) * 0.1 or 1.0
+        low, high = low - margin, high + margin
+    rough = (high - low) / 3
+    magnitude = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [i * step for i in range(first, last + 1)]
+
+
+def is_drawable(value: float) -> bool:
+    """Returns whether a value can be placed on an axis."""
+    return math.isfinite(value) and abs(value) < _LARGEST
+
+
+def _change(points: Sequence[Point]) -> str:
+    first, last = number(points[0].value), number(points[-1].value)
+    return first if len(points) == 1 else f"{first} → {last}"
+
+
+def _description(series: Series, title: str) -> str:
+    points = series.points
+    first, last = points[0], points[-1]
+    if len(points) == 1:
+        return f"{title}: {number(first.value)} at step {first.step}."
+    low, high = (f(points, key=lambda point: point.value) for f in (min, max))
+    return (
+        f"{title}: from {number(first.value)} at step {first.step} to {number(last.value)} at step "
+        f"{last.step}; lowest {number(low.value)} at step {low.step}, highest {number(high.value)} "
+        f"at step {high.step}."
+    )
+
+
+def _x_ticks(scale: _Scale) -> list[Tick]:
+    if scale.first_step == scale.last_step:
+        return [Tick(50, f"step {number(scale.first_step)}")]
+    return [Tick(0, f"step {number(scale.first_step)}"), Tick(100, number(scale.last_step))]
+
+
+def _strips(points: Sequence[Point], scale: _Scale) -> list[Strip]:
+    count = min(len(points), _NUM_STRIPS)
+    chosen = [points[round(i * (len(points) - 1) / max(1, count - 1))] for i in range(count)]
+    width = WIDTH / count
+    return [
+        Strip(
+            x=round(min(max(scale.x(point.step) - width / 2, 0), WIDTH - width), 1),
+            width=round(width, 1),
+            text=f"step {point.step}: {number(point.value)}",
+        )
+        for point in chosen
+    ]
+
+
+def _note(series: Series) -> str | None:
+    if not series.num_missing:
+        return None
+    steps = "1 step" if series.num_missing == 1 else f"{series.num_missing} steps"
+    return f"{steps} without a finite value left out"

@@ -1,0 +1,182 @@
+"""The evaluations side by side: a table, and bars with 95 % intervals."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stillroom.evaluate.files import EvaluationResult
+from stillroom.evaluate.intervals import Estimate
+from stillroom.report.lineup import Entry, Lineup, Role
+from stillroom.report.wording import (
+    Interval,
+    count,
+    number_interval,
+    percent_interval,
+    plural,
+    short_name,
+)
+
+MAX_ROWS = 24
+MAX_BARS = 8
+MAX_GROUPS = 8
+
+_PREFERRED_FIELD = "difficulty"
+_KNOWN_ORDER = {"trivial": 0, "easy": 1, "medium": 2, "normal": 2, "hard": 3, "expert": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One evaluation's accuracy; positions in percent of the width."""
+
+    label: str
+    role: Role
+    accuracy: Interval
+    width: float
+    low: float | None
+    high: float | None
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The bars of all tasks or of one group."""
+
+    title: str
+    note: str
+    bars: Sequence[Bar]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One evaluation in the table."""
+
+    label: str
+    name: str
+    role: Role
+    run: str
+    """The beginning of the evaluation's run id."""
+    data: str
+    num_tasks: str
+    accuracy: Interval
+    groups: Sequence[Interval | None]
+    teacher_kl: Interval | None
+    teacher: str | None
+    """To whom the KL is, where the rows name several teachers."""
+    truncated: str
+    tool_errors: str
+    failed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scoreboard:
+    """All evaluations, or the foremost of very many."""
+
+    rows: Sequence[Row]
+    panels: Sequence[Panel]
+    group_field: str | None
+    groups: Sequence[str]
+    notes: Sequence[str]
+    """What a reader of the table has to know."""
+
+
+def scoreboard(lineup: Lineup) -> Scoreboard:
+    """Returns the table and the bars of the evaluations."""
+    rows, drawn = lineup.foremost(MAX_ROWS), lineup.foremost(MAX_BARS)
+    results = [entry.evaluation.result for entry in rows]
+    field = _group_field(results)
+    values = _group_values(results, field) if field else []
+    groups = values[:MAX_GROUPS]
+    panels = [_panel("All tasks", lineup, [(e, e.evaluation.result.accuracy) for e in drawn])]
+    for group in groups:
+        members = [(entry, _of_group(entry, field, group)) for entry in drawn]
+        panels.append(
+            _panel(short_name(group), lineup, [(e, a) for e, a in members if a is not None])
+        )
+    return Scoreboard(
+        rows=[_row(entry, lineup, field, groups) for entry in rows],
+        panels=[panel for panel in panels if panel.bars],
+        group_field=field,
+        groups=[short_name(group) for group in groups],
+        notes=_notes(lineup, results, drawn, len(values)),
+    )
+
+
+def _panel(title: str, lineup: Lineup, members: Sequence[tuple[Entry, Estimate]]) -> Panel:
+    sizes = sorted({accuracy.n for _, accuracy in members})
+    tasks = " or ".join(count(size) for size in sizes[:3]) + " tasks"
+    bars = [_bar(entry, lineup.role(entry), accuracy) for entry, accuracy in members]
+    return Panel(title, plural(1, "task") if sizes == [1] else tasks, bars)
+
+
+def _bar(entry: Entry, role: Role, accuracy: Estimate) -> Bar:
+    shown = percent_interval(accuracy)
+    within = f", 95 % interval {shown.range}" if shown.range else ""
+    return Bar(
+        label=entry.label,
+        role=role,
+        accuracy=shown,
+        width=_position(accuracy.value),
+        low=None if accuracy.low is None else _position(accuracy.low),
+        high=None if accuracy.high is None else _position(accuracy.high),
+        description=f"{entry.label}: {shown.value}{within}, {plural(accuracy.n, 'task')}",
+    )
+
+
+def _position(share: float) -> float:
+    return round(100 * min(1.0, max(0.0, share)), 2)
+
+
+def _row(entry: Entry, lineup: Lineup, field: str | None, groups: Sequence[str]) -> Row:
+    result = entry.evaluation.result
+    has_teachers = len({e.evaluation.result.teacher for e in lineup.entries} - {None}) > 1
+    accuracies = [_of_group(entry, field, group) for group in groups]
+    return Row(
+        label=entry.label,
+        name=result.name,
+        role=lineup.role(entry),
+        run=short_name(entry.run.run_id),
+        data=result.data,
+        num_tasks=count(result.accuracy.n),
+        accuracy=percent_interval(result.accuracy),
+        groups=[None if one is None else percent_interval(one) for one in accuracies],
+        teacher_kl=None if result.teacher_kl is None else number_interval(result.teacher_kl),
+        teacher=short_name(result.teacher) if result.teacher and has_teachers else None,
+        truncated=count(result.truncated),
+        tool_errors=count(result.tool_errors),
+        failed=count(result.failed),
+    )
+
+
+def _of_group(entry: Entry, field: str | None, group: str) -> Estimate | None:
+    return entry.evaluation.result.by_group.get(field or "", {}).get(group)
+
+
+def _group_field(results: Sequence[EvaluationResult]) -> str | None:
+    fields = [field for result in results for field in result.by_group]
+    return _PREFERRED_FIELD if _PREFERRED_FIELD in fields else next(iter(fields), None)
+
+
+def _group_values(results: Sequence[EvaluationResult], field: str) -> list[str]:
+    values = {value for result in results for value in result.by_group.get(field, {})}
+    return sorted(values, key=_order)
+
+
+def _order(value: str) -> tuple[float, str]:
+    if value.isdecimal():
+        return float(value), value
+    return float(_KNOWN_ORDER.get(value.lower(), 9)), value
+
+
+def _notes(
+    lineup: Lineup, results: Sequence[EvaluationResult], drawn: Sequence[Entry], num_groups: int
+) -> list[str]:
+    notes: list[str] = []
+    if len({result.data for result in results}) > 1:
+        notes.append("The evaluations read different files: compare only rows with the same data.")
+    if len(results) < len(lineup.entries):
+        left = len(lineup.entries) - len(results)
+        notes.append(f"{plural(left, 'older evaluation')} not in the table; see All runs.")
+    if len(drawn) < len(results):
+        notes.append(f"The bars show {len(drawn)} of {len(lineup.entries)} evaluations.")
+    if num_groups > MAX_GROUPS:
+        notes.append(f"{num_groups - MAX_GROUPS} more groups are left out.")
+    return notes

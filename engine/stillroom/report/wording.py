@@ -1,0 +1,122 @@
+"""How the report writes numbers, times, names and long texts."""
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from stillroom.evaluate.intervals import Estimate
+
+NOTHING = "–"
+"""Stands where there is no value."""
+
+_RUN_ID = re.compile(r"\b((?:rollouts|sft|dpo|distill|evaluate)-[a-z2-9]{6})[a-z2-9]{20}\b")
+_LONGEST_NAME = 44
+_SPACE = "\N{NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate as two texts: the value, and its 95 % interval if it has one."""
+
+    value: str
+    range: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CutText:
+    """The beginning of a text."""
+
+    text: str
+    num_hidden: int
+    """Characters that were left out."""
+
+
+def number(value: float) -> str:
+    """Returns a number with three significant digits, or without decimals from a thousand on."""
+    if not math.isfinite(value):
+        return NOTHING
+    text = f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
+    return text.replace(",", _SPACE).replace("-", "\N{MINUS SIGN}")
+
+
+def count(value: int) -> str:
+    """Returns a whole number in groups of three digits."""
+    return f"{value:,}".replace(",", _SPACE)
+
+
+def plural(value: int, noun: str) -> str:
+    """Returns e.g. `1 run` or `3 runs`."""
+    return f"{count(value)}{_SPACE}{noun}" + ("" if value == 1 else "s")
+
+
+def percent(share: float) -> str:
+    """Returns a share as a percentage with one decimal."""
+    return f"{_decimal(100 * share)}{_SPACE}%"
+
+
+def points(share: float, *, is_signed: bool) -> str:
+    """Returns a difference of shares in percentage points; `is_signed` also writes a plus."""
+    return ("+" if is_signed and share > 0 else "") + _decimal(100 * share)
+
+
+def percent_interval(estimate: Estimate) -> Interval:
+    """Returns an accuracy and its interval, both in percent."""
+    if estimate.low is None or estimate.high is None:
+        return Interval(percent(estimate.value), None)
+    low, high = _decimal(100 * estimate.low), _decimal(100 * estimate.high)
+    return Interval(percent(estimate.value), f"{low}–{high}")
+
+
+def number_interval(estimate: Estimate) -> Interval:
+    """Returns an estimate and its interval as plain numbers."""
+    if estimate.low is None or estimate.high is None:
+        return Interval(number(estimate.value), None)
+    # Not a dash: low may be negative.
+    return Interval(number(estimate.value), f"{number(estimate.low)} to {number(estimate.high)}")
+
+
+def moment(written: str) -> str:
+    """Returns an ISO 8601 time as a person writes it; a text that is none comes back as it is."""
+    time = parse_time(written)
+    return written if time is None else f"{time.day} {time:%b %Y, %H:%M} UTC"
+
+
+def duration(started: str | None, ended: str | None) -> str | None:
+    """Returns how long it took from one ISO 8601 time to the other, if both are known."""
+    start, end = parse_time(started or ""), parse_time(ended or "")
+    if start is None or end is None or end < start:
+        return None
+    seconds = (end - start).total_seconds()
+    if seconds < 60:
+        return f"{seconds:.1f}{_SPACE}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}{_SPACE}min {rest}{_SPACE}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{count(hours)}{_SPACE}h {minutes}{_SPACE}min"
+
+
+def parse_time(written: str) -> datetime | None:
+    """Returns an ISO 8601 time in UTC, or None."""
+    try:
+        time = datetime.fromisoformat(written)
+        return time.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def short_name(name: str) -> str:
+    """Returns a name fit for a label: run ids shortened to a beginning that still finds the run."""
+    name = _RUN_ID.sub(r"\1", name)
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+
+
+def cut(text: str, limit: int) -> CutText:
+    """Returns at most `limit` characters of the text, and how many are left."""
+    return CutText(text[:limit], max(0, len(text) - limit))
+
+
+def _decimal(value: float) -> str:
+    text = f"{value:.1f}".replace("-", "\N{MINUS SIGN}")
+    return "0.0" if text == "\N{MINUS SIGN}0.0" else text

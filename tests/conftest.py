@@ -1,0 +1,30 @@
+"""Fixtures that every test may use."""
+
+import os
+
+# Before torch is imported: the machine's cores are shared.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the golden files anew, for review"
+    )
+
+
+def pytest_configure(config):
+    # peft asks transformers for it under its old name.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory):
+    """Tiny models with random weights, each built and saved once."""
+    from fakes.tiny_models import TinyModels
+
+    return TinyModels(tmp_path_factory.mktemp("models"))

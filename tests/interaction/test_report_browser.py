@@ -1,0 +1,85 @@
+"""The report in a real browser: one file, no request, no error, readable at every width."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.browser import launch_chromium
+from fakes.run_folders import evaluate, write_run, write_training
+from playwright.sync_api import Browser, Page, sync_playwright
+from stillroom.report import write_report
+
+pytestmark = pytest.mark.browser
+
+SECTIONS = ("Evaluations", "Learning curves", "Before and after", "All runs")
+ATTACK = "<img src=https://example.com/x.png onerror=document.title='owned'>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = launch_chromium(playwright)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> str:
+    runs = tmp_path / "runs"
+    evaluate(runs, "base", set(range(6)), minute=0)
+    losses = [{"loss": 2 / step, "val_loss": 2.1 / step} for step in range(1, 120)]
+    write_training(runs, "sft-a", losses, minute=1)
+    write_run(runs, "dpo-b", minute=2, status="failed", error={"problem": ATTACK, "fix": ATTACK})
+    evaluate(runs, ATTACK.replace("/", "|"), set(range(24)), minute=3)
+    return write_report(runs, tmp_path / "report.html", title=ATTACK).as_uri()
+
+
+def test_page_makes_no_request_and_no_error(browser: Browser, report: str) -> None:
+    requests: list[str] = []
+    errors: list[str] = []
+    page = browser.new_page()
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: errors.append(message.text))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(report)
+    page.wait_for_load_state("networkidle")
+    assert [url for url in requests if not url.startswith("data:")] == [report]
+    assert errors == []
+    assert page.title().startswith(ATTACK)
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_sections_are_visible_and_nothing_sticks_out(
+    browser: Browser, report: str, width: int, scheme: str
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.goto(report)
+    for name in SECTIONS:
+        assert page.get_by_role("heading", name=name, exact=True).is_visible()
+    assert page.locator("svg[role=img]").count() >= 3
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert lightness(page, "backgroundColor") > 200 if scheme == "light" else True
+    assert lightness(page, "backgroundColor") < 60 if scheme == "dark" else True
+    page.close()
+
+
+def test_examples_open_and_show_both_conversations(browser: Browser, report: str) -> None:
+    page = browser.new_page()
+    page.goto(report)
+    examples = page.locator("details.example")
+    assert examples.count() == 5
+    last = examples.last
+    assert not last.get_by_text("Before").is_visible()
+    last.locator("summary").first.click()
+    assert last.get_by_text("Before").is_visible()
+    assert last.get_by_text("After").is_visible()
+    page.close()
+
+
+def lightness(page: Page, style: str) -> float:
+    """Mean of the channels (0 to 255) of a colour of the body."""
+    colour = page.evaluate(f"getComputedStyle(document.body).{style}")
+    channels = colour.removeprefix("rgb(").removesuffix(")").split(",")
+    return sum(map(float, channels)) / len(channels)

@@ -1,0 +1,148 @@
+"""Every command and example of the skills, carried out on the demo project."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client
+from skills_ref import validate
+from stillroom.settings import Workspace
+from stillroom.train.config import load_config
+from stillroom_mcp.app import build_server
+from stillroom_mcp.operations import OPERATIONS
+
+SKILLS = Path(__file__).parents[2] / "skills"
+_BLOCK = re.compile(r"^( *)```(\w+) ?([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+_FEW_ROLLOUTS = 24
+# The examples' own sizes take minutes; what is called and with which settings stays.
+_SHORT_TRAINING = {
+    "sft.yml": ["trainer.num_epochs=2"],
+    "dpo.yml": [],
+    "distill.yml": ["trainer.max_steps=2", "data.batch_size=8", "algorithm.substeps=2"],
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    info: str
+    text: str
+
+
+def blocks_of(document: Path) -> Iterator[Block]:
+    for found in _BLOCK.finditer(document.read_text(encoding="utf-8")):
+        yield Block(found[2], found[3].strip(), textwrap.dedent(found[4]))
+
+
+class Agent:
+    """Follows a skill: makes its calls in order and remembers the runs it named."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._runs: dict[str, str] = {}
+
+    async def follow(self, block: Block) -> None:
+        tool, _, name = block.info.partition(" as=")
+        text = re.sub(r"<(\w+)>", lambda found: self._runs[found[1]], block.text)
+        answer = await self.call(tool, self._shortened(json.loads(text)))
+        if "run_id" in answer and tool != "get_run":
+            answer = await self._finished(answer["run_id"])
+            self._runs[name or tool] = answer["run_id"]
+            if answer["kind"] == "sft":
+                self._runs.setdefault("sft", answer["run_id"])
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        result = await self._client.call_tool(tool, arguments)
+        assert not result.is_error, (tool, arguments, result.content)
+        assert result.structured_content is not None
+        return result.structured_content
+
+    async def _finished(self, run_id: str) -> dict[str, Any]:
+        with anyio.fail_after(180):
+            while True:
+                run = await self.call("get_run", {"run_id": run_id, "wait_s": 50})
+                if run["status"] not in ("starting", "running"):
+                    break
+        assert run["status"] == "succeeded", run["error"]
+        return run
+
+    @staticmethod
+    def _shortened(arguments: dict[str, Any]) -> dict[str, Any]:
+        if arguments.get("n", 0) > _FEW_ROLLOUTS:
+            arguments["n"] = _FEW_ROLLOUTS
+        if "config" in arguments:
+            more = _SHORT_TRAINING[arguments["config"]]
+            arguments["overrides"] = [*arguments.get("overrides", []), *more]
+        if "teacher" in arguments:
+            arguments["kl_prompts"] = 8
+        return arguments
+
+
+def run_commands(block: Block, project: Path) -> None:
+    for line in block.text.splitlines():
+        program, *arguments = shlex.split(line)
+        assert program == "stillroom"
+        finished = subprocess.run(
+            [sys.executable, "-P", "-m", "stillroom_mcp", *arguments],
+            cwd=project, capture_output=True, text=True, timeout=180, check=False,
+        )  # fmt: skip
+        assert finished.returncode == 0, (line, finished.stderr)
+
+
+def follow_documents(project: Path, *documents: Path) -> int:
+    """Carries out all blocks of the documents; returns how many calls were made."""
+
+    async def follow() -> int:
+        num_calls = 0
+        async with Client(build_server(Workspace(project))) as client:
+            agent = Agent(client)
+            for document in documents:
+                for block in blocks_of(document):
+                    if block.language == "json" and block.info:
+                        await agent.follow(block)
+                        num_calls += 1
+                    elif block.language == "bash":
+                        await anyio.to_thread.run_sync(run_commands, block, project)
+        return num_calls
+
+    return anyio.run(follow)
+
+
+@pytest.mark.parametrize("skill", sorted(p.name for p in SKILLS.iterdir()))
+def test_the_skill_is_valid(skill: str) -> None:
+    assert validate(SKILLS / skill) == []
+    text = (SKILLS / skill / "SKILL.md").read_text(encoding="utf-8")
+    assert text.count("\n") < 150
+
+
+@pytest.mark.parametrize("document", sorted(SKILLS.rglob("*.md")), ids=lambda p: p.stem)
+def test_every_example_names_a_tool_or_is_a_configuration(document: Path, tmp_path: Path) -> None:
+    tools = {operation.name for operation in OPERATIONS}
+    for number, block in enumerate(blocks_of(document)):
+        assert block.language in ("json", "yaml", "bash")
+        if block.language == "json":
+            assert block.info.split(" ")[0] in tools
+        if block.language == "yaml":
+            config = tmp_path / f"{number}.yml"
+            config.write_text(block.text, encoding="utf-8")
+            load_config(config)
+
+
+def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
+    skill = SKILLS / "off-policy-distillation"
+    calls = follow_documents(tmp_path, skill / "SKILL.md", skill / "references/preferences.md")
+    assert calls == 14
+
+
+def test_the_on_policy_skill_works_as_written(tmp_path: Path) -> None:
+    calls = follow_documents(tmp_path, SKILLS / "on-policy-distillation" / "SKILL.md")
+    assert calls == 9

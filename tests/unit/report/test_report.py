@@ -1,0 +1,284 @@
+"""The report page: what it says, what it leaves out, and that nothing in it becomes markup."""
+
+import hashlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fakes.html_pages import parse, text_of
+from fakes.run_folders import answer, evaluate, write_evaluation, write_run, write_training
+from stillroom.evaluate.intervals import Estimate
+from stillroom.files import write_json
+from stillroom.report import write_report
+
+SUFFIX = "abcdefghijkmnpqrstuvwxyz23"
+ATTACK = """<script>alert(1)</script>"' onload="x()" <img src=x onerror=y()>"""
+
+Write = Callable[[], Path]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def written(runs: Path, tmp_path: Path) -> Write:
+    return lambda: write_report(runs, tmp_path / "report.html", title="shop")
+
+
+def test_workspace_without_runs_gets_a_page_that_says_so(tmp_path: Path) -> None:
+    path = write_report(tmp_path / "missing", tmp_path / "out" / "report.html", title="shop")
+    assert path == tmp_path / "out" / "report.html"
+    assert "There are no runs in this workspace yet." in text_of(path)
+    assert "How to begin" in text_of(path)
+
+
+def test_headline_compares_best_student_with_first_and_teacher(runs: Path, written: Write) -> None:
+    write_training(
+        runs, f"distill-{SUFFIX}", [{"teacher_kl": 0.5}], minute=1, teacher="big-teacher"
+    )
+    evaluate(runs, "big-teacher", set(range(30)), minute=0)
+    evaluate(runs, "base", set(range(6)), minute=2)
+    evaluate(runs, f"distill-{SUFFIX}", set(range(24)), minute=3, teacher="big-teacher")
+    text = text_of(written())
+    assert "distill-abcdef answers 80.0 % of 30 tasks correctly, base 20.0 %: 60.0 points more" in (
+        text
+    )
+    assert "the teacher, big-teacher , answers 100.0 %." in text
+    assert "Gap to the teacher closed 75.0 %" in text
+    assert "Wrong before, right after" in text
+    assert "Before base" in text
+    assert "After distill-abcdef" in text
+
+
+def test_headline_does_not_claim_what_the_interval_leaves_open(runs: Path, written: Write) -> None:
+    evaluate(runs, "base", set(range(10)), minute=0)
+    evaluate(runs, "student", set(range(11)), minute=1)
+    assert "a difference these tasks cannot tell from none" in text_of(written())
+
+
+def test_headline_says_when_nothing_beats_the_first(runs: Path, written: Write) -> None:
+    evaluate(runs, "base", set(range(20)), minute=0)
+    evaluate(runs, "worse", set(range(5)), minute=1)
+    evaluate(runs, "bad", set(range(9)), minute=2)
+    text = text_of(written())
+    assert "base is not beaten: it answers 66.7 % of 30 tasks correctly; bad , the best of 2," in (
+        text
+    )
+
+
+def test_distance_to_the_teacher_is_shown_with_its_interval(runs: Path, written: Write) -> None:
+    for minute, value in enumerate((0.262, 0.03)):
+        estimate = Estimate(value=value, low=value / 2, high=value * 2, n=90)
+        evaluate(runs, f"m{minute}", {1}, minute=minute, teacher="big", teacher_kl=estimate)
+    text = text_of(written())
+    assert "0.262 → 0.03 nats per token, to big; lower is closer" in text
+    assert "0.03 0.015 to 0.06" in text
+
+
+def test_without_a_student_the_first_model_is_compared_with_the_teacher(
+    runs: Path, written: Write
+) -> None:
+    folder = write_run(runs, "rollouts-a", minute=0)
+    write_json(folder / "request.json", {"kind": "rollouts", "request": {"model": "big-api"}})
+    evaluate(runs, "big-api", set(range(30)), minute=1)
+    evaluate(runs, "base", set(range(6)), minute=2)
+    text = text_of(written())
+    assert "big-api answers 100.0 % of 30 tasks correctly, base 20.0 %" in text
+    assert "24 were wrong before and right with the teacher" in text
+    assert "Teacher big-api" in text
+
+
+def test_models_evaluated_twice_can_be_told_apart(runs: Path, written: Write) -> None:
+    evaluate(runs, "base", {1}, minute=0)
+    rows = [answer(i, is_right=True) for i in range(30)]
+    write_evaluation(runs, "evaluate-again", rows, minute=1)
+    assert "base (2) answers 100.0 % of 30 tasks" in text_of(written())
+
+
+def test_one_evaluation_is_reported_alone_and_examples_are_skipped(
+    runs: Path, written: Write
+) -> None:
+    evaluate(runs, "base", set(range(15)), minute=0)
+    text = text_of(written())
+    assert "base answers 50.0 % of 30 tasks correctly (95 % interval 33.2–66.8)" in text
+    assert "so far there is one evaluation." in text
+
+
+def test_evaluations_of_other_tasks_are_not_compared(runs: Path, written: Write) -> None:
+    evaluate(runs, "base", {0}, minute=0, total=4)
+    rows = [answer(i, is_right=True) for i in range(50, 54)]
+    write_evaluation(runs, "evaluate-other", rows, minute=1, model="other")
+    text = text_of(written())
+    assert "no other evaluation answered the same tasks." in text
+    assert "none of these shares two tasks with the first." in text
+
+
+def test_model_output_names_and_settings_never_become_markup(runs: Path, written: Write) -> None:
+    metadata = {"expected_answer": ATTACK, "task_type": ATTACK, "difficulty": ATTACK}
+    for minute, name in enumerate(("base", ATTACK)):
+        rows = [answer(i, is_right=bool(minute), said=ATTACK, **metadata) for i in range(4)]
+        write_evaluation(runs, f"evaluate-{minute}", rows, minute=minute, model=name, data=ATTACK)
+    folder = write_training(runs, f"sft-{SUFFIX}", [{"loss": 1.0}], minute=3)
+    write_json(folder / "config.json", {"model": {"path": ATTACK}, "data": {ATTACK: ATTACK}})
+    error = {"problem": ATTACK, "fix": ATTACK}
+    write_run(runs, "dpo-failed", minute=4, status="failed", error=error)
+    (runs / "<b>broken" / "x").mkdir(parents=True)
+    page = parse(written())
+    assert not {"script", "img", "b-broken"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name == "src"]
+    assert ATTACK in page.texts
+
+
+def test_page_asks_for_nothing_but_itself(runs: Path, written: Write) -> None:
+    evaluate(runs, "base", {1}, minute=0)
+    html = written().read_text(encoding="utf-8")
+    page = parse(written())
+    links = [value for name, value in page.attributes if name in ("src", "href")]
+    assert all(link.startswith(("#", "data:")) for link in links)
+    assert not re.search(r"https?://|url\(|@import", html)
+    assert "default-src 'none'" in html
+
+
+def test_broken_folders_are_listed_and_the_rest_is_shown(runs: Path, written: Write) -> None:
+    evaluate(runs, "base", {1}, minute=0)
+    (runs / "sft-half").mkdir()
+    (runs / "dpo-torn").mkdir()
+    (runs / "dpo-torn" / "run.json").write_text('{"kind": "dp', encoding="utf-8")
+    write_run(runs, "evaluate-lost", minute=2)
+    (evaluate(runs, "torn", {2}, minute=3) / "evaluation.json").write_bytes(b"\xff\x00")
+    text = text_of(written())
+    assert "sft-half/run.json is missing" in text
+    assert "dpo-torn/run.json Input data was truncated" in text
+    assert "evaluate-lost/evaluation.json is missing" in text
+    assert "evaluate-torn/evaluation.json" in text
+    assert "base answers" in text
+
+
+def test_torn_lines_of_events_and_rollouts_are_passed_over(runs: Path, written: Write) -> None:
+    folder = write_training(runs, f"sft-{SUFFIX}", [{"loss": 2.0}, {"loss": 1.0}], status="running")
+    with (folder / "events.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write('{"event": "note", "text": "saved"}\n{"event": "metr')
+    for minute, name in enumerate(("base", "student"), start=1):
+        path = evaluate(runs, name, {0} if minute == 1 else {0, 1, 2}, minute=minute)
+        with (path / "rollouts.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write('{"task_id": "ta')
+    text = text_of(written())
+    assert "2 → 1" in text
+    assert "student says 1" in text
+
+
+def test_missing_conversations_are_said_to_be_missing(runs: Path, written: Write) -> None:
+    evaluate(runs, "base", set(), minute=0)
+    (evaluate(runs, "student", {1, 2}, minute=1) / "rollouts.jsonl").unlink()
+    assert "The conversations are no longer in the run folders." in text_of(written())
+
+
+def test_values_that_are_not_finite_are_left_out_and_counted(runs: Path, written: Write) -> None:
+    metrics = [{"loss": 1.0}, {"loss": None}, {"loss": 0.5, "val_loss": 0.7}]
+    write_training(runs, f"sft-{SUFFIX}", metrics)
+    text = text_of(written())
+    assert "1 → 0.5" in text
+    assert "validation 0.7" in text
+    assert "1 step without a finite value left out" in text
+
+
+def test_runs_without_a_step_say_why(runs: Path, written: Write) -> None:
+    write_training(runs, "sft-a", [], status="running", minute=0)
+    write_training(runs, "dpo-b", [{"loss": None}], status="failed", minute=1)
+    text = text_of(written())
+    assert "No step is finished yet." in text
+    assert "The run ended before its first step." in text
+
+
+def test_failed_and_running_runs_tell_problem_fix_and_progress(runs: Path, written: Write) -> None:
+    error = {"problem": "out of memory", "fix": "lower data.batch_size"}
+    write_run(runs, "sft-a", minute=0, status="failed", error=error)
+    progress = {"phase": "dpo", "done": 3, "total": 1200, "unit": "steps", "eta_s": None}
+    write_run(runs, "dpo-b", minute=1, status="running", progress=progress)
+    text = text_of(written())
+    assert "out of memory Fix: lower data.batch_size" in text
+    assert "3 of 1 200 steps" in text
+
+
+def test_settings_of_a_run_are_shown_without_those_that_are_absent(
+    runs: Path, written: Write
+) -> None:
+    write_training(runs, f"distill-{SUFFIX}", [{"teacher_kl": 0.5}], teacher="big")
+    text = text_of(written())
+    assert "trainer.learning_rate 0.0002" in text
+    assert "teacher.path big" in text
+    assert "model.max_length" not in text
+
+
+def test_examples_come_from_different_kinds_of_tasks(runs: Path, written: Write) -> None:
+    evaluate(runs, "base", {1}, minute=0)
+    evaluate(runs, "student", set(range(20)) - {1}, minute=1)
+    text = text_of(written())
+    assert (
+        "Of 30 tasks that both answered, 19 were wrong before and right after, 1 right before"
+        in text
+    )
+    shown = re.findall(
+        r"(Wrong before, right after|Right before, wrong after|Wrong in both) (.*?) [+–]? ?System",
+        text,
+    )
+    kinds = [kind.split(" · ")[1] for change, kind in shown if change.startswith("Wrong before")]
+    assert len(kinds) == 4
+    assert len(set(kinds)) == 3
+    assert [change for change, _ in shown][4:] == ["Right before, wrong after", "Wrong in both"]
+
+
+def test_sampling_several_times_shows_a_rollout_that_fits_the_verdict(
+    runs: Path, written: Write
+) -> None:
+    old = [answer(i, is_right=False, said="no") for i in (0, 0, 1)]
+    new = [
+        answer(0, is_right=False, said="unlucky"),
+        *(answer(0, is_right=True, said="lucky"),) * 2,
+    ]
+    write_evaluation(runs, "evaluate-a", old, minute=0)
+    write_evaluation(
+        runs, "evaluate-b", [*new, answer(1, is_right=False)], minute=1, model="student"
+    )
+    text = text_of(written())
+    assert "lucky" in text
+    assert "unlucky" not in text
+    assert "at least half of its samples" in text
+
+
+def test_two_hundred_runs_make_a_page_of_bearable_size(runs: Path, written: Write) -> None:
+    metrics = [{"loss": 1 / step} for step in range(1, 1000)]
+    for index in range(100):
+        minute = index % 60
+        write_training(runs, f"sft-{index:03d}", metrics, minute=minute)
+        evaluate(runs, f"student-{index:03d}", {index % 7}, minute=minute, total=8)
+    path = written()
+    assert path.stat().st_size < 2_000_000
+    text = text_of(path)
+    assert "60 older training runs are not drawn." in text
+    assert "76 older evaluations not in the table" in text
+    assert all(f"sft-{index:03d}" in text for index in range(100))
+
+
+def test_writing_again_leaves_the_run_folders_as_they_were(runs: Path, written: Write) -> None:
+    evaluate(runs, "base", {1}, minute=0)
+    before = {p: hashlib.sha256(p.read_bytes()).digest() for p in runs.rglob("*") if p.is_file()}
+    written()
+    written()
+    after = {p: hashlib.sha256(p.read_bytes()).digest() for p in runs.rglob("*") if p.is_file()}
+    assert before == after
+
+
+def test_importing_the_report_loads_no_heavy_library() -> None:
+    code = "import sys, stillroom.report; print({'torch', 'transformers'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "set()"
