@@ -53,6 +53,7 @@ class FailureClass(StrEnum):
     BAD_REQUEST = "bad_request"
     BAD_RESPONSE = "bad_response"
     CONNECTION = "connection"
+    INTERNAL = "internal"
     RATE_LIMIT = "rate_limit"
     REWARD = "reward"
     SERVER_ERROR = "server_error"
@@ -72,7 +73,14 @@ class CallFailedError(Exception):
 
 
 class RunCancelledError(Exception):
-    """Raised inside a run when its cancellation was asked for; never an error of the user's."""
+    """Raised inside a run when its cancellation was asked for; never an error of the user's.
+
+    `result` is what the run came to until then, where that can be said.
+    """
+
+    def __init__(self, result: object = None) -> None:
+        super().__init__(result)
+        self.result = result
 
 
 def missing_extra(extra: str, what: str) -> MissingExtraError:

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import secrets
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -62,9 +63,10 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
 def atomic_output(path: Path) -> Generator["LineWriter"]:
     """Gives a writer whose lines appear under `path` only when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    # A name of its own: two calls that write the same output must not write into one file.
+    temporary = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
     try:
-        with temporary.open("wb") as stream:
+        with temporary.open("xb") as stream:
             writer = LineWriter(stream)
             yield writer
             stream.flush()

@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +10,12 @@ from stillroom.errors import InputError
 
 WORKSPACE_VARIABLE = "STILLROOM_WORKSPACE"
 
-_SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)$", re.IGNORECASE)
+# A word of the name, also with more behind it: AWS_ACCESS_KEY_ID, but not TOKENIZERS_PARALLELISM.
+_SECRET_NAME = re.compile(
+    r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(?=_|\d|$)", re.IGNORECASE
+)
 # Needed to download models, so a training worker keeps it.
-_HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
+_HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +30,20 @@ class Workspace:
         return self.root / "runs"
 
     def path(self, given: str | Path) -> Path:
-        """Returns the absolute path of `given`, which may be relative to the workspace."""
-        text = str(given)
-        if "\0" in text:
-            raise InputError(f"path {text!r} holds a NUL character", "give a plain file path")
-        return self.root / Path(text).expanduser()
+        """Returns the absolute path of `given`, which may be relative to the workspace.
+
+        Raises InputError for what no file can be called.
+        """
+        try:
+            path = self.root / Path(given).expanduser()
+            with suppress(FileNotFoundError, NotADirectoryError):
+                path.stat()
+        # RuntimeError: no such user after a `~`; ValueError: NUL or half a surrogate pair.
+        except (OSError, RuntimeError, ValueError) as error:
+            raise InputError(
+                f"path {str(given)[:200]!r} cannot be used: {error}", "give a plain file path"
+            ) from error
+        return path
 
     def existing(self, given: str | Path, *, what: str) -> Path:
         """Returns the path of something that is read. Raises InputError if it isn't there."""
@@ -55,6 +68,15 @@ class Workspace:
             )
         return resolved
 
+    def output_file(self, given: str | Path, *, what: str) -> Path:
+        """Returns the path of a file to write. Raises InputError also where a folder is."""
+        path = self.writable(given, what=what)
+        if path.is_dir():
+            raise InputError(
+                f"{what} {str(given)!r} is a folder", "give the path of a file, e.g. in that folder"
+            )
+        return path
+
     def shown(self, path: Path) -> str:
         """Returns a path as it is shown to a user: relative to the workspace where possible."""
         try:
@@ -76,7 +98,9 @@ def _nearby_files(path: Path) -> str | None:
 
 def open_workspace(root: str | Path | None = None) -> Workspace:
     """Returns the workspace at `root`, else at $STILLROOM_WORKSPACE, else the current folder."""
-    chosen = Path(root or os.environ.get(WORKSPACE_VARIABLE) or Path.cwd()).expanduser().absolute()
+    given = Path(root or os.environ.get(WORKSPACE_VARIABLE) or Path.cwd())
+    # Not Path.expanduser, which has a RuntimeError for a user that does not exist.
+    chosen = Path(os.path.expanduser(given)).absolute()  # noqa: PTH111
     if not chosen.is_dir():
         raise InputError(
             f"the workspace {str(chosen)!r} is not a folder",
@@ -86,8 +110,11 @@ def open_workspace(root: str | Path | None = None) -> Workspace:
 
 
 def read_key(name: str) -> str | None:
-    """Returns the secret in the environment variable `name`, or None if it isn't set."""
-    return os.environ.get(name) or None
+    """Returns the secret in the environment variable `name`, or None if it isn't set.
+
+    Blanks around it go: a key read from a file brings a line end that no header may hold.
+    """
+    return os.environ.get(name, "").strip() or None
 
 
 def training_environment() -> dict[str, str]:

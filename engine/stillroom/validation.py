@@ -39,6 +39,8 @@ def _sentence(fault: Any, model: type[BaseModel]) -> str:
 def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     """Returns the field names of the model that stands at a path of nested models."""
     for part in path:
+        if part.isdigit():  # the place in a list of models
+            continue
         field = model.model_fields.get(part)
         inner = [field.annotation, *get_args(field.annotation)] if field else []
         models = [kind for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel)]

@@ -119,7 +119,7 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
 def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunReport:
     """Starts a rollout run. Raises an EngineError for what is wrong before anything is spent."""
     workspace.existing(request.input, what="input")
-    workspace.writable(request.output, what="output")
+    workspace.output_file(request.output, what="output")
     check_rollout_options(workspace, request)
     if request.provider in IN_PROCESS:
         locate_policy(workspace, request)

@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from stillroom.curate.rows import RolloutLine, read_rollouts
+from stillroom.curate.rows import RolloutLine, check_output, read_rollouts
+from stillroom.data.formats import rollout_files
 from stillroom.errors import DataError
 from stillroom.files import atomic_output
 from stillroom.lineage import write_manifest
@@ -48,21 +49,14 @@ class _Passed(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw(b"[]")
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
     reward: msgspec.Raw = msgspec.Raw(b"null")
-    task_id: str = ""
-
-
-class _SftRow(msgspec.Struct):
-    messages: msgspec.Raw
-    tools: msgspec.Raw
-    metadata: msgspec.Raw
-    reward: msgspec.Raw
-    task_id: str
+    task_id: msgspec.Raw = msgspec.Raw(b"null")
 
 
 def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
     """Writes the rows and returns the counts. Raises DataError if nothing was converted."""
     source = workspace.existing(request.input, what="input")
-    output = workspace.writable(request.output, what="output")
+    output = workspace.output_file(request.output, what="output")
+    check_output(output, [source])
     left_out: Counter[str] = Counter()
     problems: list[str] = []
     read = derived = 0
@@ -76,9 +70,8 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
                 if rollout.problem and len(problems) < MAX_EXAMPLES:
                     problems.append(f"{rollout.where}: {rollout.problem}")
                 continue
-            derived += rollout.facts is not None and rollout.facts.success is None
-            row = decoder.decode(rollout.line.data)
-            rows.write(_SftRow(row.messages, row.tools, row.metadata, row.reward, row.task_id))
+            derived += _is_derived(rollout)
+            rows.write(decoder.decode(rollout.line.data))
         if rows.num_rows == 0:
             raise _nothing_converted(source, read, left_out, problems)
         converted = rows.num_rows
@@ -93,16 +86,16 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
     write_manifest(
         output,
         operation="convert_rollouts",
-        inputs=input_files(source),
+        inputs=rollout_files(source),
         request=request.model_dump(mode="json"),
         counts={"read": read, "converted": converted},
     )
     return result
 
 
-def input_files(source: Path) -> list[Path]:
-    """Returns the files that reading `source` reads."""
-    return [source] if source.is_file() else sorted(source.glob("*.jsonl"))
+def _is_derived(rollout: RolloutLine) -> bool:
+    facts = rollout.facts
+    return facts is not None and facts.success is None and facts.is_success
 
 
 def _reason_to_leave_out(rollout: RolloutLine, *, include_failed: bool) -> str | None:

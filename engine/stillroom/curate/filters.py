@@ -5,15 +5,21 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from stillroom.curate.convert import MAX_EXAMPLES, input_files
-from stillroom.curate.rows import RolloutFacts, RolloutLine, read_rollouts
-from stillroom.errors import InputError
-from stillroom.files import atomic_output
+from stillroom.curate.convert import MAX_EXAMPLES
+from stillroom.curate.rows import (
+    RolloutFacts,
+    RolloutLine,
+    check_output,
+    read_rollouts,
+    without_ids,
+)
+from stillroom.data.formats import rollout_files
+from stillroom.files import atomic_output, canonical_json
 from stillroom.lineage import write_manifest
 from stillroom.settings import Workspace
 
@@ -69,10 +75,15 @@ class DroppedRow(msgspec.Struct, frozen=True, kw_only=True):
 
     file: str
     line: int
-    id: str
+    id: str | None
     reasons: list[str]
 
 
+class _Messages(msgspec.Struct):
+    messages: list[dict[str, Any]]
+
+
+_MESSAGES = msgspec.json.Decoder(_Messages)
 Rule = Callable[[RolloutFacts], str | None]
 
 
@@ -94,7 +105,7 @@ def rules_of(request: FilterDataset) -> list[Rule]:
         rules.append(lambda row: None if _uses(row, tool) else f"tool use missing ({tool})")
     if (errors := request.max_tool_errors) is not None:
         rules.append(
-            lambda row: None if row.tool_errors <= errors else f"over {errors} tool errors"
+            lambda row: None if (row.tool_errors or 0) <= errors else f"over {errors} tool errors"
         )
     return rules
 
@@ -110,10 +121,10 @@ def _uses(row: RolloutFacts, tool: str) -> bool:
 def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult:
     """Writes the rows that pass, untouched, and the others' reasons; returns the counts."""
     source = workspace.existing(request.input, what="input")
-    output = workspace.writable(request.output, what="output")
-    if output.resolve() in {file.resolve() for file in input_files(source)}:
-        raise InputError(f"output {request.output!r} is the input itself", "choose another output")
+    output = workspace.output_file(request.output, what="output")
     dropped_file = output.with_name(output.name + ".dropped")
+    for path in (output, dropped_file):
+        check_output(path, [source])
     chosen = _chosen_by_category(source, request) if request.max_per_category else None
     counts, problems = _Counts(), list[str]()
     with atomic_output(output) as kept, atomic_output(dropped_file) as dropped:
@@ -140,7 +151,7 @@ def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult
     write_manifest(
         output,
         operation="filter_dataset",
-        inputs=input_files(source),
+        inputs=rollout_files(source),
         request=request.model_dump(mode="json"),
         counts={"read": counts.read, "kept": counts.kept},
     )
@@ -179,11 +190,17 @@ def _judged(source: Path, request: FilterDataset) -> Iterator[tuple[RolloutLine,
         reasons = [reason for rule in rules if (reason := rule(facts)) is not None]
         # Only rows that are kept otherwise can make another one a duplicate.
         if request.dedupe and not reasons:
-            digest = hashlib.sha256(msgspec.json.encode(facts.messages)).digest()[:16]
+            digest = _digest(rollout)
             if digest in seen:
                 reasons.append("duplicate")
             seen.add(digest)
         yield rollout, reasons
+
+
+def _digest(rollout: RolloutLine) -> bytes:
+    """Returns what two rows share if and only if their messages say the same."""
+    messages = [without_ids(message) for message in _MESSAGES.decode(rollout.line.data).messages]
+    return hashlib.sha256(canonical_json(messages)).digest()[:16]
 
 
 def _chosen_by_category(source: Path, request: FilterDataset) -> set[int]:
@@ -208,11 +225,14 @@ def _chosen_by_category(source: Path, request: FilterDataset) -> set[int]:
 def _category(rollout: RolloutLine, field: str) -> str:
     if rollout.facts is None:
         return "(unreadable)"
-    return str(rollout.facts.metadata.get(field, "(none)"))
+    category = (rollout.facts.metadata or {}).get(field)
+    return "(none)" if category is None else str(category)
 
 
 def _dropped_row(rollout: RolloutLine, reasons: list[str]) -> DroppedRow:
-    identity = rollout.facts.id if rollout.facts else ""
     return DroppedRow(
-        file=str(rollout.path), line=rollout.line.number, id=identity, reasons=reasons
+        file=str(rollout.path),
+        line=rollout.line.number,
+        id=rollout.facts.id if rollout.facts else None,
+        reasons=reasons,
     )

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from stillroom.curate.convert import input_files
-from stillroom.curate.rows import read_rollouts
+from stillroom.curate.rows import check_output, read_rollouts, without_ids
+from stillroom.data.formats import rollout_files
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
 from stillroom.lineage import write_manifest
@@ -62,7 +62,9 @@ class PairsResult(msgspec.Struct, frozen=True, kw_only=True):
 
     output: str
     read: int
+    """Rollouts, those included that could not take part."""
     tasks: int
+    """On the chosen side, with a rollout that could take part."""
     tasks_with_pairs: int
     pairs: int
     skipped: dict[str, int]
@@ -100,15 +102,19 @@ class _PairRow(msgspec.Struct):
 
 _ROW = msgspec.json.Decoder(_Row)
 _Index = dict[str, list[_Entry]]
+_ROUNDING = 1e-9
 
 
 def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     """Writes the pairs and returns the counts. Raises DataError if there is none."""
-    output = workspace.writable(request.output, what="output")
+    output = workspace.output_file(request.output, what="output")
     names = [n for n in (request.input, request.chosen_from, request.rejected_from) if n]
     sources = [workspace.existing(name, what="rollouts") for name in names]
+    check_output(output, sources)
     skipped: Counter[str] = Counter()
     indexes = [_index(source, skipped) for source in sources]
+    # So far only whole rollouts were skipped.
+    read = sum(len(e) for index in indexes for e in index.values()) + skipped.total()
     better, worse = indexes[0], indexes[-1]
     writer = _PairWriter(request, skipped)
     with atomic_output(output) as rows:
@@ -118,7 +124,7 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
             raise _no_pairs(better, worse, skipped)
     result = PairsResult(
         output=workspace.shown(output),
-        read=sum(len(entries) for index in indexes for entries in index.values()),
+        read=read,
         tasks=len(better),
         tasks_with_pairs=writer.tasks_with_pairs,
         pairs=len(writer.differences),
@@ -128,7 +134,7 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     write_manifest(
         output,
         operation="make_dpo_pairs",
-        inputs=[file for source in sources for file in input_files(source)],
+        inputs=[file for source in sources for file in rollout_files(source)],
         request=request.model_dump(mode="json"),
         counts={"read": result.read, "pairs": result.pairs},
     )
@@ -170,7 +176,9 @@ class _PairWriter:
                 pairs = list(itertools.pairwise(ranked))
             case "all":
                 pairs = list(itertools.product(ranked, lowest))
-        enough = [p for p in pairs if p[0].reward - p[1].reward >= self._request.min_difference]
+        # 0.5 - 0.4 is a little less than 0.1.
+        least = self._request.min_difference - _ROUNDING
+        enough = [p for p in pairs if p[0].reward - p[1].reward >= least]
         # An "all" of one file meets every pair twice; the wrong way round was never enough.
         num_ties = len(pairs) - len(enough)
         if num_ties and not enough:
@@ -207,6 +215,8 @@ def _index(source: Path, skipped: Counter[str]) -> _Index:
             skipped["not a rollout row"] += 1
         elif facts.reward is None:
             skipped["rollout without a reward"] += 1
+        elif not facts.task_id:
+            skipped["rollout without a task_id"] += 1
         elif facts.num_turns == 0:
             skipped["rollout without an assistant message"] += 1
         else:
@@ -225,7 +235,7 @@ def _read(entry: _Entry) -> _Row:
 def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
     """Returns the index of the first message that differs, ids of tool calls apart."""
     for index, (left, right) in enumerate(zip(one, other, strict=False)):
-        if _without_ids(left) != _without_ids(right):
+        if without_ids(left) != without_ids(right):
             return index
     shorter = min(len(one), len(other))
     return shorter if len(one) != len(other) else None
@@ -234,13 +244,6 @@ def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
 def _both_answer(one: Sequence[Any], other: Sequence[Any], index: int) -> bool:
     """Whether both go on with an assistant's turn at `index`."""
     return all(len(m) > index and m[index]["role"] == "assistant" for m in (one, other))
-
-
-def _without_ids(message: dict[str, Any]) -> dict[str, Any]:
-    plain = {key: value for key, value in message.items() if key != "tool_call_id"}
-    if plain.get("tool_calls"):
-        plain["tool_calls"] = [call.get("function") for call in plain["tool_calls"]]
-    return plain
 
 
 def _no_pairs(better: _Index, worse: _Index, skipped: Counter[str]) -> DataError:

@@ -1,6 +1,6 @@
 """Rollout rows as curation sees them: the few fields that decide, beside the untouched bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from stillroom.data.formats import rollout_files
+from stillroom.errors import InputError
 from stillroom.files import Line, read_lines
+from stillroom.rollout.journal import holds_rollouts
 
 
 class CallFunction(msgspec.Struct, frozen=True):
@@ -36,12 +38,12 @@ class RolloutFacts(msgspec.Struct, frozen=True):
 
     messages: list[MessageFacts]
     stop_reason: str
-    id: str = ""
-    task_id: str = ""
+    id: str | None = None
+    task_id: str | None = None
     reward: float | None = None
     success: bool | None = None
-    tool_errors: int = 0
-    metadata: dict[str, Any] = {}
+    tool_errors: int | None = None
+    metadata: dict[str, Any] | None = None
     error: Any = None
 
     @property
@@ -53,7 +55,9 @@ class RolloutFacts(msgspec.Struct, frozen=True):
     def has_final_answer(self) -> bool:
         """Whether it ends with an assistant's text and not with a tool call."""
         last = self.messages[-1] if self.messages else None
-        return last is not None and last.role == "assistant" and not last.tool_calls
+        if last is None or last.role != "assistant" or last.tool_calls:
+            return False
+        return bool(last.content.strip() if isinstance(last.content, str) else last.content)
 
     @property
     def tools_used(self) -> set[str]:
@@ -93,8 +97,29 @@ def read_rollouts(path: Path) -> Iterator[RolloutLine]:
     for file in rollout_files(path):
         for line in read_lines(file):
             try:
+                if not line.data.isascii():
+                    line.data.decode()  # what the decoder passes over may be no UTF-8
                 facts = _DECODER.decode(line.data)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 yield RolloutLine(file, line, None, str(error))
             else:
                 yield RolloutLine(file, line, facts, None)
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a message says, without the ids of its tool calls, which differ by chance."""
+    plain = {key: value for key, value in message.items() if key != "tool_call_id"}
+    if plain.get("tool_calls"):
+        plain["tool_calls"] = [call.get("function") for call in plain["tool_calls"]]
+    return plain
+
+
+def check_output(output: Path, sources: Sequence[Path]) -> None:
+    """Raises InputError if writing the output would replace rollouts, which cost money to make."""
+    if output.resolve() in {file.resolve() for path in sources for file in rollout_files(path)}:
+        raise InputError(f"the output {output} is the input itself", "choose another output")
+    if holds_rollouts(output):
+        raise InputError(
+            f"the output {output} holds rollouts that generate_rollouts wrote",
+            "choose another output; delete the file yourself if it is not needed any more",
+        )

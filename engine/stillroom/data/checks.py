@@ -57,7 +57,8 @@ def _one_message(message: dict[str, Any], where: str, open_calls: set[str]) -> I
         yield from _tool_calls(message["tool_calls"], f"{where}.tool_calls", open_calls)
     if role == "tool":
         call_id = message.get("tool_call_id")
-        if call_id is not None and call_id not in open_calls:
+        is_known = isinstance(call_id, str) and call_id in open_calls
+        if call_id is not None and not is_known:
             yield Problem(
                 f"{where}.tool_call_id",
                 f"{call_id!r} answers no tool call of an earlier assistant message",
@@ -130,18 +131,32 @@ def tool_schema_problems(tools: Any, field: str = "tools") -> Iterator[Problem]:
             )
 
 
-def typed_problems(
-    row: dict[str, Any], field: str, wanted: type | tuple[type, ...], kind: str
-) -> Iterator[Problem]:
-    """Yields a problem if an optional field is there and is not of the wanted type."""
+def object_problems(row: dict[str, Any], field: str) -> Iterator[Problem]:
+    """Yields a problem if an optional field is there and is not an object."""
     value = row.get(field)
-    if value is None:
-        return
-    is_bool_for_number = isinstance(value, bool) and wanted is not bool
-    if is_bool_for_number or not isinstance(value, wanted):
+    if value is not None and not isinstance(value, dict):
         yield Problem(
-            field, f"must be {kind}, not {describe(value)}", f"write {kind}, or leave it out"
+            field, f"must be an object, not {describe(value)}", "write an object, or leave it out"
         )
+
+
+def number_problems(row: dict[str, Any], field: str) -> Iterator[Problem]:
+    """Yields a problem if an optional field is there and is not a number."""
+    value = row.get(field)
+    if value is not None and as_number(value) is None:
+        yield Problem(
+            field, f"must be a number, not {describe(value)}", "write a number, or leave it out"
+        )
+
+
+def as_number(value: Any) -> float | None:
+    """Returns a JSON number as a float; None of anything else and of what no float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def name_list_problems(row: dict[str, Any], field: str) -> Iterator[Problem]:
@@ -169,3 +184,11 @@ def decode_row(data: bytes) -> dict[str, Any] | Problem:
     if not isinstance(value, dict):
         return Problem("", f"must be a JSON object, not {describe(value)}", "write {…} on the line")
     return cast("dict[str, Any]", value)
+
+
+def decode_text_row(data: bytes) -> dict[str, Any] | Problem:
+    """Returns the prompt row that a line of a text file stands for, or the problem with it."""
+    try:
+        return {"prompt": data.decode("utf-8")}
+    except UnicodeDecodeError as error:
+        return Problem("", f"is not UTF-8 text: {error}", "save the file as UTF-8")

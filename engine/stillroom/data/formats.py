@@ -10,11 +10,13 @@ import msgspec
 from stillroom.data.checks import (
     Problem,
     decode_row,
+    decode_text_row,
     describe,
     message_problems,
     name_list_problems,
+    number_problems,
+    object_problems,
     tool_schema_problems,
-    typed_problems,
 )
 from stillroom.errors import DataError
 from stillroom.files import content_hash, read_lines
@@ -86,8 +88,8 @@ def prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
         yield Problem(
             "", "has neither 'messages' nor 'prompt'", 'write {"prompt": "…"} or {"messages": […]}'
         )
-    yield from typed_problems(row, "metadata", dict, "an object")
-    yield from typed_problems(row, "variables", dict, "an object")
+    yield from object_problems(row, "metadata")
+    yield from object_problems(row, "variables")
     yield from name_list_problems(row, "tools")
     yield from name_list_problems(row, "rewards")
     if row.get("docker"):
@@ -101,7 +103,7 @@ def sft_problems(row: dict[str, Any]) -> Iterator[Problem]:
     if not found and not any(message["role"] == "assistant" for message in row["messages"]):
         yield Problem("messages", "holds no assistant message to train on", "add the answer")
     yield from tool_schema_problems(row.get("tools"))
-    yield from typed_problems(row, "metadata", dict, "an object")
+    yield from object_problems(row, "metadata")
 
 
 def dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
@@ -115,14 +117,15 @@ def dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
     if row.get("chosen") is not None and row.get("chosen") == row.get("rejected"):
         yield Problem("rejected", "is the same as chosen", "drop the row: it teaches nothing")
     yield from tool_schema_problems(row.get("tools"))
+    yield from object_problems(row, "metadata")
 
 
 def rollout_problems(row: dict[str, Any]) -> Iterator[Problem]:
     """Yields everything wrong with a rollout row of ours."""
     yield from message_problems(row.get("messages"))
     yield from tool_schema_problems(row.get("tools"))
-    yield from typed_problems(row, "reward", (int, float), "a number")
-    yield from typed_problems(row, "metadata", dict, "an object")
+    yield from number_problems(row, "reward")
+    yield from object_problems(row, "metadata")
     for field in ("id", "task_id", "stop_reason"):
         if not isinstance(row.get(field), str):
             given = describe(row.get(field))
@@ -169,10 +172,15 @@ def task_from_row(row: dict[str, Any]) -> Task:
 
 
 def read_rows(path: Path, expected: RowFormat) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a JSONL file. Raises DataError at the first row that has a problem."""
-    check = CHECKS[expected]
+    """Yields the rows of a file (.txt: one prompt a line; else: one JSON object a line).
+
+    Raises DataError at the first row that has a problem.
+    """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder, not a data file", "give one of the files in it")
+    check, decode = CHECKS[expected], decode_text_row if path.suffix == ".txt" else decode_row
     for line in read_lines(path):
-        row = decode_row(line.data)
+        row = decode(line.data)
         problems = [row] if isinstance(row, Problem) else list(check(row))
         if problems:
             raise _row_error(path, line.number, problems)
@@ -195,13 +203,7 @@ def load_tasks(path: Path) -> list[Task]:
     A row that stands in the file twice gives two tasks with the same id.
     Raises DataError at the first bad row.
     """
-    if path.suffix == ".txt":
-        rows: Iterator[dict[str, Any]] = (
-            {"prompt": line.data.decode("utf-8", errors="strict")} for line in read_lines(path)
-        )
-    else:
-        rows = read_rows(path, RowFormat.PROMPTS)
-    tasks = [task_from_row(row) for row in rows]
+    tasks = [task_from_row(row) for row in read_rows(path, RowFormat.PROMPTS)]
     if not tasks:
         raise DataError(f"{path} holds no prompts", "write one prompt per line")
     return tasks
@@ -237,7 +239,7 @@ def rollout_files(path: Path) -> list[Path]:
     """Returns the rollout files `path` names: itself, or the .jsonl files of a folder, sorted."""
     if path.is_file():
         return [path]
-    files = sorted(file for file in path.glob("*.jsonl") if not file.name.startswith("."))
+    files = sorted(f for f in path.glob("*.jsonl") if f.is_file() and not f.name.startswith("."))
     if not files:
         raise DataError(
             f"the folder {path} holds no .jsonl rollout files",

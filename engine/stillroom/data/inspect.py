@@ -1,13 +1,14 @@
 """Rows as a person reads them, and as the trainer sees them: which tokens are trained."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from stillroom.data.checks import Problem, decode_row
+from stillroom.data.checks import Problem, as_number, decode_row
 from stillroom.data.formats import CHECKS, RowFormat, detect_format, rollout_files
 from stillroom.data.render import ChatRenderer, RenderedConversation, plain_text
 from stillroom.errors import DataError, InputError, ModelError
@@ -42,6 +43,15 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
     num_trained_tokens: int | None
     reward: float | None
     problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A row as text; with the student's template also how many tokens it has."""
+
+    text: str
+    num_tokens: int | None = None
+    num_trained_tokens: int | None = None
 
 
 class ExamplesPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,29 +107,29 @@ def _example(where: str, data: bytes, renderer: ChatRenderer | None) -> Example:
     problems = list(CHECKS[row_format](row))
     if problems:
         return _broken(where, row_format, f"{problems[0].field} {problems[0].message}", data)
-    reward = row.get("reward")
-    if renderer is None or row_format is RowFormat.PROMPTS:
-        return Example(
-            where=where,
-            format=row_format,
-            text=_cut(_plain_view(row)),
-            num_tokens=None,
-            num_trained_tokens=None,
-            reward=reward,
-            problem=None,
-        )
     try:
-        rendered = _rendered(row, renderer)
+        shown = _shown(row, None if row_format is RowFormat.PROMPTS else renderer)
     except (ModelError, DataError) as error:
         return _broken(where, row_format, error.problem, data)
     return Example(
         where=where,
         format=row_format,
-        text=_cut("\n".join(mask_view(conversation, renderer) for conversation in rendered)),
-        num_tokens=sum(len(conversation.ids) for conversation in rendered),
-        num_trained_tokens=sum(sum(conversation.trained) for conversation in rendered),
-        reward=reward,
+        text=_cut(shown.text),
+        num_tokens=shown.num_tokens,
+        num_trained_tokens=shown.num_trained_tokens,
+        reward=as_number(row.get("reward")),
         problem=None,
+    )
+
+
+def _shown(row: dict[str, Any], renderer: ChatRenderer | None) -> _Shown:
+    if renderer is None:
+        return _Shown(_plain_view(row))
+    rendered = _rendered(row, renderer)
+    return _Shown(
+        "\n".join(mask_view(conversation, renderer) for conversation in rendered),
+        sum(len(conversation.ids) for conversation in rendered),
+        sum(sum(conversation.trained) for conversation in rendered),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from stillroom.data.checks import Problem, decode_row
+from stillroom.data.checks import Problem, as_number, decode_row, decode_text_row
 from stillroom.data.formats import CHECKS, RowFormat, detect_format, rollout_files
 from stillroom.errors import DataError
 from stillroom.files import content_hash, read_lines
@@ -72,8 +72,8 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
 class _Survey:
     """Collects what the good rows hold."""
 
-    def __init__(self, category_field: str) -> None:
-        self._category_field = category_field
+    def __init__(self, row_format: RowFormat, category_field: str) -> None:
+        self._format, self._category_field = row_format, category_field
         self._seen: set[str] = set()
         self.duplicates = 0
         self.messages: list[float] = []
@@ -82,14 +82,14 @@ class _Survey:
         self.categories: Counter[str] = Counter()
 
     def add(self, row: dict[str, Any], num_bytes: int) -> None:
-        conversation = _conversation(row)
+        conversation = _conversation(row, self._format)
         identity = content_hash([conversation, row.get("metadata")])
         self.duplicates += identity in self._seen
         self._seen.add(identity)
         self.messages.append(len(conversation))
         self.characters.append(num_bytes)
-        if isinstance(row.get("reward"), int | float):
-            self.rewards.append(row["reward"])
+        if (reward := as_number(row.get("reward"))) is not None:
+            self.rewards.append(reward)
         category = (row.get("metadata") or {}).get(self._category_field)
         if category is not None:
             self.categories[str(category)] += 1
@@ -102,7 +102,7 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validati
     """
     path = workspace.existing(request.path, what="path")
     row_format = _format_of(path, request.format)
-    survey = _Survey(request.category_field)
+    survey = _Survey(row_format, request.category_field)
     listed: list[RowProblem] = []
     rows = bad = num_problems = 0
     for where, row, num_bytes in _rows(path):
@@ -152,25 +152,16 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | Problem, int]]:
     for file in rollout_files(path):
         for line in read_lines(file):
             where = f"{file}:{line.number}"
-            if file.suffix == ".txt":
-                yield where, _text_row(line.data), len(line.data)
-            else:
-                yield where, decode_row(line.data), len(line.data)
-
-
-def _text_row(data: bytes) -> dict[str, Any] | Problem:
-    try:
-        return {"prompt": data.decode("utf-8")}
-    except UnicodeDecodeError as error:
-        return Problem("", f"is not UTF-8 text: {error}", "save the file as UTF-8")
+            decode = decode_text_row if file.suffix == ".txt" else decode_row
+            yield where, decode(line.data), len(line.data)
 
 
 def _format_of(path: Path, wanted: str) -> RowFormat:
-    if wanted != "auto":
-        return RowFormat(wanted)
     empty = True
     for _, row, _ in _rows(path):
         empty = False
+        if wanted != "auto":
+            return RowFormat(wanted)
         detected = detect_format(row) if isinstance(row, dict) else None
         if detected is not None:
             return detected
@@ -182,9 +173,9 @@ def _format_of(path: Path, wanted: str) -> RowFormat:
     )
 
 
-def _conversation(row: dict[str, Any]) -> list[Any]:
-    """Returns all messages of a row, whichever format it has."""
-    if "chosen" in row:
+def _conversation(row: dict[str, Any], row_format: RowFormat) -> list[Any]:
+    """Returns all messages of a row without problems."""
+    if row_format is RowFormat.DPO:
         return [*row["prompt"], *row["chosen"], *row["rejected"]]
     return row.get("messages") or [row.get("prompt")]
 

@@ -71,7 +71,7 @@ def compare(baseline: Evaluation, candidate: Evaluation) -> Comparison:
 
 
 def _difference(pairs: Sequence[tuple[TaskScore, TaskScore]]) -> Estimate:
-    return mean_estimate([new.success - old.success for old, new in pairs])
+    return mean_estimate([new.success - old.success for old, new in pairs], limits=(-1.0, 1.0))
 
 
 def _by_group(pairs: Sequence[tuple[TaskScore, TaskScore]]) -> list[GroupDifference]:

@@ -28,13 +28,19 @@ def share_estimate(successes: int, n: int) -> Estimate:
     spread = _Z**2 / n
     centre = (share + spread / 2) / (1 + spread)
     half = _Z * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
-    return Estimate(value=share, low=max(0.0, centre - half), high=min(1.0, centre + half), n=n)
+    # Of none or of all, the bound is the share itself but for rounding.
+    low, high = min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
+    return Estimate(value=share, low=low, high=high, n=n)
 
 
-def mean_estimate(values: Sequence[float]) -> Estimate:
+def mean_estimate(
+    values: Sequence[float], *, limits: tuple[float, float] | None = None
+) -> Estimate:
     """Returns the mean of independent values with Student's interval.
 
     For several samples of a task pass the task's mean, so that tasks are what is independent.
+    `limits` are the least and the most a value can be. Where all values came out the same they
+    bound how far off the mean may be for what was not seen (Clopper, Pearson 1934).
     """
     n = len(values)
     if n == 0:
@@ -42,6 +48,10 @@ def mean_estimate(values: Sequence[float]) -> Estimate:
     mean = math.fsum(values) / n
     if n == 1:
         return Estimate(value=mean, low=None, high=None, n=1)
+    if limits is not None and min(values) == max(values):
+        unseen = 1 - ((1 - _LEVEL) / 2) ** (1 / n)
+        low, high = (mean + unseen * (limit - mean) for limit in limits)
+        return Estimate(value=mean, low=low, high=high, n=n)
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
     half = t_quantile(n - 1) * math.sqrt(variance / n)
     return Estimate(value=mean, low=mean - half, high=mean + half, n=n)

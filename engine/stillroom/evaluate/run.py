@@ -149,7 +149,7 @@ def accuracy_of(scores: Sequence[TaskScore], *, is_single: bool) -> Estimate:
     """Returns the share of success: Wilson's interval for one sample a task, else Student's."""
     if is_single:
         return share_estimate(round(sum(score.success for score in scores)), len(scores))
-    return mean_estimate([score.success for score in scores])
+    return mean_estimate([score.success for score in scores], limits=(0.0, 1.0))
 
 
 def _by_group(

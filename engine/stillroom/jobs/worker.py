@@ -58,7 +58,8 @@ def _work(folder: RunFolder, reporter: JobReporter) -> dict[str, Any]:
 
 def _ending(error: BaseException, folder: RunFolder) -> dict[str, Any]:
     if isinstance(error, RunCancelledError):
-        return {"status": RunStatus.CANCELLED}
+        result = msgspec.to_builtins(error.result)
+        return {"status": RunStatus.CANCELLED, "result": result}
     return {"status": RunStatus.FAILED, "error": _failure(error, folder)}
 
 

@@ -1,6 +1,7 @@
 """Many rollouts at once: each task's samples through one policy, with tools and rewards."""
 
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import anyio
 
 from stillroom.data.formats import Task
-from stillroom.errors import CallFailedError
+from stillroom.errors import CallFailedError, EngineError, FailureClass
 from stillroom.lineage import now
 from stillroom.rollout.journal import RolloutKey
 from stillroom.rollout.loop import (
@@ -133,7 +134,14 @@ async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorde
             )
     except CallFailedError as error:
         failure = Failure(kind=error.kind, message=error.message)
-        return FailedRollout(spec.key, failure, episode.turns)
+    # What stops every rollout (a refused key, a full disk) stops the run.
+    except (EngineError, OSError, MemoryError):
+        raise
+    # The rim of one rollout: a fault met by one conversation does not end the others.
+    except Exception as error:
+        traceback.print_exc()
+        failure = Failure(kind=FailureClass.INTERNAL, message=f"{type(error).__name__}: {error}")
+    return FailedRollout(spec.key, failure, episode.turns)
 
 
 def _trajectory(

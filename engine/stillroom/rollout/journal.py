@@ -8,16 +8,17 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from stillroom.errors import InputError
-from stillroom.files import AppendLog, FileLock, read_lines, write_json
+from stillroom.errors import DataError, InputError
+from stillroom.files import AppendLog, FileLock, cut_torn_line, read_lines, write_json
 from stillroom.tools.base import ToolResult
 from stillroom.types import SampledTurn, Trajectory
 
 _SYNC_EVERY_S = 1.0
+_SETTINGS = "settings.json"
 
 
 class RolloutKey(NamedTuple):
@@ -46,7 +47,8 @@ class RepliesRecord(msgspec.Struct, frozen=True, kw_only=True, tag="replies"):
 
 
 _Record = TurnRecord | RepliesRecord
-_DECODER = msgspec.json.Decoder(_Record)
+_RECORD: msgspec.json.Decoder[_Record] = msgspec.json.Decoder(_Record)
+_T = TypeVar("_T")
 
 
 class FinishedRow(msgspec.Struct, frozen=True):
@@ -70,11 +72,22 @@ class KnownSteps:
     replies: dict[int, list[ToolResult]] = field(default_factory=dict[int, list[ToolResult]])
 
 
+def holds_rollouts(path: Path) -> bool:
+    """Returns whether a rollout run wrote rows to this file."""
+    is_begun = (_journal_folder(path) / _SETTINGS).exists()
+    return is_begun and path.exists() and path.stat().st_size > 0
+
+
+def _journal_folder(output: Path) -> Path:
+    return output.with_name(f".{output.name}")
+
+
 class RolloutStore:
     """The output file of a rollout run with its journal; one process at a time.
 
     `on_turn` hears of every new call; replayed ones are not new.
-    Raises InputError if the settings differ from those the file was begun with.
+    Raises InputError if the settings differ from those the file was begun with, and DataError if
+    the file or its journal was damaged anywhere but in its last line.
     """
 
     def __init__(
@@ -85,18 +98,24 @@ class RolloutStore:
         on_turn: Callable[[SampledTurn], None] = lambda _turn: None,
     ) -> None:
         self.output, self.on_turn = output, on_turn
-        self._folder = output.with_name(f".{output.name}")
+        self._folder = _journal_folder(output)
         self._lock = FileLock(self._folder / "lock")
         if not self._lock.try_acquire():
             raise InputError(
                 f"another process is writing {output}",
                 "wait for that run (`stillroom list-runs`), or choose another output",
             )
-        self._check_settings(settings)
-        self._rows = AppendLog(output)
-        self.finished = _finished_rows(output)
-        self._journal = AppendLog(self._folder / "journal.jsonl")
-        self.known = _known_steps(self._journal.path, self.finished)
+        journal = self._folder / "journal.jsonl"
+        try:
+            self._check_settings(settings, journal)
+            cut_torn_line(output)
+            cut_torn_line(journal)
+            self.finished = _finished_rows(output)
+            self.known = _known_steps(journal, self.finished)
+            self._rows, self._journal = AppendLog(output), AppendLog(journal)
+        except BaseException:
+            self._lock.release()
+            raise
         self._synced_at = time.monotonic()
 
     def recorder(self, key: RolloutKey) -> "StepRecorder":
@@ -127,27 +146,27 @@ class RolloutStore:
         """Closes the files; a journal that nothing depends on any more is removed."""
         self._rows.close()
         self._journal.close()
-        if is_complete:
+        # Steps that no recorder took belong to rollouts that were not asked for this time.
+        if is_complete and not self.known:
             self._journal.path.unlink()
         self._lock.release()
 
-    def _check_settings(self, settings: dict[str, Any]) -> None:
-        path = self._folder / "settings.json"
+    def _check_settings(self, settings: dict[str, Any], journal: Path) -> None:
+        path = self._folder / _SETTINGS
         given = msgspec.json.decode(msgspec.json.encode(settings))
-        if not path.exists():
-            if self.output.exists() and self.output.stat().st_size > 0:
-                self._lock.release()
-                raise InputError(
-                    f"{self.output} exists and was not written by generate_rollouts",
-                    "choose another output",
-                )
+        if not any(file.exists() and file.stat().st_size > 0 for file in (self.output, journal)):
             write_json(path, given)
             return
+        if not path.exists():
+            raise InputError(
+                f"{self.output} exists and was not written by generate_rollouts",
+                "choose another output",
+            )
         before = msgspec.json.decode(path.read_bytes())
-        changed = [name for name in given if before.get(name) != given[name]]
+        names = [*given, *(before.keys() - given.keys())]
+        changed = [name for name in names if before.get(name) != given.get(name)]
         if changed:
-            self._lock.release()
-            shown = "; ".join(f"{n} was {before.get(n)!r}, now {given[n]!r}" for n in changed)
+            shown = "; ".join(f"{n} was {before.get(n)!r}, now {given.get(n)!r}" for n in changed)
             raise InputError(
                 f"{self.output} was begun with other settings: {shown}",
                 "run with the settings it was begun with to go on, or choose another output",
@@ -182,24 +201,33 @@ class StepRecorder:
 
 
 def _finished_rows(output: Path) -> dict[RolloutKey, FinishedRow]:
-    rows = (_ROW.decode(line.data) for line in read_lines(output))
+    rows = _decoded(output, _ROW, "a rollout")
     return {RolloutKey(row.task_id, row.sample): row for row in rows}
 
 
 def _known_steps(journal: Path, finished: Collection[RolloutKey]) -> dict[RolloutKey, KnownSteps]:
     known: dict[RolloutKey, KnownSteps] = {}
-    for record in _records(journal):
+    for record in _decoded(journal, _RECORD, "a step of a rollout"):
         key = RolloutKey(record.task_id, record.sample)
         if key in finished:
             continue
         steps = known.setdefault(key, KnownSteps())
-        if isinstance(record, TurnRecord):
+        num_turns, num_replies = len(steps.turns), len(steps.replies)
+        # A step that does not follow the one before it belongs to another conversation.
+        if isinstance(record, TurnRecord) and record.index == num_turns == num_replies:
             steps.turns[record.index] = record.turn
-        else:
+        elif isinstance(record, RepliesRecord) and record.index == num_replies == num_turns - 1:
             steps.replies[record.index] = record.replies
     return known
 
 
-def _records(journal: Path) -> Iterator[_Record]:
-    for line in read_lines(journal):
-        yield _DECODER.decode(line.data)
+def _decoded(path: Path, decoder: msgspec.json.Decoder[_T], what: str) -> Iterator[_T]:
+    for line in read_lines(path) if path.exists() else ():
+        try:
+            yield decoder.decode(line.data)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{path}:{line.number} is not {what}: {error}",
+                "the file was changed from outside: take the line out (what it held is done "
+                "again), or choose another output",
+            ) from error

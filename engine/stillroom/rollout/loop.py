@@ -1,14 +1,15 @@
 """One rollout: the policy's turns and the tools' replies, until it answers or reaches a limit."""
 
-import json
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import anyio
+import msgspec
 
 from stillroom.data.formats import Task
+from stillroom.errors import CallFailedError
 from stillroom.tools.base import ToolResult, ToolSource, error_result
 from stillroom.types import (
     Message,
@@ -172,9 +173,14 @@ async def _call_tools(
 ) -> list[ToolResult]:
     """Runs the calls of one turn side by side; the results stand in the order of the calls."""
     results: list[ToolResult | None] = [None] * len(calls)
+    failures: list[CallFailedError] = []
 
     async def run(index: int) -> None:
-        results[index] = await _call_tool(calls[index], tools, task)
+        # Raised out of the group it would be inside an ExceptionGroup, which nobody expects.
+        try:
+            results[index] = await _call_tool(calls[index], tools, task)
+        except CallFailedError as error:
+            failures.append(error)
 
     if len(calls) == 1:
         await run(0)
@@ -182,6 +188,8 @@ async def _call_tools(
         async with anyio.create_task_group() as group:
             for index in range(len(calls)):
                 group.start_soon(run, index)
+    if failures:
+        raise failures[0]
     return cast("list[ToolResult]", results)
 
 
@@ -192,7 +200,8 @@ async def _call_tool(call: ToolCall, tools: ToolSource | None, task: Task) -> To
         known = f"the tools are: {', '.join(allowed)}" if allowed else "there are no tools"
         return error_result(f"unknown tool {name!r}; {known}")
     try:
-        arguments: Any = json.loads(written or "{}")
+        # Strict JSON, so that what is read can be sent on: no NaN, no half surrogate pairs.
+        arguments: Any = msgspec.json.decode(written or "{}")
     except (ValueError, RecursionError) as error:
         return error_result(f"the arguments of {name} are not valid JSON ({error})")
     if not isinstance(arguments, dict):

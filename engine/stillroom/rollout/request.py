@@ -81,7 +81,7 @@ def user_file(workspace: Workspace, name: str, *, what: str) -> Path | None:
     if name == NO_FILE:
         return None
     path = workspace.existing(name, what=f"{what} file")
-    if path.suffix != ".py":
+    if path.suffix != ".py" or not path.is_file():
         raise InputError(f"{what} file {name!r} is not a Python file", "give a .py file, or none")
     return path
 

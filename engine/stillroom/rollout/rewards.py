@@ -57,12 +57,12 @@ class Rewarder:
         """
         by_name: dict[str, float] = {}
         for name in self._names(task):
-            if name == EXPECTED_ANSWER or self._pool is None:
-                by_name[name] = matches_answer(messages, task.metadata[EXPECTED_ANSWER])
-            else:
+            if self._pool is not None and name in self._descriptions:
                 by_name[name] = await self._pool.reward(
                     name, messages, metadata=task.metadata, variables=task.variables
                 )
+            else:
+                by_name[name] = matches_answer(messages, task.metadata[EXPECTED_ANSWER])
         if not by_name:
             return Judgement(None, {})
         blocked = any(
@@ -75,8 +75,10 @@ class Rewarder:
     def _names(self, task: Task) -> list[str]:
         wanted = task.reward_names
         names = [n for n in self._descriptions if wanted is None or n in wanted]
-        if not names and EXPECTED_ANSWER in task.metadata:
-            return [EXPECTED_ANSWER]
+        is_wanted = not names or EXPECTED_ANSWER in (wanted or ())
+        has_answer = task.metadata.get(EXPECTED_ANSWER) is not None
+        if has_answer and is_wanted and EXPECTED_ANSWER not in names:
+            names.append(EXPECTED_ANSWER)
         return names
 
 

@@ -94,27 +94,25 @@ async def generate_rollouts(
 
     Rows that the output already has are not done again, and the finished calls of rollouts that an
     earlier run left unfinished are replayed, not paid for again.
-    Raises RunCancelledError after the work in flight is on record.
+    Raises RunCancelledError, with the counts so far, after what was in flight is on record.
     """
     started = time.monotonic()
     prompts = workspace.existing(request.input, what="input")
     tasks = _with_system(load_tasks(prompts), request.system)
     tasks = select_entries(tasks, n=request.n, entries=request.entries)
     specs = specs_for(tasks, request.samples_per_prompt)
-    output = workspace.writable(request.output, what="output")
-    tally, is_complete = _Tally(), False
+    output = workspace.output_file(request.output, what="output")
+    tally = _Tally()
     settings = _settings(workspace, request, prompts)
     store = RolloutStore(output, settings, on_turn=tally.count_call)
-    already_done = sum(spec.key in store.finished for spec in specs)
     todo = [spec for spec in specs if spec.key not in store.finished]
     try:
         sampling = sampling_settings(request, temperature=request.temperature)
         async with open_arena(workspace, request, sampling, tasks, transport=transport) as arena:
-            run = _Run(store, tally, reporter, already_done, len(specs))
+            run = _Run(store, tally, reporter, len(specs) - len(todo), len(specs))
             await run.collect(todo, arena, request.concurrency, folder)
-        is_complete = tally.rows == len(todo)
     finally:
-        store.close(is_complete=is_complete)
+        store.close(is_complete=tally.rows == len(todo))
     rows = [store.finished[spec.key] for spec in specs if spec.key in store.finished]
     result = _result(workspace.shown(output), len(specs), rows, tally, time.monotonic() - started)
     write_manifest(
@@ -125,6 +123,8 @@ async def generate_rollouts(
         counts={"requested": len(specs), "rows": result.succeeded, "failed": result.failed},
         run_id=folder.name,
     )
+    if reporter.is_cancelled() and result.omitted:
+        raise RunCancelledError(result)
     return result
 
 
@@ -166,8 +166,6 @@ class _Run:
                     recorder_for=self._store.recorder,
                 )
                 group.cancel_scope.cancel()
-        if self._reporter.is_cancelled():
-            raise RunCancelledError
 
     def _report(self) -> None:
         tally = self._tally

@@ -2,11 +2,11 @@
 
 import hashlib
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import anyio
 import httpx
@@ -26,7 +26,8 @@ from stillroom.types import (
 
 MAX_ATTEMPTS = 6
 _MAX_WAIT_S = 60.0
-_KEPT_KEYS = ("role", "content", "tool_calls", "reasoning_content", "reasoning_details")
+_MAX_TOKENS_OF_A_CALL = 1 << 40
+_KEPT_KEYS = ("content", "tool_calls", "reasoning_content", "reasoning_details")
 
 
 class _Function(msgspec.Struct):
@@ -40,7 +41,7 @@ class _Call(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    content: Any = None
+    content: str | list[dict[str, Any]] | None = None
     tool_calls: list[_Call] | None = None
 
 
@@ -53,7 +54,7 @@ class _Completion(msgspec.Struct):
     """The part of a response that must be as expected."""
 
     choices: list[_Choice]
-    usage: dict[str, Any] | None = None
+    usage: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,11 @@ class OpenAITeacher:
         *,
         timeout_s: float = 120.0,
         transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.model, self.sampling = model, sampling
-        key = read_key(endpoint.api_key_env)
-        self._endpoint = endpoint
+        self._endpoint, self._timeout_s, self._sleep = endpoint, timeout_s, sleep
+        self._key = key = read_key(endpoint.api_key_env) if endpoint.api_key_env else None
         self._jitter = random.Random(sampling.seed or 0)
         self._client = httpx.AsyncClient(
             base_url=endpoint.base_url,
@@ -129,7 +131,7 @@ class OpenAITeacher:
                 return outcome
             if attempt == MAX_ATTEMPTS:
                 raise CallFailedError(outcome.kind, f"{outcome.message} ({attempt} attempts)")
-            await anyio.sleep(self._wait_s(outcome, attempt))
+            await self._sleep(self._wait_s(outcome, attempt))
         raise AssertionError("unreachable")
 
     def _wait_s(self, retry: _Retry, attempt: int) -> float:
@@ -155,19 +157,24 @@ class OpenAITeacher:
 
     async def _attempt(self, body: bytes) -> SampledTurn | _Retry:
         try:
-            response = await self._client.post(
-                "/chat/completions", content=body, headers={"content-type": "application/json"}
-            )
-        except httpx.TimeoutException as error:
+            # httpx's own timeout starts again with every byte that comes in.
+            with anyio.fail_after(self._timeout_s):
+                response = await self._client.post(
+                    "/chat/completions", content=body, headers={"content-type": "application/json"}
+                )
+        except (TimeoutError, httpx.TimeoutException) as error:
             return _Retry(FailureClass.TIMEOUT, f"no answer in time ({type(error).__name__})")
         except httpx.TransportError as error:
-            return _Retry(FailureClass.CONNECTION, f"{type(error).__name__}: {error}")
+            message = self._without_key(f"{type(error).__name__}: {error}")
+            return _Retry(FailureClass.CONNECTION, message)
+        except httpx.DecodingError as error:
+            return _Retry(FailureClass.BAD_RESPONSE, f"unreadable response: {error}")
         if response.status_code == 200:
             return _turn(response.content)
         return self._refusal(response)
 
     def _refusal(self, response: httpx.Response) -> _Retry:
-        status, detail = response.status_code, response.text[:300].strip()
+        status, detail = response.status_code, self._without_key(response.text)[:300].strip()
         message = f"HTTP {status}: {detail}"
         if status == 429:
             return _Retry(FailureClass.RATE_LIMIT, message, _retry_after(response))
@@ -175,15 +182,28 @@ class OpenAITeacher:
             return _Retry(FailureClass.SERVER_ERROR, message, _retry_after(response))
         where = f"{self._endpoint.base_url} (model {self.model!r})"
         if status in (401, 403):
-            raise TeacherError(
-                f"{where} refused the key in {self._endpoint.api_key_env}: {message}",
-                f"check the key in {self._endpoint.api_key_env} and what it may use",
-            )
+            raise self._key_refused(where, message)
         if status == 404:
             raise TeacherError(
                 f"{where} was not found: {message}", "check base_url and the model's name"
             )
         raise CallFailedError(FailureClass.BAD_REQUEST, message)
+
+    def _key_refused(self, where: str, message: str) -> TeacherError:
+        name = self._endpoint.api_key_env
+        if name is None:
+            return TeacherError(
+                f"{where} wants a key: {message}",
+                "name the environment variable that holds it with api_key_env",
+            )
+        return TeacherError(
+            f"{where} refused the key in {name}: {message}",
+            f"check the key in {name} and what it may use",
+        )
+
+    def _without_key(self, text: str) -> str:
+        """Returns text that may go into a log: some endpoints repeat the key they refuse."""
+        return text.replace(self._key, "[key]") if self._key else text
 
 
 class HttpConversation:
@@ -221,10 +241,10 @@ def _turn(body: bytes) -> SampledTurn | _Retry:
     try:
         completion = msgspec.json.decode(body, type=_Completion)
         raw: dict[str, Any] = msgspec.json.decode(body)["choices"][0]["message"]
-    except (msgspec.DecodeError, IndexError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, IndexError, RecursionError, UnicodeDecodeError) as error:
         return _Retry(FailureClass.BAD_RESPONSE, f"unreadable response: {error}")
     choice = completion.choices[0]
-    message: Any = {"role": "assistant", **{key: raw[key] for key in _KEPT_KEYS if key in raw}}
+    message: Any = {"role": "assistant"} | {key: raw[key] for key in _KEPT_KEYS if key in raw}
     if choice.message.tool_calls:
         message["tool_calls"] = [
             {
@@ -236,16 +256,23 @@ def _turn(body: bytes) -> SampledTurn | _Retry:
         ]
     else:
         message.pop("tool_calls", None)
-    usage = completion.usage or {}
     finish: Literal["stop", "length"] = "length" if choice.finish_reason == "length" else "stop"
     return SampledTurn(
         message=message,
         finish_reason=finish,
         usage=Usage(
-            prompt_tokens=int(usage.get("prompt_tokens") or 0),
-            completion_tokens=int(usage.get("completion_tokens") or 0),
+            prompt_tokens=_count(completion.usage, "prompt_tokens"),
+            completion_tokens=_count(completion.usage, "completion_tokens"),
         ),
     )
+
+
+def _count(usage: Any, name: str) -> int:
+    """Returns a number of tokens; 0 where the endpoint gives none that makes sense."""
+    value = cast("dict[str, Any]", usage).get(name) if isinstance(usage, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0
+    return int(value) if 0 <= value <= _MAX_TOKENS_OF_A_CALL else 0
 
 
 def _seed_of(seed: int, key: str) -> int:

@@ -15,19 +15,17 @@ class Endpoint:
     """An OpenAI-compatible endpoint; the key is named here and read only by the client."""
 
     base_url: str
-    api_key_env: str
-    is_key_required: bool
+    api_key_env: str | None
+    """None: no key is sent."""
 
 
 _DEFAULTS = {
-    "openai": Endpoint("https://api.openai.com/v1", "OPENAI_API_KEY", is_key_required=True),
-    "openrouter": Endpoint(
-        "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", is_key_required=True
-    ),
+    "openai": ("https://api.openai.com/v1", "OPENAI_API_KEY"),
+    "openrouter": ("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
 }
 
 
-TEACHER_KEYS = frozenset(endpoint.api_key_env for endpoint in _DEFAULTS.values())
+TEACHER_KEYS = frozenset(api_key_env for _, api_key_env in _DEFAULTS.values())
 """Environment variables with teachers' keys, which a training process must not have."""
 
 
@@ -36,24 +34,33 @@ def endpoint_for(
 ) -> Endpoint:
     """Returns the endpoint to call. Raises InputError if its key is missing.
 
-    A `base_url` of one's own (vLLM, SGLang, Ollama, a gateway) needs no key unless one is named.
+    A `base_url` of one's own (vLLM, SGLang, Ollama, a gateway) is sent no key unless one is named:
+    the provider's own key is for the provider's own address.
     """
-    default = _DEFAULTS[provider]
+    own_url, own_key = _DEFAULTS[provider]
     endpoint = Endpoint(
-        base_url=(base_url or default.base_url).rstrip("/"),
-        api_key_env=api_key_env or default.api_key_env,
-        is_key_required=base_url is None or api_key_env is not None,
+        base_url=(base_url or own_url).rstrip("/"),
+        api_key_env=api_key_env or (own_key if base_url is None else None),
     )
     if not endpoint.base_url.startswith(("http://", "https://")):
         raise InputError(
             f"base_url {base_url!r} is not an http(s) address",
             "give e.g. http://127.0.0.1:8000/v1",
         )
-    if endpoint.is_key_required and read_key(endpoint.api_key_env) is None:
-        raise InputError(
-            f"provider {provider!r} needs a key, and the environment variable "
-            f"{endpoint.api_key_env} is not set",
-            f"set {endpoint.api_key_env} where stillroom is started, or name another variable with "
-            "api_key_env",
-        )
+    if endpoint.api_key_env is not None:
+        _check_key(provider, endpoint.api_key_env)
     return endpoint
+
+
+def _check_key(provider: ProviderName, name: str) -> None:
+    key = read_key(name)
+    if key is None:
+        raise InputError(
+            f"provider {provider!r} needs a key, and the environment variable {name} is not set",
+            f"set {name} where stillroom is started, or name another variable with api_key_env",
+        )
+    if not (key.isascii() and key.isprintable()):
+        raise InputError(
+            f"the key in {name} holds characters that cannot be sent in a header",
+            "set it to the key alone: no line breaks, quotes or typographic characters",
+        )

@@ -29,8 +29,11 @@ class ArgumentError(Exception):
     """The model called a tool with arguments that do not fit; the text is meant for the model."""
 
 
-def tool_schema(function: Callable[..., Any]) -> ToolSchema:
-    """Returns the schema of a tool. Raises ToolFileError without a docstring or a type."""
+def tool_schema(function: Callable[..., Any], *, name: str | None = None) -> ToolSchema:
+    """Returns the schema of a tool that is called by `name`, by default the function's own.
+
+    Raises ToolFileError without a docstring or a type.
+    """
     description = inspect.getdoc(function)
     if not description:
         raise _broken(function, "has no docstring", "say in a docstring what the tool does")
@@ -38,14 +41,14 @@ def tool_schema(function: Callable[..., Any]) -> ToolSchema:
     parameters = inspect.signature(function).parameters
     schema: dict[str, Any] = {
         "type": "object",
-        "properties": {name: _json_type(function, name, kind) for name, kind in hints.items()},
+        "properties": {n: _json_type(function, n, kind) for n, kind in hints.items()},
         "required": [n for n in hints if parameters[n].default is inspect.Parameter.empty],
         "additionalProperties": False,
     }
     return {
         "type": "function",
         "function": {
-            "name": function.__name__,
+            "name": name or function.__name__,
             "description": description,
             "parameters": schema,
         },
@@ -86,13 +89,18 @@ def wants_task(function: Callable[..., Any]) -> bool:
 
 
 def _parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
-    hints = get_type_hints(function)
+    try:
+        hints = get_type_hints(function)
+    except (AttributeError, NameError, SyntaxError, TypeError) as error:
+        raise _broken(function, f"has a type that is not known: {error}", "import it") from error
     found: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        if name == INJECTED:
-            continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise _broken(function, f"takes *{name}", "name every parameter")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise _broken(function, f"takes {name!r} by position only", "take the / out")
+        if name == INJECTED:
+            continue
         if name not in hints:
             raise _broken(function, f"has no type for parameter {name!r}", "write e.g. `item: str`")
         found[name] = hints[name]

@@ -26,6 +26,7 @@ from stillroom.tools.user_worker import (
     CallTool,
     Ready,
     RewardDescription,
+    kill_family,
 )
 from stillroom.types import Message, ToolSchema
 
@@ -53,6 +54,9 @@ class UserPool:
         reward_timeout_s: float = 60.0,
         max_workers: int = 16,
     ) -> None:
+        # The worker starts in their folder, where a relative path would lead elsewhere.
+        tools_file = tools_file and tools_file.absolute()
+        rewards_file = rewards_file and rewards_file.absolute()
         self._command = _worker_command(tools_file, rewards_file)
         self._folder = (tools_file or rewards_file or Path.cwd()).parent
         self._timeouts = (tool_timeout_s, reward_timeout_s)
@@ -203,8 +207,11 @@ class _Worker:
 
     async def kill(self) -> None:
         """Ends the process and everything it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.returncode is None:
+            kill_family(self._process.pid)
+        else:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.aclose()
 
 

@@ -7,16 +7,18 @@ standard error. When the parent goes away, the whole process group ends itself.
 import argparse
 import asyncio
 import inspect
+import math
 import os
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+import psutil
 
 from stillroom.errors import ToolFileError
 from stillroom.tools.schema import ArgumentChecker, ArgumentError, tool_schema, wants_task
@@ -94,14 +96,16 @@ class UserCode:
     def __init__(self, tools_file: Path | None, rewards_file: Path | None) -> None:
         self.tools = _load(tools_file, ToolMark, "@tool")
         self.rewards = _load(rewards_file, RewardMark, "@reward")
+        # Before the checkers: it is what says which tool has a type that does not do.
+        self._schemas = {name: tool_schema(tool, name=name) for name, tool in self.tools.items()}
         self._checkers = {name: ArgumentChecker(tool) for name, tool in self.tools.items()}
 
     def describe(self) -> Ready:
         """Returns what the parent must know of the functions."""
         return Ready(
             tools=[
-                ToolDescription(schema=tool_schema(tool), timeout_s=mark_of(tool).timeout_s)
-                for tool in self.tools.values()
+                ToolDescription(schema=self._schemas[name], timeout_s=mark_of(tool).timeout_s)
+                for name, tool in self.tools.items()
             ],
             rewards=[
                 RewardDescription(
@@ -136,8 +140,10 @@ class UserCode:
     def _call_reward(self, call: CallReward) -> Answer:
         args = RewardArgs(metadata=call.metadata, variables=call.variables, secrets={})
         value = _run(self.rewards[call.name], args, call.messages)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return Answer(error=f"a reward must return a number, not {value!r}")
+        if not isinstance(value, int | float):
+            return Answer(error=_short(f"a reward must return a number, not {value!r}"))
+        if not math.isfinite(value):
+            return Answer(error=f"a reward must return a finite number, not {value!r}")
         return Answer(reward=float(value))
 
 
@@ -172,7 +178,10 @@ async def _awaited(value: Any) -> Any:
 
 def _message_of(error: BaseException) -> str:
     """Returns a ValueError's own text, which its author wrote for the model; else the type too."""
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:  # its __str__ is the user's code too
+        text = ""
     if isinstance(error, ValueError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -184,22 +193,42 @@ def _as_text(value: Any) -> str:
 
 
 def _short(text: str) -> str:
+    """Returns text that fits an answer: not too long, and half a surrogate pair becomes "?"."""
+    kept = text[:MAX_RESULT_CHARACTERS].encode("utf-8", errors="replace").decode("utf-8")
     if len(text) <= MAX_RESULT_CHARACTERS:
-        return text
-    return text[:MAX_RESULT_CHARACTERS] + f"… (cut; {len(text)} characters in all)"
+        return kept
+    return kept + f"… (cut; {len(text)} characters in all)"
 
 
 def _read_calls(stream: BinaryIO, calls: "queue.Queue[CallTool | CallReward]") -> None:
     decoder = msgspec.json.Decoder(CallTool | CallReward)
-    for line in stream:
-        calls.put(decoder.decode(line))
-    # The parent is gone; a hung call in the main thread must not outlive it.
-    os.killpg(0, signal.SIGKILL)
+    try:
+        for line in stream:
+            calls.put(decoder.decode(line))
+    finally:
+        # The parent is gone; a hung call in the main thread must not outlive it.
+        kill_family(os.getpid())
+        os._exit(1)  # started by hand it leads no group
 
 
-def _serve(code: UserCode, replies: BinaryIO) -> None:
+def kill_family(leader: int) -> None:
+    """Kills a process group, and what its leader started in groups of their own.
+
+    The process must not have been waited for: its number could be another one's by then.
+    """
+    strays = list[psutil.Process]()
+    with suppress(psutil.Error):
+        strays = psutil.Process(leader).children(recursive=True)
+    for stray in strays:
+        with suppress(psutil.Error):
+            stray.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
     calls: queue.Queue[CallTool | CallReward] = queue.Queue()
-    threading.Thread(target=_read_calls, args=(sys.stdin.buffer, calls), daemon=True).start()
+    threading.Thread(target=_read_calls, args=(stream, calls), daemon=True).start()
     while True:
         _send(replies, code.answer(calls.get()))
 
@@ -207,6 +236,15 @@ def _serve(code: UserCode, replies: BinaryIO) -> None:
 def _send(stream: BinaryIO, message: Ready | Broken | Answer) -> None:
     stream.write(msgspec.json.encode(message) + b"\n")
     stream.flush()
+
+
+def _take_stdin() -> BinaryIO:
+    """Returns the real standard input; the user's code and its commands find theirs empty."""
+    calls = os.fdopen(os.dup(0), "rb")
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    return calls
 
 
 def _take_stdout() -> BinaryIO:
@@ -222,7 +260,7 @@ def main() -> None:
     parser.add_argument("--tools", type=Path)
     parser.add_argument("--rewards", type=Path)
     options = parser.parse_args()
-    replies = _take_stdout()
+    calls, replies = _take_stdin(), _take_stdout()
     try:
         code = UserCode(options.tools, options.rewards)
         ready = code.describe()
@@ -230,7 +268,7 @@ def main() -> None:
         _send(replies, Broken(problem=error.problem, fix=error.fix))
         return
     _send(replies, ready)
-    _serve(code, replies)
+    _serve(code, calls, replies)
 
 
 if __name__ == "__main__":

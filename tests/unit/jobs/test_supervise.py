@@ -202,8 +202,8 @@ def test_a_failed_run_says_why_and_what_to_do(workspace: Workspace) -> None:
         ended = wait_for_end(workspace, start_rollouts(workspace, endpoint).run_id)
     assert ended.status == "failed"
     assert ended.error is not None
-    assert "refused the key in OPENAI_API_KEY" in ended.error.problem
-    assert "check the key" in ended.error.fix
+    assert "wants a key" in ended.error.problem
+    assert "api_key_env" in ended.error.fix
 
 
 def test_a_run_is_found_by_the_beginning_of_its_id(workspace: Workspace) -> None:

@@ -1,0 +1,75 @@
+"""Lines of rollout files, good and bad, for what reads them."""
+
+import json
+from typing import Any
+
+from fakes.mangling import JSON
+from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user
+from hypothesis import strategies as st
+
+
+def encoded(row: Any, *, compact: bool = True) -> bytes:
+    separators = (",", ":") if compact else (", ", ": ")
+    return json.dumps(row, ensure_ascii=False, separators=separators).encode()
+
+
+def deep(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+def row_with(field: bytes, value: bytes) -> bytes:
+    """A rollout line with one more field of raw bytes."""
+    return encoded(rollout_row())[:-1] + b',"' + field + b'":' + value + b"}"
+
+
+BAD_LINES = [
+    b"{",
+    b"null",
+    b"[]",
+    b'"text"',
+    b"\0\0\0\0",
+    b"{}\0",
+    b"\xff\xfe{\0}\0",
+    b"{'id': 1}",
+    b'{"id": "a"}',
+    b'{"messages": 5, "stop_reason": "answered"}',
+    b'{"messages": [{"content": "x"}], "stop_reason": "answered"}',
+    b'{"messages": [], "stop_reason": 5}',
+    b'{"responses_create_params": {"input": "x"}, "response": {"output": []}}',
+    encoded(rollout_row(reward="1")),
+    encoded(rollout_row(success="yes")),
+    encoded(rollout_row(messages={"role": "user"})),
+    encoded(rollout_row(reward=10**400)),
+    encoded(rollout_row())[:-2],
+    encoded(rollout_row()) + b"x",
+    row_with(b"more", deep(10_000)),
+    row_with(b"more", b'"\xff"'),
+    row_with(b"more", b'"\\ud800"'),
+    row_with(b"more", b"NaN"),
+]
+"""None of these is a rollout row."""
+
+
+@st.composite
+def rollout_lines(draw: st.DrawFn) -> bytes:
+    """A good rollout line of one of few tasks, with fields as they may be."""
+    call = tool_call(draw(st.sampled_from(["price", "stock"])), call_id=draw(st.sampled_from("ab")))
+    answers = [
+        [assistant(draw(st.sampled_from(["12", "13", "ü\u2028"])))],
+        [assistant(None, call), tool_reply("7", call["id"]), assistant("12")],
+        [assistant(None, call)],
+    ]
+    row = rollout_row(
+        task_id=draw(st.sampled_from(["t1", "t2", "t3"])),
+        messages=[user("What?"), *draw(st.sampled_from(answers))],
+        reward=draw(st.sampled_from([None, 0, 0.25, 0.5, 1, 1.25])),
+        success=draw(st.sampled_from([True, False, None])),
+        stop_reason=draw(st.sampled_from(["answered", "max_turns"])),
+        tool_errors=draw(st.integers(0, 2)),
+        metadata=draw(
+            st.sampled_from([{}, {"task_type": "x"}, {"task_type": None}, {"task_type": 5}])
+        ),
+    )
+    if draw(st.booleans()):
+        row["extra"] = draw(JSON)
+    return encoded(row, compact=draw(st.booleans()))

@@ -1,0 +1,104 @@
+"""Policies, tools and recorders that do as a test says."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from stillroom.tools.base import ToolResult
+from stillroom.types import Message, SampledTurn, TokenTrace, ToolSchema, Usage
+
+
+def turn(message: Any, *, finish: Any = "stop") -> SampledTurn:
+    """A turn that cost ten tokens in and five out."""
+    usage = Usage(prompt_tokens=10, completion_tokens=5)
+    return SampledTurn(message=message, finish_reason=finish, usage=usage)
+
+
+class ScriptedConversation:
+    """Samples the scripted turns one after the other; an exception is raised in its place."""
+
+    def __init__(self, turns: Sequence[SampledTurn | Exception]) -> None:
+        self._turns = list(turns)
+        self.sampled = 0
+        self.seen: list[Any] = []
+
+    async def sample(self) -> SampledTurn:
+        self.sampled += 1
+        next_turn = self._turns.pop(0)
+        if isinstance(next_turn, Exception):
+            raise next_turn
+        self.seen.append(next_turn.message)
+        return next_turn
+
+    def reply(self, call: Message, replies: Sequence[Message]) -> None:
+        self.seen += replies
+
+    def restore(self, turn: SampledTurn) -> None:
+        self._turns.pop(0)
+        self.seen.append(turn.message)
+
+    def trace(self) -> TokenTrace | None:
+        return None
+
+
+class ScriptedPolicy:
+    """Opens a conversation from the script for each rollout; keeps what it was asked."""
+
+    def __init__(self, script: Callable[[str], Sequence[SampledTurn | Exception]]) -> None:
+        self._script = script
+        self.opened: list[str] = []
+        self.tools: list[list[str]] = []
+        self.num_open = self.most_open = 0
+
+    @asynccontextmanager
+    async def converse(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
+    ) -> AsyncIterator[ScriptedConversation]:
+        self.opened.append(seed_key)
+        self.tools.append([schema["function"]["name"] for schema in tools])
+        self.num_open += 1
+        self.most_open = max(self.most_open, self.num_open)
+        try:
+            yield ScriptedConversation(self._script(seed_key))
+        finally:
+            self.num_open -= 1
+
+
+class ScriptedTools:
+    """Tools whose answers a function gives; keeps the calls."""
+
+    def __init__(self, names: Sequence[str], answer: Callable[..., Awaitable[ToolResult]]) -> None:
+        self.schemas: list[Any] = [
+            {"type": "function", "function": {"name": name, "parameters": {}}} for name in names
+        ]
+        self.calls: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        self._answer = answer
+
+    async def call(
+        self, name: str, arguments: dict[str, Any], *, metadata: dict[str, Any]
+    ) -> ToolResult:
+        self.calls.append((name, arguments, metadata))
+        return await self._answer(name, arguments)
+
+
+class MemoryRecorder:
+    """Keeps the steps of one rollout in memory."""
+
+    def __init__(self) -> None:
+        self.turns: dict[int, SampledTurn] = {}
+        self.replies: dict[int, list[ToolResult]] = {}
+        self.order: list[tuple[str, int]] = []
+
+    def known_turn(self, index: int) -> SampledTurn | None:
+        return self.turns.get(index)
+
+    def known_replies(self, index: int) -> list[ToolResult] | None:
+        return self.replies.get(index)
+
+    def record_turn(self, index: int, turn: SampledTurn) -> None:
+        self.order.append(("turn", index))
+        self.turns[index] = turn
+
+    def record_replies(self, index: int, replies: list[ToolResult]) -> None:
+        self.order.append(("replies", index))
+        self.replies[index] = replies

@@ -1,0 +1,102 @@
+"""Training projects in a test's folder, and students to train by hand."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fakes.reporters import KeptReporter
+from fakes.tiny_models import TinyModels
+from stillroom.models.resolve import CHECKPOINTS
+from stillroom.settings import Workspace
+from stillroom.train.config import ModelSection
+from stillroom.train.request import StartTraining
+from stillroom.train.run import train
+from stillroom.train.session import TrainResult
+from stillroom.train.student import Student, load_student
+
+
+@dataclass(frozen=True, slots=True)
+class OneByOne(Student):
+    """A student that runs every sequence in a forward pass of its own."""
+
+    @property
+    def max_microbatch_tokens(self) -> int:
+        return 1
+
+
+def make_student(models: TinyModels, folder: Path, *, rank: int = 0, seed: int = 0) -> Student:
+    section = ModelSection(path=str(folder), qlora_rank=rank)
+    return load_student(models.workspace, section, seed=seed)
+
+
+def one_by_one(student: Student) -> Student:
+    return OneByOne(student.loaded, student.head, student.base, student.is_adapter)
+
+
+def gradients(student: Student) -> dict[str, Any]:
+    """Returns the gradients there are, by parameter, and clears them."""
+    named = student.module.named_parameters()
+    found = {name: p.grad.clone() for name, p in named if p.grad is not None}
+    student.module.zero_grad(set_to_none=True)
+    return found
+
+
+def largest_gap(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    """Returns the largest difference of the gradients, as a share of the largest of them."""
+    assert ours.keys() == theirs.keys()
+    largest = max(gradient.abs().max().item() for gradient in theirs.values())
+    gaps = [(ours[name].double() - theirs[name].double()).abs().max().item() for name in ours]
+    return max(gaps) / max(largest, 1e-12)
+
+
+@dataclass
+class Project:
+    """A workspace with a config.yml that tests change piece by piece."""
+
+    root: Path
+    config: dict[str, Any]
+    reporter: KeptReporter = field(default_factory=KeptReporter)
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace(self.root)
+
+    def write(self, rows: Sequence[Any], *, name: str = "train.jsonl") -> None:
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (self.root / name).write_text(lines, encoding="utf-8")
+
+    def write_config(self) -> None:
+        text = yaml.safe_dump(self.config)
+        (self.root / "config.yml").write_text(text, encoding="utf-8")
+
+    def train(self, run: str = "run-1", *overrides: str) -> TrainResult:
+        self.write_config()
+        folder = self.root / "runs" / run
+        folder.mkdir(parents=True)
+        # What a run's folder holds when its process starts.
+        (folder / "run.json").write_text("{}", encoding="utf-8")
+        request = StartTraining(config="config.yml", overrides=overrides)
+        return train(self.workspace, request, folder=folder, reporter=self.reporter)
+
+    def checkpoints(self, run: str = "run-1") -> list[str]:
+        folder = self.root / "runs" / run / CHECKPOINTS
+        return sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+
+    def checkpoint(self, name: str = "final", run: str = "run-1") -> Path:
+        return self.root / "runs" / run / CHECKPOINTS / name
+
+
+def make_project(root: Path, method: str, start: Path, **sections: dict[str, Any]) -> Project:
+    """Returns a project that trains the model in the folder `start`."""
+    config: dict[str, Any] = {
+        "dataset_type": method,
+        "data": {"batch_size": 4},
+        "model": {"path": str(start), "qlora_rank": 0},
+        "trainer": {"num_epochs": 1, "learning_rate": 1e-3, "warmup_steps": 0},
+    }
+    for name, values in sections.items():
+        config[name] = {**config.get(name, {}), **values}
+    return Project(root, config)

@@ -1,0 +1,36 @@
+"""A user's Python files and the processes that run them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import anyio
+import psutil
+
+IMPORTS = "from stillroom.tools import RewardArgs, ToolArgs, reward, tool\n"
+
+
+def write_tools(folder: Path, code: str, *, name: str = "tools.py") -> Path:
+    """Writes a file that begins with the imports every user file needs."""
+    path = folder / name
+    path.write_text(IMPORTS + dedent(code), encoding="utf-8")
+    return path
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not collected yet does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def wait_for(condition: Callable[[], bool]) -> None:
+    """Returns when what another process does is done; the test's own deadline bounds the wait."""
+    while not condition():  # noqa: ASYNC110 - another process sets no event
+        await anyio.sleep(0.01)
+
+
+async def wait_for_end(pid: int) -> None:
+    """Returns when a process has ended."""
+    await wait_for(lambda: not is_alive(pid))

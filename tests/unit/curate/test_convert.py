@@ -1,0 +1,246 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.folders import names_in
+from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines, row_with
+from fakes.rollout_rows import (
+    assistant,
+    read_rows,
+    rollout_row,
+    tool_call,
+    user,
+    write_lines,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stillroom.curate.convert import ConvertResult, ConvertRollouts, convert_rollouts
+from stillroom.data.formats import load_sft_rows
+from stillroom.errors import DataError, InputError
+from stillroom.settings import Workspace
+
+OPEN = [user("a"), assistant(None, tool_call())]
+
+
+def convert(folder: Path, source: str = "rollouts.jsonl", **options: Any) -> ConvertResult:
+    request = ConvertRollouts(input=source, **{"output": "train.jsonl", **options})
+    return convert_rollouts(Workspace(folder), request)
+
+
+def test_successes_become_rows_that_can_be_trained_on(tmp_path: Path) -> None:
+    lines = [
+        rollout_row(task_id="a", metadata={"task_type": "x"}),
+        rollout_row(task_id="b", success=False),
+        rollout_row(task_id="c", success=None, reward=None),
+        rollout_row(task_id="d", success=None, messages=OPEN),
+        rollout_row(task_id="e", messages=[user("a")]),
+        rollout_row(task_id="f", error={"class": "timeout", "message": "x"}),
+    ]
+    write_lines(tmp_path / "rollouts.jsonl", [*map(encoded, lines), b"{broken"])
+
+    result = convert(tmp_path)
+
+    assert (result.read, result.converted, result.success_derived) == (7, 2, 1)
+    assert result.left_out == {
+        "no success": 2,
+        "no assistant message": 1,
+        "ended by an infrastructure failure": 1,
+        "not a rollout row": 1,
+    }
+    assert [p.split(": ")[0] for p in result.problems] == [f"{tmp_path}/rollouts.jsonl:7"]
+    rows = read_rows(tmp_path / "train.jsonl")
+    assert [row["task_id"] for row in rows] == ["a", "c"]
+    assert rows[0]["metadata"] == {"task_type": "x"}
+    assert [row["reward"] for row in rows] == [1.0, None]
+    assert len(load_sft_rows(tmp_path / "train.jsonl")) == 2
+
+
+def test_failed_rollouts_are_kept_where_that_is_asked(tmp_path: Path) -> None:
+    rows = [rollout_row(success=False), rollout_row(messages=OPEN, success=False)]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+
+    assert convert(tmp_path, include_failed=True).converted == 2
+
+
+def test_what_is_taken_over_is_taken_byte_for_byte(tmp_path: Path) -> None:
+    messages = (
+        rb'[ {"role":"user","content":"\u00fc \/ 1.0"},{"role":"assistant","content":"7" ,"x":1e2}]'
+    )
+    tools = rb'[{"type":"function","function":{"name":"f","parameters":{"b":null,  "a":1.00}}}]'
+    metadata = rb'{"big":123456789012345678901234567890,"z":1,"a":-0.0}'
+    line = b'{"messages":%s,"stop_reason":"answered","tools":%s,"metadata":%s,"reward":1.50}' % (
+        messages,
+        tools,
+        metadata,
+    )
+    write_lines(tmp_path / "rollouts.jsonl", [line])
+
+    convert(tmp_path)
+
+    assert (tmp_path / "train.jsonl").read_bytes() == (
+        b'{"messages":%s,"tools":%s,"metadata":%s,"reward":1.50,"task_id":null}\n'
+        % (messages, tools, metadata)
+    )
+
+
+def test_the_folder_that_rollouts_were_written_to_can_be_converted(tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    write_lines(folder / "b.jsonl", [encoded(rollout_row(task_id="b"))])
+    write_lines(folder / "a.jsonl", [encoded(rollout_row(task_id="a"))])
+    # What generate_rollouts keeps beside its output.
+    write_lines(folder / ".a.jsonl" / "journal.jsonl", [b"{}"])
+    write_lines(folder / ".hidden.jsonl", [b"{}"])
+
+    result = convert(tmp_path, "rollouts")
+
+    assert (result.read, result.converted) == (2, 2)
+    assert [row["task_id"] for row in read_rows(tmp_path / "train.jsonl")] == ["a", "b"]
+    manifest = json.loads((tmp_path / "train.jsonl.manifest.json").read_bytes())
+    assert [Path(file["path"]).name for file in manifest["inputs"]] == ["a.jsonl", "b.jsonl"]
+    assert manifest["counts"] == {"read": 2, "converted": 2}
+
+
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [
+        ("rollouts/a.jsonl", "rollouts/a.jsonl"),
+        ("rollouts", "rollouts/a.jsonl"),
+        ("rollouts/a.jsonl", "link.jsonl"),
+        ("link.jsonl", "rollouts/a.jsonl"),
+    ],
+)
+def test_rollouts_are_never_replaced_by_what_is_made_of_them(
+    tmp_path: Path, source: str, output: str
+) -> None:
+    path = write_lines(tmp_path / "rollouts" / "a.jsonl", [encoded(rollout_row())])
+    (tmp_path / "link.jsonl").symlink_to(path)
+    before = path.read_bytes()
+
+    with pytest.raises(InputError, match="is the input itself"):
+        convert(tmp_path, source, output=output)
+    assert path.read_bytes() == before
+
+
+def test_an_output_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.jsonl", [b"old"])
+    good = encoded(rollout_row(metadata={"text": "x" * 100_000}))
+    path = write_lines(tmp_path / "rollouts.jsonl", [good] * 50)
+
+    # The second file of the folder turns out to be unreadable after the first was converted.
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.jsonl").symlink_to(path)
+    (folder / "b.jsonl").symlink_to("/proc/self/mem")
+    with pytest.raises(OSError, match="error"):
+        convert(tmp_path, "folder")
+    assert (tmp_path / "train.jsonl").read_bytes() == b"old\n"
+    assert names_in(tmp_path) == ["folder", "rollouts.jsonl", "train.jsonl"]
+
+    assert convert(tmp_path).converted == 50
+    assert len(read_rows(tmp_path / "train.jsonl")) == 50
+
+
+def test_nothing_to_convert_is_an_error_that_says_why_and_keeps_the_old_rows(
+    tmp_path: Path,
+) -> None:
+    write_lines(tmp_path / "train.jsonl", [b"old"])
+    lines = [encoded(rollout_row(success=False)), b"{broken"]
+    write_lines(tmp_path / "rollouts.jsonl", lines)
+
+    with pytest.raises(DataError) as caught:
+        convert(tmp_path)
+    assert "none of the 2 rows" in caught.value.problem
+    assert "1 no success, 1 not a rollout row" in caught.value.problem
+    assert f"{tmp_path}/rollouts.jsonl:2" in caught.value.problem
+    assert (tmp_path / "train.jsonl").read_bytes() == b"old\n"
+
+    write_lines(tmp_path / "rollouts.jsonl", [])
+    with pytest.raises(DataError, match="none of the 0 rows"):
+        convert(tmp_path)
+
+
+def test_rollouts_of_another_run_are_not_replaced_either(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row())])
+    other = write_lines(tmp_path / "other.jsonl", [b"paid for"])
+    write_lines(tmp_path / ".other.jsonl" / "settings.json", [b"{}"])
+
+    with pytest.raises(InputError, match="holds rollouts that generate_rollouts wrote"):
+        convert(tmp_path, output="other.jsonl")
+    assert other.read_bytes() == b"paid for\n"
+
+
+def test_a_file_that_a_rollout_run_only_touched_can_be_written(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row())])
+    write_lines(tmp_path / "train.jsonl", [b"old"])
+    # A run that was refused this output took its lock first.
+    write_lines(tmp_path / ".train.jsonl" / "lock", [])
+    write_lines(tmp_path / "empty.jsonl", [])
+    write_lines(tmp_path / ".empty.jsonl" / "settings.json", [b"{}"])
+
+    for output in ("train.jsonl", "empty.jsonl"):
+        assert convert(tmp_path, output=output).converted == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "text"),
+    [
+        ("none.jsonl", "train.jsonl", "does not exist"),
+        ("rollouts.jsonl", "../train.jsonl", "outside the workspace"),
+        ("rollouts.jsonl", "folder", "is a folder"),
+        ("folder", "train.jsonl", r"no \.jsonl"),
+    ],
+)
+def test_a_conversion_that_cannot_be_done_is_refused(
+    tmp_path: Path, source: str, output: str, text: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row())])
+
+    with pytest.raises((DataError, InputError), match=text):
+        convert(tmp_path, source, output=output)
+    assert names_in(tmp_path) == ["folder", "rollouts.jsonl"]
+
+
+def test_whatever_is_converted_can_be_loaded_again(tmp_path: Path) -> None:
+    lines = [encoded(rollout_row())]
+    lines += [row_with(b"metadata", b'{"a":' + deep(depth) + b"}") for depth in (800, 10_000)]
+    lines += [row_with(b"tools", b'["\xff"]'), row_with(b"metadata", b'{"a":"\xff"}')]
+    write_lines(tmp_path / "rollouts.jsonl", lines)
+
+    result = convert(tmp_path)
+
+    assert (result.read, result.converted) == (5, 2)
+    assert len(load_sft_rows(tmp_path / "train.jsonl")) == result.converted
+
+
+@settings(deadline=None)
+@given(st.lists(rollout_lines() | st.sampled_from(BAD_LINES), max_size=8), st.booleans())
+def test_the_counts_add_up_and_good_rows_are_never_lost(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], include_failed: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("convert")
+    write_lines(folder / "rollouts.jsonl", lines)
+    good = [json.loads(line) for line in lines if line not in BAD_LINES]
+    wanted = [
+        row
+        for row in good
+        if include_failed
+        or (
+            row["success"]
+            if row["success"] is not None
+            else row["stop_reason"] == "answered" and "tool_calls" not in row["messages"][-1]
+        )
+    ]
+
+    try:
+        result = convert(folder, include_failed=include_failed)
+    except DataError:
+        assert wanted == []
+        assert not (folder / "train.jsonl").exists()
+        return
+    assert result.read == len(lines) == result.converted + sum(result.left_out.values())
+    assert result.left_out.get("not a rollout row", 0) == len(lines) - len(good)
+    keys = ("messages", "tools", "metadata", "reward", "task_id")
+    rows = read_rows(folder / "train.jsonl")
+    assert rows == [{key: row[key] for key in keys} for row in wanted]

@@ -1,0 +1,99 @@
+from pathlib import Path
+
+import pytest
+from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines, row_with
+from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_lines
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stillroom.curate.rows import RolloutFacts, read_rollouts
+
+TALK = [user("a"), assistant(None, tool_call()), tool_reply("7"), assistant("7")]
+
+
+def facts_of(folder: Path, **changes: object) -> RolloutFacts:
+    path = write_lines(folder / "rollouts.jsonl", [encoded(rollout_row(**changes))])
+    [line] = read_rollouts(path)
+    assert line.facts is not None
+    return line.facts
+
+
+def test_a_row_says_what_decides(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, messages=TALK, reward=0.5, tool_errors=2, metadata={"a": 1})
+
+    assert (facts.num_turns, facts.tools_used) == (2, {"price"})
+    assert (facts.reward, facts.tool_errors, facts.metadata) == (0.5, 2, {"a": 1})
+    assert facts.has_final_answer
+
+
+@pytest.mark.parametrize(
+    ("messages", "has_answer"),
+    [(TALK, True), (TALK[:3], False), (TALK[:2], False), (TALK[:1], False), ([], False)]
+    + [([user("a"), assistant(nothing)], False) for nothing in ("", " \n", None)],
+)
+def test_a_final_answer_is_a_last_word_of_the_assistant(
+    tmp_path: Path, messages: list, has_answer: bool
+) -> None:
+    assert facts_of(tmp_path, messages=messages).has_final_answer == has_answer
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_success"),
+    [
+        ({"success": True, "stop_reason": "max_turns"}, True),
+        ({"success": False}, False),
+        ({"success": None}, True),
+        ({"success": None, "stop_reason": "max_tokens"}, False),
+        ({"success": None, "messages": TALK[:2]}, False),
+        ({"success": None, "messages": [user("a"), assistant(" ")]}, False),
+    ],
+)
+def test_success_is_the_rows_word_or_a_complete_answer(
+    tmp_path: Path, changes: dict, is_success: bool
+) -> None:
+    assert facts_of(tmp_path, **changes).is_success == is_success
+
+
+@pytest.mark.parametrize("field", ["metadata", "tool_errors", "id", "task_id", "tools"])
+def test_a_field_that_is_null_is_as_good_as_absent(tmp_path: Path, field: str) -> None:
+    assert facts_of(tmp_path, **{field: None}).is_success
+
+
+@pytest.mark.parametrize("index", range(len(BAD_LINES)))
+def test_a_line_that_is_no_rollout_is_told_with_its_place(tmp_path: Path, index: int) -> None:
+    good = encoded(rollout_row())
+    path = write_lines(tmp_path / "rollouts.jsonl", [good, BAD_LINES[index], good])
+
+    lines = list(read_rollouts(path))
+
+    assert [line.facts is None for line in lines] == [False, True, False]
+    assert lines[1].problem
+    assert lines[1].where == f"{path}:2"
+
+
+def test_nesting_is_read_or_told_at_every_depth(tmp_path: Path) -> None:
+    lines = [row_with(b"more", deep(depth)) for depth in (1, 100, *range(900, 1000), 100_000)]
+    path = write_lines(tmp_path / "rollouts.jsonl", lines)
+
+    found = list(read_rollouts(path))
+
+    assert len(found) == len(lines)
+    assert found[0].facts is not None
+    assert found[-1].facts is None
+
+
+@settings(deadline=None)
+@given(
+    st.lists(rollout_lines() | st.sampled_from(BAD_LINES), max_size=8),
+    st.sampled_from([b"\n", b"\r\n", b"\n\n"]),
+    st.booleans(),
+)
+def test_no_line_is_lost_and_none_is_changed(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], newline: bytes, has_bom: bool
+) -> None:
+    path = tmp_path_factory.mktemp("rows") / "rollouts.jsonl"
+    path.write_bytes((b"\xef\xbb\xbf" if has_bom else b"") + newline.join(lines))
+
+    found = list(read_rollouts(path))
+
+    assert [line.line.data for line in found] == lines
+    assert [line.facts is None for line in found] == [line in BAD_LINES for line in lines]

@@ -1,0 +1,81 @@
+import json
+
+import pytest
+from fakes.conversations import LAMP, PRICE, answer, calls, reply, user
+from fakes.tiny_models import build_tokenizer
+from stillroom.data.inspect import InspectExamples, inspect_examples
+from stillroom.settings import Workspace
+
+TOKENIZER = build_tokenizer("chatml")
+SFT = {
+    "messages": [user("Price?"), calls(LAMP), reply("12"), answer("It costs 12.")],
+    "tools": [PRICE],
+    "reward": 1.0,
+}
+
+
+def inspect(folder, *rows, tokenizer=TOKENIZER, **request):
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    (folder / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    asked = InspectExamples(path="rows.jsonl", **request)
+    return inspect_examples(Workspace(folder), asked, tokenizer=tokenizer)
+
+
+def test_the_trained_tokens_stand_in_brackets(tmp_path):
+    example = inspect(tmp_path, SFT).examples[0]
+
+    assert example.problem is None
+    assert example.reward == 1.0
+    assert example.text.endswith(
+        "<|im_start|>user\nPrice?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+        '⟦<tool_call>\n{"name": "price", "arguments": {"item": "lamp"}}\n</tool_call><|im_end|>⟧\n'
+        "<|im_start|>user\n<tool_response>\n12\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+        "⟦It costs 12.<|im_end|>⟧\n"
+    )
+
+
+def test_the_counts_are_those_of_the_shown_tokens(tmp_path):
+    row = {"messages": [user("a"), answer("b")]}
+
+    example = inspect(tmp_path, row).examples[0]
+
+    shown = example.text.replace("⟦", "").replace("⟧", "")
+    assert example.num_tokens == len(TOKENIZER.encode(shown, add_special_tokens=False))
+    assert example.num_trained_tokens == 2
+
+
+def test_both_answers_of_a_preference_are_shown_and_only_they_are_trained(tmp_path):
+    row = {
+        "prompt": [user("a"), answer("b"), user("c")],
+        "chosen": [answer("good")],
+        "rejected": [answer("bad")],
+    }
+
+    text = inspect(tmp_path, row).examples[0].text
+
+    assert "⟦good<|im_end|>⟧" in text
+    assert "⟦bad<|im_end|>⟧" in text
+    assert text.count("⟦") == 2
+
+
+def test_a_prompt_without_an_answer_is_shown_as_text(tmp_path):
+    example = inspect(tmp_path, {"prompt": "What does it cost?"}).examples[0]
+
+    assert example.text == "user: What does it cost?"
+    assert example.num_tokens is None
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, None], ids=["with model", "without"])
+def test_a_row_that_cannot_be_shown_is_told_and_the_others_are_shown(tmp_path, tokenizer):
+    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    bad = {"messages": [picture, answer("b")]}
+
+    page = inspect(tmp_path, bad, "{", {"messages": [user("a"), answer("b")]}, n=3,
+                   tokenizer=tokenizer)  # fmt: skip
+
+    first, second, third = page.examples
+    assert "image_url" in first.problem
+    assert "not valid JSON" in second.problem
+    assert third.problem is None

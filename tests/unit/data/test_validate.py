@@ -1,0 +1,201 @@
+import itertools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fakes.mangling import mangled
+from fakes.rollout_rows import (
+    assistant,
+    rollout_row,
+    tool_call,
+    tool_reply,
+    user,
+    write_lines,
+    write_rows,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stillroom.data.formats import RowFormat
+from stillroom.data.validate import Quantiles, ValidateDataset, quantiles, validate_dataset
+from stillroom.errors import DataError, InputError
+from stillroom.settings import Workspace
+
+TALK = [user("a"), assistant(None, tool_call(call_id="a")), tool_reply("1", "a"), assistant("b")]
+SFT: dict[str, Any] = {"messages": TALK, "metadata": {"task_type": "price"}}
+DPO: dict[str, Any] = {
+    "prompt": [user("a")],
+    "chosen": [assistant("b")],
+    "rejected": [assistant("c")],
+}
+
+
+def report_of(folder: Path, name: str = "rows.jsonl", **options: Any) -> Any:
+    return validate_dataset(Workspace(folder), ValidateDataset(path=name, **options))
+
+
+def test_a_good_file_is_described(tmp_path: Path) -> None:
+    rows = [
+        {**SFT, "reward": 0.25},
+        {**SFT, "reward": 0.75, "metadata": {"task_type": "stock"}},
+        {**SFT, "messages": TALK[:2]},
+        SFT,
+    ]
+    write_rows(tmp_path / "rows.jsonl", rows)
+
+    report = report_of(tmp_path)
+
+    assert (report.path, report.format) == ("rows.jsonl", "sft")
+    assert (report.rows, report.good, report.bad, report.num_problems) == (4, 4, 0, 0)
+    assert report.duplicates == 1
+    assert report.messages == Quantiles(low=2, median=4, p95=4, high=4, mean=3.5)
+    assert (report.rewards.low, report.rewards.high, report.rewards.mean) == (0.25, 0.75, 0.5)
+    assert report.categories == {"price": 3, "stock": 1}
+
+
+def test_all_problems_are_counted_and_the_first_are_listed(tmp_path: Path) -> None:
+    lines = [msgspec.json.encode(SFT), b"{", b'{"messages": 5, "metadata": 5}', b"", b"[1]"]
+    write_lines(tmp_path / "rows.jsonl", lines)
+
+    report = report_of(tmp_path, max_problems=2)
+
+    assert (report.rows, report.good, report.bad, report.num_problems) == (4, 1, 3, 4)
+    assert [(p.where.rpartition("/")[2], p.field) for p in report.problems] == [
+        ("rows.jsonl:2", ""),
+        ("rows.jsonl:3", "messages"),
+    ]
+    assert [p.where.rpartition(":")[2] for p in report_of(tmp_path).problems] == list("2335")
+
+
+@pytest.mark.parametrize(
+    ("row", "row_format", "num_messages"),
+    [
+        ({"prompt": "a"}, "prompts", 1),
+        ({"messages": [user("a"), user("b")]}, "prompts", 2),
+        (SFT, "sft", 4),
+        (DPO, "dpo", 3),
+        (rollout_row(), "rollouts", 2),
+    ],
+)
+def test_every_format_is_known_and_counted(
+    tmp_path: Path, row: dict, row_format: str, num_messages: int
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", [row])
+
+    for asked in ("auto", row_format):
+        report = report_of(tmp_path, format=asked)
+        assert (report.format, report.good) == (row_format, 1)
+        assert report.messages.mean == num_messages
+
+
+def test_a_folder_is_checked_table_by_table(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rollouts" / "b.jsonl", [rollout_row(), {}])
+    write_rows(tmp_path / "rollouts" / "a.jsonl", [rollout_row(task_id="x")])
+
+    report = report_of(tmp_path, "rollouts")
+
+    assert (report.rows, report.good, report.bad) == (3, 2, 1)
+    assert {p.where for p in report.problems} == {f"{tmp_path}/rollouts/b.jsonl:2"}
+
+
+def test_lines_of_text_are_prompts(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_bytes("hello\n\nschön\n".encode() + b"\xff\n")
+
+    report = report_of(tmp_path, "prompts.txt")
+
+    assert (report.format, report.rows, report.good, report.bad) == ("prompts", 3, 2, 1)
+    assert "UTF-8" in report.problems[0].problem
+
+
+def test_a_file_with_nothing_in_it_is_refused(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", [b"", b" \r"])
+
+    for asked in ("auto", "sft"):
+        with pytest.raises(DataError, match="holds no rows"):
+            report_of(tmp_path, format=asked)
+
+
+def test_a_file_of_no_known_format_is_refused_until_one_is_named(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", [{"a": 1}, {"b": 2}])
+
+    with pytest.raises(DataError, match="give `format`"):
+        report_of(tmp_path)
+    assert report_of(tmp_path, format="sft").bad == 2
+    with pytest.raises(InputError, match="does not exist"):
+        report_of(tmp_path, "other.jsonl")
+
+
+def test_a_bad_first_row_does_not_hide_the_format(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", [b"{", b"{}", msgspec.json.encode(DPO)])
+
+    report = report_of(tmp_path)
+
+    assert (report.format, report.good, report.bad) == ("dpo", 1, 2)
+
+
+def test_a_field_of_another_format_is_an_extra_key_where_the_format_is_named(
+    tmp_path: Path,
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", [{**SFT, "chosen": 1}])
+
+    assert report_of(tmp_path, format="sft").messages.mean == 4
+
+
+def test_a_nesting_too_deep_is_a_problem_of_its_line_at_any_depth(tmp_path: Path) -> None:
+    for depth in (*range(800, 1000, 7), 10_000):
+        deep = b"[" * depth + b"]" * depth
+        lines = [
+            b'{"messages":[{"role":"user","content":"a"}],"metadata":{"x":' + deep + b"}}",
+            msgspec.json.encode({"prompt": "b"}),
+            b'{"prompt":' + deep + b"}",
+        ]
+        write_lines(tmp_path / "rows.jsonl", lines)
+        report = report_of(tmp_path, format="prompts")
+        assert report.rows == report.good + report.bad == 3
+        assert report.good >= 1
+
+
+ROWS = [SFT, DPO, {"prompt": "a", "metadata": {}}, rollout_row(), {**SFT, "reward": 1}]
+
+
+@settings(deadline=None)
+@given(st.lists(mangled(ROWS) | st.binary(max_size=8), max_size=6), st.sampled_from(RowFormat))
+def test_good_and_bad_rows_add_up_whatever_is_in_the_file(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Any], row_format: RowFormat
+) -> None:
+    folder = tmp_path_factory.mktemp("rows")
+    lines = [msgspec.json.encode(row) if isinstance(row, dict) else row for row in rows]
+    path = write_lines(folder / "rows.jsonl", lines)
+    num_rows = sum(
+        bool(line.strip(b"\r\n \t\xef\xbb\xbf")) for line in path.read_bytes().split(b"\n")
+    )
+
+    try:
+        report = report_of(folder, format=row_format, max_problems=1000)
+    except DataError:
+        assert num_rows == 0
+        return
+    assert report.rows == report.good + report.bad
+    assert report.rows >= num_rows
+    assert report.bad <= report.num_problems == len(report.problems)
+    assert msgspec.json.decode(msgspec.json.encode(report), type=type(report)) == report
+
+
+def test_a_distribution_of_no_values_is_none() -> None:
+    assert quantiles([]) is None
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
+def test_quantiles_are_values_in_their_order(values: list[float]) -> None:
+    found = quantiles(values)
+
+    assert found is not None
+    five = [found.low, found.median, found.p95, found.high]
+    assert set(five) <= set(values)
+    assert all(one <= other for one, other in itertools.pairwise(five))
+    assert min(values) == found.low
+    assert max(values) == found.high
+    assert found.mean == pytest.approx(sum(values) / len(values))
+    assert sum(value <= found.median for value in values) >= len(values) / 2
+    assert sum(value >= found.median for value in values) >= len(values) / 2

@@ -1,0 +1,264 @@
+import math
+import random
+from collections.abc import Callable
+from statistics import NormalDist
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stillroom.evaluate.intervals import (
+    Estimate,
+    excludes_zero,
+    mean_estimate,
+    ratio_estimate,
+    share_estimate,
+    sign_test_p,
+    t_quantile,
+)
+
+SIMULATIONS = 2000
+
+
+def coverage(draw: Callable[[random.Random], Estimate], truth: float) -> float:
+    """The share of simulated intervals that hold the truth."""
+    chance = random.Random(20260801)
+    held = 0
+    for _ in range(SIMULATIONS):
+        estimate = draw(chance)
+        assert estimate.low is not None
+        assert estimate.high is not None
+        held += estimate.low <= truth <= estimate.high
+    return held / SIMULATIONS
+
+
+@pytest.mark.parametrize(("n", "p"), [(20, 0.5), (50, 0.3), (60, 0.7), (90, 0.85), (240, 0.9)])
+def test_wilsons_interval_of_a_share_covers_as_often_as_it_says(n: int, p: float) -> None:
+    def draw(chance: random.Random) -> Estimate:
+        return share_estimate(sum(chance.random() < p for _ in range(n)), n)
+
+    assert 0.93 <= coverage(draw, p) <= 0.97
+
+
+@pytest.mark.parametrize("n", [3, 5, 10, 40])
+def test_students_interval_of_a_mean_covers_as_often_as_it_says(n: int) -> None:
+    def draw(chance: random.Random) -> Estimate:
+        return mean_estimate([chance.gauss(0.4, 0.2) for _ in range(n)])
+
+    assert 0.93 <= coverage(draw, 0.4) <= 0.97
+
+
+def test_a_mean_over_tasks_covers_though_samples_of_a_task_resemble_each_other() -> None:
+    def draw(chance: random.Random) -> Estimate:
+        tasks = []
+        for _ in range(40):
+            chance_of_success = min(1.0, max(0.0, chance.gauss(0.5, 0.15)))
+            tasks.append(sum(chance.random() < chance_of_success for _ in range(4)) / 4)
+        return mean_estimate(tasks)
+
+    assert 0.93 <= coverage(draw, 0.5) <= 0.97
+
+
+def test_paired_differences_cover_as_often_as_they_say() -> None:
+    def draw(chance: random.Random) -> Estimate:
+        pairs = [(chance.random() < 0.5, chance.random() < 0.7) for _ in range(60)]
+        return mean_estimate([float(new) - float(old) for old, new in pairs])
+
+    assert 0.93 <= coverage(draw, 0.2) <= 0.97
+
+
+def test_a_ratio_of_clusters_of_different_sizes_covers_as_often_as_it_says() -> None:
+    def draw(chance: random.Random) -> Estimate:
+        sizes = [chance.randint(5, 40) for _ in range(60)]
+        # A cluster has a level of its own, so its tokens are not independent.
+        sums = [size * chance.gauss(0.3, 0.1) for size in sizes]
+        return ratio_estimate(sums, sizes)
+
+    assert 0.93 <= coverage(draw, 0.3) <= 0.97
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [
+        # Wilson without continuity correction, from published tables (Newcombe 1998, table I).
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        (29, 29, 0.8830, 1.0),
+    ],
+)
+def test_a_shares_interval_is_the_published_one(
+    successes: int, n: int, low: float, high: float
+) -> None:
+    estimate = share_estimate(successes, n)
+
+    assert estimate.value == successes / n
+    assert estimate.low == pytest.approx(low, abs=5e-5)
+    assert estimate.high == pytest.approx(high, abs=5e-5)
+    assert estimate.n == n
+
+
+@settings(deadline=None)
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_a_shares_interval_lies_around_it_and_within_zero_and_one(counts: tuple[int, int]) -> None:
+    estimate = share_estimate(*counts)
+
+    assert estimate.low is not None
+    assert estimate.high is not None
+    assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
+    assert estimate.low < estimate.high
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"),
+    [
+        (1, 12.706),
+        (2, 4.3027),
+        (3, 3.1824),
+        (4, 2.7764),
+        (5, 2.5706),
+        (6, 2.4469),
+        (8, 2.3060),
+        (10, 2.2281),
+        (15, 2.1314),
+        (20, 2.0860),
+        (30, 2.0423),
+        (60, 2.0003),
+        (120, 1.9799),
+        (10**9, 1.95996),
+    ],
+)
+def test_students_quantile_is_the_one_in_the_tables(degrees: int, quantile: float) -> None:
+    assert t_quantile(degrees) == pytest.approx(quantile, rel=5e-3 if degrees < 5 else 5e-4)
+
+
+def test_students_quantile_falls_towards_the_normal_one() -> None:
+    quantiles = [t_quantile(degrees) for degrees in range(1, 300)]
+
+    assert quantiles == sorted(quantiles, reverse=True)
+    assert quantiles[-1] > NormalDist().inv_cdf(0.975)
+
+
+def test_a_mean_by_hand() -> None:
+    # Mean 2, variance 1, three values: half width t(2) / sqrt(3).
+    estimate = mean_estimate([1.0, 2.0, 3.0])
+
+    assert estimate.value == 2.0
+    assert estimate.low == pytest.approx(2 - 4.3027 / math.sqrt(3))
+    assert estimate.high == pytest.approx(2 + 4.3027 / math.sqrt(3))
+
+
+@pytest.mark.parametrize("n", [2, 6, 40])
+def test_values_that_are_all_the_same_leave_room_for_what_was_not_seen(n: int) -> None:
+    estimate = mean_estimate([1.0] * n, limits=(-1.0, 1.0))
+
+    # If more than this share of all tasks were otherwise, n like these had a chance below 2.5 %.
+    unseen = 1 - 0.025 ** (1 / n)
+    assert (estimate.value, estimate.high) == (1.0, 1.0)
+    assert estimate.low == pytest.approx(1 - 2 * unseen)
+    assert excludes_zero(estimate) == (sign_test_p(n, 0) <= 0.05)
+
+
+def test_no_difference_in_a_few_tasks_is_not_a_proof_of_none() -> None:
+    estimate = mean_estimate([0.0] * 4, limits=(-1.0, 1.0))
+
+    assert estimate.low == pytest.approx(-(1 - 0.025**0.25))
+    assert estimate.high == pytest.approx(1 - 0.025**0.25)
+
+
+def test_one_value_says_nothing_of_the_spread() -> None:
+    estimate = mean_estimate([0.7])
+
+    assert estimate == Estimate(value=0.7, low=None, high=None, n=1)
+    assert not excludes_zero(estimate)
+
+
+def test_a_ratio_by_hand() -> None:
+    # 6 nats in 4 tokens; residuals 2 - 1.5 * 2 = -1 and 4 - 1.5 * 2 = 1; variance 2 * 2 / 1 / 16.
+    estimate = ratio_estimate([2.0, 4.0], [2, 2])
+
+    assert estimate.value == 1.5
+    assert estimate.low == pytest.approx(1.5 - 12.7062 * 0.5)
+    assert estimate.high == pytest.approx(1.5 + 12.7062 * 0.5)
+    assert estimate.n == 2
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=20))
+def test_a_ratio_of_clusters_of_one_is_their_mean(values: list[float]) -> None:
+    ratio, mean = ratio_estimate(values, [1] * len(values)), mean_estimate(values)
+
+    assert ratio.value == pytest.approx(mean.value, abs=1e-9)
+    assert ratio.low == pytest.approx(mean.low, abs=1e-6)
+    assert ratio.high == pytest.approx(mean.high, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "excludes"),
+    [
+        (0.1, 0.2, True),
+        (-0.2, -0.1, True),
+        (-0.1, 0.1, False),
+        (0.0, 0.1, False),
+        (-0.1, 0.0, False),
+    ],
+)
+def test_an_interval_that_touches_zero_does_not_exclude_it(
+    low: float, high: float, excludes: bool
+) -> None:
+    assert excludes_zero(Estimate(value=0.0, low=low, high=high, n=9)) == excludes
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "p"),
+    [
+        (0, 0, 1.0),
+        (1, 0, 1.0),
+        (2, 0, 0.5),
+        (5, 0, 0.0625),
+        (6, 0, 0.03125),
+        (0, 6, 0.03125),
+        (5, 5, 1.0),
+        # 2 * (1 + 10 + 45) / 1024
+        (8, 2, 0.109375),
+        # 2 * (1 + 9 + 36) / 512
+        (2, 7, 0.1796875),
+    ],
+)
+def test_a_sign_test_by_hand(wins: int, losses: int, p: float) -> None:
+    assert sign_test_p(wins, losses) == p
+
+
+@settings(deadline=None)
+@given(st.integers(0, 400), st.integers(0, 400))
+def test_a_sign_test_is_a_probability_and_the_same_both_ways(wins: int, losses: int) -> None:
+    assert 0 < sign_test_p(wins, losses) <= 1
+    assert sign_test_p(wins, losses) == sign_test_p(losses, wins)
+
+
+def test_a_sign_test_of_thousands_of_tasks_still_has_a_value() -> None:
+    assert 0 <= sign_test_p(3000, 100) < 1e-100
+    assert sign_test_p(2000, 2000) == 1.0
+
+
+def test_a_sign_test_finds_what_is_not_there_at_most_as_often_as_it_says() -> None:
+    chance = random.Random(20260801)
+    found = 0
+    for _ in range(SIMULATIONS):
+        wins = sum(chance.random() < 0.5 for _ in range(30))
+        found += sign_test_p(wins, 30 - wins) <= 0.05
+    assert found / SIMULATIONS <= 0.06
+
+
+@pytest.mark.parametrize(
+    "estimate",
+    [
+        lambda: share_estimate(0, 0),
+        lambda: mean_estimate([]),
+        lambda: ratio_estimate([1.0], [1]),
+        lambda: ratio_estimate([0.0, 0.0], [0, 0]),
+    ],
+)
+def test_an_estimate_from_nothing_is_an_error(estimate: Callable[[], Estimate]) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        estimate()

@@ -1,0 +1,103 @@
+import msgspec
+import pytest
+import torch
+from fakes.decoding import random_prompts
+from fakes.rollout_rows import rollout_row
+from stillroom.errors import InputError, ModelError
+from stillroom.evaluate.request import EvaluateModel
+from stillroom.evaluate.teacher_kl import measure_teacher_kl
+from stillroom.types import Trajectory
+
+
+def rollout(index, ids, sampled):
+    tokens = {"ids": ids, "sampled": sampled, "logprobs": [0.0] * len(ids)}
+    row = rollout_row(task_id=f"task-{index}", tokens=tokens if ids else None)
+    return msgspec.convert(row, Trajectory)
+
+
+@pytest.fixture
+def rollouts():
+    """Of ragged lengths, with tokens that were given between those that were sampled."""
+    return [
+        rollout(index, ids, [i > 2 and i % 3 > 0 for i in range(len(ids))])
+        for index, ids in enumerate(random_prompts((9, 31, 14, 22)))
+    ]
+
+
+def measure(tiny_models, model, teacher, rollouts):
+    request = EvaluateModel(model=str(model), data="heldout.jsonl")
+    return measure_teacher_kl(tiny_models.workspace, request, str(teacher), rollouts)
+
+
+@torch.no_grad()
+def exact(models, rollouts):
+    """KL(model || teacher) summed over each rollout's sampled tokens, and their number."""
+    student, teacher = (loaded.model.double() for loaded in models)
+    sums, sizes = [], []
+    for one in rollouts:
+        ids = torch.tensor([one.tokens.ids])
+        before = [i - 1 for i, is_sampled in enumerate(one.tokens.sampled) if is_sampled]
+        log_p = student(ids).logits[0].log_softmax(-1)[before]
+        log_q = teacher(ids).logits[0].log_softmax(-1)[before]
+        sums.append((log_p.exp() * (log_p - log_q)).sum().item())
+        sizes.append(len(before))
+    return sums, sizes
+
+
+def test_it_is_the_exact_divergence_per_sampled_token(tiny_models, rollouts):
+    model = tiny_models.folder("gemma2", "chatml")
+    teacher = tiny_models.folder("llama", "chatml", seed=1)
+
+    found = measure(tiny_models, model, teacher, rollouts)
+
+    sums, sizes = exact(
+        (tiny_models.load("gemma2", "chatml"), tiny_models.load("llama", "chatml", seed=1)),
+        rollouts,
+    )
+    assert found.value == pytest.approx(sum(sums) / sum(sizes), abs=1e-5)
+    assert found.n == 4
+    assert found.low < found.value < found.high
+
+
+def test_a_model_is_at_no_distance_from_itself(tiny_models, rollouts):
+    folder = tiny_models.folder("llama", "chatml")
+
+    found = measure(tiny_models, folder, folder, rollouts)
+
+    assert found.value == pytest.approx(0.0, abs=1e-6)
+
+
+def test_rollouts_without_sampled_tokens_are_left_out(tiny_models, rollouts):
+    model, teacher = tiny_models.folder("llama", "chatml"), tiny_models.folder("gemma2", "chatml")
+    empty = [rollout(8, [], []), rollout(9, [1, 2, 3], [False] * 3)]
+
+    assert measure(tiny_models, model, teacher, [*empty, *rollouts]) == measure(
+        tiny_models, model, teacher, rollouts
+    )
+
+
+def test_one_rollout_gives_a_value_without_an_interval(tiny_models, rollouts):
+    model, teacher = tiny_models.folder("llama", "chatml"), tiny_models.folder("gemma2", "chatml")
+
+    found = measure(tiny_models, model, teacher, rollouts[:1])
+
+    assert found.value > 0
+    assert (found.low, found.high, found.n) == (None, None, 1)
+
+
+def test_nothing_to_measure_is_an_error_that_says_why(tiny_models):
+    folder = tiny_models.folder("llama", "chatml")
+
+    with pytest.raises(InputError, match="no rollout holds a sampled token") as caught:
+        measure(tiny_models, folder, folder, [rollout(0, [1, 2], [False, False])])
+    assert "leave teacher out" in caught.value.fix
+
+
+def test_a_teacher_with_another_template_is_refused(tiny_models, rollouts):
+    with pytest.raises(ModelError, match="different chat templates"):
+        measure(
+            tiny_models,
+            tiny_models.folder("llama", "chatml"),
+            tiny_models.folder("llama", "qwen3"),
+            rollouts,
+        )

@@ -1,0 +1,207 @@
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from fakes.loops import run_async
+from fakes.rollout_rows import assistant, tool_call
+from fakes.scripted_policy import MemoryRecorder, ScriptedPolicy, ScriptedTools, turn
+from stillroom.data.formats import Task, task_from_row
+from stillroom.errors import CallFailedError, FailureClass
+from stillroom.rollout.collect import (
+    Arena,
+    FailedRollout,
+    Outcome,
+    collect_rollouts,
+    key_of,
+    specs_for,
+)
+from stillroom.rollout.journal import RolloutKey
+from stillroom.rollout.rewards import Rewarder
+from stillroom.tools.base import ToolResult
+from stillroom.types import SamplingSettings, StopReason, TeacherRecord, Trajectory, Usage
+
+TEACHER = TeacherRecord(provider="openai", model="m", settings=SamplingSettings())
+TASKS = [
+    task_from_row({"prompt": f"prompt {index}", "metadata": {"expected_answer": 7}})
+    for index in range(5)
+]
+
+
+def arena_of(policy: Any, *, tools: Any = None, max_turns: int = 4, **more: Any) -> Arena:
+    return Arena(policy, TEACHER, tools, Rewarder(None), max_turns, **more)
+
+
+def collected(
+    tasks: Sequence[Task], arena: Arena, *, samples: int = 1, concurrency: int = 3, **more: Any
+) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+
+    async def keep(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+
+    async def main() -> None:
+        specs = specs_for(tasks, samples)
+        await collect_rollouts(specs, arena, concurrency=concurrency, on_outcome=keep, **more)
+
+    run_async(main)
+    return outcomes
+
+
+def test_every_rollout_has_one_outcome() -> None:
+    policy = ScriptedPolicy(lambda _key: [turn(assistant("7"))])
+
+    outcomes = collected(TASKS, arena_of(policy), samples=3)
+
+    wanted = [RolloutKey(task.task_id, sample) for task in TASKS for sample in range(3)]
+    assert sorted(map(key_of, outcomes)) == sorted(wanted)
+    assert sorted(policy.opened) == sorted(f"{task_id}:{sample}" for task_id, sample in wanted)
+
+
+def test_a_task_that_stands_twice_gets_twice_the_samples() -> None:
+    specs = specs_for([TASKS[0], TASKS[1], TASKS[0]], 2)
+
+    assert [spec.key for spec in specs] == [
+        RolloutKey(TASKS[0].task_id, 0),
+        RolloutKey(TASKS[0].task_id, 1),
+        RolloutKey(TASKS[1].task_id, 0),
+        RolloutKey(TASKS[1].task_id, 1),
+        RolloutKey(TASKS[0].task_id, 2),
+        RolloutKey(TASKS[0].task_id, 3),
+    ]
+
+
+@pytest.mark.parametrize(("concurrency", "most"), [(1, 1), (2, 2), (50, 5)])
+def test_no_more_conversations_are_open_than_asked(concurrency: int, most: int) -> None:
+    async def slow(_name: str, _arguments: dict[str, Any]) -> ToolResult:
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        return ToolResult(content="", is_error=False)
+
+    policy = ScriptedPolicy(lambda _key: [turn(assistant(None, tool_call())), turn(assistant("7"))])
+    arena = arena_of(policy, tools=ScriptedTools(["price"], slow))
+
+    outcomes = collected(TASKS, arena, concurrency=concurrency)
+
+    assert len(outcomes) == 5
+    assert policy.most_open == most
+    assert policy.num_open == 0
+
+
+def test_a_rollout_is_kept_with_all_that_is_known_of_it() -> None:
+    async def reply(_name: str, _arguments: dict[str, Any]) -> ToolResult:
+        return ToolResult(content="error: no", is_error=True)
+
+    tools = ScriptedTools(["price", "stock"], reply)
+    one = task_from_row(
+        {"prompt": "x", "tools": ["price"], "metadata": {"expected_answer": 7, "level": 2}}
+    )
+    policy = ScriptedPolicy(lambda _key: [turn(assistant(None, tool_call())), turn(assistant("7"))])
+    arena = arena_of(policy, tools=tools, price=lambda usage: usage.prompt_tokens / 10)
+
+    [rollout] = collected([one], arena)
+
+    assert isinstance(rollout, Trajectory)
+    assert rollout.id == f"{one.task_id}-0"
+    assert [schema["function"]["name"] for schema in rollout.tools] == policy.tools[0] == ["price"]
+    assert rollout.metadata == {"expected_answer": 7, "level": 2}
+    assert (rollout.reward, rollout.rewards, rollout.success) == (
+        1.0,
+        {"expected_answer": 1.0},
+        True,
+    )
+    assert (rollout.stop_reason, rollout.turns) == (StopReason.ANSWERED, 2)
+    assert (rollout.truncated, rollout.tool_errors, rollout.error) == (False, 1, None)
+    assert rollout.usage == Usage(prompt_tokens=20, completion_tokens=10)
+    assert rollout.cost_usd == 2.0
+    assert rollout.teacher == TEACHER
+    assert rollout.duration_s >= 0
+
+
+@pytest.mark.parametrize(
+    ("finish", "truncated"), [("length", True), ("context", True), ("stop", False)]
+)
+def test_a_cut_off_rollout_is_truncated_and_still_judged(finish: str, truncated: bool) -> None:
+    policy = ScriptedPolicy(lambda _key: [turn(assistant("7"), finish=finish)])
+
+    [rollout] = collected(TASKS[:1], arena_of(policy))
+
+    assert isinstance(rollout, Trajectory)
+    assert (rollout.truncated, rollout.reward) == (truncated, 1.0)
+
+
+def test_failed_rollouts_are_told_apart_and_the_others_go_on() -> None:
+    bad = {TASKS[1].task_id, TASKS[3].task_id}
+    failure = CallFailedError(FailureClass.RATE_LIMIT, "slow down")
+
+    def script(key: str) -> list[Any]:
+        if key.partition(":")[0] in bad:
+            return [turn(assistant(None, tool_call())), failure]
+        return [turn(assistant("7"))]
+
+    outcomes = collected(TASKS, arena_of(ScriptedPolicy(script)), concurrency=2)
+
+    failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
+    assert {outcome.key.task_id for outcome in failed} == bad
+    assert all(
+        (f.failure.kind, f.failure.message, f.turns) == ("rate_limit", "slow down", 1)
+        for f in failed
+    )
+    assert len(outcomes) - len(failed) == 3
+
+
+def test_tools_that_fail_side_by_side_end_one_rollout_only() -> None:
+    async def gone(_name: str, _arguments: dict[str, Any]) -> ToolResult:
+        raise CallFailedError(FailureClass.TOOL_HOST, "the host is gone")
+
+    calls = [tool_call("price", name) for name in "abc"]
+    policy = ScriptedPolicy(
+        lambda key: [
+            turn(assistant(None, *calls) if key.startswith(TASKS[0].task_id) else assistant("7"))
+        ]
+    )
+
+    outcomes = collected(TASKS, arena_of(policy, tools=ScriptedTools(["price"], gone)))
+
+    [failed] = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
+    assert failed.failure.kind is FailureClass.TOOL_HOST
+    assert len(outcomes) == 5
+
+
+def test_each_rollout_has_a_recorder_of_its_own() -> None:
+    recorders: dict[RolloutKey, MemoryRecorder] = {}
+
+    def recorder_for(key: RolloutKey) -> MemoryRecorder:
+        assert key not in recorders
+        return recorders.setdefault(key, MemoryRecorder())
+
+    policy = ScriptedPolicy(lambda _key: [turn(assistant("7"))])
+    collected(TASKS, arena_of(policy), samples=2, recorder_for=recorder_for)
+
+    assert len(recorders) == 10
+    assert all(recorder.order == [("turn", 0)] for recorder in recorders.values())
+
+
+def test_a_policy_that_is_cancelled_closes_its_conversations() -> None:
+    scopes: list[anyio.CancelScope] = []
+
+    async def forever(_name: str, _arguments: dict[str, Any]) -> ToolResult:
+        if policy.num_open == 3:
+            scopes[0].cancel()
+        await anyio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    policy = ScriptedPolicy(lambda _key: [turn(assistant(None, tool_call()))])
+    arena = arena_of(policy, tools=ScriptedTools(["price"], forever))
+
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            await collect_rollouts(specs_for(TASKS, 1), arena, concurrency=3, on_outcome=unexpected)
+
+    async def unexpected(_outcome: Outcome) -> None:
+        raise AssertionError("a rollout ended that cannot")
+
+    run_async(main)
+    assert (policy.most_open, policy.num_open) == (3, 0)

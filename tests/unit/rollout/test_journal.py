@@ -1,0 +1,236 @@
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fakes.folders import names_in
+from fakes.rollout_rows import assistant, rollout_row, tool_call
+from fakes.scripted_policy import turn
+from stillroom.data.formats import decode_trajectory
+from stillroom.errors import DataError, InputError
+from stillroom.rollout.journal import RolloutKey, RolloutStore
+from stillroom.tools.base import ToolResult
+from stillroom.types import SampledTurn, Trajectory
+
+SETTINGS: dict[str, Any] = {"model": "m", "temperature": 0.7, "seed": None}
+CALL, DONE = turn(assistant(None, tool_call())), turn(assistant("7"))
+REPLIES = [ToolResult(content="7", is_error=False)]
+
+
+def trajectory(task_id: str = "task", sample: int = 0, **changes: Any) -> Trajectory:
+    row = rollout_row(task_id=task_id, sample=sample, **changes)
+    return decode_trajectory(msgspec.json.encode(row))
+
+
+def steps_of(store: RolloutStore, task_id: str, sample: int = 0) -> list[Any]:
+    """The steps of a rollout that are on record, in their order."""
+    recorder, steps = store.recorder(RolloutKey(task_id, sample)), []
+    for index in range(4):
+        steps += [recorder.known_turn(index), recorder.known_replies(index)]
+    return [step for step in steps if step is not None]
+
+
+def begun(output: Path) -> None:
+    """One finished rollout, and two whose steps are on record in turn."""
+    store = RolloutStore(output, SETTINGS)
+    for task_id in ("done", "a", "b"):
+        store.recorder(RolloutKey(task_id, 0)).record_turn(0, CALL)
+    store.recorder(RolloutKey("a", 0)).record_replies(0, REPLIES)
+    store.recorder(RolloutKey("a", 0)).record_turn(1, DONE)
+    store.finish(trajectory("done"))
+    store.close(is_complete=False)
+
+
+def test_a_finished_rollout_is_a_row_and_is_known_again(tmp_path: Path) -> None:
+    output = tmp_path / "rollouts" / "out.jsonl"
+    store = RolloutStore(output, SETTINGS)
+    assert store.finished == {}
+    rows = [trajectory("a", 0), trajectory("a", 1, reward=None, success=None, truncated=True)]
+    for row in rows:
+        store.finish(row)
+    store.close(is_complete=True)
+
+    store = RolloutStore(output, SETTINGS)
+    assert [
+        (key, row.reward, row.success, row.truncated) for key, row in store.finished.items()
+    ] == [
+        (("a", 0), 1.0, True, False),
+        (("a", 1), None, None, True),
+    ]
+    store.close(is_complete=True)
+    assert output.read_bytes() == b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+
+
+def test_the_steps_of_unfinished_rollouts_are_known_again(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+
+    store = RolloutStore(output, SETTINGS)
+
+    assert steps_of(store, "a") == [CALL, REPLIES, DONE]
+    assert steps_of(store, "b") == [CALL]
+    assert steps_of(store, "done") == []
+    store.close(is_complete=False)
+
+
+def test_a_step_is_on_disk_for_other_processes_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    heard: list[SampledTurn] = []
+    store = RolloutStore(output, SETTINGS, on_turn=heard.append)
+    recorder = store.recorder(RolloutKey("a", 3))
+    journal = tmp_path / ".out.jsonl" / "journal.jsonl"
+
+    recorder.record_turn(0, CALL)
+    assert journal.read_bytes().count(b"\n") == 1
+    recorder.record_replies(0, REPLIES)
+    assert journal.read_bytes().count(b"\n") == 2
+    assert heard == [CALL]
+    store.close(is_complete=False)
+
+
+def test_a_torn_journal_keeps_every_step_before_the_tear(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+    journal = tmp_path / ".out.jsonl" / "journal.jsonl"
+    content = journal.read_bytes()
+    last = content.rstrip(b"\n").rfind(b"\n") + 1
+
+    for length in range(last, len(content)):
+        journal.write_bytes(content[:length])
+        store = RolloutStore(output, SETTINGS)
+        assert steps_of(store, "a") == [CALL, REPLIES]
+        store.close(is_complete=False)
+        assert journal.read_bytes() == content[:last]
+
+
+def test_a_torn_row_is_a_rollout_to_be_done_again(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    store = RolloutStore(output, SETTINGS)
+    store.finish(trajectory("a"))
+    store.finish(trajectory("b"))
+    store.close(is_complete=False)
+    content = output.read_bytes()
+    last = content.index(b"\n") + 1
+
+    for length in range(last, len(content)):
+        output.write_bytes(content[:length])
+        store = RolloutStore(output, SETTINGS)
+        assert list(store.finished) == [("a", 0)]
+        store.close(is_complete=False)
+        assert output.read_bytes() == content[:last]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", ".out.jsonl/journal.jsonl"])
+@pytest.mark.parametrize("broken", [b"{", b'{"task_id": 7}', b"[]", b"\0\0\0", b'"\xff"'])
+def test_a_broken_line_inside_is_told_with_its_place_and_nothing_is_changed(
+    tmp_path: Path, name: str, broken: bytes
+) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+    path = tmp_path / name
+    content = broken + b"\n" + path.read_bytes()
+    path.write_bytes(content)
+
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"\.jsonl:1"):
+            RolloutStore(output, SETTINGS)
+    assert path.read_bytes() == content
+
+
+def test_only_steps_that_follow_one_another_are_replayed(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+    journal = tmp_path / ".out.jsonl" / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+
+    # Without the replies to turn 0, turn 1 belongs to a conversation that is not known.
+    journal.write_bytes(b"".join(line for line in lines if b'"replies"' not in line))
+    store = RolloutStore(output, SETTINGS)
+    assert steps_of(store, "a") == [CALL]
+    store.close(is_complete=False)
+
+
+def test_changed_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json*") if path.is_file()}
+
+    with pytest.raises(InputError) as caught:
+        RolloutStore(output, {**SETTINGS, "model": "other", "seed": 3})
+    assert "model was 'm', now 'other'; seed was None, now 3" in caught.value.problem
+    assert "choose another output" in caught.value.fix
+    assert {path: path.read_bytes() for path in before} == before
+    RolloutStore(output, SETTINGS).close(is_complete=False)
+
+
+def test_a_setting_that_is_new_or_gone_is_a_change_too(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+
+    with pytest.raises(InputError, match="tools was None, now 'x'"):
+        RolloutStore(output, {**SETTINGS, "tools": "x"})
+    with pytest.raises(InputError, match=r"temperature was 0\.7"):
+        RolloutStore(output, {"model": "m", "seed": None})
+
+
+def test_settings_under_which_nothing_was_done_may_change(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    RolloutStore(output, {**SETTINGS, "model": "mispelt"}).close(is_complete=False)
+
+    RolloutStore(output, SETTINGS).close(is_complete=False)
+    begun(output)
+
+    with pytest.raises(InputError, match="model was 'm', now 'mispelt'"):
+        RolloutStore(output, {**SETTINGS, "model": "mispelt"})
+
+
+def test_a_file_of_the_users_is_left_alone(tmp_path: Path) -> None:
+    output = tmp_path / "prompts.jsonl"
+    output.write_bytes(b'{"prompt": "no newline at the end"}')
+
+    for _ in range(2):
+        with pytest.raises(InputError, match="was not written by generate_rollouts"):
+            RolloutStore(output, SETTINGS)
+    assert output.read_bytes() == b'{"prompt": "no newline at the end"}'
+
+
+def test_an_output_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    first = RolloutStore(output, SETTINGS)
+
+    with pytest.raises(InputError, match="another process is writing"):
+        RolloutStore(output, SETTINGS)
+    first.finish(trajectory())
+    first.close(is_complete=True)
+    second = RolloutStore(output, SETTINGS)
+    assert list(second.finished) == [("task", 0)]
+    second.close(is_complete=True)
+
+
+def test_a_journal_that_nothing_depends_on_is_removed(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+    journal = tmp_path / ".out.jsonl" / "journal.jsonl"
+
+    store = RolloutStore(output, SETTINGS)
+    for task_id in ("a", "b"):
+        store.recorder(RolloutKey(task_id, 0))
+        store.finish(trajectory(task_id))
+    store.close(is_complete=True)
+
+    assert not journal.exists()
+    assert names_in(journal.parent) == ["lock", "settings.json"]
+
+
+def test_steps_of_rollouts_that_were_not_asked_for_this_time_are_kept(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+
+    store = RolloutStore(output, SETTINGS)
+    store.recorder(RolloutKey("b", 0))
+    store.finish(trajectory("b"))
+    store.close(is_complete=True)
+
+    store = RolloutStore(output, SETTINGS)
+    assert steps_of(store, "a") == [CALL, REPLIES, DONE]
+    store.close(is_complete=False)

@@ -1,0 +1,155 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from stillroom.data.formats import Task, task_from_row
+from stillroom.errors import InputError
+from stillroom.rollout.request import (
+    GenerateRollouts,
+    check_rollout_options,
+    fingerprint,
+    sampling_settings,
+    select_entries,
+    user_file,
+)
+from stillroom.settings import Workspace
+from stillroom.types import SamplingSettings
+
+TASKS = [task_from_row({"prompt": str(index)}) for index in range(10)]
+LOCAL = "http://127.0.0.1:8000/v1"
+
+
+def request(**changes: Any) -> GenerateRollouts:
+    given = {"input": "prompts.jsonl", "model": "m", "provider": "openai", "base_url": LOCAL}
+    return GenerateRollouts(**{**given, **changes})
+
+
+def chosen(entries: str | None = None, n: int | None = None) -> str:
+    return "".join(_prompt(task) for task in select_entries(TASKS, n=n, entries=entries))
+
+
+def _prompt(task: Task) -> str:
+    return str(task.messages[0].get("content"))
+
+
+@pytest.mark.parametrize(
+    ("entries", "n", "prompts"),
+    [
+        (None, None, "0123456789"),
+        (None, 3, "012"),
+        (None, 99, "0123456789"),
+        ("0,2,5-9", None, "0256789"),
+        ("0,2,5-9", 4, "0256"),
+        ("9,0", None, "90"),
+        (" 1 , 3-3 ", None, "13"),
+        ("0-9", None, "0123456789"),
+    ],
+)
+def test_entries_and_n_choose_prompts_in_their_order(
+    entries: str | None, n: int | None, prompts: str
+) -> None:
+    assert chosen(entries, n) == prompts
+
+
+@pytest.mark.parametrize(
+    "entries", ["", ",", "a", "1,,2", "-3", "3-", "1-2-3", "5–9", "1.5", "10", "8-10", "5-3", "0x1"]
+)
+def test_entries_that_choose_nothing_that_is_there_are_refused(entries: str) -> None:
+    with pytest.raises(InputError, match="entries"):
+        chosen(entries)
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="0123456789,- ", max_size=8))
+def test_entries_are_either_indices_of_the_file_or_refused(entries: str) -> None:
+    try:
+        prompts = chosen(entries)
+    except InputError as error:
+        told = error.problem
+    else:
+        assert prompts
+        assert set(prompts) <= set("0123456789")
+        return
+    assert repr(entries) in told
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"samples_per_prompt": 0},
+        {"concurrency": 0},
+        {"max_turns": 0},
+        {"max_tokens": 0},
+        {"temperature": 2.5},
+        {"top_p": 0},
+        {"n": 0},
+        {"request_timeout": 0},
+        {"tool_timeout": -1},
+        {"provider": "unknown"},
+        {"modle": "m"},
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(changes: dict) -> None:
+    with pytest.raises(ValidationError):
+        request(**changes)
+
+
+def test_a_request_samples_as_it_says() -> None:
+    asked = request(top_p=0.5, max_tokens=7, seed=3)
+
+    assert sampling_settings(asked, temperature=0.25) == SamplingSettings(
+        temperature=0.25, top_p=0.5, max_tokens=7, seed=3
+    )
+
+
+def test_a_user_file_is_a_python_file_or_none(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    (tmp_path / "tools.py").touch()
+    (tmp_path / "tools.txt").touch()
+    (tmp_path / "folder.py").mkdir()
+
+    assert user_file(workspace, "none", what="tools") is None
+    assert user_file(workspace, "tools.py", what="tools") == tmp_path / "tools.py"
+    for name in ("tools.txt", "missing.py", "folder.py"):
+        with pytest.raises(InputError, match="tools file"):
+            user_file(workspace, name, what="tools")
+
+
+def test_what_can_be_known_to_be_wrong_is_refused_before_a_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    workspace = Workspace(tmp_path)
+    check_rollout_options(workspace, request())
+
+    for changes, text in [
+        ({"base_url": None}, "OPENAI_API_KEY"),
+        ({"tools": "missing.py"}, "missing.py"),
+        ({"rewards": "missing.py"}, "missing.py"),
+        ({"provider": "hf"}, "base_url"),
+    ]:
+        with pytest.raises(InputError, match=text):
+            check_rollout_options(workspace, request(**changes))
+
+
+def test_a_fingerprint_has_what_shapes_a_rollout_and_nothing_else(tmp_path: Path) -> None:
+    workspace, prompts = Workspace(tmp_path), tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n', encoding="utf-8")
+    (tmp_path / "tools.py").write_text("x = 1\n", encoding="utf-8")
+
+    def of(**changes: Any) -> dict[str, Any]:
+        return fingerprint(workspace, request(tools="tools.py", **changes), prompts=prompts)
+
+    first = of()
+    for changes in ({"concurrency": 3}, {"n": 1}, {"entries": "0"}, {"samples_per_prompt": 4}):
+        assert of(**changes) == first
+    for changes in ({"model": "x"}, {"max_turns": 3}, {"seed": 1}, {"top_p": 0.5}):
+        assert of(**changes) != first
+    (tmp_path / "tools.py").write_text("x = 2\n", encoding="utf-8")
+    assert [name for name, value in of().items() if value != first[name]] == ["tools_sha256"]
+    prompts.write_text('{"prompt": "b"}\n', encoding="utf-8")
+    assert "input_sha256" in [name for name, value in of().items() if value != first[name]]
+    assert fingerprint(workspace, request(), prompts=prompts, system="s")["system"] == "s"

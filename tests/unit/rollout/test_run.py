@@ -1,0 +1,552 @@
+"""Whole rollout runs against a scripted teacher: counts, aborts, resuming, failures, cancelling."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from fakes.chat_transport import ScriptedTeacher, Served, completion, refused
+from fakes.loops import run_async
+from fakes.reporters import KeptReporter
+from fakes.rollout_rows import read_rows, write_rows
+from fakes.user_files import write_tools
+from stillroom.errors import DataError, InputError, RunCancelledError, TeacherError
+from stillroom.rollout.request import GenerateRollouts
+from stillroom.rollout.run import RolloutsResult, generate_rollouts
+from stillroom.settings import Workspace
+from stillroom.types import Usage
+
+NUM_PROMPTS = 3
+PROMPTS = [
+    {"prompt": f"prompt {index}", "metadata": {"expected_answer": 12}}
+    for index in range(NUM_PROMPTS)
+]
+OUTPUT = Path("rollouts") / "out.jsonl"
+JOURNAL = Path("rollouts") / ".out.jsonl" / "journal.jsonl"
+
+
+class PowerCutError(OSError):
+    """Ends a run where it stands, as no failure of an endpoint does."""
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    root = tmp_path / "workspace"
+    write_rows(root / "prompts.jsonl", PROMPTS)
+    return Workspace(root)
+
+
+def run_of(
+    workspace: Workspace,
+    teacher: ScriptedTeacher,
+    *,
+    reporter: KeptReporter | None = None,
+    **changes: Any,
+) -> RolloutsResult:
+    given = {
+        "input": "prompts.jsonl",
+        "output": str(OUTPUT),
+        "model": "m",
+        "provider": "openai",
+        "base_url": "http://teacher.test/v1",
+        "concurrency": 1,
+        "seed": 7,
+    }
+    request = GenerateRollouts(**{**given, **changes})
+
+    async def main() -> RolloutsResult:
+        return await generate_rollouts(
+            workspace,
+            request,
+            folder=workspace.runs / "run",
+            reporter=reporter or KeptReporter(),
+            transport=teacher.transport(),
+        )
+
+    return run_async(main)
+
+
+def rows_of(workspace: Workspace) -> list[dict[str, Any]]:
+    return read_rows(workspace.root / OUTPUT)
+
+
+def conversations(rows: list[dict[str, Any]]) -> dict[tuple[str, int], Any]:
+    """What the rows say, by rollout; fails where a rollout stands twice."""
+    told = {
+        (row["task_id"], row["sample"]): (row["messages"], row["reward"], row["usage"])
+        for row in rows
+    }
+    assert len(told) == len(rows)
+    return told
+
+
+def adds_up(result: RolloutsResult) -> bool:
+    return (
+        result.requested == result.succeeded + result.failed + result.omitted
+        and result.failed == sum(result.failed_by_class.values())
+        and result.already_done <= result.succeeded
+    )
+
+
+def test_every_prompt_gets_its_samples_and_the_counts_add_up(workspace: Workspace) -> None:
+    teacher = ScriptedTeacher(tool_turns=1)
+
+    result = run_of(workspace, teacher, samples_per_prompt=2, concurrency=3)
+
+    assert adds_up(result)
+    assert (result.requested, result.succeeded, result.already_done) == (6, 6, 0)
+    assert (result.failed, result.failed_by_class, result.omitted) == (0, {}, 0)
+    assert (result.rewarded, result.mean_reward, result.num_success) == (6, 1.0, 6)
+    assert result.calls == len(teacher.served) == 12
+    assert result.usage == Usage(prompt_tokens=120, completion_tokens=60)
+    assert result.output == str(OUTPUT)
+    assert len(set(teacher.served)) == 12
+    rows = rows_of(workspace)
+    assert len(conversations(rows)) == 6
+    assert Counter(row["task_id"] for row in rows) == {row["task_id"]: 2 for row in rows}
+    for row in rows:
+        assert [m["role"] for m in row["messages"]] == ["user", "assistant", "tool", "assistant"]
+        assert row["stop_reason"] == "answered"
+        assert row["usage"] == {"prompt_tokens": 20, "completion_tokens": 10}
+        assert row["teacher"]["model"] == "m"
+    assert not (workspace.root / JOURNAL).exists()
+
+
+def test_a_run_leaves_a_manifest_and_reports_as_it_goes(workspace: Workspace) -> None:
+    reporter = KeptReporter()
+
+    run_of(workspace, ScriptedTeacher(), reporter=reporter)
+
+    manifest = json.loads((workspace.root / f"{OUTPUT}.manifest.json").read_bytes())
+    assert manifest["counts"] == {"requested": 3, "rows": 3, "failed": 0}
+    assert manifest["run_id"] == "run"
+    assert [file["path"] for file in manifest["inputs"]] == [str(workspace.root / "prompts.jsonl")]
+    assert reporter.progressed == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert reporter.measured[-1] == {"succeeded": 3, "failed": 0, "calls": 6, "tokens": 90}
+
+
+def test_the_same_run_again_pays_for_nothing(workspace: Workspace) -> None:
+    run_of(workspace, ScriptedTeacher())
+    before = (workspace.root / OUTPUT).read_bytes()
+    teacher = ScriptedTeacher()
+
+    result = run_of(workspace, teacher)
+
+    assert (teacher.asked, result.calls, result.usage) == (0, 0, Usage())
+    assert (result.succeeded, result.already_done, result.mean_reward) == (3, 3, 1.0)
+    assert adds_up(result)
+    assert (workspace.root / OUTPUT).read_bytes() == before
+
+
+def test_more_samples_are_added_to_those_that_are_there(workspace: Workspace) -> None:
+    first = ScriptedTeacher()
+    run_of(workspace, first, n=2)
+    second = ScriptedTeacher()
+
+    result = run_of(workspace, second, samples_per_prompt=2)
+
+    assert (result.requested, result.succeeded, result.already_done) == (6, 6, 2)
+    assert set(first.served).isdisjoint(second.served)
+    assert len(conversations(rows_of(workspace))) == 6
+
+
+@pytest.mark.parametrize("num_served", range(3 * NUM_PROMPTS))
+def test_after_an_abort_at_any_call_no_finished_call_is_made_again(
+    workspace: Workspace, tmp_path: Path, num_served: int
+) -> None:
+    whole = ScriptedTeacher(tool_turns=2)
+    run_of(Workspace(shutil.copytree(workspace.root, tmp_path / "whole")), whole, concurrency=2)
+
+    async def cut(_served: Served) -> None:
+        if len(first.served) == num_served:
+            if is_cut:
+                await anyio.sleep_forever()
+            is_cut.append(True)
+            raise PowerCutError
+
+    is_cut: list[bool] = []
+    first = ScriptedTeacher(tool_turns=2, before=cut)
+    with pytest.RaisesGroup(PowerCutError, flatten_subgroups=True):
+        run_of(workspace, first, concurrency=2)
+    second = ScriptedTeacher(tool_turns=2)
+    result = run_of(workspace, second, concurrency=2)
+
+    assert sorted([*first.served, *second.served]) == sorted(whole.served)
+    assert result.calls == len(second.served)
+    assert (result.succeeded, adds_up(result)) == (NUM_PROMPTS, True)
+    told = conversations(rows_of(workspace))
+    assert told == conversations(read_rows(tmp_path / "whole" / OUTPUT))
+
+
+@pytest.fixture
+def unfinished(workspace: Workspace, tmp_path: Path) -> Path:
+    """A workspace whose run did all but the last rollout's last call, so its journal is there."""
+
+    async def refuse_the_last(served: Served) -> httpx.Response | None:
+        is_last = served.prompt == f"prompt {NUM_PROMPTS - 1}" and served.turn == 1
+        return refused(400) if is_last else None
+
+    root = shutil.copytree(workspace.root, tmp_path / "unfinished")
+    result = run_of(Workspace(root), ScriptedTeacher(before=refuse_the_last))
+    assert (result.succeeded, result.failed_by_class) == (2, {"bad_request": 1})
+    return root
+
+
+def resumed(root: Path, workspace: Workspace, journal: bytes, output: bytes) -> ScriptedTeacher:
+    """A run that goes on from these files; all of it must be there at the end, once."""
+    shutil.rmtree(workspace.root)
+    shutil.copytree(root, workspace.root)
+    (workspace.root / JOURNAL).write_bytes(journal)
+    (workspace.root / OUTPUT).write_bytes(output)
+    teacher = ScriptedTeacher()
+
+    result = run_of(workspace, teacher)
+
+    assert adds_up(result)
+    assert (result.requested, result.succeeded, result.calls) == (3, 3, len(teacher.served))
+    assert [row[0][-1]["content"] for row in conversations(rows_of(workspace)).values()] == [
+        f"prompt {index}: the answer is 12." for index in range(NUM_PROMPTS)
+    ]
+    assert not (workspace.root / JOURNAL).exists()
+    return teacher
+
+
+def test_a_run_goes_on_from_every_record_of_the_journal(
+    unfinished: Path, workspace: Workspace
+) -> None:
+    journal = (unfinished / JOURNAL).read_bytes().splitlines(keepends=True)
+    rows = (unfinished / OUTPUT).read_bytes().splitlines(keepends=True)
+    # Each finished rollout wrote turn, replies, turn and then its row.
+    assert [json.loads(record)["type"] for record in journal] == (
+        ["turn", "replies", "turn"] * 2 + ["turn", "replies"]
+    )
+
+    for num_records in range(len(journal) + 1):
+        num_turns = sum(json.loads(r)["type"] == "turn" for r in journal[:num_records])
+        # A kill may come right before or right after the row is written.
+        for num_rows in {num_records // 3, max(0, (num_records - 1) // 3)}:
+            teacher = resumed(
+                unfinished,
+                workspace,
+                b"".join(journal[:num_records]),
+                b"".join(rows[:num_rows]),
+            )
+            assert len(teacher.served) == 2 * NUM_PROMPTS - num_turns
+
+
+def test_a_run_goes_on_from_a_journal_and_an_output_torn_anywhere(
+    unfinished: Path, workspace: Workspace
+) -> None:
+    journal = (unfinished / JOURNAL).read_bytes()
+    output = (unfinished / OUTPUT).read_bytes()
+
+    for length in range(0, len(journal), 23):
+        whole = journal[:length].splitlines(keepends=True)
+        num_turns = sum(
+            line.endswith(b"\n") and json.loads(line)["type"] == "turn" for line in whole
+        )
+        teacher = resumed(unfinished, workspace, journal[:length], b"")
+        assert len(teacher.served) == 2 * NUM_PROMPTS - num_turns
+    for length in range(0, len(output), 41):
+        # What the journal has is replayed, so a torn row costs no call.
+        assert len(resumed(unfinished, workspace, journal, output[:length]).served) == 1
+
+
+def test_what_a_partial_run_left_unfinished_survives_a_complete_run_of_other_prompts(
+    workspace: Workspace,
+) -> None:
+    async def cut(served: Served) -> None:
+        if served.turn == 1:
+            raise PowerCutError
+
+    first = ScriptedTeacher(before=cut)
+    with pytest.RaisesGroup(PowerCutError, flatten_subgroups=True):
+        run_of(workspace, first, entries="0")
+    run_of(workspace, ScriptedTeacher(), entries="1")
+    last = ScriptedTeacher()
+    run_of(workspace, last)
+
+    assert first.served == [("prompt 0", first.served[0][1], 0)]
+    assert set(first.served).isdisjoint(last.served)
+
+
+def test_a_failed_rollout_is_done_by_the_next_run(workspace: Workspace) -> None:
+    async def refuse_one(served: Served) -> httpx.Response | None:
+        return refused(422, "too long") if served.prompt == "prompt 1" else None
+
+    result = run_of(workspace, ScriptedTeacher(before=refuse_one), concurrency=2)
+    assert adds_up(result)
+    assert (result.succeeded, result.failed, result.failed_by_class) == (2, 1, {"bad_request": 1})
+    [failure] = read_rows(workspace.runs / "run" / "failures.jsonl")
+    assert (failure["class"], failure["sample"], failure["turns"]) == ("bad_request", 0, 0)
+    assert failure["message"] == "HTTP 422: too long"
+    assert [row["reward"] for row in rows_of(workspace)] == [1.0, 1.0]
+
+    teacher = ScriptedTeacher()
+    result = run_of(workspace, teacher)
+
+    assert {prompt for prompt, _, _ in teacher.served} == {"prompt 1"}
+    assert (result.succeeded, result.already_done, result.failed) == (3, 2, 0)
+    assert len(conversations(rows_of(workspace))) == 3
+
+
+def test_a_rollout_that_failed_late_goes_on_where_it_stood(workspace: Workspace) -> None:
+    async def refuse_late(served: Served) -> httpx.Response | None:
+        return refused(400) if served.turn == 2 else None
+
+    first = ScriptedTeacher(tool_turns=3, before=refuse_late)
+    result = run_of(workspace, first)
+    assert (result.failed, result.succeeded) == (3, 0)
+    assert (result.calls, result.mean_reward) == (6, None)
+
+    second = ScriptedTeacher(tool_turns=3)
+    run_of(workspace, second)
+
+    assert sorted(turn for _, _, turn in second.served) == [2, 2, 2, 3, 3, 3]
+
+
+def test_a_third_of_all_calls_failing_loses_nothing(workspace: Workspace) -> None:
+    write_rows(workspace.root / "prompts.jsonl", [{"prompt": f"prompt {i}"} for i in range(20)])
+    kinds = [
+        lambda: refused(429),
+        lambda: refused(503),
+        lambda: httpx.Response(500, headers={"retry-after": "0"}),
+    ]
+
+    async def fail_often(_served: Served) -> httpx.Response | None:
+        return kinds[teacher.asked % 3]() if teacher.asked % 7 in (0, 1) else None
+
+    teacher = ScriptedTeacher(before=fail_often)
+    result = run_of(workspace, teacher, concurrency=5)
+
+    assert adds_up(result)
+    assert result.succeeded == 20
+    assert result.calls == len(teacher.served) == 40
+    assert teacher.asked > 50
+
+
+def test_a_teacher_that_stays_away_fails_each_rollout_by_its_class(workspace: Workspace) -> None:
+    async def overloaded(_served: Served) -> httpx.Response:
+        return refused(429)
+
+    result = run_of(workspace, ScriptedTeacher(before=overloaded))
+
+    assert adds_up(result)
+    assert result.failed_by_class == {"rate_limit": 3}
+    assert rows_of(workspace) == []
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_a_refused_key_or_model_ends_the_run_and_the_mended_one_starts_over(
+    workspace: Workspace, status: int
+) -> None:
+    async def refuse(_served: Served) -> httpx.Response:
+        return refused(status)
+
+    teacher = ScriptedTeacher(before=refuse)
+    with pytest.RaisesGroup(TeacherError, flatten_subgroups=True):
+        run_of(workspace, teacher, model="mispelt")
+    assert teacher.asked == 1
+
+    # Nothing was done under the wrong name, so it binds nobody.
+    assert run_of(workspace, ScriptedTeacher(), model="m").succeeded == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": "other"}, "model was 'm', now 'other'"),
+        ({"temperature": 0.1}, "temperature was 0.7, now 0.1"),
+        ({"system": "Be brief."}, "system was None, now 'Be brief.'"),
+        ({"max_turns": 3}, "max_turns was 10, now 3"),
+        ({"seed": 8}, "seed was 7, now 8"),
+    ],
+)
+def test_changed_settings_are_refused_before_any_call(
+    workspace: Workspace, changes: dict, told: str
+) -> None:
+    run_of(workspace, ScriptedTeacher(), n=1)
+    teacher = ScriptedTeacher()
+
+    with pytest.raises(InputError) as caught:
+        run_of(workspace, teacher, **changes)
+    assert told in caught.value.problem
+    assert teacher.asked == 0
+    assert run_of(workspace, ScriptedTeacher()).succeeded == 3
+
+
+def test_changed_prompts_and_tools_are_refused(workspace: Workspace) -> None:
+    run_of(workspace, ScriptedTeacher(), n=1)
+
+    write_rows(workspace.root / "prompts.jsonl", [*PROMPTS, {"prompt": "one more"}])
+    with pytest.raises(InputError, match="input_sha256 was"):
+        run_of(workspace, ScriptedTeacher())
+    write_rows(workspace.root / "prompts.jsonl", PROMPTS)
+    write_tools(workspace.root, '@tool\ndef f():\n    """Do it."""\n')
+    with pytest.raises(InputError, match="tools_sha256 was None"):
+        run_of(workspace, ScriptedTeacher(), tools="tools.py")
+
+
+def test_a_fault_met_by_one_conversation_does_not_end_the_others(workspace: Workspace) -> None:
+    async def stumble(served: Served) -> None:
+        if served.prompt == "prompt 1":
+            raise KeyError("odd")
+
+    result = run_of(workspace, ScriptedTeacher(before=stumble))
+
+    assert (result.succeeded, result.failed_by_class, adds_up(result)) == (2, {"internal": 1}, True)
+
+
+@pytest.mark.parametrize("num_served", [0, 1, 4])
+def test_a_cancelled_run_keeps_what_it_has_and_can_go_on(
+    workspace: Workspace, num_served: int
+) -> None:
+    async def stop(_served: Served) -> None:
+        if len(first.served) == num_served:
+            await anyio.sleep_forever()
+
+    first = ScriptedTeacher(before=stop)
+    reporter = KeptReporter(stop_when=lambda: len(first.served) == num_served)
+    with pytest.raises(RunCancelledError) as stopped:
+        run_of(workspace, first, reporter=reporter)
+    partial = stopped.value.result
+    assert isinstance(partial, RolloutsResult)
+    assert (partial.succeeded, adds_up(partial)) == (num_served // 2, True)
+    assert partial.omitted == NUM_PROMPTS - num_served // 2
+    assert len(rows_of(workspace)) == num_served // 2
+    second = ScriptedTeacher()
+    result = run_of(workspace, second)
+
+    assert set(first.served).isdisjoint(second.served)
+    assert len(first.served) + len(second.served) == 6
+    assert (result.succeeded, adds_up(result)) == (3, True)
+    assert len(conversations(rows_of(workspace))) == 3
+
+
+def test_tools_and_rewards_of_the_users_take_part(workspace: Workspace) -> None:
+    write_tools(
+        workspace.root,
+        '''
+        @tool
+        def price(item: str, turn: int) -> int:
+            """Price of an item."""
+            print("looking up", item)
+            if item == "prompt 1":
+                raise ValueError("no such item")
+            return 12 + turn
+        ''',
+    )
+    write_tools(
+        workspace.root,
+        """
+        @reward
+        def found(args, messages):
+            if messages[0]["content"] == "prompt 2":
+                raise RuntimeError("cannot judge")
+            return float(messages[2]["content"] == str(args.metadata["expected_answer"]))
+        """,
+        name="rewards.py",
+    )
+
+    result = run_of(workspace, ScriptedTeacher(), tools="tools.py", rewards="rewards.py")
+
+    assert adds_up(result)
+    assert (result.succeeded, result.failed_by_class) == (2, {"reward": 1})
+    good, bad = rows_of(workspace)
+    assert (good["reward"], good["success"], good["tool_errors"]) == (1.0, True, 0)
+    assert good["messages"][2]["content"] == "12"
+    assert good["tools"][0]["function"]["name"] == "price"
+    assert (bad["reward"], bad["success"], bad["tool_errors"]) == (0.0, False, 1)
+    assert bad["messages"][2]["content"] == "error: no such item"
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"prompt": "a", "tools": ["prize"]}, "names the tool 'prize', but tools.py has: price"),
+        ({"prompt": "a", "rewards": ["nice"]}, "names the reward 'nice'"),
+        ({"prompt": ""}, "prompt must be a text"),
+    ],
+)
+def test_prompts_that_cannot_be_answered_are_refused_before_any_call(
+    workspace: Workspace, row: dict, text: str
+) -> None:
+    write_rows(workspace.root / "prompts.jsonl", [*PROMPTS, row])
+    tool = '@tool\ndef price():\n    """Price."""\n'
+    reward = "@reward\ndef right(args, messages):\n    return 1.0\n"
+    write_tools(workspace.root, tool)
+    write_tools(workspace.root, reward, name="rewards.py")
+    teacher = ScriptedTeacher()
+
+    with pytest.raises(DataError, match=text):
+        run_of(workspace, teacher, tools="tools.py", rewards="rewards.py")
+    assert teacher.asked == 0
+
+
+def test_a_system_message_takes_the_place_of_the_rows_own(workspace: Workspace) -> None:
+    rows = [
+        {"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "a"}]},
+        {"prompt": "b"},
+    ]
+    write_rows(workspace.root / "prompts.jsonl", rows)
+
+    run_of(workspace, ScriptedTeacher(tool_turns=0), system="Be brief.")
+
+    for row, prompt in zip(rows_of(workspace), "ab", strict=True):
+        assert row["messages"][:2] == [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": prompt},
+        ]
+
+
+def test_a_prompt_that_stands_twice_is_answered_twice(workspace: Workspace) -> None:
+    write_rows(workspace.root / "prompts.jsonl", [PROMPTS[0], PROMPTS[0]])
+
+    result = run_of(workspace, ScriptedTeacher(), samples_per_prompt=2)
+
+    assert (result.requested, result.succeeded) == (4, 4)
+    assert sorted(row["sample"] for row in rows_of(workspace)) == [0, 1, 2, 3]
+
+
+def test_a_truncated_answer_and_a_missing_reward_are_counted(workspace: Workspace) -> None:
+    write_rows(workspace.root / "prompts.jsonl", [{"prompt": "a"}, PROMPTS[0]])
+
+    async def cut(served: Served) -> httpx.Response | None:
+        return completion("12 an", finish_reason="length") if served.prompt == "a" else None
+
+    result = run_of(workspace, ScriptedTeacher(tool_turns=0, before=cut))
+
+    assert (result.truncated, result.rewarded, result.mean_reward) == (1, 1, 1.0)
+    assert (result.num_success, result.succeeded) == (1, 2)
+    first, _ = rows_of(workspace)
+    assert (first["stop_reason"], first["truncated"]) == ("max_tokens", True)
+    assert (first["reward"], first["success"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"output": "../out.jsonl"}, "outside the workspace"),
+        ({"output": "prompts.jsonl"}, "was not written by generate_rollouts"),
+        ({"output": "folder"}, "folder"),
+        ({"input": "folder"}, "folder"),
+        ({"input": "none.jsonl"}, "does not exist"),
+        ({"entries": "3"}, "outside the file's 0-2"),
+    ],
+)
+def test_a_run_that_cannot_be_done_is_refused_and_leaves_the_files_alone(
+    workspace: Workspace, changes: dict, text: str
+) -> None:
+    (workspace.root / "folder").mkdir()
+    before = (workspace.root / "prompts.jsonl").read_bytes()
+    teacher = ScriptedTeacher()
+
+    with pytest.raises((InputError, DataError), match=text):
+        run_of(workspace, teacher, **changes)
+    assert teacher.asked == 0
+    assert (workspace.root / "prompts.jsonl").read_bytes() == before
+    assert not (workspace.root / OUTPUT).exists()

@@ -1,0 +1,45 @@
+import pickle
+
+import pytest
+from stillroom import errors
+from stillroom.errors import (
+    CallFailedError,
+    DataError,
+    EngineError,
+    FailureClass,
+    missing_extra,
+)
+
+FAMILY = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, EngineError)
+]
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_an_error_survives_the_way_between_processes(kind: type[EngineError]) -> None:
+    error = pickle.loads(pickle.dumps(kind("file.jsonl:3: no", "mend it")))  # noqa: S301
+
+    assert type(error) is kind
+    assert (error.problem, error.fix) == ("file.jsonl:3: no", "mend it")
+    assert str(error) == "file.jsonl:3: no\nfix: mend it"
+
+
+def test_the_failure_of_a_call_survives_the_way_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(CallFailedError(FailureClass.TIMEOUT, "no answer")))  # noqa: S301
+
+    assert (error.kind, error.message, str(error)) == (
+        FailureClass.TIMEOUT,
+        "no answer",
+        "no answer",
+    )
+
+
+def test_the_failure_of_one_call_is_not_an_error_of_the_run() -> None:
+    assert not issubclass(CallFailedError, EngineError)
+    assert issubclass(DataError, EngineError)
+
+
+def test_a_missing_extra_names_the_command_that_installs_it() -> None:
+    assert "pip install 'stillroom[train]'" in missing_extra("train", "training").fix
