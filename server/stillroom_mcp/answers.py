@@ -3,8 +3,8 @@
 from typing import Any
 
 import msgspec
-from stillroom.api import RunReport
 
+from stillroom.api import RunReport
 from stillroom_mcp.next_steps import poll_after_s
 from stillroom_mcp.operations import Operation
 

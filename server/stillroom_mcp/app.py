@@ -1,9 +1,9 @@
 """The MCP server: every operation as a tool, over stdio."""
 
 from mcp.server.mcpserver import MCPServer
+
 from stillroom import __version__
 from stillroom.settings import Workspace
-
 from stillroom_mcp.operations import OPERATIONS
 from stillroom_mcp.tools import tool_for
 

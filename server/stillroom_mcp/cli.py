@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+
 from stillroom import __version__
 from stillroom.errors import EngineError
 from stillroom.settings import open_workspace
 from stillroom.validation import describe_errors, nearest
-
 from stillroom_mcp import commands
 from stillroom_mcp.operations import OPERATIONS, Operation
 

@@ -10,9 +10,9 @@ import msgspec
 from pydantic import BaseModel
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
 from stillroom import api
 from stillroom.settings import Workspace
-
 from stillroom_mcp.answers import structured
 from stillroom_mcp.operations import Operation
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 from pydantic import BaseModel
+
 from stillroom import api
 from stillroom.settings import Workspace
-
 from stillroom_mcp import next_steps
 
 

@@ -13,11 +13,11 @@ from mcp.server.mcpserver.tools import Tool
 from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from stillroom import api
 from stillroom.errors import EngineError
 from stillroom.settings import Workspace
 from stillroom.validation import describe_errors
-
 from stillroom_mcp.answers import input_schema, output_schema, structured
 from stillroom_mcp.operations import Operation
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
 from stillroom.models.load import LoadedModel
 from stillroom.policy.decode import DecodedSequence, DecodeEngine
 from stillroom.types import SamplingSettings

@@ -3,9 +3,10 @@
 import json
 from typing import Any
 
+from hypothesis import strategies as st
+
 from fakes.mangling import JSON
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user
-from hypothesis import strategies as st
 
 
 def encoded(row: Any, *, compact: bool = True) -> bytes:

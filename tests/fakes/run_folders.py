@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from stillroom.evaluate.files import Evaluation, EvaluationResult
 from stillroom.evaluate.run import accuracy_of, score_tasks
 from stillroom.files import write_json

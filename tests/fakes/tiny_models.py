@@ -11,10 +11,6 @@ from typing import Any
 
 import torch
 import transformers
-from fakes import chat_templates
-from stillroom.models.load import LoadedModel, load_model
-from stillroom.models.resolve import ModelLocation
-from stillroom.settings import Workspace
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import (
@@ -30,6 +26,11 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
 )
+
+from fakes import chat_templates
+from stillroom.models.load import LoadedModel, load_model
+from stillroom.models.resolve import ModelLocation
+from stillroom.settings import Workspace
 
 LINES = [
     "The price of the lamp is 12. The answer is 12.",

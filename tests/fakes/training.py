@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from fakes.reporters import KeptReporter
 from fakes.tiny_models import TinyModels
 from stillroom.models.resolve import CHECKPOINTS

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project, read_rows
 from stillroom_mcp.cli import build_parser

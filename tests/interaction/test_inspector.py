@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from stillroom.api import CreateProject, create_project
 from stillroom.settings import Workspace
 

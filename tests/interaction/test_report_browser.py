@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
 from fakes.browser import launch_chromium
 from fakes.run_folders import evaluate, write_run, write_training
-from playwright.sync_api import Browser, Page, sync_playwright
 from stillroom.report import write_report
 
 pytestmark = pytest.mark.browser

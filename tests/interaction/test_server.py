@@ -11,9 +11,10 @@ from typing import Any
 import anyio
 import jsonschema
 import pytest
+from mcp import Client, StdioServerParameters
+
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project
-from mcp import Client, StdioServerParameters
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
 

@@ -15,6 +15,7 @@ import anyio
 import pytest
 from mcp import Client
 from skills_ref import validate
+
 from stillroom.settings import Workspace
 from stillroom.train.config import load_config
 from stillroom_mcp.app import build_server

@@ -1,6 +1,7 @@
 import pickle
 
 import pytest
+
 from stillroom import errors
 from stillroom.errors import (
     CallFailedError,

@@ -4,9 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from fakes.folders import names_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fakes.folders import names_in
 from stillroom.files import (
     AppendLog,
     FileLock,

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from stillroom.errors import InputError
 from stillroom.settings import (
     Workspace,

@@ -2,6 +2,7 @@ from typing import Annotated, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
 from stillroom.validation import describe_errors, nearest
 
 

@@ -18,6 +18,8 @@ from stillroom.types import Message, ToolSchema
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE: list[Message] = [{"role": "user", "content": "x"}]
 _SENTINEL = "0123456789"
+_THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Names under which transformers hands thinking to a template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +57,23 @@ class ChatRenderer:
         They begin right after the turn's end-of-turn token, so they can be appended to sampled
         tokens without encoding those again.
         """
-        # Only the names and ids of the calls can matter for what comes after the turn.
-        stand_in: Message = {"role": "assistant", "content": "", "tool_calls": []}
-        for made in call.get("tool_calls", []):
-            name = made["function"]["name"]
-            stand_in["tool_calls"].append(
-                {
-                    "id": made["id"],
-                    "type": "function",
-                    "function": {"name": name, "arguments": "{}"},
-                }
+        # Some templates give the last turn an empty thinking block, which a reply then takes away.
+        for turn in (_stand_in(call, thinking="x"), _stand_in(call)):
+            before = self._text([*_PROBE, turn], tools, include_thinking=True)
+            after = self._text(
+                [*_PROBE, turn, *replies],
+                tools,
+                add_generation_prompt=True,
+                include_thinking=True,
             )
-        before = self._text([*_PROBE, stand_in], tools)
-        after = self._text([*_PROBE, stand_in, *replies], tools, add_generation_prompt=True)
-        end = before.rfind(self.end_of_turn)
-        if not after.startswith(before) or end < 0:
-            raise ModelError(
-                "this model's chat template rewrites earlier turns when tools reply, so the tokens "
-                "of a tool conversation cannot be continued exactly",
-                "use a model whose template only appends, or run without tools",
-            )
-        return self._encode(after[end + len(self.end_of_turn) :])
+            end = before.rfind(self.end_of_turn)
+            if after.startswith(before) and end >= 0:
+                return self._encode(after[end + len(self.end_of_turn) :])
+        raise ModelError(
+            "this model's chat template rewrites earlier turns when tools reply, so the tokens "
+            "of a tool conversation cannot be continued exactly",
+            "use a model whose template only appends, or run without tools",
+        )
 
     def conversation(
         self,
@@ -128,21 +126,52 @@ class ChatRenderer:
             text, spans = self._render(messages, tools, with_spans=True)
             return text, [self._whole_turn(text, start, end) for start, end in spans]
         text = self._text(messages, tools)
+        veiled = self._veiled_text(text, messages, tools)
         num_turns = sum(message["role"] == "assistant" for message in messages)
-        spans = self._spans_by_header(text)
+        spans = self._spans_by_header(veiled) if len(veiled) == len(text) else []
         if len(spans) != num_turns:
             spans = self._spans_by_prefix(text, messages, tools)
         return text, spans
 
+    def _veiled_text(
+        self, text: str, messages: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> str:
+        """Returns the text with letters for header and end of turn where the messages quote them.
+
+        What stands at a place in it stands at the same place in `text`.
+        """
+        quoted = [_veil(message, self._marks) for message in messages]
+        schemas = [_veil(tool, self._marks) for tool in tools]
+        if quoted == list(messages) and schemas == list(tools):
+            return text
+        return self._text(quoted, schemas)
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        """Matches what could be taken for a header or the end of a turn."""
+        marks = {token for token in self._control if token in self.header}
+        marks |= {self.header.strip(), self.end_of_turn} - {""}
+        return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
+
+    @cached_property
+    def _control(self) -> list[str]:
+        return [str(t) for t in self._tokenizer.added_tokens_decoder.values() if t.special]
+
     def _whole_turn(self, text: str, start: int, end: int) -> tuple[int, int]:
         """Makes a span end exactly with its end-of-turn token."""
-        stop = text.find(self.end_of_turn, start)
-        cut = stop + len(self.end_of_turn)
-        # Only blanks may stand between the tagged end and the end of the turn.
-        between = text[min(end, stop) : max(end, cut)]
-        if stop >= 0 and not between.replace(self.end_of_turn, "", 1).strip():
-            return start, cut
-        return start, end
+        size = len(self.end_of_turn)
+        inside = text.rfind(self.end_of_turn, start, end)
+        if inside >= 0 and self._is_blank(text[inside + size : end]):
+            return start, inside + size
+        after = text.find(self.end_of_turn, end)
+        is_next = after >= 0 and not text[end:after].strip()
+        return start, after + size if is_next else end
+
+    def _is_blank(self, text: str) -> bool:
+        """Returns whether there is nothing but blanks and control tokens."""
+        for token in self._control:
+            text = text.replace(token, "")
+        return not text.strip()
 
     def _spans_by_header(self, text: str) -> list[tuple[int, int]]:
         """Finds the assistant's turns by the header before and the token after them."""
@@ -195,8 +224,14 @@ class ChatRenderer:
         tools: Sequence[ToolSchema],
         *,
         add_generation_prompt: bool = False,
+        include_thinking: bool | None = None,
     ) -> str:
-        return self._render(messages, tools, add_generation_prompt=add_generation_prompt)[0]
+        return self._render(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            include_thinking=include_thinking,
+        )[0]
 
     def _render(
         self,
@@ -204,12 +239,14 @@ class ChatRenderer:
         tools: Sequence[ToolSchema],
         *,
         add_generation_prompt: bool = False,
+        include_thinking: bool | None = None,
         with_spans: bool = False,
     ) -> tuple[str, list[tuple[int, int]]]:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        prepared = [_for_template(m, include_thinking=self._include_thinking) for m in messages]
+        is_kept = self._include_thinking if include_thinking is None else include_thinking
+        prepared = [_for_template(message, include_thinking=is_kept) for message in messages]
         try:
             rendered: Any = render_jinja_template(
                 [prepared],
@@ -247,12 +284,40 @@ def _pieces(length: int, spans: Sequence[tuple[int, int]]) -> list[tuple[int, in
     return [piece for piece in [*pieces, (at, length, False)] if piece[0] < piece[1]]
 
 
+def _stand_in(call: Message, *, thinking: str | None = None) -> Message:
+    """Returns a turn with the same calls; for what follows only their names and ids can matter."""
+    stand_in: Message = {"role": "assistant", "content": ""}
+    if thinking is not None:
+        stand_in["reasoning_content"] = thinking
+    stand_in["tool_calls"] = [
+        {
+            "id": made["id"],
+            "type": "function",
+            "function": {"name": made["function"]["name"], "arguments": "{}"},
+        }
+        for made in call.get("tool_calls", [])
+    ]
+    return stand_in
+
+
+def _veil(value: Any, marks: re.Pattern[str]) -> Any:
+    """Returns the value with as many letters for every mark in its texts."""
+    if isinstance(value, str):
+        return marks.sub(lambda found: "x" * len(found[0]), value)
+    if isinstance(value, dict):
+        return {key: _veil(held, marks) for key, held in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_veil(held, marks) for held in cast("list[Any]", value)]
+    return value
+
+
 def _for_template(message: Message, *, include_thinking: bool) -> dict[str, Any]:
     """Returns the message as chat templates expect it: arguments as objects, text as a string."""
     prepared: dict[str, Any] = dict(message)
     prepared["content"] = plain_text(message)
     if not include_thinking:
-        prepared.pop("reasoning_content", None)
+        for name in _THINKING_FIELDS:
+            prepared.pop(name, None)
     if message.get("tool_calls"):
         prepared["tool_calls"] = [
             {**call, "function": {**call["function"], "arguments": _arguments(call)}}

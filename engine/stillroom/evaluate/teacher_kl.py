@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
+from stillroom.errors import InputError
 from stillroom.evaluate.intervals import Estimate, ratio_estimate
 from stillroom.evaluate.request import EvaluateModel
-from stillroom.models.batches import TokenSequence, collate, microbatches
+from stillroom.models.batches import TokenSequence, collate, microbatches, sampled_sequence
 from stillroom.models.divergence import full_reverse_kl
 from stillroom.models.load import load_model
 from stillroom.models.pairing import check_pair
@@ -28,25 +29,43 @@ def measure_teacher_kl(
 
     Rollouts are what is taken to be independent.
 
-    Raises ModelError if the two do not share tokens and chat template.
+    Raises:
+        InputError: no rollout holds a sampled token.
+        ModelError: the two do not share tokens and chat template.
     """
     student = load_model(workspace, locate_policy(workspace, request))
     scorer = load_model(workspace, locate_model(workspace, teacher))
     check_pair(student, scorer)
     ours, theirs = LocalTeacher(student), LocalTeacher(scorer)
     sequences = [
-        TokenSequence(rollout.tokens.ids, rollout.tokens.sampled)
+        sampled_sequence(rollout.tokens)
         for rollout in rollouts
         if rollout.tokens is not None and any(rollout.tokens.sampled)
     ]
+    if not sequences:
+        raise InputError(
+            "no rollout holds a sampled token, so there is nothing to measure the KL on",
+            "shorten the prompts: they fill the model's context; or leave teacher out",
+        )
+    sums, sizes = _kl_of_each(sequences, ours, theirs)
+    if len(sums) == 1:
+        # One rollout says nothing of the spread.
+        return Estimate(value=sums[0] / sizes[0], low=None, high=None, n=1)
+    return ratio_estimate(sums, sizes)
+
+
+def _kl_of_each(
+    sequences: Sequence[TokenSequence], ours: LocalTeacher, theirs: LocalTeacher
+) -> tuple[list[float], list[int]]:
+    """Returns the KL of each sequence, summed over its sampled tokens, and their numbers."""
     sums: list[float] = []
     sizes: list[int] = []
     lengths = [len(sequence.ids) for sequence in sequences]
     for group in microbatches(lengths, max_tokens=4096):
         members = [sequences[i] for i in group]
-        batch = collate(members, device=student.device)
+        batch = collate(members, device=ours.loaded.device)
         kl_N = full_reverse_kl(ours.logits(batch), theirs.logits(batch))
         counts = [member.num_trained for member in members]
         sums += [part.sum().item() for part in kl_N.split(counts)]
         sizes += counts
-    return ratio_estimate(sums, sizes)
+    return sums, sizes

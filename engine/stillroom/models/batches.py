@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stillroom.types import TokenTrace
+
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
@@ -24,6 +26,16 @@ class TokenSequence:
     def num_trained(self) -> int:
         """How many tokens are trained."""
         return sum(self.trained[1:])
+
+
+def sampled_sequence(trace: TokenTrace) -> TokenSequence:
+    """Returns a rollout's tokens with those trained that the policy sampled.
+
+    What was given after the last of them (a reply too long for the context, say) is left out:
+    nothing that is trained depends on it.
+    """
+    end = max((i for i, is_sampled in enumerate(trace.sampled, start=1) if is_sampled), default=0)
+    return TokenSequence(trace.ids[:end], trace.sampled[:end])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Loading models and tokenizers; every way it can fail becomes an error that says what to do."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import msgspec
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from stillroom.data.render import ChatRenderer
 from stillroom.errors import ModelError
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation, locate_model
@@ -49,19 +52,26 @@ class LoadedModel:
     @property
     def max_context(self) -> int:
         """The most tokens a sequence may have."""
-        return int(getattr(self.model.config, "max_position_embeddings", 1 << 20))
+        config = self.model.config.get_text_config()
+        return int(getattr(config, "max_position_embeddings", 1 << 20))
 
 
 def load_tokenizer(location: ModelLocation) -> Any:
-    """Returns the tokenizer of a model. Raises ModelError if it has no chat template."""
+    """Returns the tokenizer of a model. Raises ModelError if it hasn't one chat template."""
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(location.location)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise _cannot_load("tokenizer", location, error) from error
     if not tokenizer.chat_template:
         raise ModelError(
             f"the tokenizer of {location.name!r} has no chat template",
             "use an instruct model, or add chat_template.jinja to the model's folder",
+        )
+    if not isinstance(tokenizer.chat_template, str):
+        names = ", ".join(sorted(tokenizer.chat_template))
+        raise ModelError(
+            f"the tokenizer of {location.name!r} has several chat templates ({names})",
+            "copy the model to a folder and keep the one to use there, as chat_template.jinja",
         )
     return tokenizer
 
@@ -84,11 +94,21 @@ def load_weights(location: ModelLocation, *, precision: Precision = "auto") -> P
     transformers.utils.logging.disable_progress_bar()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            location.location, dtype=dtype_for(precision, device), use_safetensors=True
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            location.location,
+            dtype=dtype_for(precision, device),
+            use_safetensors=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise _cannot_load("model", location, error) from error
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        # transformers has given them random values.
+        raise ModelError(
+            f"{len(missing)} weights of {location.name!r} are not in its files, e.g. {missing[0]}",
+            "use a complete causal language model",
+        )
     choose_threads(model)
     return model.to(device)
 
@@ -106,7 +126,7 @@ def load_adapter(
     base = load_weights(adapter_base(workspace, location), precision=precision)
     try:
         return PeftModel.from_pretrained(base, location.location, is_trainable=is_trainable)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise _cannot_load("adapter", location, error) from error
 
 
@@ -125,7 +145,11 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     """Returns the ids after which an assistant turn is over."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     listed: list[Any] = configured if isinstance(configured, list) else [configured]
-    return frozenset(i for i in [*listed, tokenizer.eos_token_id] if isinstance(i, int))
+    listed.append(tokenizer.eos_token_id)
+    # A base model's end of text is often another token than the one its template ends turns with.
+    with suppress(ModelError):
+        listed.append(tokenizer.convert_tokens_to_ids(ChatRenderer(tokenizer).end_of_turn))
+    return frozenset(token for token in listed if isinstance(token, int))
 
 
 def dtype_for(precision: Precision, device: torch.device) -> torch.dtype:
@@ -141,19 +165,6 @@ def choose_threads(model: PreTrainedModel) -> None:
         return
     is_small = model.num_parameters() < _ONE_THREAD_PARAMETERS
     torch.set_num_threads(1 if is_small else max(1, (os.cpu_count() or 2)))
-
-
-def vocabulary_size(tokenizer: Any) -> int:
-    """Returns how many ids the tokenizer knows, added tokens included."""
-    return len(tokenizer)
-
-
-def is_unusable_architecture(location: ModelLocation) -> str | None:
-    """Returns why a model cannot be sampled in-process, or None if it can."""
-    config = AutoConfig.from_pretrained(location.location)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    unknown = kinds - {"full_attention", "sliding_attention"}
-    return f"it has layers of type {', '.join(sorted(unknown))}" if unknown else None
 
 
 def _cannot_load(what: str, location: ModelLocation, error: BaseException) -> ModelError:

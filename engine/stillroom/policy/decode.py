@@ -82,9 +82,11 @@ class DecodeEngine:
         self._head = OutputHead(loaded.model)
         self._device = loaded.device
         self._stop_ids = loaded.stop_ids
+        self._num_known = 1 + max(loaded.tokenizer.get_vocab().values())
         self._max_rows = max_rows
         self._max_context = max_context
         config = self._model.config.get_text_config()
+        self._has_layer_types = bool(getattr(config, "layer_types", None))
         self._cache = SlotCache(num_layers=config.num_hidden_layers, num_slots=max_rows)
         self._sliding_window = _sliding_window(config)
         self._is_eager = self._model.config._attn_implementation == "eager"
@@ -190,7 +192,10 @@ class DecodeEngine:
             is_prefix=slots == list(range(len(slots))),
         )
         self._cache.set_plan(plan)
-        positions_Bn = starts_B[:, None] + torch.arange(num_new, device=self._device)
+        last_B = torch.tensor([len(new) - 1 for new in new_tokens], device=self._device)
+        # Padding repeats the last position: one beyond the context might not exist.
+        steps_Bn = torch.arange(num_new, device=self._device).minimum(last_B[:, None])
+        positions_Bn = starts_B[:, None] + steps_Bn
         hidden_BnH = self._head.run_body(
             input_ids=ids_Bn,
             position_ids=positions_Bn,
@@ -198,7 +203,6 @@ class DecodeEngine:
             past_key_values=self._cache,
             use_cache=True,
         )
-        last_B = torch.tensor([len(new) - 1 for new in new_tokens], device=self._device)
         return self._head.logits(hidden_BnH[torch.arange(len(rows)), last_B])
 
     def _masks(self, positions_Bn: Tensor, num_attended: int) -> Any:
@@ -209,6 +213,8 @@ class DecodeEngine:
         if self._sliding_window is None:
             return self._as_mask(full)
         near = full & (keys_T > queries_Bn1 - self._sliding_window)
+        if not self._has_layer_types:
+            return self._as_mask(near)
         return {
             "full_attention": self._as_mask(full),
             "sliding_attention": self._as_mask(near),
@@ -224,7 +230,10 @@ class DecodeEngine:
     def _sample(self, rows: Sequence[DecodedSequence], logits_BV: Tensor) -> list[DecodedSequence]:
         """Appends one sampled token to each row; returns the rows whose turn ended with it."""
         ids, logprobs = sample_tokens(
-            logits_BV, [row.settings for row in rows], [row.draws.random() for row in rows]
+            logits_BV,
+            [row.settings for row in rows],
+            [row.draws.random() for row in rows],
+            num_known=self._num_known,
         )
         finished: list[DecodedSequence] = []
         for row, token, logprob in zip(rows, ids, logprobs, strict=True):
@@ -259,7 +268,11 @@ def _chunk_groups(chunks: Sequence[DecodedSequence]) -> Iterator[list[DecodedSeq
 
 def _sliding_window(config: Any) -> int | None:
     """Returns the window of the sliding layers, or None if every layer attends to everything."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    layer_types: list[str] | None = getattr(config, "layer_types", None)
+    if not layer_types:
+        # Mistral, Mixtral, Phi: where there is a window, every layer has it.
+        return getattr(config, "sliding_window", None)
+    kinds = set(layer_types)
     unknown = kinds - {"full_attention", "sliding_attention"}
     if unknown:
         raise ModelError(

@@ -162,7 +162,12 @@ class HFConversation:
         num_prompt = len(sequence.ids)
         await self._policy.next_turn(sequence)
         ids = sequence.ids[num_prompt:]
-        message = message_from_text(self._text(ids), self._parser, first_call=self._num_calls)
+        message = message_from_text(
+            self._text(ids),
+            self._parser,
+            first_call=self._num_calls,
+            is_thinking=self._renderer.header.rstrip().endswith("<think>"),
+        )
         self._num_calls += len(message.get("tool_calls", []))
         return SampledTurn(
             message=message,

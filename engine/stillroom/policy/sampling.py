@@ -13,12 +13,17 @@ from stillroom.types import SamplingSettings
 
 
 def sample_tokens(
-    logits_BV: Tensor, settings: Sequence[SamplingSettings], draws: Sequence[float]
+    logits_BV: Tensor,
+    settings: Sequence[SamplingSettings],
+    draws: Sequence[float],
+    *,
+    num_known: int | None = None,
 ) -> tuple[list[int], list[float]]:
     """Returns each row's token and its log-probability (nats) at temperature 1.
 
     `draws` are uniform in [0, 1): a row's token depends on its own draw and logits alone. A row
-    with temperature 0 takes the most likely token.
+    with temperature 0 takes the most likely token. Ids from `num_known` on are padding of the
+    vocabulary: never taken, but counted in the log-probability, as a trainer counts them.
     Raises ModelError if the model's logits are not finite.
     """
     logits_BV = logits_BV.float()
@@ -27,11 +32,11 @@ def sample_tokens(
             "the model's logits are not finite",
             "load it with precision fp32; if that doesn't help, its weights are damaged",
         )
-    temperatures = [row.temperature for row in settings]
-    if all(temperature == 0 for temperature in temperatures):
-        ids_B = logits_BV.argmax(dim=-1)
+    known_BV = logits_BV[:, :num_known]
+    if all(row.temperature == 0 for row in settings):
+        ids_B = known_BV.argmax(dim=-1)
     else:
-        ids_B = _draw(logits_BV, settings, draws)
+        ids_B = _draw(known_BV, settings, draws)
     logprobs_B = logits_BV.gather(1, ids_B[:, None])[:, 0] - logits_BV.logsumexp(dim=-1)
     return ids_B.tolist(), logprobs_B.tolist()
 
@@ -58,5 +63,7 @@ def _keep_top(probabilities_BV: Tensor, top_p_B: Tensor) -> Tensor:
     """Sets to 0 what lies outside the smallest set of tokens with mass >= top_p."""
     ordered_BV, order_BV = probabilities_BV.sort(dim=-1, descending=True)
     before_BV = ordered_BV.cumsum(dim=-1) - ordered_BV
-    kept_BV = torch.where(before_BV < top_p_B[:, None], ordered_BV, 0.0)
+    # Rounding may fill the mass before the last tokens are reached.
+    is_kept_BV = (before_BV < top_p_B[:, None]) | (top_p_B[:, None] >= 1)
+    kept_BV = torch.where(is_kept_BV, ordered_BV, 0.0)
     return torch.zeros_like(probabilities_BV).scatter(1, order_BV, kept_BV)

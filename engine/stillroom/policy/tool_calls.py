@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from stillroom.errors import ModelError
 from stillroom.types import Message, ToolCall
@@ -13,8 +13,20 @@ _HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(\[.*\])\s*\Z", re.DOTALL)
 _NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')
 
-Parser = Callable[[str], tuple[str, list[tuple[str, str]]]]
-"""From a turn's text to its content and the `(name, arguments)` of its calls."""
+_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+
+class WrittenCall(NamedTuple):
+    """A tool call as a model wrote it."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+    """Where the format has ids: the model expects the reply under its own."""
+
+
+Parser = Callable[[str], tuple[str, list[WrittenCall]]]
+"""From a turn's text to its content and its calls."""
 
 
 def parser_for(chat_template: str) -> Parser:
@@ -35,11 +47,16 @@ def parser_for(chat_template: str) -> Parser:
     )
 
 
-def message_from_text(text: str, parser: Parser | None, *, first_call: int = 0) -> Message:
+def message_from_text(
+    text: str, parser: Parser | None, *, first_call: int = 0, is_thinking: bool = False
+) -> Message:
     """Returns the assistant message of a turn's text, its end-of-turn token taken off.
 
-    `first_call` numbers the calls within a conversation, so that their ids differ.
+    `first_call` numbers the calls within a conversation, so that their ids differ. `is_thinking`
+    says that the turn's header has opened the thinking already.
     """
+    if is_thinking and "</think>" in text:
+        text = "<think>" + text
     message: Message = {"role": "assistant", "content": text}
     thinking = _THINKING.match(text)
     if thinking:
@@ -55,37 +72,38 @@ def message_from_text(text: str, parser: Parser | None, *, first_call: int = 0) 
     return message
 
 
-def _numbered(calls: Sequence[tuple[str, str]], first: int) -> list[ToolCall]:
+def _numbered(calls: Sequence[WrittenCall], first: int) -> list[ToolCall]:
     return [
         {
-            "id": f"call_{index}",
+            # Mistral's templates want nine letters or digits.
+            "id": call.id or f"call{index:05d}",
             "type": "function",
-            "function": {"name": name, "arguments": arguments},
+            "function": {"name": call.name, "arguments": call.arguments},
         }
-        for index, (name, arguments) in enumerate(calls, start=first)
+        for index, call in enumerate(calls, start=first)
     ]
 
 
-def parse_hermes(text: str) -> tuple[str, list[tuple[str, str]]]:
+def parse_hermes(text: str) -> tuple[str, list[WrittenCall]]:
     """Reads `<tool_call>{"name": …, "arguments": {…}}</tool_call>` blocks."""
     calls = [_json_call(body, "arguments") for body in _HERMES.findall(text)]
     return _HERMES.sub("", text).strip() if calls else text, calls
 
 
-def parse_mistral(text: str) -> tuple[str, list[tuple[str, str]]]:
+def parse_mistral(text: str) -> tuple[str, list[WrittenCall]]:
     """Reads `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]` at the end of a turn."""
     found = _MISTRAL.search(text)
     if not found:
         return text, []
     try:
         listed: list[Any] = json.loads(found.group(1))
-    except ValueError:
-        return text[: found.start()].strip(), [("", found.group(1))]
+    except (ValueError, RecursionError):
+        return text[: found.start()].strip(), [WrittenCall("", found.group(1))]
     calls = [_json_call(json.dumps(call), "arguments") for call in listed]
     return text[: found.start()].strip(), calls
 
 
-def parse_llama(text: str) -> tuple[str, list[tuple[str, str]]]:
+def parse_llama(text: str) -> tuple[str, list[WrittenCall]]:
     """Reads a turn that is one `{"name": …, "parameters": {…}}` object (Llama 3)."""
     body = text.strip().removeprefix("<|python_tag|>").strip()
     if not (body.startswith("{") and '"name"' in body):
@@ -93,16 +111,21 @@ def parse_llama(text: str) -> tuple[str, list[tuple[str, str]]]:
     return "", [_json_call(body, "parameters")]
 
 
-def _json_call(body: str, key: str) -> tuple[str, str]:
+def _json_call(body: str, key: str) -> WrittenCall:
     """Returns a call's name and arguments as written.
 
     A broken call keeps its text as arguments, so that the model is told what is wrong with it.
     """
     try:
         call: Any = json.loads(body)
-        name, arguments = call["name"], call.get(key, {})
+        name, arguments = str(call["name"]), call.get(key, {})
+        is_text = isinstance(arguments, str)
+        written = arguments if is_text else json.dumps(arguments, ensure_ascii=False)
+        # Half of a surrogate pair can be written in JSON's escapes, but not in a file.
+        f"{name}{written}".encode()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         named = _NAME.search(body)
-        return (named.group(1) if named else ""), body
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return str(name), written
+        return WrittenCall(named.group(1) if named else "", body)
+    own_id = call.get("id")
+    is_usable = isinstance(own_id, str) and _ID.fullmatch(own_id)
+    return WrittenCall(name, written, own_id if is_usable else None)

@@ -61,7 +61,12 @@ async def open_user_pool(
     """Starts the process for the user's files; None if there are none."""
     if tools_file is None and rewards_file is None:
         return None
-    pool = UserPool(tools_file=tools_file, rewards_file=rewards_file, tool_timeout_s=tool_timeout_s)
+    pool = UserPool(
+        tools_file=tools_file,
+        rewards_file=rewards_file,
+        tool_timeout_s=tool_timeout_s,
+        reward_timeout_s=reward_timeout_s,
+    )
     return await stack.enter_async_context(pool)
 
 
@@ -102,9 +107,11 @@ async def _open_policy(
     try:
         from stillroom.models.heads import OutputHead
         from stillroom.models.load import load_model
+        from stillroom.policy.check import check_decoding
         from stillroom.policy.hf import HFPolicy
     except ModuleNotFoundError as error:
         raise missing_extra("train", f"running {options.model!r} in-process") from error
     loaded = await anyio.to_thread.run_sync(load_model, workspace, location)
     OutputHead(loaded.model).check()
+    check_decoding(loaded)
     return await stack.enter_async_context(HFPolicy(loaded, sampling, max_rows=options.concurrency))

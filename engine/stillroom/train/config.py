@@ -13,6 +13,9 @@ from stillroom.models.precision import Precision
 from stillroom.train.refusals import REFUSED_VALUES, UNSUPPORTED
 from stillroom.validation import describe_errors
 
+# yaml reads dates, and a day that does not exist is a ValueError.
+_UNREADABLE = (yaml.YAMLError, msgspec.DecodeError, ValueError, RecursionError)
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -139,6 +142,19 @@ class TrainConfig(_Section):
         return self
 
     @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> "TrainConfig":
+        if self.data.val_split > 0 and self.dataset_type != "sft":
+            raise ValueError(
+                "data.val_split holds rows out with dataset_type sft only; keep them in a file of "
+                "their own for evaluate_model"
+            )
+        if self.trainer.max_steps is not None and self.dataset_type != "distill":
+            raise ValueError(
+                "trainer.max_steps limits the iterations of distill only; set trainer.num_epochs"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ratio_needs_temperature_one(self) -> "TrainConfig":
         is_ratio = self.algorithm.loss_fn != "full_reverse_kl"
         if self.dataset_type == "distill" and is_ratio and self.rollout.temperature != 1.0:
@@ -172,7 +188,7 @@ def _read(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
     try:
         raw: Any = msgspec.json.decode(data) if path.suffix == ".json" else yaml.safe_load(data)
-    except (yaml.YAMLError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         where = getattr(error, "problem_mark", None)
         line = f":{where.line + 1}" if where else ""
         what = getattr(error, "problem", None) or str(error)
@@ -182,7 +198,8 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path}: must hold keys and values, not {type(raw).__name__}",
             "begin with `dataset_type: sft`",
         )
-    return cast("dict[str, Any]", raw)
+    # A section's name without keys says nothing.
+    return {k: v for k, v in cast("dict[str, Any]", raw).items() if v is not None}
 
 
 def _apply(raw: dict[str, Any], override: str) -> None:
@@ -194,7 +211,7 @@ def _apply(raw: dict[str, Any], override: str) -> None:
         )
     try:
         value: Any = yaml.safe_load(written)
-    except yaml.YAMLError as error:
+    except _UNREADABLE as error:
         raise ConfigError(f"override {override!r}: the value is not YAML", "quote it") from error
     target: Any = raw
     for part in parts[:-1]:
@@ -205,10 +222,17 @@ def _apply(raw: dict[str, Any], override: str) -> None:
 
 
 def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:
-    """Names what other systems' configurations may say and this one does not do."""
+    """Names what other systems' configurations may say and this one does not do.
+
+    A key that asks for nothing is taken out.
+    """
     for dotted, (reason, fix) in UNSUPPORTED.items():
         if _value_at(raw, dotted) not in (None, [], False):
             raise ConfigError(f"{path}: {dotted} is not supported: {reason}", fix)
+        section, _, key = dotted.rpartition(".")
+        holder = _value_at(raw, section) if section else raw
+        if isinstance(holder, dict):
+            cast("dict[str, Any]", holder).pop(key, None)
     for (dotted, value), (reason, fix) in REFUSED_VALUES.items():
         if _value_at(raw, dotted) == value:
             raise ConfigError(f"{path}: {dotted}: {value} is not supported: {reason}", fix)

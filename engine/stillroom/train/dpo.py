@@ -48,7 +48,8 @@ def train_dpo(session: Session, rows: Sequence[DpoRow], *, max_length: int) -> T
     batch_size, epochs = config.data.batch_size, config.trainer.num_epochs
     total_steps = len(batches_of(range(len(pairs)), batch_size)) * epochs
     optimizer = Optimizer(student.trainable(), config.trainer, total_steps=total_steps)
-    student.module.train()
+    # Not train(): dropout would set the policy apart from its reference by chance alone.
+    student.module.eval()
     for epoch in range(epochs):
         order = epoch_order(len(pairs), epoch, config.trainer.seed)
         for chosen in batches_of(order, batch_size):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from stillroom.data.formats import DpoRow, SftRow
 from stillroom.data.render import ChatRenderer
-from stillroom.errors import DataError
+from stillroom.errors import DataError, ModelError
 from stillroom.models.batches import TokenSequence
 
 TOO_LONG = "longer than max_length"
@@ -41,7 +41,11 @@ def encode_sft(rows: Sequence[SftRow], renderer: ChatRenderer, *, max_length: in
     """Returns the rows as sequences. Raises DataError if none is left."""
     encoded = EncodedSft()
     for row in rows:
-        rendered = renderer.conversation(row.messages, row.tools)
+        try:
+            rendered = renderer.conversation(row.messages, row.tools)
+        except ModelError as error:
+            encoded.skipped[_unrenderable(error)] += 1
+            continue
         sequence = TokenSequence(rendered.ids, rendered.trained)
         if reason := _unusable(sequence, max_length):
             encoded.skipped[reason] += 1
@@ -57,13 +61,11 @@ def encode_pairs(
     """Returns the preference rows as pairs. Raises DataError if none is left."""
     encoded = EncodedPairs()
     for row in rows:
-        given = sum(message["role"] == "assistant" for message in row.prompt)
-        sides: list[TokenSequence] = []
-        for answer in (row.chosen, row.rejected):
-            rendered = renderer.conversation(
-                [*row.prompt, *answer], row.tools, num_given_turns=given
-            )
-            sides.append(TokenSequence(rendered.ids, rendered.trained))
+        try:
+            sides = _sides(row, renderer)
+        except ModelError as error:
+            encoded.skipped[_unrenderable(error)] += 1
+            continue
         reasons = [reason for side in sides if (reason := _unusable(side, max_length))]
         if reasons:
             encoded.skipped[reasons[0]] += 1
@@ -71,6 +73,20 @@ def encode_pairs(
             encoded.pairs.append(TokenPair(*sides))
     _need_some(len(encoded.pairs), encoded.skipped, max_length)
     return encoded
+
+
+def _sides(row: DpoRow, renderer: ChatRenderer) -> list[TokenSequence]:
+    """Returns the chosen and the rejected conversation; the prompt's own turns are given."""
+    given = sum(message["role"] == "assistant" for message in row.prompt)
+    rendered = [
+        renderer.conversation([*row.prompt, *answer], row.tools, num_given_turns=given)
+        for answer in (row.chosen, row.rejected)
+    ]
+    return [TokenSequence(side.ids, side.trained) for side in rendered]
+
+
+def _unrenderable(error: ModelError) -> str:
+    return f"refused by the chat template: {error.problem}"
 
 
 def _unusable(sequence: TokenSequence, max_length: int) -> str | None:

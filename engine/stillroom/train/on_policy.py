@@ -17,12 +17,26 @@ import torch
 from torch import Tensor
 
 from stillroom.data.formats import Task
-from stillroom.models.batches import TokenBatch, TokenSequence, collate, microbatches
+from stillroom.errors import DataError, EngineError, RunError
+from stillroom.models.batches import (
+    TokenBatch,
+    TokenSequence,
+    collate,
+    microbatches,
+    sampled_sequence,
+)
 from stillroom.models.divergence import full_reverse_kl
 from stillroom.models.heads import token_logprobs
 from stillroom.policy.hf import HFPolicy
 from stillroom.rollout.arena import check_tools, open_user_pool
-from stillroom.rollout.collect import Arena, Outcome, RolloutSpec, collect_rollouts, key_of
+from stillroom.rollout.collect import (
+    Arena,
+    FailedRollout,
+    Outcome,
+    RolloutSpec,
+    collect_rollouts,
+    key_of,
+)
 from stillroom.rollout.journal import RolloutKey
 from stillroom.rollout.rewards import Rewarder
 from stillroom.teachers.local_hf import LocalTeacher
@@ -92,17 +106,33 @@ async def train_on_policy(
         rewarder.check(tasks)
         for iteration, chosen in enumerate(prompts):
             clock = time.monotonic()
-            rollouts = await _sample(session, chosen, pool, rewarder, iteration)
+            outcomes = await _sample(session, chosen, pool, rewarder, iteration)
             sampled_s, clock = time.monotonic() - clock, time.monotonic()
-            sequences = sequences_of(rollouts)
-            stats = await anyio.to_thread.run_sync(
-                _update, session.student, teacher, sequences, optimizer, config, iteration
-            )
-            session.trained_tokens += stats.num_tokens
-            metrics = _metrics(rollouts, stats)
+            metrics = await _learn(session, outcomes, teacher, optimizer, iteration)
             metrics |= {"sample_s": sampled_s, "update_s": time.monotonic() - clock}
             session.after_step(iteration + 1, len(prompts), metrics)
-    return session.finish(len(prompts), rows=len(tasks), skipped={})
+    num_prompts = min(len(tasks), sum(map(len, prompts)))
+    return session.finish(len(prompts), rows=num_prompts, skipped={})
+
+
+async def _learn(
+    session: Session,
+    outcomes: Sequence[Outcome],
+    teacher: LocalTeacher,
+    optimizer: Optimizer,
+    iteration: int,
+) -> dict[str, float]:
+    """Updates the student on an iteration's rollouts and returns its metrics."""
+    rollouts = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
+    sequences = sequences_of(rollouts)
+    if not sequences:
+        raise _nothing_sampled(outcomes, iteration)
+    stats = await anyio.to_thread.run_sync(
+        _update, session.student, teacher, sequences, optimizer, session.config, iteration
+    )
+    session.trained_tokens += stats.num_tokens
+    failed = (len(outcomes) - len(rollouts)) / len(outcomes)
+    return {**_metrics(rollouts, stats), "failed": failed}
 
 
 def _prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task]]:
@@ -123,8 +153,8 @@ async def _sample(
     pool: UserPool | None,
     rewarder: Rewarder,
     iteration: int,
-) -> list[Trajectory]:
-    """Returns the student's rollouts of the tasks, in the order of the tasks."""
+) -> list[Outcome]:
+    """Returns what became of the student's rollouts of the tasks, in the order of the tasks."""
     config, student = session.config, session.student
     sampling = SamplingSettings(
         temperature=config.rollout.temperature,
@@ -133,11 +163,11 @@ async def _sample(
     )
     group = config.data.group_size
     specs = [RolloutSpec(t, i * group + g) for i, t in enumerate(tasks) for g in range(group)]
-    done: dict[RolloutKey, Trajectory] = {}
+    done: dict[RolloutKey, Outcome] = {}
 
     async def keep(outcome: Outcome) -> None:
-        if isinstance(outcome, Trajectory):
-            done[key_of(outcome)] = outcome
+        done[key_of(outcome)] = outcome
+        session.stop_before_update(iteration)
 
     student.module.eval()
     policy = HFPolicy(
@@ -153,7 +183,23 @@ async def _sample(
         await collect_rollouts(
             specs, arena, concurrency=config.rollout.concurrency, on_outcome=keep
         )
-    return [done[spec.key] for spec in specs if spec.key in done]
+    return [done[spec.key] for spec in specs]
+
+
+def _nothing_sampled(outcomes: Sequence[Outcome], iteration: int) -> EngineError:
+    """Returns the error of an iteration that has nothing to learn from."""
+    failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
+    if failed:
+        return RunError(
+            f"every rollout of iteration {iteration + 1} failed, the first with: "
+            f"{failed[0].failure.message}",
+            "mend tools.py or rewards.py, then start again",
+        )
+    return DataError(
+        f"no rollout of iteration {iteration + 1} holds a sampled token: the prompts fill the "
+        "context",
+        "shorten the prompts, or raise rollout.max_context_window",
+    )
 
 
 def sequences_of(rollouts: Sequence[Trajectory]) -> list[SampledSequence]:
@@ -165,7 +211,7 @@ def sequences_of(rollouts: Sequence[Trajectory]) -> list[SampledSequence]:
             continue
         marked = zip(trace.sampled, trace.logprobs, strict=True)
         logprobs = [logprob for is_sampled, logprob in marked if is_sampled]
-        sequences.append(SampledSequence(TokenSequence(trace.ids, trace.sampled), logprobs))
+        sequences.append(SampledSequence(sampled_sequence(trace), logprobs))
     return sequences
 
 
@@ -179,19 +225,20 @@ def _update(
 ) -> UpdateStats:
     """Takes the iteration's optimiser steps, each on its share of the rollouts."""
     stats = UpdateStats()
-    student.module.train()
+    # Not train(): with dropout the trainer's probabilities would not be the sampler's.
+    student.module.eval()
     order = epoch_order(len(sequences), iteration, config.trainer.seed + 1)
     num_steps = config.algorithm.substeps
     shares = [order[i::num_steps] for i in range(num_steps)]
     for share in shares:
         chosen = [sequences[i] for i in share]
-        _accumulate(student, teacher, chosen, config.algorithm, stats)
+        accumulate_reverse_kl(student, teacher, chosen, config.algorithm, stats)
         # Also with an empty share, so that the schedule goes on as planned.
         stats.steps.append(optimizer.step())
     return stats
 
 
-def _accumulate(
+def accumulate_reverse_kl(
     student: Student,
     teacher: LocalTeacher,
     sequences: Sequence[SampledSequence],

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from stillroom.data.formats import RowFormat, read_rows
-from stillroom.errors import ConfigError
+from stillroom.errors import ConfigError, DataError
 from stillroom.models.resolve import locate_model
 from stillroom.models.scoring import refuse_api_teacher
 from stillroom.settings import Workspace
@@ -56,8 +56,9 @@ def plan_request(workspace: Workspace, request: StartTraining) -> TrainingPlan:
             f"{config_file}: data.train_file {config.data.train_file!r} does not exist in {folder}",
             "write the file there, or set data.train_file relative to config.yml",
         )
-    for _ in itertools.islice(read_rows(train_file, _FORMATS[config.dataset_type]), _CHECKED_ROWS):
-        pass
+    rows = read_rows(train_file, _FORMATS[config.dataset_type])
+    if not sum(1 for _ in itertools.islice(rows, _CHECKED_ROWS)):
+        raise DataError(f"{train_file} holds no rows", "write one row per line")
     locate_model(workspace, config.model.path)
     if config.dataset_type == "distill" and config.teacher is not None:
         refuse_api_teacher(config.teacher.path)

@@ -13,6 +13,7 @@ from stillroom.files import write_json
 from stillroom.models.load import load_model
 from stillroom.models.pairing import check_pair
 from stillroom.models.resolve import locate_model
+from stillroom.policy.check import check_decoding
 from stillroom.reporting import Reporter
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
@@ -49,6 +50,7 @@ def train(
 
 
 def _distill(workspace: Workspace, session: Session, plan: TrainingPlan) -> TrainResult:
+    check_decoding(session.student.loaded)
     teacher = _load_teacher(workspace, plan.config, session.student)
     work = functools.partial(
         train_on_policy, tools_file=plan.tools_file, rewards_file=plan.rewards_file

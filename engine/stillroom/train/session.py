@@ -42,6 +42,8 @@ class Session:
     reporter: Reporter
     started: float
     trained_tokens: int = 0
+    saved_step: int = 0
+    """Of the latest checkpoint; at step 0 there is nothing to save."""
     last_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def after_step(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
@@ -55,10 +57,17 @@ class Session:
         self.reporter.progress(step, total, unit="steps", phase=self.config.dataset_type)
         every = self.config.trainer.save_step
         is_due = every > 0 and step % every == 0 and step < total
-        if is_due or self.reporter.is_cancelled():
-            folder = self._save(step, is_final=False)
-            self.reporter.note(f"checkpoint written: {folder}")
+        if is_due and not self.reporter.is_cancelled():
+            self._checkpoint(step)
+        self.stop_before_update(step)
+
+    def stop_before_update(self, step: int) -> None:
+        """Stops where the weights are those of `step`, if asked to.
+
+        Raises RunCancelledError after writing a checkpoint.
+        """
         if self.reporter.is_cancelled():
+            self._checkpoint(step)
             raise RunCancelledError
 
     def finish(self, step: int, *, rows: int, skipped: Mapping[str, int]) -> TrainResult:
@@ -74,6 +83,12 @@ class Session:
             metrics=dict(self.last_metrics),
             seconds=round(time.monotonic() - self.started, 3),
         )
+
+    def _checkpoint(self, step: int) -> None:
+        if self.saved_step != step:
+            folder = self._save(step, is_final=False)
+            self.saved_step = step
+            self.reporter.note(f"checkpoint written: {folder}")
 
     def _save(self, step: int, *, is_final: bool) -> Path:
         return save_checkpoint(

@@ -1,5 +1,6 @@
 """Supervised fine-tuning: the negative log-likelihood of the assistant's tokens."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import torch
 
 from stillroom.data.formats import SftRow
 from stillroom.data.render import ChatRenderer
+from stillroom.files import content_hash
 from stillroom.models.batches import TokenSequence, collate, microbatches
 from stillroom.models.heads import token_logprobs
 from stillroom.train.encode import encode_sft
@@ -29,8 +31,10 @@ def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> T
     renderer = ChatRenderer(
         student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
     )
-    encoded = encode_sft(rows, renderer, max_length=max_length)
-    train, held_out = split_validation(encoded.sequences, config.data.val_split)
+    kept, apart = split_validation(rows, config.data.val_split, seed=config.trainer.seed)
+    encoded = encode_sft(kept, renderer, max_length=max_length)
+    train = encoded.sequences
+    held_out = encode_sft(apart, renderer, max_length=max_length).sequences if apart else []
     batch_size, epochs = config.data.batch_size, config.trainer.num_epochs
     per_epoch = len(batches_of(range(len(train)), batch_size))
     optimizer = Optimizer(student.trainable(), config.trainer, total_steps=per_epoch * epochs)
@@ -54,12 +58,30 @@ def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> T
 
 
 def split_validation(
-    sequences: Sequence[TokenSequence], share: float
-) -> tuple[list[TokenSequence], list[TokenSequence]]:
-    """Returns the rows to train on and the last `share` of them, held out for validation."""
-    num_held_out = min(len(sequences) - 1, round(len(sequences) * share))
-    cut = len(sequences) - num_held_out
-    return list(sequences[:cut]), list(sequences[cut:])
+    rows: Sequence[SftRow], share: float, *, seed: int
+) -> tuple[list[SftRow], list[SftRow]]:
+    """Returns the rows to train on and about `share` of them, drawn at random, for validation.
+
+    Rows that answer the same prompt stay on the same side; at least one prompt is trained on.
+    """
+    by_prompt: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        by_prompt.setdefault(_prompt_of(row), []).append(index)
+    prompts = list(by_prompt)
+    random.Random(seed).shuffle(prompts)
+    apart: set[int] = set()
+    for prompt in prompts[1:]:
+        if len(apart) >= round(len(rows) * share):
+            break
+        apart.update(by_prompt[prompt])
+    train = [row for index, row in enumerate(rows) if index not in apart]
+    return train, [row for index, row in enumerate(rows) if index in apart]
+
+
+def _prompt_of(row: SftRow) -> str:
+    """Returns a hash of what stands before the first answer."""
+    first = next(i for i, message in enumerate(row.messages) if message["role"] == "assistant")
+    return content_hash(row.messages[:first])
 
 
 def accumulate_nll(student: Student, sequences: Sequence[TokenSequence]) -> BatchLoss:

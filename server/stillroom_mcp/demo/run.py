@@ -8,10 +8,10 @@ from typing import Any
 import anyio
 from mcp import Client, StdioServerParameters
 from rich.console import Console
+
 from stillroom import api
 from stillroom.errors import InputError
 from stillroom.settings import Workspace
-
 from stillroom_mcp.demo.chain import Evaluations, run_chain
 from stillroom_mcp.demo.closing import (
     results_table,

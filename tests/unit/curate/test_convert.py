@@ -3,6 +3,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fakes.folders import names_in
 from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines, row_with
 from fakes.rollout_rows import (
@@ -13,8 +16,6 @@ from fakes.rollout_rows import (
     user,
     write_lines,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from stillroom.curate.convert import ConvertResult, ConvertRollouts, convert_rollouts
 from stillroom.data.formats import load_sft_rows
 from stillroom.errors import DataError, InputError

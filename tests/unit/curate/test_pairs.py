@@ -4,6 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
 from fakes.folders import names_in
 from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines
 from fakes.rollout_rows import (
@@ -15,9 +19,6 @@ from fakes.rollout_rows import (
     user,
     write_lines,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pydantic import ValidationError
 from stillroom.curate.pairs import MakeDpoPairs, PairsResult, make_dpo_pairs
 from stillroom.data.formats import load_dpo_rows
 from stillroom.errors import DataError, InputError

@@ -1,10 +1,11 @@
 from pathlib import Path
 
 import pytest
-from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines, row_with
-from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines, row_with
+from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_lines
 from stillroom.curate.rows import RolloutFacts, read_rollouts
 
 TALK = [user("a"), assistant(None, tool_call()), tool_reply("7"), assistant("7")]

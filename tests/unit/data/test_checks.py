@@ -3,9 +3,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+
 from fakes.mangling import mangled
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user
-from hypothesis import given, settings
 from stillroom.data.checks import (
     Problem,
     decode_row,

@@ -3,6 +3,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+
 from fakes.mangling import mangled
 from fakes.rollout_rows import (
     assistant,
@@ -13,7 +15,6 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
-from hypothesis import given, settings
 from stillroom.data.inspect import ExamplesPage, InspectExamples, inspect_examples
 from stillroom.errors import DataError, InputError
 from stillroom.settings import Workspace

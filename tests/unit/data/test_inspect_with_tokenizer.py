@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from fakes.conversations import LAMP, PRICE, answer, calls, reply, user
 from fakes.tiny_models import build_tokenizer
 from stillroom.data.inspect import InspectExamples, inspect_examples

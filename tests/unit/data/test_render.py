@@ -1,15 +1,16 @@
 import json
 
 import pytest
-from fakes.conversations import CHAIR, LAMP, PRICE, answer, calls, reply, system, user
-from fakes.tiny_models import CONTROL, FAMILIES, build_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stillroom.data.render import ChatRenderer, RenderedConversation, plain_text
-from stillroom.errors import ModelError
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
+
+from fakes.conversations import CHAIR, LAMP, PRICE, answer, calls, reply, system, user
+from fakes.tiny_models import CONTROL, FAMILIES, build_tokenizer
+from stillroom.data.render import ChatRenderer, RenderedConversation, plain_text
+from stillroom.errors import ModelError
 
 TOKENIZERS = {family: build_tokenizer(family) for family in FAMILIES}
 HERMES = ["chatml", "chatml-tagged", "qwen3"]
@@ -257,7 +258,7 @@ texts = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    family=st.sampled_from(["chatml", "chatml-tagged", "llama3", "gemma", "mistral", "deepseek"]),
+    family=st.sampled_from([*HERMES, "llama3", "gemma", "mistral", "deepseek"]),
     first=texts,
     second=texts,
 )

@@ -4,6 +4,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fakes.mangling import mangled
 from fakes.rollout_rows import (
     assistant,
@@ -14,8 +17,6 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from stillroom.data.formats import RowFormat
 from stillroom.data.validate import Quantiles, ValidateDataset, quantiles, validate_dataset
 from stillroom.errors import DataError, InputError

@@ -1,6 +1,7 @@
 import random
 
 import pytest
+
 from stillroom.errors import InputError
 from stillroom.evaluate.compare import Comparison, compare
 from stillroom.evaluate.files import Evaluation, EvaluationResult, TaskScore

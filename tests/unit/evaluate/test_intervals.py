@@ -6,6 +6,7 @@ from statistics import NormalDist
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from stillroom.evaluate.intervals import (
     Estimate,
     excludes_zero,

@@ -1,6 +1,7 @@
 import msgspec
 import pytest
 import torch
+
 from fakes.decoding import random_prompts
 from fakes.rollout_rows import rollout_row
 from stillroom.errors import InputError, ModelError

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project, read_rows
 from fakes.waiting import wait_until

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+
 from stillroom.report.conversation import MAX_TEXT, ChatMessage, Part, conversation, num_given
 
 

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+
 from stillroom.report.line_chart import (
     MAX_POINTS,
     Point,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from fakes.html_pages import parse, text_of
 from fakes.run_folders import answer, evaluate, write_evaluation, write_run, write_training
 from stillroom.evaluate.intervals import Estimate

@@ -4,6 +4,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+
 from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call
 from fakes.scripted_policy import MemoryRecorder, ScriptedPolicy, ScriptedTools, turn

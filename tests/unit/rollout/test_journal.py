@@ -3,6 +3,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from fakes.folders import names_in
 from fakes.rollout_rows import assistant, rollout_row, tool_call
 from fakes.scripted_policy import turn

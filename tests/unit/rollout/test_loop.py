@@ -4,11 +4,12 @@ from typing import Any
 
 import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
 from fakes.scripted_policy import MemoryRecorder, ScriptedConversation, ScriptedTools, turn
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from stillroom.data.formats import Task, task_from_row
 from stillroom.errors import CallFailedError, FailureClass
 from stillroom.rollout.loop import (

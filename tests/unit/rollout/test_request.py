@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+
 from stillroom.data.formats import Task, task_from_row
 from stillroom.errors import InputError
 from stillroom.rollout.request import (

@@ -2,11 +2,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
 from fakes.user_files import write_tools
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from stillroom.data.formats import Task, task_from_row
 from stillroom.errors import CallFailedError, DataError
 from stillroom.rollout.rewards import Judgement, Rewarder, last_answer, matches_answer

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+
 from fakes.chat_transport import ScriptedTeacher, Served, completion, refused
 from fakes.loops import run_async
 from fakes.reporters import KeptReporter

@@ -1,5 +1,7 @@
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from fakes.decoding import full_logprobs, random_prompts
 from fakes.tiny_models import build_tokenizer
 from stillroom.errors import ModelError
@@ -7,7 +9,6 @@ from stillroom.models.batches import TokenSequence, collate
 from stillroom.models.load import LoadedModel
 from stillroom.models.resolve import ModelLocation
 from stillroom.teachers.local_hf import LocalTeacher
-from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def sequences():

@@ -5,11 +5,12 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fakes.chat_transport import completion
 from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.teachers.openai_http import MAX_ATTEMPTS, OpenAITeacher
 from stillroom.teachers.providers import Endpoint

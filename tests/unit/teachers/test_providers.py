@@ -1,4 +1,5 @@
 import pytest
+
 from stillroom.errors import InputError
 from stillroom.teachers.providers import TEACHER_KEYS, endpoint_for
 

@@ -3,6 +3,7 @@ from typing import Any, Literal, Optional
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from stillroom.errors import ToolFileError
 from stillroom.tools.schema import ArgumentChecker, ArgumentError, tool_schema, wants_task
 from stillroom.tools.user_file import ToolArgs

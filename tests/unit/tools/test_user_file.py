@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from fakes.user_files import write_tools
 from stillroom.errors import ToolFileError
 from stillroom.tools.user_file import (

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import psutil
 import pytest
+
 from fakes.loops import run_async
 from fakes.rollout_rows import assistant, user
 from fakes.user_files import is_alive, wait_for, wait_for_end, write_tools

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from fakes.rollout_rows import assistant, user
 from fakes.user_files import write_tools
 from stillroom.errors import ToolFileError

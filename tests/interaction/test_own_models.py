@@ -1,0 +1,94 @@
+"""A user's own model folder, tools and prompts in place of the demo's, with the same calls."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import anyio
+from mcp import Client
+
+from fakes.projects import read_rows
+from stillroom.settings import Workspace
+from stillroom_mcp.app import build_server
+
+TOOLS = '''
+from stillroom.tools import tool
+
+@tool
+def price(item: str) -> int:
+    """Price of an item."""
+    return 12
+'''
+ACTING = {"tools": "tools.py", "max_turns": 3, "max_tokens": 16, "concurrency": 8}
+CONFIG = "data: {train_file: %s, batch_size: 4, group_size: 2}\ntrainer: {num_epochs: 1}\n"
+
+
+def write_project(folder: Path, model: Path) -> None:
+    shutil.copytree(model, folder / "my-model")
+    rows = [
+        {"prompt": f"What does lamp {i} cost?", "metadata": {"expected_answer": "12"}}
+        for i in range(12)
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "mine.jsonl").write_text(text, encoding="utf-8")
+    (folder / "tools.py").write_text(TOOLS, encoding="utf-8")
+    student = "model: {path: my-model, qlora_rank: 4}\n"
+    (folder / "sft.yml").write_text(
+        "dataset_type: sft\n" + student + CONFIG % "sft.jsonl", encoding="utf-8"
+    )
+    distill = "dataset_type: distill\nteacher: {path: my-model}\nrollout: {max_turns: 3, max_tokens: 16}\n"  # noqa: E501
+    (folder / "distill.yml").write_text(distill + student + CONFIG % "mine.jsonl", encoding="utf-8")
+
+
+async def finished(client: Client, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    started = await client.call_tool(tool, arguments)
+    assert not started.is_error, started.content
+    run_id = (started.structured_content or {})["run_id"]
+    ended = await client.call_tool("get_run", {"run_id": run_id, "wait_s": 50})
+    run = ended.structured_content
+    assert run is not None
+    assert run["status"] == "succeeded", run["error"]
+    return run
+
+
+def test_the_chain_runs_on_a_folder_and_prompts_of_ones_own(tmp_path: Path, tiny_models) -> None:
+    write_project(tmp_path, tiny_models.folder("llama", "clerk"))
+
+    async def scenario() -> None:
+        async with Client(build_server(Workspace(tmp_path))) as client:
+            rollouts = {"input": "mine.jsonl", "model": "my-model", "seed": 1, **ACTING}
+            made = await finished(client, "generate_rollouts", rollouts)
+            assert made["result"]["succeeded"] == 12
+            converted = await client.call_tool(
+                "convert_rollouts", {"input": made["result"]["output"], "output": "sft.jsonl"}
+            )
+            assert not converted.is_error, converted.content
+            shown = await client.call_tool(
+                "inspect_examples", {"path": "sft.jsonl", "model": "my-model", "n": 1}
+            )
+            assert "⟦" in (shown.structured_content or {})["examples"][0]["text"]
+            sft = await finished(client, "start_training", {"config": "sft.yml"})
+            distilled = await finished(
+                client,
+                "start_training",
+                {"config": "distill.yml", "overrides": [f"model.path={sft['run_id']}"]},
+            )
+            evaluated = await finished(
+                client,
+                "evaluate_model",
+                {
+                    "model": distilled["run_id"],
+                    "data": "mine.jsonl",
+                    "teacher": "my-model",
+                    "kl_prompts": 6,
+                    **ACTING,
+                },
+            )
+            assert evaluated["result"]["accuracy"]["n"] == 12
+            assert evaluated["result"]["teacher_kl"]["value"] >= 0
+
+    anyio.run(scenario)
+    rows = read_rows(tmp_path / "rollouts/rollouts.jsonl")
+    roles = {message["role"] for row in rows for message in row["messages"]}
+    assert roles == {"user", "assistant", "tool"}

@@ -1,0 +1,79 @@
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stillroom.models.batches import TokenSequence, collate, microbatches, sampled_sequence
+from stillroom.types import TokenTrace
+
+CPU = torch.device("cpu")
+
+
+def test_a_batch_names_the_positions_that_predict_the_trained_tokens():
+    first = TokenSequence([5, 6, 7, 8], [False, True, False, True])
+    second = TokenSequence([9, 3], [False, True])
+
+    batch = collate([first, second], device=CPU)
+
+    assert batch.ids_BT.tolist() == [[5, 6, 7, 8], [9, 3, 0, 0]]
+    assert batch.rows_N.tolist() == [0, 0, 1]
+    assert batch.positions_N.tolist() == [0, 2, 0]
+    assert batch.targets_N.tolist() == [6, 8, 3]
+    assert batch.num_trained == 3
+
+
+def test_a_first_token_is_never_trained_since_nothing_predicts_it():
+    sequence = TokenSequence([5, 6], [True, True])
+
+    assert sequence.num_trained == 1
+    assert collate([sequence], device=CPU).targets_N.tolist() == [6]
+
+
+def test_a_rollout_is_trained_up_to_its_last_sampled_token():
+    trace = TokenTrace(
+        ids=[5, 6, 7, 8, 9, 9, 9],
+        sampled=[False, True, False, True, False, False, False],
+        logprobs=[0.0] * 7,
+    )
+
+    sequence = sampled_sequence(trace)
+
+    assert sequence.ids == [5, 6, 7, 8]
+    assert sequence.trained == [False, True, False, True]
+
+
+sequences = st.lists(
+    st.lists(st.tuples(st.integers(0, 99), st.booleans()), min_size=1, max_size=12).map(
+        lambda pairs: TokenSequence([i for i, _ in pairs], [t for _, t in pairs])
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(sequences)
+def test_trained_tokens_keep_the_order_of_the_sequences(given_sequences):
+    batch = collate(given_sequences, device=CPU)
+
+    wanted = [
+        (row, token)
+        for row, sequence in enumerate(given_sequences)
+        for token, is_trained in zip(sequence.ids[1:], sequence.trained[1:], strict=True)
+        if is_trained
+    ]
+    assert list(zip(batch.rows_N.tolist(), batch.targets_N.tolist(), strict=True)) == wanted
+    assert batch.num_trained == sum(sequence.num_trained for sequence in given_sequences)
+
+
+@given(lengths=st.lists(st.integers(1, 50), max_size=30), max_tokens=st.integers(1, 120))
+def test_microbatches_hold_every_sequence_once_within_the_padded_size(lengths, max_tokens):
+    groups = list(microbatches(lengths, max_tokens=max_tokens))
+
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    for group in groups:
+        padded = len(group) * max(lengths[index] for index in group)
+        assert padded <= max_tokens or len(group) == 1
+
+
+def test_microbatches_put_similar_lengths_together():
+    assert list(microbatches([9, 2, 10, 1], max_tokens=20)) == [[3, 1], [0, 2]]

@@ -1,0 +1,104 @@
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
+from stillroom.errors import ModelError
+from stillroom.models.batches import TokenSequence, collate
+from stillroom.models.heads import OutputHead, token_logprobs
+
+IDS = torch.randint(0, 352, (2, 20), generator=torch.Generator().manual_seed(0))
+TOKENIZER = build_tokenizer("chatml")
+
+
+def chosen_positions(ids):
+    marks = [position % 3 == 2 for position in range(ids.shape[1])]
+    sequences = [TokenSequence(row.tolist(), marks) for row in ids]
+    return collate(sequences, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_the_logits_are_the_models_own(architecture):
+    model = build_model(architecture, TOKENIZER)
+    head = OutputHead(model)
+    batch = chosen_positions(IDS)
+
+    head.check()
+
+    own = model(input_ids=IDS).logits
+    assert batch.num_trained == 12
+    assert torch.allclose(head.batch_logits(batch), own[batch.rows_N, batch.positions_N], atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_the_models_short_number_format_is_not_taken_for_another_head(architecture):
+    model = build_model(architecture, TOKENIZER).to(torch.bfloat16)
+    # Large logits, so that soft-capping works on them and rounding is at its worst.
+    model.get_output_embeddings().weight.mul_(8)
+
+    OutputHead(model).check()
+
+
+@torch.no_grad()
+def test_the_head_runs_the_adapter_of_a_peft_model():
+    base = build_model("llama", TOKENIZER)
+    plain = OutputHead(base).hidden(IDS)
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    model = get_peft_model(base, config)
+    head = OutputHead(model)
+
+    head.check()
+
+    ours = head.logits(head.hidden(IDS).flatten(0, 1))
+    assert torch.allclose(ours, model(input_ids=IDS).logits.flatten(0, 1), atol=1e-5)
+    assert not torch.allclose(head.hidden(IDS), plain, atol=1e-2)
+
+
+class OddHead(LlamaForCausalLM):
+    """A family whose logits are formed in a way of its own."""
+
+    factor = 1.01
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * self.factor
+        return output
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-4], ids=["large logits", "small logits"])
+def test_an_unknown_head_is_refused(size):
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, initializer_range=size, eos_token_id=1, bos_token_id=0,
+    )  # fmt: skip
+    model = OddHead(config)
+
+    with pytest.raises(ModelError, match="OddHead forms its logits in a way that is not known"):
+        OutputHead(model).check()
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_the_check_leaves_the_model_in_the_mode_it_was_in(is_training):
+    model = build_model("llama", TOKENIZER).train(is_training)
+
+    OutputHead(model).check()
+
+    assert model.training is is_training
+
+
+def test_log_probabilities_are_those_of_the_chosen_tokens():
+    logits = torch.tensor([[0.0, 1.0, 2.0], [5.0, 5.0, 5.0]])
+
+    found = token_logprobs(logits, torch.tensor([2, 0]))
+
+    # e^2 / (1 + e + e^2) = 0.665241, and 1/3.
+    assert found.exp().tolist() == pytest.approx([0.665241, 1 / 3], abs=1e-6)
+
+
+def test_log_probabilities_stay_finite_for_huge_logits():
+    found = token_logprobs(torch.tensor([[1e4, -1e4]]), torch.tensor([1]))
+
+    assert found.item() == pytest.approx(-2e4)

@@ -1,0 +1,185 @@
+import json
+import shutil
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Gemma3Config
+
+from fakes.tiny_models import build_tokenizer
+from stillroom.errors import ModelError
+from stillroom.files import write_json
+from stillroom.models.load import (
+    RECORD,
+    CheckpointRecord,
+    adapter_base,
+    dtype_for,
+    load_adapter,
+    load_model,
+    load_tokenizer,
+    load_weights,
+    stop_token_ids,
+)
+from stillroom.models.resolve import ModelLocation
+
+
+def local(folder):
+    return ModelLocation(folder.name, str(folder), is_local=True)
+
+
+@pytest.fixture
+def copied(tiny_models, tmp_path):
+    """A copy of a saved model that a test may damage."""
+    return shutil.copytree(tiny_models.folder("llama", "chatml"), tmp_path / "llama")
+
+
+@pytest.fixture
+def lora_folder(tiny_models, tmp_path):
+    """An adapter whose weights are not zero, as other programs write it."""
+    base = tiny_models.folder("llama", "chatml")
+    torch.manual_seed(1)
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    model = get_peft_model(load_weights(local(base)), config)
+    model.save_pretrained(tmp_path / "lora")
+    build_tokenizer("chatml").save_pretrained(tmp_path / "lora")
+    return tmp_path / "lora"
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.arange(5)[None]).logits
+
+
+def test_a_model_is_loaded_in_fp32_on_cpu_and_ready_to_run(tiny_models):
+    loaded = tiny_models.load("llama", "chatml")
+
+    assert loaded.model.dtype == torch.float32
+    assert not loaded.model.training
+    assert loaded.max_context == 512
+
+
+def test_the_number_format_follows_the_precision_and_the_device():
+    assert dtype_for("auto", torch.device("cpu")) == torch.float32
+    assert dtype_for("auto", torch.device("cuda")) == torch.bfloat16
+    assert dtype_for("fp32", torch.device("cuda")) == torch.float32
+    assert dtype_for("bf16", torch.device("cpu")) == torch.bfloat16
+
+
+def test_a_model_can_be_loaded_in_bf16(tiny_models):
+    model = load_weights(tiny_models.location("llama", "chatml"), precision="bf16")
+
+    assert model.dtype == torch.bfloat16
+
+
+def test_a_turn_ends_with_the_models_own_ends_and_with_its_templates(tiny_models):
+    loaded = tiny_models.load("llama", "chatml")
+    tokenizer = loaded.tokenizer
+    text_end, turn_end = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    # As base models come: their tokenizer's end is the end of a document.
+    tokenizer.eos_token = "<|endoftext|>"
+    loaded.model.generation_config.eos_token_id = [text_end]
+
+    assert stop_token_ids(loaded.model, tokenizer) == {text_end, turn_end}
+
+
+def test_the_context_of_a_model_with_pictures_is_that_of_its_text_part(tmp_path):
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    text = {**small, **heads, "vocab_size": 352, "max_position_embeddings": 96}
+    vision = {**small, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=vision, image_token_index=3)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "both")
+    build_tokenizer("gemma").save_pretrained(tmp_path / "both")
+
+    assert load_model(None, local(tmp_path / "both")).max_context == 96
+
+
+def test_an_adapter_is_merged_into_its_base(tiny_models, lora_folder):
+    loaded = load_model(tiny_models.workspace, local(lora_folder))
+    apart = load_adapter(tiny_models.workspace, local(lora_folder))
+
+    base = tiny_models.load("llama", "chatml").model
+    assert type(loaded.model) is type(base)
+    assert torch.allclose(logits(loaded.model), logits(apart), atol=1e-4)
+    assert not torch.allclose(logits(loaded.model), logits(base), atol=1e-2)
+
+
+def test_our_record_says_what_an_adapter_belongs_on(tiny_models, lora_folder):
+    other = tiny_models.folder("llama", "chatml", seed=1)
+    record = CheckpointRecord(run_id="r", method="sft", step=1, base_model=str(other))
+    write_json(lora_folder / RECORD, record)
+
+    assert adapter_base(tiny_models.workspace, local(lora_folder)).folder == other
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused(copied):
+    (copied / "chat_template.jinja").unlink()
+
+    with pytest.raises(ModelError, match="has no chat template") as caught:
+        load_tokenizer(local(copied))
+    assert "chat_template.jinja" in caught.value.fix
+
+
+def test_several_chat_templates_are_refused_by_name(copied):
+    (copied / "additional_chat_templates").mkdir()
+    (copied / "additional_chat_templates" / "tool_use.jinja").write_text("x", encoding="utf-8")
+
+    with pytest.raises(ModelError, match=r"several chat templates \(default, tool_use\)"):
+        load_tokenizer(local(copied))
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:400])
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "model.safetensors", "config.json"])
+def test_a_damaged_file_is_an_error_that_names_the_folder(copied, file):
+    truncate(copied / file)
+
+    with pytest.raises(ModelError, match=r"cannot load the (model|tokenizer)") as caught:
+        load_model(None, local(copied))
+    assert str(copied) in caught.value.fix
+
+
+def test_a_damaged_adapter_is_an_error_that_names_the_folder(tiny_models, lora_folder):
+    truncate(lora_folder / "adapter_model.safetensors")
+
+    with pytest.raises(ModelError, match="cannot load the adapter") as caught:
+        load_model(tiny_models.workspace, local(lora_folder))
+    assert str(lora_folder) in caught.value.fix
+
+
+def test_pickled_weights_are_not_read(copied):
+    weights = load_file(copied / "model.safetensors")
+    (copied / "model.safetensors").unlink()
+    torch.save(weights, copied / "pytorch_model.bin")
+
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        load_weights(local(copied))
+
+
+def test_a_model_with_missing_weights_is_not_filled_up_with_random_ones(copied):
+    weights = load_file(copied / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    del weights[name]
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(ModelError, match=f"1 weights of 'llama' are not in its files, e.g. {name}"):
+        load_weights(local(copied))
+
+
+def test_weights_of_another_size_are_refused(copied):
+    config = json.loads((copied / "config.json").read_text(encoding="utf-8"))
+    (copied / "config.json").write_text(json.dumps({**config, "vocab_size": 300}), encoding="utf-8")
+
+    with pytest.raises(ModelError, match="cannot load the model"):
+        load_weights(local(copied))
+
+
+def test_a_hub_model_that_cannot_be_reached_says_what_to_check():
+    hub = ModelLocation("nobody/nothing", "nobody/nothing", is_local=False)
+
+    with pytest.raises(ModelError, match="cannot load the tokenizer of 'nobody/nothing'") as caught:
+        load_tokenizer(hub)
+    assert "HF_TOKEN" in caught.value.fix

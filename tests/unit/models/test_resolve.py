@@ -1,0 +1,86 @@
+import pytest
+
+from stillroom.errors import InputError, ModelError
+from stillroom.models.resolve import locate_model
+from stillroom.settings import Workspace
+
+
+def model_folder(folder, file="config.json"):
+    folder.mkdir(parents=True)
+    (folder / file).write_text("{}", encoding="utf-8")
+    return folder
+
+
+def run_folder(root, name, *checkpoints):
+    run = root / "runs" / name
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}", encoding="utf-8")
+    for checkpoint in checkpoints:
+        model_folder(run / "checkpoints" / checkpoint)
+    return run
+
+
+def test_a_folder_in_the_workspace_is_that_model(tmp_path):
+    folder = model_folder(tmp_path / "models" / "mine")
+
+    found = locate_model(Workspace(tmp_path), "models/mine")
+
+    assert found.name == "models/mine"
+    assert found.folder == folder.resolve()
+    assert found.is_local
+    assert not found.is_adapter
+
+
+def test_a_folder_with_adapter_config_is_an_adapter(tmp_path):
+    model_folder(tmp_path / "lora", "adapter_config.json")
+
+    assert locate_model(Workspace(tmp_path), "lora").is_adapter
+
+
+@pytest.mark.parametrize("name", ["run-1", "runs/run-1"])
+def test_a_run_is_its_final_checkpoint(tmp_path, name):
+    run = run_folder(tmp_path, "run-1", "step_000010", "final")
+
+    assert locate_model(Workspace(tmp_path), name).folder == run / "checkpoints" / "final"
+
+
+@pytest.mark.parametrize("name", ["run-1", "runs/run-1"])
+def test_an_unfinished_run_names_its_newest_checkpoint(tmp_path, name):
+    run_folder(tmp_path, "run-1", "step_000010", "step_000020", ".step_000030.partial")
+
+    with pytest.raises(ModelError, match="no final checkpoint; it has checkpoints/step_000020"):
+        locate_model(Workspace(tmp_path), name)
+
+
+def test_a_name_with_a_slash_that_is_no_folder_is_a_hub_model(tmp_path):
+    found = locate_model(Workspace(tmp_path), "Qwen/Qwen3-0.6B")
+
+    assert not found.is_local
+    assert not found.is_adapter
+    assert found.location == "Qwen/Qwen3-0.6B"
+
+
+def test_a_local_folder_comes_before_a_hub_model_of_the_same_name(tmp_path):
+    folder = model_folder(tmp_path / "Qwen" / "Qwen3-0.6B")
+
+    assert locate_model(Workspace(tmp_path), "Qwen/Qwen3-0.6B").folder == folder
+
+
+@pytest.mark.parametrize("name", ["nothing", "a/b/c", "/not/there", "", "https://x/y"])
+def test_what_is_no_model_is_refused_with_what_would_be_accepted(tmp_path, name):
+    with pytest.raises(ModelError) as caught:
+        locate_model(Workspace(tmp_path), name)
+    assert "config.json" in caught.value.fix
+    assert "demo/student" in caught.value.fix
+
+
+def test_a_folder_without_a_model_is_refused_by_its_path(tmp_path):
+    (tmp_path / "data").mkdir()
+
+    with pytest.raises(ModelError, match=r"data is not a model: it has neither config\.json"):
+        locate_model(Workspace(tmp_path), "data")
+
+
+def test_a_nul_character_is_refused(tmp_path):
+    with pytest.raises(InputError, match="null byte"):
+        locate_model(Workspace(tmp_path), "a\0b")

@@ -1,0 +1,355 @@
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from fakes.decoding import (
+    GREEDY,
+    SAMPLED,
+    decode_all,
+    engine_for,
+    full_logprobs,
+    generated,
+    random_prompts,
+    run_to_end,
+    sequence_of,
+)
+from fakes.tiny_models import ARCHITECTURES, build_tokenizer
+from stillroom.errors import ModelError
+from stillroom.models.load import LoadedModel
+from stillroom.models.resolve import ModelLocation
+from stillroom.policy.decode import DecodedSequence, DecodeEngine
+from stillroom.types import SamplingSettings
+
+RAGGED = (3, 45, 17, 1, 26, 9)
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def loaded(request, tiny_models):
+    return tiny_models.load(request.param, "chatml")
+
+
+@pytest.fixture
+def gemma(tiny_models):
+    return tiny_models.load("gemma3", "chatml")
+
+
+def test_greedy_turns_are_those_of_transformers_token_for_token(loaded):
+    prompts = random_prompts(RAGGED)
+
+    # Fewer rows than sequences: some wait, and take over rows of others that have ended.
+    found = decode_all(loaded, [sequence_of(prompt) for prompt in prompts], max_rows=3)
+
+    assert found == [generated(loaded, prompt) for prompt in prompts]
+
+
+def test_log_probabilities_are_those_of_one_forward_pass_over_the_whole(loaded):
+    prompts = random_prompts(RAGGED, seed=1)
+    sequences = [sequence_of(p, SAMPLED, seed=i) for i, p in enumerate(prompts)]
+
+    decode_all(loaded, sequences, max_rows=3)
+
+    for sequence in sequences:
+        wanted = full_logprobs(loaded, sequence.ids)
+        for found, known, is_sampled in zip(
+            sequence.logprobs, wanted, sequence.sampled, strict=True
+        ):
+            assert found == pytest.approx(known if is_sampled else 0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("replied", [1, 2, 30])
+def test_a_turn_after_a_tools_reply_is_that_of_transformers(loaded, replied):
+    prompts = random_prompts((20, 4, 33, 11), seed=2)
+    replies = random_prompts((replied, 12, replied, 5), seed=3)
+    sequences = [sequence_of(prompt) for prompt in prompts]
+    engine = engine_for(loaded)
+    seconds: set[int] = set()
+
+    def answer(sequence: DecodedSequence) -> None:
+        index = sequences.index(sequence)
+        if index not in seconds:
+            seconds.add(index)
+            sequence.give(replies[index])
+            engine.ask(sequence)
+
+    for sequence in sequences:
+        engine.ask(sequence)
+    run_to_end(engine, answer)
+
+    for sequence, prompt, reply in zip(sequences, prompts, replies, strict=True):
+        once = generated(loaded, prompt)
+        assert sequence.ids == generated(loaded, [*once, *reply])
+        assert sequence.sampled[len(once) : len(once) + len(reply)] == [False] * len(reply)
+
+
+def test_a_paused_conversation_goes_on_as_if_it_had_not_waited(gemma):
+    waiting, *others = (
+        sequence_of(p, SAMPLED, seed=i) for i, p in enumerate(random_prompts(RAGGED))
+    )
+    alone = sequence_of(random_prompts(RAGGED)[0], SAMPLED, seed=0)
+    reply = random_prompts((7,), seed=5)[0]
+
+    engine = engine_for(gemma)
+    for sequence in (waiting, *others):
+        engine.ask(sequence)
+    while not waiting.is_paused:
+        engine.step()
+    # The others go on, end and leave, and their rows are given to new ones meanwhile.
+    for sequence in others:
+        while not sequence.is_paused or sequence.slot is None:
+            engine.step()
+        engine.release(sequence)
+    waiting.give(reply)
+    engine.ask(waiting)
+    run_to_end(engine)
+
+    solo = engine_for(gemma, max_rows=1)
+    solo.ask(alone)
+    while not alone.is_paused:
+        solo.step()
+    alone.give(reply)
+    solo.ask(alone)
+    run_to_end(solo)
+    assert waiting.ids == alone.ids
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "phi3"])
+def test_long_conversations_outgrow_the_cache_and_stay_exact(tiny_models, architecture):
+    loaded = tiny_models.load(architecture, "chatml")
+    prompts = random_prompts((126, 5, 250), seed=4)
+    long = SamplingSettings(temperature=0.0, max_tokens=40)
+
+    found = decode_all(loaded, [sequence_of(prompt, long) for prompt in prompts])
+
+    assert found == [generated(loaded, prompt, max_tokens=40) for prompt in prompts]
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 6])
+def test_what_a_conversation_becomes_does_not_depend_on_its_neighbours(gemma, max_rows):
+    prompts = random_prompts(RAGGED, seed=6)
+
+    together = decode_all(
+        gemma,
+        [sequence_of(p, SAMPLED, seed=i) for i, p in enumerate(prompts)],
+        max_rows=max_rows,
+    )
+
+    alone = [
+        decode_all(gemma, [sequence_of(p, SAMPLED, seed=i)], max_rows=1)[0]
+        for i, p in enumerate(prompts)
+    ]
+    assert together == alone
+    assert len({len(ids) - len(p) for ids, p in zip(alone, prompts, strict=True)}) > 2
+
+
+def test_other_seeds_give_other_rollouts(gemma):
+    prompt = random_prompts((10,))[0]
+
+    found = decode_all(gemma, [sequence_of(prompt, SAMPLED, seed=seed) for seed in range(4)])
+
+    assert len({tuple(ids) for ids in found}) == 4
+
+
+def test_a_restored_turn_goes_on_as_the_unbroken_one(gemma):
+    prompt, reply = random_prompts((12, 6), seed=7)
+    unbroken = sequence_of(prompt, SAMPLED, seed=3)
+    first: list[int] = []
+    engine = engine_for(gemma)
+
+    def answer(sequence: DecodedSequence) -> None:
+        if not first:
+            first.extend(sequence.ids[len(prompt) :])
+            sequence.give(reply)
+            engine.ask(sequence)
+
+    engine.ask(unbroken)
+    run_to_end(engine, answer)
+
+    restored = sequence_of(prompt, SAMPLED, seed=3)
+    restored.restore(first, unbroken.logprobs[len(prompt) :][: len(first)])
+    restored.give(reply)
+    decode_all(gemma, [restored])
+
+    assert len(unbroken.ids) > len(prompt) + len(first) + len(reply)
+    assert restored.ids == unbroken.ids
+    assert restored.sampled == unbroken.sampled
+    assert restored.logprobs == pytest.approx(unbroken.logprobs, abs=1e-5)
+
+
+def test_a_turn_ends_with_a_stop_token(gemma):
+    sequence = sequence_of(random_prompts((10,))[0], SamplingSettings(temperature=1.0), seed=1)
+
+    decode_all(gemma, [sequence])
+
+    assert sequence.finish_reason == "stop"
+    assert sequence.ids[-1] in gemma.stop_ids
+    assert not set(sequence.ids[10:-1]) & gemma.stop_ids
+
+
+def without_stops(loaded):
+    return LoadedModel(loaded.location, loaded.model, loaded.tokenizer, frozenset())
+
+
+@pytest.mark.parametrize("max_tokens", [1, 7])
+def test_a_turn_ends_after_its_most_tokens(gemma, max_tokens):
+    settings = SamplingSettings(temperature=1.0, max_tokens=max_tokens)
+    sequence = sequence_of(random_prompts((10,))[0], settings)
+
+    decode_all(without_stops(gemma), [sequence])
+
+    assert sequence.finish_reason == "length"
+    assert len(sequence.ids) == 10 + max_tokens
+
+
+def test_the_limit_counts_the_tokens_of_one_turn(gemma):
+    loaded = without_stops(gemma)
+    settings = SamplingSettings(temperature=1.0, max_tokens=5)
+    sequence = sequence_of(random_prompts((10,))[0], settings)
+    engine = engine_for(loaded)
+    turns: list[int] = []
+
+    def again(ended: DecodedSequence) -> None:
+        turns.append(len(ended.ids))
+        if len(turns) < 3:
+            ended.give([1, 2])
+            engine.ask(ended)
+
+    engine.ask(sequence)
+    run_to_end(engine, again)
+
+    assert turns == [15, 22, 29]
+
+
+def test_a_conversation_never_grows_beyond_its_context(gemma):
+    prompts = random_prompts((10, 31, 32, 50))
+    sequences = [sequence_of(p, SamplingSettings(temperature=1.0)) for p in prompts]
+
+    decode_all(without_stops(gemma), sequences, max_context=32)
+
+    assert [sequence.finish_reason for sequence in sequences] == ["context"] * 4
+    assert [len(sequence.ids) for sequence in sequences] == [32, 32, 32, 50]
+    assert not any(sequences[3].sampled)
+
+
+def test_a_stop_token_at_the_end_of_the_context_is_a_stop(gemma):
+    prompt = random_prompts((10,))[0]
+    whole = decode_all(gemma, [sequence_of(prompt, SamplingSettings(temperature=1.0), seed=1)])[0]
+    sequence = sequence_of(prompt, SamplingSettings(temperature=1.0), seed=1)
+
+    decode_all(gemma, [sequence], max_context=len(whole))
+
+    assert sequence.finish_reason == "stop"
+    assert sequence.ids == whole
+
+
+def test_a_sequence_that_leaves_while_it_waits_or_runs_leaves_the_others_alone(gemma):
+    prompts = random_prompts((8, 20, 5, 13), seed=9)
+    sequences = [sequence_of(prompt) for prompt in prompts]
+    engine = engine_for(gemma, max_rows=3)
+    for sequence in sequences:
+        engine.ask(sequence)
+    engine.step()
+
+    engine.release(sequences[0])
+    engine.step()
+    engine.release(sequences[3])
+    run_to_end(engine)
+
+    assert [s.ids for s in sequences[1:3]] == [generated(gemma, p) for p in prompts[1:3]]
+    assert not engine.has_work
+
+
+def test_padding_ids_of_the_vocabulary_are_never_sampled(tiny_models):
+    loaded = tiny_models.load("llama", "chatml", vocab_size=416)
+    settings = SamplingSettings(temperature=2.0, max_tokens=60)
+    prompts = random_prompts((5,) * 4)
+    sequences = [sequence_of(p, settings, seed=i) for i, p in enumerate(prompts)]
+
+    decode_all(loaded, sequences)
+
+    sampled = [token for sequence in sequences for token in sequence.ids[5:]]
+    assert len(sampled) > 20
+    assert max(sampled) < len(loaded.tokenizer)
+    for sequence in sequences:
+        wanted = full_logprobs(loaded, sequence.ids)[5:]
+        assert sequence.logprobs[5:] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_learnt_positions_are_not_asked_for_beyond_the_context():
+    tokenizer = build_tokenizer("chatml")
+    config = GPT2Config(
+        vocab_size=352, n_embd=32, n_layer=2, n_head=4, n_positions=64,
+        bos_token_id=0, eos_token_id=tokenizer.eos_token_id, initializer_range=0.3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    location = ModelLocation("gpt2", "gpt2", is_local=True)
+    loaded = LoadedModel(location, model, tokenizer, frozenset({tokenizer.eos_token_id}))
+    # Read in one pass: the short one is padded by 30 tokens.
+    prompts = random_prompts((32, 2), seed=10)
+    settings = SamplingSettings(temperature=0.0, max_tokens=4)
+    near_end = sequence_of(random_prompts((56,), seed=11)[0], settings)
+    engine = engine_for(loaded, max_context=64)
+    engine.ask(near_end)
+    while not near_end.is_paused:
+        engine.step()
+    near_end.give(prompts[1])
+    fresh = sequence_of(prompts[0], settings)
+    before = list(near_end.ids)
+
+    engine.ask(near_end)
+    engine.ask(fresh)
+    run_to_end(engine)
+
+    assert fresh.ids == generated(loaded, prompts[0], max_tokens=4)
+    wanted = generated(loaded, before, max_tokens=min(4, 64 - len(before)))
+    assert near_end.ids == wanted
+
+
+def test_layers_without_a_key_value_cache_are_refused_with_another_way(tiny_models):
+    loaded = tiny_models.load("llama", "chatml")
+    loaded.model.config.layer_types = ["full_attention", "linear_attention"]
+
+    with pytest.raises(ModelError, match="layers of type linear_attention") as caught:
+        DecodeEngine(loaded, max_rows=1, max_context=32)
+    assert "vLLM" in caught.value.fix
+
+
+def test_a_model_whose_numbers_overflow_is_an_error(tiny_models):
+    loaded = tiny_models.load("llama", "chatml")
+    with torch.no_grad():
+        loaded.model.get_output_embeddings().weight.fill_(float("nan"))
+
+    with pytest.raises(ModelError, match="not finite"):
+        decode_all(loaded, [sequence_of([1, 2, 3])])
+
+
+def test_greedy_and_sampled_rows_run_side_by_side(gemma):
+    prompts = random_prompts((6, 6), seed=12)
+
+    found = decode_all(gemma, [sequence_of(prompts[0], GREEDY), sequence_of(prompts[1], SAMPLED)])
+
+    assert found[0] == generated(gemma, prompts[0])
+    assert found[1] == decode_all(gemma, [sequence_of(prompts[1], SAMPLED)])[0]
+
+
+def test_eager_attention_gives_the_same_tokens(tiny_models):
+    loaded = tiny_models.load("gemma3", "chatml")
+    prompts = random_prompts(RAGGED)
+    wanted = [generated(loaded, prompt) for prompt in prompts]
+
+    loaded.model.set_attn_implementation("eager")
+
+    assert decode_all(loaded, [sequence_of(prompt) for prompt in prompts], max_rows=3) == wanted
+
+
+def test_draws_are_taken_one_for_each_sampled_token(gemma):
+    sequence = sequence_of(random_prompts((9,))[0], SAMPLED, seed=5)
+
+    decode_all(gemma, [sequence])
+
+    fresh = random.Random(5)
+    for _ in range(sum(sequence.sampled)):
+        fresh.random()
+    assert sequence.draws.random() == fresh.random()

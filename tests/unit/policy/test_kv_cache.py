@@ -1,0 +1,70 @@
+import torch
+
+from stillroom.policy.kv_cache import ForwardPlan, SlotCache, SlotLayer
+
+HEADS, SIZE = 2, 3
+
+
+def plan(slots, starts, *, num_new, num_attended):
+    return ForwardPlan(
+        slots_B=torch.tensor(slots),
+        starts_B=torch.tensor(starts),
+        num_new=num_new,
+        num_attended=num_attended,
+        is_prefix=slots == list(range(len(slots))),
+    )
+
+
+def states(rows, num_new, first=0.0):
+    """Keys that all differ: [rows, HEADS, num_new, SIZE]."""
+    count = rows * HEADS * num_new * SIZE
+    return first + torch.arange(count, dtype=torch.float32).view(rows, HEADS, num_new, SIZE)
+
+
+def test_each_row_is_written_at_its_own_position_of_its_own_slot():
+    layer = SlotLayer(3)
+    layer.plan = plan([0, 1, 2], [0, 0, 0], num_new=2, num_attended=2)
+    before = states(3, 2)
+    layer.update(before, -before)
+    layer.plan = plan([2, 0], [2, 1], num_new=1, num_attended=3)
+    new = states(2, 1, first=100.0)
+
+    keys, values = layer.update(new, -new)
+
+    assert keys.shape == (2, HEADS, 3, SIZE)
+    assert torch.equal(keys[0, :, :2], before[2])
+    assert torch.equal(keys[0, :, 2], new[0, :, 0])
+    assert torch.equal(keys[1, :, 0], before[0, :, 0])
+    assert torch.equal(keys[1, :, 1], new[1, :, 0])
+    assert torch.equal(values[:, :, :2], -keys[:, :, :2])
+
+
+def test_growing_keeps_what_was_written():
+    layer = SlotLayer(2)
+    layer.plan = plan([0, 1], [0, 0], num_new=5, num_attended=5)
+    first = states(2, 5)
+    layer.update(first, first)
+    for start in (127, 128, 400):
+        layer.plan = plan([1], [start], num_new=1, num_attended=start + 1)
+        layer.update(states(1, 1), states(1, 1))
+
+    layer.plan = plan([0, 1], [5, 5], num_new=1, num_attended=6)
+    keys, _ = layer.update(states(2, 1), states(2, 1))
+
+    assert torch.equal(keys[:, :, :5], first)
+
+
+def test_a_copied_slot_holds_the_other_ones_tokens_in_every_layer():
+    cache = SlotCache(num_layers=2, num_slots=3)
+    cache.set_plan(plan([0, 1, 2], [0, 0, 0], num_new=2, num_attended=2))
+    written = states(3, 2)
+    for index in range(2):
+        cache.update(written, -written, index)
+
+    cache.copy_slot(2, 0)
+
+    cache.set_plan(plan([0], [2], num_new=1, num_attended=3))
+    for index in range(2):
+        keys, values = cache.update(states(1, 1), states(1, 1), index)
+        assert torch.equal(keys[0, :, :2], written[2])
+        assert torch.equal(values[0, :, :2], -written[2])

@@ -1,0 +1,194 @@
+import json
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes import chat_templates
+from stillroom.errors import ModelError
+from stillroom.policy.tool_calls import (
+    message_from_text,
+    parse_hermes,
+    parse_llama,
+    parse_mistral,
+    parser_for,
+)
+
+
+def parsed(parser, text):
+    """Returns the content and each call's name and arguments."""
+    content, written = parser(text)
+    return content, [(call.name, call.arguments) for call in written]
+
+
+@pytest.mark.parametrize(
+    ("template", "parser"),
+    [
+        (chat_templates.CHATML, parse_hermes),
+        (chat_templates.QWEN3, parse_hermes),
+        (chat_templates.MISTRAL, parse_mistral),
+        (chat_templates.LLAMA3, parse_llama),
+    ],
+)
+def test_the_parser_follows_the_templates_format(template, parser):
+    assert parser_for(template) is parser
+
+
+def test_a_template_without_a_known_format_is_refused_with_other_ways():
+    with pytest.raises(ModelError, match="no tool-call format") as caught:
+        parser_for(chat_templates.GEMMA)
+    assert "OpenAI-compatible endpoint" in caught.value.fix
+
+
+def test_hermes_calls_are_read_and_the_text_around_them_is_kept():
+    text = (
+        'Let me look.\n<tool_call>\n{"name": "price", "arguments": {"item": "lämp"}}\n</tool_call>'
+        '\n<tool_call>{"name": "stock", "arguments": {}}</tool_call>'
+    )
+
+    assert parsed(parse_hermes, text) == (
+        "Let me look.",
+        [("price", '{"item": "lämp"}'), ("stock", "{}")],
+    )
+
+
+def test_a_hermes_call_that_was_not_closed_is_read_to_the_end():
+    assert parsed(parse_hermes, '<tool_call>{"name": "price", "arguments": {}}')[1] == [
+        ("price", "{}")
+    ]
+
+
+def test_a_broken_call_keeps_its_text_so_that_the_model_is_told():
+    text = '<tool_call>{"name": "price", "arguments": {"item": lamp}}</tool_call>'
+
+    assert parsed(parse_hermes, text)[1] == [
+        ("price", '{"name": "price", "arguments": {"item": lamp}}')
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "call"),
+    [
+        ("", ("", "")),
+        ("[]", ("", "[]")),
+        ("7", ("", "7")),
+        ('"price"', ("", '"price"')),
+        ('{"arguments": {}}', ("", '{"arguments": {}}')),
+        ('{"name": "price"}', ("price", "{}")),
+        ('{"name": "price", "arguments": "{}"}', ("price", "{}")),
+        ('{"name": "price", "arguments": null}', ("price", "null")),
+        ('{"name": 7, "arguments": {}}', ("7", "{}")),
+    ],
+)
+def test_every_odd_call_becomes_one_call(body, call):
+    assert parsed(parse_hermes, f"<tool_call>{body}</tool_call>")[1] == [call]
+
+
+def test_text_without_calls_is_left_as_it_is():
+    for parser in (parse_hermes, parse_mistral, parse_llama):
+        assert parser(" The answer is 12.\n") == (" The answer is 12.\n", [])
+
+
+def test_mistral_calls_are_read_from_the_end_of_the_turn():
+    text = (
+        'Hm. [TOOL_CALLS] [{"name": "price", "arguments": {"item": "lamp"}, "id": "abcdefghi"}, '
+        '{"name": "stock", "arguments": {}}]'
+    )
+
+    assert parsed(parse_mistral, text) == ("Hm.", [("price", '{"item": "lamp"}'), ("stock", "{}")])
+
+
+def test_a_mistral_call_keeps_the_id_under_which_the_model_expects_its_reply():
+    text = '[TOOL_CALLS] [{"name": "a", "id": "abcdefghi"}, {"name": "b"}, {"name": "c", "id": 7}]'
+
+    made = message_from_text(text, parse_mistral)["tool_calls"]
+
+    assert [call["id"] for call in made] == ["abcdefghi", "call00001", "call00002"]
+
+
+def test_a_broken_mistral_list_keeps_its_text():
+    assert parsed(parse_mistral, "[TOOL_CALLS] [{]") == ("", [("", "[{]")])
+
+
+def test_a_llama_call_is_the_whole_turn():
+    call = '{"name": "price", "parameters": {"item": "lamp"}}'
+
+    assert parsed(parse_llama, f" <|python_tag|>{call}\n") == (
+        "",
+        [("price", '{"item": "lamp"}')],
+    )
+    assert parse_llama(f"Look: {call}") == (f"Look: {call}", [])
+
+
+def test_thinking_is_set_apart_from_the_answer():
+    message = message_from_text("<think>\nhm <tool_call>\n</think>\n\nIt is 12.", parse_hermes)
+
+    assert message == {
+        "role": "assistant",
+        "content": "It is 12.",
+        "reasoning_content": "hm <tool_call>",
+    }
+
+
+def test_thinking_that_the_prompt_opened_is_set_apart_too():
+    message = message_from_text("hm\n</think>\n\nIt is 12.", None, is_thinking=True)
+
+    assert message == {"role": "assistant", "content": "It is 12.", "reasoning_content": "hm"}
+
+
+def test_calls_are_numbered_through_a_conversation_with_ids_every_template_takes():
+    text = '<tool_call>{"name": "a"}</tool_call><tool_call>{"name": "b"}</tool_call>'
+
+    first = message_from_text(text, parse_hermes)["tool_calls"]
+    second = message_from_text(text, parse_hermes, first_call=2)["tool_calls"]
+
+    ids = [call["id"] for call in [*first, *second]]
+    assert len(set(ids)) == 4
+    # Mistral's templates want nine letters or digits.
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
+    assert first[1] == {
+        "id": ids[1], "type": "function", "function": {"name": "b", "arguments": "{}"},
+    }  # fmt: skip
+
+
+def test_without_tools_a_call_is_plain_text():
+    text = '<tool_call>{"name": "a"}</tool_call>'
+
+    assert message_from_text(text, None) == {"role": "assistant", "content": text}
+
+
+pieces = st.lists(
+    st.sampled_from(
+        ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>", '{"name": "', '"}',
+         '"arguments": ', '"parameters": ', "[", "]", "{", "}", '"', "\\", "\\ud800", "\\u0000",
+         "1e999", "-", ":", ",", " ", "\n", "é", "[" * 2000, "null", "9" * 5000]
+    ),
+    max_size=12,
+).map("".join)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.one_of(pieces, st.text(max_size=40)))
+@pytest.mark.parametrize("parser", [parse_hermes, parse_mistral, parse_llama])
+def test_whatever_a_model_writes_becomes_a_message_that_can_be_stored(parser, text):
+    text = text.encode(errors="replace").decode()
+
+    message = message_from_text(text, parser)
+
+    assert msgspec.json.decode(msgspec.json.encode(message)) == message
+
+
+@pytest.mark.parametrize("parser", [parse_hermes, parse_mistral, parse_llama])
+@pytest.mark.parametrize(
+    "arguments", ['{"item": "\\ud83d"}', '{"\\udfff": 1}', "[" * 100_000, '{"a":' * 100_000]
+)
+def test_calls_that_json_cannot_carry_are_handed_back_as_they_were_written(parser, arguments):
+    key = "parameters" if parser is parse_llama else "arguments"
+    body = json.dumps({"name": "price", key: 0}).replace("0", arguments)
+    text = {parse_hermes: "<tool_call>{}", parse_mistral: "[TOOL_CALLS][{}]"}.get(parser, "{}")
+
+    message = message_from_text(text.replace("{}", body), parser)
+
+    assert arguments in message["tool_calls"][0]["function"]["arguments"]
+    assert msgspec.json.encode(message)

@@ -1,0 +1,459 @@
+import random
+
+import pytest
+import torch
+
+from fakes.decoding import random_prompts
+from fakes.reporters import KeptReporter
+from fakes.training import gradients, largest_gap, make_project, make_student, one_by_one
+from stillroom.errors import RunCancelledError
+from stillroom.models.batches import TokenSequence
+from stillroom.models.load import load_model
+from stillroom.models.resolve import locate_model
+from stillroom.teachers.local_hf import LocalTeacher
+from stillroom.train.config import AlgorithmSection
+from stillroom.train.on_policy import (
+    SampledSequence,
+    UpdateStats,
+    accumulate_reverse_kl,
+    sequences_of,
+)
+
+KINDS = {
+    "importance_sampling": AlgorithmSection(kl_penalty_coef=0.3),
+    "ppo": AlgorithmSection(loss_fn="ppo", kl_penalty_coef=0.3, clip_ratio=0.1),
+    "full_reverse_kl": AlgorithmSection(loss_fn="full_reverse_kl"),
+}
+
+
+@pytest.fixture
+def student(tiny_models):
+    return make_student(tiny_models, tiny_models.folder("llama", "chatml"))
+
+
+@pytest.fixture
+def teacher(tiny_models):
+    return LocalTeacher(tiny_models.load("llama", "chatml", seed=1))
+
+
+def sampled_sequences(off_policy=0.2):
+    """Rollouts with two turns each, and sampler log-probabilities that are a little off."""
+    rng = random.Random(0)
+    sequences = []
+    for ids in random_prompts((12, 30, 21, 9)):
+        sampled = [False] * 3 + [True] * 3 + [False] * 2 + [True] * (len(ids) - 8)
+        sequences.append((TokenSequence(ids, sampled), [rng.gauss(0, off_policy) for _ in ids]))
+    return sequences
+
+
+@torch.no_grad()
+def with_sampler(model, drafts):
+    """Gives each sampled token its log-probability under the model, moved by the draft's offset."""
+    sequences = []
+    for tokens, offsets in drafts:
+        logprobs = model(torch.tensor([tokens.ids])).logits[0].double().log_softmax(-1)
+        sampler = [
+            logprobs[i - 1, tokens.ids[i]].item() + offsets[i]
+            for i in range(1, len(tokens.ids))
+            if tokens.trained[i]
+        ]
+        sequences.append(SampledSequence(tokens, sampler))
+    return sequences
+
+
+def exact_loss(model, teacher_model, sequences, algorithm):
+    """The mean token loss by the formulas, sequence by sequence, in float64."""
+    losses, kls = [], []
+    for sequence in sequences:
+        tokens = sequence.tokens
+        ids = torch.tensor([tokens.ids])
+        where = [i for i in range(1, len(tokens.ids)) if tokens.trained[i]]
+        before = [i - 1 for i in where]
+        chosen = ids[0, where]
+        student = model(ids).logits[0].log_softmax(-1)[before]
+        with torch.no_grad():
+            teacher = teacher_model(ids).logits[0].log_softmax(-1)[before]
+        now = student.gather(1, chosen[:, None])[:, 0]
+        theirs = teacher.gather(1, chosen[:, None])[:, 0]
+        sampler = torch.tensor(sequence.sampler_logprobs, dtype=torch.float64)
+        advantage = -algorithm.kl_penalty_coef * (sampler - theirs)
+        ratio = (now - sampler).exp()
+        if algorithm.loss_fn == "full_reverse_kl":
+            losses.append((student.exp() * (student - teacher)).sum(-1))
+        elif algorithm.loss_fn == "ppo":
+            low, high = 1 - algorithm.clip_ratio, 1 + algorithm.clip_ratio
+            clipped = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+            losses.append(-clipped)
+        else:
+            losses.append(-ratio * advantage)
+        kls.append(sampler - theirs)
+    return torch.cat(losses).mean(), torch.cat(kls).mean().item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rank", [0, 4])
+def test_loss_and_gradient_are_those_of_the_formulas_in_float64(tiny_models, teacher, kind, rank):
+    folder = tiny_models.folder("llama", "chatml")
+    student = make_student(tiny_models, folder, rank=rank)
+    sequences = with_sampler(student.loaded.model, sampled_sequences())
+    stats = UpdateStats()
+
+    accumulate_reverse_kl(student, teacher, sequences, KINDS[kind], stats)
+    ours = gradients(student)
+    exact_teacher = tiny_models.load("llama", "chatml", seed=1).model.double()
+    loss, kl = exact_loss(student.loaded.model.double(), exact_teacher, sequences, KINDS[kind])
+    loss.backward()
+
+    assert stats.loss / stats.num_tokens == pytest.approx(loss.item(), abs=1e-5)
+    assert stats.teacher_kl / stats.num_tokens == pytest.approx(kl, abs=1e-5)
+    assert largest_gap(ours, gradients(student)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_teacher_that_is_the_student_has_nothing_to_teach(tiny_models, student, kind):
+    twin = LocalTeacher(tiny_models.load("llama", "chatml"))
+    sequences = with_sampler(student.loaded.model, sampled_sequences(off_policy=0.0))
+    stats = UpdateStats()
+
+    accumulate_reverse_kl(student, twin, sequences, KINDS[kind], stats)
+
+    assert stats.loss / stats.num_tokens == pytest.approx(0.0, abs=1e-5)
+    assert stats.teacher_kl / stats.num_tokens == pytest.approx(0.0, abs=1e-5)
+    assert max(g.abs().max().item() for g in gradients(student).values()) < 1e-4
+
+
+def test_the_expected_gradient_of_the_sampled_loss_is_that_of_the_whole_divergence(
+    student, teacher
+):
+    """Over all next tokens, weighted by their probability, both losses push the same way."""
+    prompt = random_prompts((7,), seed=3)[0]
+    with torch.no_grad():
+        logprobs = student.loaded.model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    weighted = {}
+    for token in range(len(logprobs)):
+        tokens = TokenSequence([*prompt, token], [False] * 7 + [True])
+        sequence = SampledSequence(tokens, [logprobs[token].item()])
+        algorithm = AlgorithmSection(kl_penalty_coef=1.0)
+        accumulate_reverse_kl(student, teacher, [sequence], algorithm, UpdateStats())
+        for name, gradient in gradients(student).items():
+            weighted[name] = weighted.get(name, 0) + logprobs[token].exp() * gradient
+
+    tokens = TokenSequence([*prompt, 0], [False] * 7 + [True])
+    sequence = SampledSequence(tokens, [logprobs[0].item()])
+    accumulate_reverse_kl(student, teacher, [sequence], KINDS["full_reverse_kl"], UpdateStats())
+
+    assert largest_gap(weighted, gradients(student)) < 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_microbatches_of_one_give_the_gradient_of_the_whole_batch(student, teacher, kind):
+    sequences = with_sampler(student.loaded.model, sampled_sequences())
+    whole, single = UpdateStats(), UpdateStats()
+
+    accumulate_reverse_kl(student, teacher, sequences, KINDS[kind], whole)
+    together = gradients(student)
+    accumulate_reverse_kl(one_by_one(student), teacher, sequences, KINDS[kind], single)
+
+    assert single.loss == pytest.approx(whole.loss, abs=1e-4)
+    assert largest_gap(gradients(student), together) < 1e-5
+
+
+def test_the_gap_between_sampler_and_trainer_is_measured_before_the_first_step(student, teacher):
+    sequences = with_sampler(student.loaded.model, sampled_sequences(off_policy=0.5))
+    offsets = [
+        abs(offset)
+        for tokens, all_offsets in sampled_sequences(off_policy=0.5)
+        for offset, is_trained in zip(all_offsets, tokens.trained, strict=True)
+        if is_trained
+    ]
+    stats = UpdateStats()
+
+    accumulate_reverse_kl(student, teacher, sequences, KINDS["ppo"], stats)
+
+    assert stats.num_fresh_tokens == stats.num_tokens == len(offsets)
+    assert stats.logprob_gap == pytest.approx(sum(offsets), abs=1e-3)
+
+
+TOOLS = """
+from stillroom.tools import tool
+
+@tool
+def price(item: str) -> str:
+    "The price of an item."
+    return "12"
+"""
+
+
+def distill(tmp_path, student, teacher, *, prompts=8, **sections):
+    project = make_project(tmp_path, "distill", student, teacher={"path": str(teacher)}, **sections)
+    rows = [{"prompt": f"Item {i}?", "metadata": {"expected_answer": "12"}} for i in range(prompts)]
+    project.write(rows)
+    return project
+
+
+@pytest.mark.parametrize("loss_fn", KINDS)
+@pytest.mark.parametrize("rank", [0, 4])
+def test_training_comes_nearer_to_the_teacher(tmp_path, tiny_models, loss_fn, rank):
+    project = distill(
+        tmp_path,
+        tiny_models.folder("llama", "chatml"),
+        tiny_models.folder("llama", "chatml", seed=1),
+        data={"batch_size": 8},
+        model={"qlora_rank": rank},
+        algorithm={"loss_fn": loss_fn},
+        rollout={"max_tokens": 12},
+        trainer={"num_epochs": 10, "learning_rate": 2e-2, "schedule": "constant"},
+    )
+
+    result = project.train()
+
+    measured = project.reporter.measured
+    assert (result.steps, result.rows, result.method) == (10, 8, "distill")
+    last = [metrics["teacher_kl"] for metrics in measured[-3:]]
+    assert sum(last) / 3 < 0.8 * measured[0]["teacher_kl"]
+    # What the trainer computes for sampled tokens is what the sampler computed.
+    assert all(metrics["logprob_gap"] < 1e-5 for metrics in measured)
+    assert all(metrics["failed"] == 0 for metrics in measured)
+    assert project.checkpoints() == ["final"]
+
+
+def test_the_tokens_of_tools_are_read_and_not_trained(tmp_path, tiny_models):
+    project = distill(
+        tmp_path,
+        tiny_models.folder("llama", "clerk"),
+        tiny_models.folder("llama", "clerk", seed=1),
+        rollout={"max_turns": 4, "max_tokens": 8},
+    )
+    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+
+    project.train()
+
+    for metrics in project.reporter.measured:
+        assert metrics["turns"] > 1
+        # A clerk's turn is one phrase and its end, so two tokens are trained for each turn.
+        assert metrics["response_tokens"] == pytest.approx(2 * metrics["turns"])
+        assert metrics["logprob_gap"] < 1e-5
+        assert metrics["tool_errors"] == 0
+
+
+def test_a_reply_that_fills_the_context_ends_the_rollout_and_costs_no_memory(tmp_path, tiny_models):
+    clerk = tiny_models.folder("llama", "clerk")
+    project = distill(tmp_path, clerk, clerk, rollout={"max_turns": 4})
+    (tmp_path / "tools.py").write_text(TOOLS.replace('"12"', '"12 " * 1000'), encoding="utf-8")
+
+    project.train()
+
+    for metrics in project.reporter.measured:
+        # The first call's reply is the end of it: one turn was sampled, and the next cut off.
+        assert 0 < metrics["truncated"] < 1
+        assert metrics["response_tokens"] == pytest.approx(2.0)
+
+
+def test_rewards_are_tracked(tmp_path, tiny_models):
+    clerk = tiny_models.folder("llama", "clerk")
+    project = distill(tmp_path, clerk, clerk, rollout={"max_turns": 1})
+    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+
+    project.train()
+
+    for metrics in project.reporter.measured:
+        # Who calls the tool in the only turn has no answer; who answers is right.
+        assert metrics["reward"] == pytest.approx(1 - metrics["out_of_turns"])
+        assert 0 < metrics["reward"] < 1
+
+
+def test_iterations_end_at_max_steps_and_only_their_prompts_count(tmp_path, tiny_models):
+    folder = tiny_models.folder("llama", "chatml")
+    project = distill(
+        tmp_path,
+        folder,
+        folder,
+        data={"batch_size": 2, "group_size": 3},
+        rollout={"max_tokens": 4},
+        trainer={"max_steps": 2, "num_epochs": 5},
+    )
+
+    result = project.train()
+
+    assert (result.steps, result.rows) == (2, 4)
+    assert len(project.reporter.measured) == 2
+
+
+def test_substeps_split_the_rollouts_and_share_the_schedule(tmp_path, tiny_models):
+    project = distill(
+        tmp_path,
+        tiny_models.folder("llama", "chatml"),
+        tiny_models.folder("llama", "chatml", seed=1),
+        data={"batch_size": 4, "group_size": 1},
+        algorithm={"substeps": 4},
+        rollout={"max_tokens": 6},
+        trainer={"learning_rate": 1.0e-3},
+    )
+
+    project.train()
+
+    rates = [metrics["learning_rate"] for metrics in project.reporter.measured]
+    # Eight optimiser steps in two iterations, each reported at its last: steps 3 and 7.
+    assert rates == pytest.approx([1e-3 * (1 - 0.9 * 3 / 8), 1e-3 * (1 - 0.9 * 7 / 8)])
+    # Later substeps have moved away from the sampler, and say nothing of its exactness.
+    assert all(metrics["logprob_gap"] < 1e-5 for metrics in project.reporter.measured)
+
+
+def test_a_prompt_that_comes_again_is_sampled_anew(tmp_path, tiny_models):
+    clerk = tiny_models.folder("llama", "clerk")
+    project = distill(tmp_path, clerk, clerk, data={"batch_size": 8, "group_size": 1})
+    project.write([{"prompt": "Item?", "metadata": {"expected_answer": "12"}}] * 8)
+    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+
+    project.train()
+
+    # One turn only: of equal draws all would answer, or none.
+    assert 0 < project.reporter.measured[0]["reward"] < 1
+
+
+def test_a_student_with_padding_in_its_vocabulary_is_trained(tmp_path, tiny_models):
+    project = distill(
+        tmp_path,
+        tiny_models.folder("llama", "chatml", vocab_size=416),
+        tiny_models.folder("llama", "chatml", seed=1),
+        rollout={"max_tokens": 24},
+    )
+
+    project.train()
+
+    assert all(metrics["logprob_gap"] < 1e-5 for metrics in project.reporter.measured)
+
+
+def test_the_same_configuration_gives_the_same_run(tmp_path, tiny_models):
+    project = distill(
+        tmp_path,
+        tiny_models.folder("gemma3", "chatml"),
+        tiny_models.folder("llama", "chatml", seed=1),
+        rollout={"max_tokens": 8},
+    )
+
+    project.train("run-1")
+    project.train("run-2")
+
+    clocks = {"sample_s", "update_s", "tokens_per_s"}
+    told = [
+        {name: value for name, value in metrics.items() if name not in clocks}
+        for metrics in project.reporter.measured
+    ]
+    assert told[:2] == told[2:]
+
+
+def test_dropout_of_the_model_does_not_part_trainer_and_sampler(tmp_path, tiny_models):
+    folder = tiny_models.folder("llama", "chatml", attention_dropout=0.5)
+    project = distill(tmp_path, folder, folder, rollout={"max_tokens": 8})
+
+    project.train()
+
+    assert project.reporter.measured[0]["logprob_gap"] < 1e-5
+
+
+def test_a_trained_student_is_loaded_from_its_run(tmp_path, tiny_models):
+    folder = tiny_models.folder("llama", "chatml")
+    project = distill(tmp_path, folder, folder, rollout={"max_tokens": 4})
+
+    project.train()
+
+    loaded = load_model(project.workspace, locate_model(project.workspace, "run-1"))
+    assert loaded.max_context == 512
+
+
+def test_a_cancelled_run_leaves_a_checkpoint_of_its_iteration(tmp_path, tiny_models):
+    clerk = tiny_models.folder("llama", "clerk")
+    project = distill(tmp_path, clerk, clerk, data={"batch_size": 2}, rollout={"max_turns": 2})
+    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+    project.reporter = KeptReporter(lambda: len(project.reporter.measured) >= 2)
+
+    with pytest.raises(RunCancelledError):
+        project.train()
+
+    assert project.checkpoints() == ["step_000002"]
+
+
+def test_a_run_cancelled_while_it_samples_does_not_finish_the_iteration(tmp_path, tiny_models):
+    clerk = tiny_models.folder("llama", "clerk")
+    project = distill(tmp_path, clerk, clerk, data={"batch_size": 2}, rollout={"max_turns": 2})
+    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+    project.reporter = KeptReporter(lambda: True)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        project.train()
+
+    assert caught.group_contains(RunCancelledError)
+    assert project.reporter.measured == []
+    assert project.checkpoints() == []
+
+
+def test_an_iteration_whose_rollouts_all_fail_is_an_error_and_not_a_perfect_student(
+    tmp_path, tiny_models
+):
+    clerk = tiny_models.folder("llama", "clerk")
+    project = distill(tmp_path, clerk, clerk)
+    (tmp_path / "rewards.py").write_text(
+        "from stillroom.tools import reward\n\n"
+        "@reward\n"
+        "def broken(args, messages) -> float:\n"
+        "    raise ValueError('nothing fits')\n",
+        encoding="utf-8",
+    )
+
+    with pytest.raises(Exception, match="every rollout of iteration 1 failed") as caught:
+        project.train()
+    assert "nothing fits" in caught.value.problem
+    assert "rewards.py" in caught.value.fix
+
+
+def test_prompts_that_fill_the_context_are_an_error(tmp_path, tiny_models):
+    folder = tiny_models.folder("llama", "chatml")
+    project = distill(tmp_path, folder, folder, rollout={"max_context_window": 16})
+
+    with pytest.raises(Exception, match="the prompts fill the context") as caught:
+        project.train()
+    assert "max_context_window" in caught.value.fix
+
+
+def test_a_teacher_with_other_tokens_is_refused_before_anything_is_sampled(tmp_path, tiny_models):
+    project = distill(
+        tmp_path, tiny_models.folder("llama", "chatml"), tiny_models.folder("llama", "clerk")
+    )
+
+    with pytest.raises(Exception, match="different tokenizers"):
+        project.train()
+    assert project.reporter.measured == []
+
+
+def test_what_was_sampled_is_what_is_trained():
+    from stillroom.types import (
+        SamplingSettings,
+        StopReason,
+        TeacherRecord,
+        TokenTrace,
+        Trajectory,
+        Usage,
+    )
+
+    def rollout(tokens):
+        settings = SamplingSettings()
+        return Trajectory(
+            id="t-0", task_id="t", sample=0, messages=[], tools=[], metadata={}, reward=None,
+            rewards={}, success=None, stop_reason=StopReason.ANSWERED, turns=1, truncated=False,
+            tool_errors=0, error=None, usage=Usage(), cost_usd=None, started_at="", duration_s=0.0,
+            teacher=TeacherRecord(provider="student", model="m", settings=settings), tokens=tokens,
+        )  # fmt: skip
+
+    trace = TokenTrace(
+        ids=[9, 8, 7, 6, 5],
+        sampled=[False, True, True, False, True],
+        logprobs=[0.0, -1.0, -2.0, 0.0, -3.0],
+    )
+    nothing = TokenTrace(ids=[9], sampled=[False], logprobs=[0.0])
+
+    (sequence,) = sequences_of([rollout(nothing), rollout(trace), rollout(None)])
+
+    assert sequence.tokens.ids == trace.ids
+    assert sequence.tokens.trained == trace.sampled
+    assert sequence.sampler_logprobs == [-1.0, -2.0, -3.0]

@@ -1,0 +1,329 @@
+import json
+import math
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from fakes.conversations import answer, user
+from fakes.reporters import KeptReporter
+from fakes.tiny_models import build_tokenizer
+from fakes.training import make_project
+from stillroom.errors import ConfigError, DataError, ModelError, RunCancelledError
+from stillroom.models.load import CheckpointRecord, load_model, load_weights
+from stillroom.models.resolve import ModelLocation, locate_model
+
+SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]
+DPO_ROWS = [
+    {
+        "prompt": [user(f"Item {i}?")],
+        "chosen": [answer(f"It costs {i}.")],
+        "rejected": [answer("No.")],
+    }
+    for i in range(6)
+]
+IDS = torch.arange(12)[None]
+
+
+@pytest.fixture
+def llama(tiny_models):
+    return tiny_models.folder("llama", "chatml")
+
+
+def sft(tmp_path, start, rows=SFT_ROWS, **sections):
+    project = make_project(tmp_path, "sft", start, **sections)
+    project.write(rows)
+    return project
+
+
+def dpo(tmp_path, start, **sections):
+    project = make_project(tmp_path, "dpo", start, **sections)
+    project.write(DPO_ROWS)
+    return project
+
+
+@torch.no_grad()
+def logits(model):
+    return model.eval()(IDS).logits
+
+
+def weights_of(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def test_sft_reports_every_step_and_lowers_the_loss(tmp_path, llama):
+    project = sft(tmp_path, llama, trainer={"num_epochs": 3, "learning_rate": 1e-2})
+
+    result = project.train()
+
+    measured = project.reporter.measured
+    assert result.steps == 9
+    assert result.rows == 10
+    assert result.skipped == {}
+    assert project.reporter.progressed == [(step, 9) for step in range(1, 10)]
+    assert [metrics["epoch"] for metrics in measured] == [1] * 3 + [2] * 3 + [3] * 3
+    assert measured[-1]["loss"] < measured[0]["loss"] / 2
+    assert measured[0]["learning_rate"] == 1e-2
+    assert all(metrics["grad_norm"] > 0 for metrics in measured)
+    assert result.metrics == measured[-1]
+    assert result.trained_tokens > 0
+    assert result.checkpoint == "runs/run-1/checkpoints/final"
+
+
+def test_the_same_configuration_trains_the_same_weights(tmp_path, llama):
+    project = sft(tmp_path, llama, model={"qlora_rank": 4})
+
+    project.train("run-1")
+    project.train("run-2")
+    project.train("run-3", "trainer.seed=1")
+
+    weights = [
+        load_file(project.checkpoint("final", f"run-{i}") / "adapter_model.safetensors")
+        for i in (1, 2, 3)
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+def test_a_full_checkpoint_is_an_ordinary_model_for_transformers(
+    tmp_path, tiny_models, architecture
+):
+    project = sft(tmp_path, tiny_models.folder(architecture, "chatml"))
+
+    project.train()
+
+    folder = project.checkpoint()
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ours = load_model(project.workspace, locate_model(project.workspace, "run-1"))
+    assert torch.equal(logits(plain), logits(ours.model))
+    assert not torch.allclose(
+        logits(plain), logits(tiny_models.load(architecture).model), atol=1e-3
+    )
+    assert tokenizer.chat_template == ours.tokenizer.chat_template
+    assert tokenizer.get_vocab() == ours.tokenizer.get_vocab()
+
+
+def test_an_adapters_checkpoint_is_an_ordinary_adapter_for_peft(tmp_path, tiny_models, llama):
+    project = sft(tmp_path, llama, model={"qlora_rank": 4}, trainer={"learning_rate": 1e-2})
+
+    project.train()
+
+    folder = project.checkpoint()
+    assert not (folder / "model.safetensors").exists()
+    plain = AutoPeftModelForCausalLM.from_pretrained(folder)
+    ours = load_model(project.workspace, locate_model(project.workspace, "run-1"))
+    assert torch.allclose(logits(plain), logits(ours.model), atol=1e-4)
+    assert not torch.allclose(logits(plain), logits(tiny_models.load("llama").model), atol=1e-3)
+
+
+def test_a_checkpoint_says_where_it_comes_from(tmp_path, llama):
+    project = sft(tmp_path, llama, model={"qlora_rank": 4}, trainer={"save_step": 2})
+
+    project.train()
+
+    records = {
+        name: json.loads((project.checkpoint(name) / "stillroom.json").read_text(encoding="utf-8"))
+        for name in project.checkpoints()
+    }
+    common = {"run_id": "run-1", "method": "sft", "base_model": str(llama)}
+    assert records == {"step_000002": {**common, "step": 2}, "final": {**common, "step": 3}}
+    assert CheckpointRecord(**records["final"])
+
+
+def test_the_configuration_that_was_used_is_written_to_the_run(tmp_path, llama):
+    project = sft(tmp_path, llama)
+
+    project.train("run-1", "trainer.seed=7")
+
+    path = tmp_path / "runs" / "run-1" / "config.json"
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert written["trainer"]["seed"] == 7
+    assert written["trainer"]["schedule"] == "linear"
+
+
+def test_checkpoints_are_written_every_so_many_steps(tmp_path, llama):
+    project = sft(tmp_path, llama, data={"batch_size": 2}, trainer={"save_step": 2})
+
+    project.train()
+
+    # Ten rows, two at a time: step 5 is the last, and its checkpoint is the final one.
+    assert project.checkpoints() == ["final", "step_000002", "step_000004"]
+    first, final = (weights_of(project.checkpoint(n)) for n in ("step_000002", "final"))
+    assert not all(torch.equal(first[name], final[name]) for name in first)
+    assert len(project.reporter.notes) == 2
+
+
+def test_the_last_step_has_only_the_final_checkpoint(tmp_path, llama):
+    project = sft(tmp_path, llama, data={"batch_size": 5}, trainer={"save_step": 1})
+
+    project.train()
+
+    assert project.checkpoints() == ["final", "step_000001"]
+
+
+def test_a_cancelled_run_leaves_a_checkpoint_of_the_step_it_reached(tmp_path, llama):
+    project = sft(tmp_path, llama, data={"batch_size": 2})
+    project.reporter = KeptReporter(lambda: len(project.reporter.measured) >= 3)
+
+    with pytest.raises(RunCancelledError):
+        project.train()
+
+    assert project.checkpoints() == ["step_000003"]
+    load_weights(ModelLocation("c", str(project.checkpoint("step_000003")), is_local=True))
+    with pytest.raises(ModelError, match="it has checkpoints/step_000003"):
+        locate_model(project.workspace, "run-1")
+
+
+def test_a_run_goes_on_from_the_checkpoint_of_another(tmp_path, llama):
+    project = sft(tmp_path, llama)
+    project.train("run-1")
+    first = project.reporter.measured[0]["loss"]
+
+    project.train("run-2", "model.path=run-1")
+
+    assert project.reporter.measured[3]["loss"] < first
+    begun = weights_of(project.checkpoint("final", "run-1"))
+    ended = weights_of(project.checkpoint("final", "run-2"))
+    assert not all(torch.equal(begun[name], ended[name]) for name in begun)
+
+
+def test_an_adapter_is_trained_on_and_stays_an_adapter_of_the_same_base(tmp_path, llama):
+    project = sft(tmp_path, llama, model={"qlora_rank": 4}, trainer={"learning_rate": 1e-2})
+    project.train("run-1")
+    trained = project.reporter.measured[-1]["loss"]
+
+    project.train("run-2", "model.path=run-1")
+
+    assert project.reporter.measured[3]["loss"] < project.reporter.measured[0]["loss"]
+    assert project.reporter.measured[3]["loss"] == pytest.approx(trained, rel=0.5)
+    path = project.checkpoint("final", "run-2") / "stillroom.json"
+    assert json.loads(path.read_text(encoding="utf-8"))["base_model"] == str(llama)
+    load_model(project.workspace, locate_model(project.workspace, "run-2"))
+
+
+def test_an_adapter_begun_on_a_run_of_ours_names_that_runs_checkpoint(tmp_path, llama):
+    project = sft(tmp_path, llama)
+    project.train("run-1")
+
+    project.train("run-2", "model.path=run-1", "model.qlora_rank=4")
+
+    loaded = load_model(project.workspace, locate_model(project.workspace, "run-2"))
+    base = AutoModelForCausalLM.from_pretrained(project.checkpoint("final", "run-1"))
+    plain = AutoPeftModelForCausalLM.from_pretrained(project.checkpoint("final", "run-2"))
+    assert torch.allclose(logits(loaded.model), logits(plain), atol=1e-4)
+    assert not torch.allclose(logits(base), logits(plain), atol=1e-4)
+
+
+def test_held_out_rows_are_measured_after_every_epoch_and_not_trained(tmp_path, llama):
+    project = sft(tmp_path, llama, data={"val_split": 0.2}, trainer={"num_epochs": 2})
+
+    result = project.train()
+
+    assert result.rows == 8
+    measured = project.reporter.measured
+    assert ["val_loss" in metrics for metrics in measured] == [False, True, False, True]
+    assert measured[3]["val_loss"] < measured[1]["val_loss"]
+
+
+def test_thinking_is_trained_only_where_it_is_asked_for(tmp_path, tiny_models):
+    thought = answer("It costs 1.", reasoning_content="one and nothing else")
+    rows = [{"messages": [user("Item 1?"), thought]}]
+    project = sft(tmp_path, tiny_models.folder("llama", "qwen3"), rows)
+
+    without = project.train("run-1")
+    thinking = project.train("run-2", "rollout.include_thinking=true")
+
+    num_tokens = len(build_tokenizer("qwen3").encode("one and nothing else"))
+    assert thinking.trained_tokens == pytest.approx(without.trained_tokens + num_tokens, abs=2)
+
+
+def test_rows_that_are_too_long_are_counted(tmp_path, llama):
+    rows = [*SFT_ROWS, {"messages": [user("x" * 300), answer("b")]}]
+
+    result = sft(tmp_path, llama, rows, model={"max_length": 100}).train()
+
+    assert result.rows == 10
+    assert result.skipped == {"longer than max_length": 1}
+
+
+def test_rows_longer_than_the_models_context_are_left_out_unasked(tmp_path, llama):
+    rows = [*SFT_ROWS, {"messages": [user("x" * 600), answer("b")]}]
+
+    result = sft(tmp_path, llama, rows, model={"max_length": 4000}).train()
+
+    assert result.skipped == {"longer than max_length": 1}
+
+
+def test_dpo_begins_at_ln_2_and_learns_the_preference(tmp_path, llama):
+    project = dpo(tmp_path, llama, trainer={"num_epochs": 4, "learning_rate": 1e-2})
+
+    result = project.train()
+
+    measured = project.reporter.measured
+    assert measured[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert measured[0]["margin"] == pytest.approx(0.0, abs=1e-4)
+    assert measured[-1]["loss"] < 0.3
+    assert measured[-1]["pair_accuracy"] == 1.0
+    assert (result.steps, result.rows, result.method) == (8, 6, "dpo")
+
+
+def test_ipo_begins_at_the_square_of_its_target(tmp_path, llama):
+    project = dpo(tmp_path, llama, dpo={"loss": "ipo", "beta": 0.1})
+
+    project.train()
+
+    # (0 - 1 / (2 × 0.1))², since reference and policy are means over the same tokens.
+    assert project.reporter.measured[0]["loss"] == pytest.approx(25.0, abs=1e-3)
+
+
+def test_dpo_from_an_adapter_takes_that_adapter_as_its_reference(tmp_path, llama):
+    sft(tmp_path, llama, model={"qlora_rank": 4}, trainer={"learning_rate": 1e-2}).train("run-1")
+    project = dpo(tmp_path, llama, model={"qlora_rank": 4, "path": "run-1"})
+
+    project.train("run-2")
+
+    assert project.reporter.measured[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_dropout_of_the_model_does_not_blur_the_preference(tmp_path, tiny_models, rank):
+    folder = tiny_models.folder("llama", "chatml", attention_dropout=0.5)
+    project = dpo(tmp_path, folder, model={"qlora_rank": rank})
+
+    project.train()
+
+    assert project.reporter.measured[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([{"messages": [user("a")]}], "messages"),
+        ([{"messages": [user("a"), {"role": "robot", "content": "b"}]}], "robot"),
+        ([{"messages": [user("a" * 2000), answer("b")]}], "no row is left"),
+    ],
+)
+def test_bad_rows_are_refused(tmp_path, llama, rows, told):
+    with pytest.raises(DataError, match=told):
+        sft(tmp_path, llama, rows).train()
+
+
+def test_a_training_file_that_is_not_there_is_refused_with_where_it_was_looked_for(tmp_path, llama):
+    project = make_project(tmp_path, "sft", llama)
+
+    with pytest.raises(ConfigError, match=r"'train\.jsonl' does not exist in"):
+        project.train()
+
+
+def test_training_that_diverges_stops_with_what_to_change(tmp_path, llama):
+    project = sft(
+        tmp_path, llama, trainer={"learning_rate": 1e30, "max_grad_norm": 1e30, "num_epochs": 5}
+    )
+
+    with pytest.raises(Exception, match="diverged") as caught:
+        project.train()
+    assert "learning_rate" in caught.value.fix
