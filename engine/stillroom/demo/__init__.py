@@ -1,0 +1,8 @@
+"""A shop-clerk world with tiny trained models: everything runs with no key, hub or GPU."""
+
+from pathlib import Path
+
+_MODELS = Path(__file__).parent / "models"
+
+DEMO_MODELS = {"demo/teacher": _MODELS / "teacher", "demo/student": _MODELS / "student"}
+"""The folders of the shipped models, by the name a user writes for them."""

@@ -1,0 +1,120 @@
+"""How many held-out tasks a model solves: it plays them greedily, all side by side."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, get_args
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from stillroom.demo.grammar import Difficulty
+from stillroom.demo.shop import TOOL_SCHEMAS
+from stillroom.demo.tokenizer import TURN_END
+from stillroom.demo.world import Task, is_correct, run_tool, task_row
+from stillroom.types import Message, ToolCall
+
+MAX_TURNS = 5
+MAX_TURN_TOKENS = 48
+BATCH_SIZE = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Shares of the tasks, from 0 to 1."""
+
+    num_tasks: int
+    overall: float
+    by_difficulty: dict[str, float]
+    answered: float
+    """Ended by stating an answer, right or wrong."""
+    called_well: float
+    """Made no call that is malformed or that a tool refused."""
+
+
+@dataclass(slots=True)
+class _Play:
+    """One conversation as it grows."""
+
+    task: Task
+    messages: list[Message]
+    final_text: str | None = None
+    """The turn that ended it; None while it goes on."""
+    has_bad_call: bool = False
+
+
+def measure_accuracy(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: Sequence[Task]
+) -> Accuracy:
+    """Returns how the model does on the tasks, decoding greedily."""
+    plays = [_Play(task, list(task_row(task)["messages"])) for task in tasks]
+    for _ in range(MAX_TURNS):
+        ongoing = [play for play in plays if play.final_text is None]
+        for start in range(0, len(ongoing), BATCH_SIZE):
+            batch = ongoing[start : start + BATCH_SIZE]
+            for play, text in zip(batch, _next_turns(model, tokenizer, batch), strict=True):
+                _take_turn(play, text)
+    is_solved = [is_correct(play.final_text or "", play.task.expected_answer) for play in plays]
+    return Accuracy(
+        num_tasks=len(plays),
+        overall=fmean(is_solved),
+        by_difficulty={
+            level: fmean(
+                solved
+                for play, solved in zip(plays, is_solved, strict=True)
+                if play.task.difficulty == level
+            )
+            for level in get_args(Difficulty)
+        },
+        answered=fmean("The answer is " in (play.final_text or "") for play in plays),
+        called_well=fmean(not play.has_bad_call for play in plays),
+    )
+
+
+def _next_turns(
+    model: Any, tokenizer: PreTrainedTokenizerFast, plays: Sequence[_Play]
+) -> list[str]:
+    conversations: Any = [play.messages for play in plays]
+    inputs: Any = tokenizer.apply_chat_template(
+        conversations,
+        tools=[dict(schema) for schema in TOOL_SCHEMAS],
+        add_generation_prompt=True,
+        padding=True,
+        return_dict=True,
+        return_tensors="pt",
+    )
+    with torch.inference_mode():
+        outputs: Any = model.generate(**inputs, do_sample=False, max_new_tokens=MAX_TURN_TOKENS)
+    turns = tokenizer.batch_decode(outputs[:, inputs["input_ids"].shape[1] :])
+    return [turn.split(TURN_END)[0] for turn in turns]
+
+
+def _take_turn(play: _Play, text: str) -> None:
+    """Adds the turn and the replies to its calls, or ends the play."""
+    bodies = re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL)
+    try:
+        calls = [_parsed_call(body) for body in bodies]
+    except (ValueError, KeyError, TypeError):
+        play.has_bad_call = True
+        calls = []
+    if not calls:
+        play.final_text = text
+        return
+    play.messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+    for call in calls:
+        function = call["function"]
+        reply = run_tool(play.task, function["name"], json.loads(function["arguments"]))
+        play.has_bad_call |= reply.startswith("error")
+        play.messages.append({"role": "tool", "tool_call_id": call["id"], "content": reply})
+
+
+def _parsed_call(body: str) -> ToolCall:
+    call = json.loads(body)
+    arguments = json.dumps(dict(call["arguments"]))
+    return {
+        "id": "call",
+        "type": "function",
+        "function": {"name": str(call["name"]), "arguments": arguments},
+    }

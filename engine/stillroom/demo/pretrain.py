@@ -1,0 +1,153 @@
+"""Building the demo's models and fitting them to examples: one small training loop.
+
+Shapes: B batch, T tokens, H hidden, V vocabulary, N trained tokens of the batch.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from stillroom.demo.curriculum import Example
+from stillroom.demo.tokenizer import PAD, TURN_END
+
+BATCHES_PER_BUCKET = 16
+WARMUP_STEPS = 50
+FLOOR = 0.05
+"""Of the peak learning rate, reached at the last step."""
+NUM_LAST_LOSSES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    """What one fit read and where it ended."""
+
+    steps: int
+    tokens_read: int
+    tokens_trained: int
+    final_loss: float
+    """Mean over the last steps, nats per trained token."""
+
+
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, *, num_layers: int, max_length: int, seed: int
+) -> Qwen3ForCausalLM:
+    """Returns a model with random weights; the wide initial spread makes copying emerge early."""
+    torch.manual_seed(seed)
+    token_ids = tokenizer.get_vocab()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=max_length,
+        initializer_range=0.15,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=token_ids[TURN_END],
+        pad_token_id=token_ids[PAD],
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def deepen(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, num_layers: int, seed: int
+) -> Qwen3ForCausalLM:
+    """Returns a deeper model that computes the same: the new layers add nothing yet.
+
+    They are spread evenly behind the first layer and start with zero output projections.
+    """
+    deeper = build_model(
+        tokenizer,
+        num_layers=num_layers,
+        max_length=model.config.max_position_embeddings,
+        seed=seed,
+    )
+    old_layers: Any = model.model.layers
+    new_layers: Any = deeper.model.layers
+    for layer in new_layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    for index, layer in enumerate(old_layers):
+        new_layers[index * num_layers // len(old_layers)].load_state_dict(layer.state_dict())
+    deeper.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
+    deeper.model.norm.load_state_dict(model.model.norm.state_dict())
+    return deeper
+
+
+def shuffled_batches(
+    examples: Sequence[Example], *, batch_size: int, seed: int
+) -> Iterator[list[Example]]:
+    """Yields full batches without end, each of examples of about the same length."""
+    rng = Random(seed)
+    while True:
+        order = rng.sample(examples, len(examples))
+        for start in range(0, len(order), batch_size * BATCHES_PER_BUCKET):
+            bucket = order[start : start + batch_size * BATCHES_PER_BUCKET]
+            bucket.sort(key=lambda example: len(example.ids))
+            firsts = range(0, len(bucket) - batch_size + 1, batch_size)
+            for first in rng.sample(firsts, len(firsts)):
+                yield bucket[first : first + batch_size]
+
+
+def fit(
+    model: Qwen3ForCausalLM,
+    batches: Iterable[Sequence[Example]],
+    *,
+    num_steps: int,
+    peak_learning_rate: float,
+) -> FitReport:
+    """Trains the model in place, one step per batch, and returns what it did."""
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
+    losses: list[float] = []
+    tokens_read = tokens_trained = 0
+    model.train()
+    for step, batch in enumerate(islice(batches, num_steps)):
+        for group in optimizer.param_groups:
+            group["lr"] = peak_learning_rate * _schedule(step, num_steps)
+        loss = _loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+        tokens_read += sum(len(example.ids) for example in batch)
+        tokens_trained += sum(sum(example.is_trained) for example in batch)
+    model.eval()
+    last = losses[-NUM_LAST_LOSSES:]
+    return FitReport(len(losses), tokens_read, tokens_trained, sum(last) / len(last))
+
+
+def _schedule(step: int, num_steps: int) -> float:
+    """Returns the share of the peak learning rate: a short warm-up, then half a cosine."""
+    cosine = 0.5 * (1 + math.cos(math.pi * step / num_steps))
+    return min(1.0, (step + 1) / WARMUP_STEPS) * (FLOOR + (1 - FLOOR) * cosine)
+
+
+def _loss(model: Qwen3ForCausalLM, batch: Sequence[Example]) -> Tensor:
+    """Returns the mean cross-entropy, in nats, over the tokens that are trained on.
+
+    Rows are padded on the right, where a causal model cannot see it: no attention mask is needed.
+    The vocabulary's logits are computed only where the next token is trained on.
+    """
+    ids_BT = pad_sequence(
+        [torch.tensor(example.ids) for example in batch], batch_first=True, padding_value=0
+    )
+    mask_BT = pad_sequence(
+        [torch.tensor(example.is_trained) for example in batch], batch_first=True
+    )
+    rows_N, columns_N = mask_BT[:, 1:].nonzero(as_tuple=True)
+    hidden_BTH = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
+    logits_NV = model.lm_head(hidden_BTH[rows_N, columns_N])
+    return functional.cross_entropy(logits_NV, ids_BT[rows_N, columns_N + 1])

@@ -1,0 +1,14 @@
+"""How an answer is judged: exactly, against the number that the task expects."""
+
+import re
+from typing import Any
+
+from stillroom.tools import RewardArgs, reward
+
+
+@reward()
+def correct_answer(args: RewardArgs, messages: list[dict[str, Any]]) -> float:
+    """Returns 1.0 when the last assistant text states one answer and it is the expected one."""
+    texts = [message["content"] or "" for message in messages if message["role"] == "assistant"]
+    stated = re.findall(r"The answer is (-?\d+)\.", texts[-1]) if texts else []
+    return float(stated == [args.metadata["expected_answer"]])

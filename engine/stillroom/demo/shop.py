@@ -1,0 +1,78 @@
+"""The clerk's three tools as plain functions: two look-ups and a calculator."""
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from stillroom.types import ToolSchema
+
+ToolName = Literal["price", "stock", "calculator"]
+KnowledgeBase = dict[str, dict[str, int]]
+"""Item -> its "price" in coins and its "stock"."""
+
+PARAMETER: dict[ToolName, str] = {"price": "item", "stock": "item", "calculator": "expression"}
+"""The single argument of each tool."""
+
+TOOL_SCHEMAS: list[ToolSchema] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {parameter: {"type": "string"}},
+                "required": [parameter],
+            },
+        },
+    }
+    for name, parameter in PARAMETER.items()
+]
+"""What the chat template is given; it shows names and parameters only."""
+
+
+def call_tool(knowledge_base: KnowledgeBase, name: str, arguments: Mapping[str, object]) -> int:
+    """Returns the tool's result. Raises ValueError with a text that is meant for the model."""
+    match name, dict(arguments):
+        case (("price" | "stock"), {"item": str(item), **rest}) if not rest:
+            if item not in knowledge_base:
+                raise ValueError("unknown item")
+            return knowledge_base[item][name]
+        case "calculator", {"expression": str(expression), **rest} if not rest:
+            return evaluate(expression)
+        case (("price" | "stock" | "calculator"), _):
+            raise ValueError("bad arguments")
+        case _:
+            raise ValueError("unknown tool")
+
+
+def evaluate(expression: str) -> int:
+    """Returns the value of an expression of digits, `+ - * ( )` and blanks.
+
+    Raises ValueError when it is anything else, over 40 characters, or gives 10**9 or more.
+    """
+    if not re.fullmatch(r"[0-9+\-*() ]{1,40}", expression):
+        raise ValueError("bad expression")
+    try:
+        value = _value(ast.parse(expression.strip(), mode="eval").body)
+    except SyntaxError:
+        raise ValueError("bad expression") from None
+    if abs(value) >= 10**9:
+        raise ValueError("result too large")
+    return value
+
+
+def _value(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _value(left) + _value(right)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _value(left) - _value(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _value(left) * _value(right)
+        case _:
+            raise ValueError("bad expression")

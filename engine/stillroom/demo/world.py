@@ -1,0 +1,251 @@
+"""The shop-clerk world: random tasks, the train / held-out split, conversations about a task.
+
+Every task carries its own two-item knowledge base, so that an answer can only be looked up and
+computed, never memorised.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from random import Random
+from typing import TypedDict
+
+from stillroom.demo.grammar import ITEMS, KINDS, TASK_TYPES, Difficulty, TaskType
+from stillroom.demo.shop import PARAMETER, KnowledgeBase, ToolName, call_tool, evaluate
+from stillroom.types import Message, ToolCall
+
+SYSTEM = "You are a shop clerk. Use the tools."
+HELDOUT_PERCENT = 15
+MAX_OPERAND_DIGITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """One tool call of a plan."""
+
+    tool: ToolName
+    argument: str
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """The arguments as the tool takes them."""
+        return {PARAMETER[self.tool]: self.argument}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One question to the clerk, with all that is needed to answer and to judge it."""
+
+    task_type: TaskType
+    difficulty: Difficulty
+    prompt: str
+    knowledge_base: KnowledgeBase
+    expected_answer: str
+    """The integer X that `The answer is X.` must state."""
+    gold_plan: tuple[PlannedCall, ...]
+    """The shortest calls that lead to the answer, which is the last reply."""
+
+
+class TaskMetadata(TypedDict):
+    """What tools and rewards may know of a task."""
+
+    task_type: str
+    difficulty: str
+    kb: KnowledgeBase
+    expected_answer: str
+
+
+class TaskRow(TypedDict):
+    """One line of a project's prompt file."""
+
+    messages: list[Message]
+    tools: list[str]
+    rewards: list[str]
+    metadata: TaskMetadata
+
+
+def make_task(rng: Random, task_type: TaskType) -> Task:
+    """Returns a random task of this type, from either side of the split."""
+    kind = KINDS[task_type]
+    item, other = rng.sample(ITEMS, 2)
+    numbers = _draw_numbers(rng, task_type)
+    look_up_calls = {
+        "price": PlannedCall("price", item),
+        "other_price": PlannedCall("price", other),
+        "stock": PlannedCall("stock", item),
+    }
+    gold_plan = tuple(look_up_calls[name] for name in kind.look_ups)
+    if kind.expression is None:
+        answer = numbers[kind.look_ups[-1]]
+    else:
+        expression = kind.expression.format(**numbers)
+        gold_plan += (PlannedCall("calculator", expression),)
+        answer = evaluate(expression)
+    return Task(
+        task_type=task_type,
+        difficulty=kind.difficulty,
+        prompt=rng.choice(kind.wordings).format(item=item, other=other, **numbers),
+        knowledge_base={
+            item: {"price": numbers["price"], "stock": numbers["stock"]},
+            other: {"price": numbers["other_price"], "stock": numbers["other_stock"]},
+        },
+        expected_answer=str(answer),
+        gold_plan=gold_plan,
+    )
+
+
+def make_training_task(rng: Random, task_type: TaskType) -> Task:
+    """Returns a random task of this type whose text is not held out."""
+    task = make_task(rng, task_type)
+    while is_heldout(task.prompt):
+        task = make_task(rng, task_type)
+    return task
+
+
+def is_heldout(prompt: str) -> bool:
+    """Returns whether this text belongs to the held-out split, which depends on it alone."""
+    digest = hashlib.sha256(prompt.encode("utf-8")).digest()
+    return int.from_bytes(digest[:8], "big") % 100 < HELDOUT_PERCENT
+
+
+def training_tasks(num: int, *, seed: int) -> list[Task]:
+    """Returns distinct tasks of the training split, balanced over the task types."""
+    return list(islice(_distinct_tasks(Random(seed), heldout=False), num))
+
+
+def heldout_tasks(num: int, *, seed: int) -> list[Task]:
+    """Returns distinct tasks, balanced over the types, with texts that no training task has."""
+    return list(islice(_distinct_tasks(Random(seed), heldout=True), num))
+
+
+def task_row(task: Task) -> TaskRow:
+    """Returns the task as a line of a project's prompt file."""
+    return {
+        "messages": _opening(task),
+        "tools": list(PARAMETER),
+        "rewards": ["correct_answer"],
+        "metadata": {
+            "task_type": task.task_type,
+            "difficulty": task.difficulty,
+            "kb": task.knowledge_base,
+            "expected_answer": task.expected_answer,
+        },
+    }
+
+
+def run_tool(task: Task, name: str, arguments: Mapping[str, object]) -> str:
+    """Returns what the model reads: a number, or `error: ` and what was wrong with the call."""
+    try:
+        return str(call_tool(task.knowledge_base, name, arguments))
+    except ValueError as problem:
+        return f"error: {problem}"
+
+
+def is_correct(text: str, expected_answer: str) -> bool:
+    """Returns whether the text states one answer, and it is this one."""
+    return re.findall(r"The answer is (-?\d+)\.", text) == [expected_answer]
+
+
+def gold_messages(task: Task) -> list[Message]:
+    """Returns the whole conversation of a clerk who follows the gold plan."""
+    return _conversation(task, task.gold_plan, task.expected_answer)
+
+
+def noisy_messages(task: Task, rng: Random) -> list[Message]:
+    """Returns a conversation in the right format, with real replies, that follows a random plan.
+
+    Items and numbers are only copied from what is on view: this teaches format and copying.
+    """
+    items = [item for item in task.knowledge_base if re.search(rf"\b{item}s?\b", task.prompt)]
+    numbers = re.findall(r"\d+", task.prompt)
+    plan: list[PlannedCall] = []
+    for _ in range(rng.choice((1, 1, 2, 2, 3))):
+        call = _random_call(rng, items, numbers)
+        plan.append(call)
+        numbers += re.findall(r"\d+", run_tool(task, call.tool, call.arguments))
+    answer = numbers[-1] if rng.random() < 0.8 else rng.choice(numbers)
+    return _conversation(task, plan, answer)
+
+
+def _draw_numbers(rng: Random, task_type: TaskType) -> dict[str, int]:
+    """Returns all the numbers of one task, by the names that the grammar gives them."""
+    price, other_price = rng.sample(range(3, 400), 2)
+    if task_type == "difference":
+        price, other_price = max(price, other_price), min(price, other_price)
+    n = rng.randint(2, 29)
+    spent = n * price + other_price if task_type == "budget" else price
+    return {
+        "price": price,
+        "other_price": other_price,
+        "stock": n + rng.randint(1, 170) if task_type == "left" else rng.randint(2, 199),
+        "other_stock": rng.randint(2, 199),
+        "n": n,
+        "k": rng.randint(2, 29),
+        "x": rng.randint(11, 989),
+        "y": rng.randint(11, 989),
+        "coins": spent + rng.randint(1, 400),
+    }
+
+
+def _distinct_tasks(rng: Random, *, heldout: bool) -> Iterator[Task]:
+    """Yields tasks of one split without end, the types in turn, no two alike."""
+    seen: set[tuple[str, str]] = set()
+    for task_type in cycle(TASK_TYPES):
+        task = make_task(rng, task_type)
+        while is_heldout(task.prompt) != heldout or _identity(task) in seen:
+            task = make_task(rng, task_type)
+        seen.add(_identity(task))
+        yield task
+
+
+def _identity(task: Task) -> tuple[str, str]:
+    """Returns what makes two tasks the same: the text and, where it holds no number, the answer.
+
+    Texts without a number are few (items times wordings); their tasks differ by knowledge base.
+    """
+    return (task.prompt, "" if re.search(r"\d", task.prompt) else task.expected_answer)
+
+
+def _opening(task: Task) -> list[Message]:
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt}]
+
+
+def _conversation(task: Task, plan: Sequence[PlannedCall], answer: str) -> list[Message]:
+    messages = _opening(task)
+    for index, call in enumerate(plan, start=1):
+        tool_call = _tool_call(call, call_id=f"call_{index}")
+        messages.append({"role": "assistant", "content": "", "tool_calls": [tool_call]})
+        messages.append(
+            {
+                "role": "tool",
+                "tool_call_id": tool_call["id"],
+                "name": call.tool,
+                "content": run_tool(task, call.tool, call.arguments),
+            }
+        )
+    messages.append({"role": "assistant", "content": f"The answer is {answer}."})
+    return messages
+
+
+def _tool_call(call: PlannedCall, *, call_id: str) -> ToolCall:
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": call.tool, "arguments": json.dumps(call.arguments)},
+    }
+
+
+def _random_call(rng: Random, items: Sequence[str], numbers: Sequence[str]) -> PlannedCall:
+    look_ups: Sequence[ToolName] = ("price", "stock") if items else ()
+    operands = [number for number in numbers if len(number) <= MAX_OPERAND_DIGITS]
+    computations: Sequence[ToolName] = ("calculator",) if operands else ()
+    tool = rng.choice((*look_ups, *computations))
+    if tool != "calculator":
+        return PlannedCall(tool, rng.choice(items))
+    expression = rng.choice(operands)
+    for _ in range(rng.choice((1, 1, 2))):
+        expression += rng.choice("+-*") + rng.choice(operands)
+    return PlannedCall(tool, expression)

@@ -1,0 +1,217 @@
+import json
+import re
+from collections import Counter
+from random import Random
+
+import pytest
+
+from stillroom.demo.grammar import KINDS, TASK_TYPES
+from stillroom.demo.shop import evaluate
+from stillroom.demo.world import (
+    gold_messages,
+    heldout_tasks,
+    is_correct,
+    is_heldout,
+    make_task,
+    make_training_task,
+    noisy_messages,
+    run_tool,
+    task_row,
+    training_tasks,
+)
+
+NUM_CALLS = {"easy": 1, "medium": 2, "hard": 3}
+
+
+ANSWERS_BY_HAND = {
+    "price_check": lambda item, _other, _numbers: item["price"],
+    "stock_check": lambda item, _other, _numbers: item["stock"],
+    "sum": lambda _item, _other, numbers: sum(numbers),
+    "bulk": lambda item, _other, numbers: numbers[0] * item["price"],
+    "change": lambda item, _other, numbers: numbers[0] - item["price"],
+    "left": lambda item, _other, numbers: item["stock"] - numbers[0],
+    "basket": lambda item, other, numbers: numbers[0] * item["price"] + numbers[1] * other["price"],
+    "inventory": lambda item, _other, _numbers: item["stock"] * item["price"],
+    "budget": lambda item, other, numbers: numbers[0] - numbers[1] * item["price"] - other["price"],
+    "difference": lambda item, other, _numbers: item["price"] - other["price"],
+}
+
+
+def answer_by_hand(task):
+    """What a person would answer, from the prompt's numbers and the price list in its order."""
+    numbers = [int(digits) for digits in re.findall(r"\d+", task.prompt)]
+    return ANSWERS_BY_HAND[task.task_type](*task.knowledge_base.values(), numbers)
+
+
+@pytest.mark.parametrize("task_type", TASK_TYPES)
+def test_the_gold_plan_leads_to_the_answer_a_person_would_give(task_type):
+    rng = Random(task_type)
+    for _ in range(200):
+        task = make_task(rng, task_type)
+        replies = [run_tool(task, call.tool, call.arguments) for call in task.gold_plan]
+
+        assert replies[-1] == task.expected_answer == str(answer_by_hand(task))
+        assert len(task.gold_plan) == NUM_CALLS[task.difficulty]
+        assert int(task.expected_answer) > 0
+
+
+@pytest.mark.parametrize("task_type", TASK_TYPES)
+def test_the_prompt_names_what_the_plan_asks_for_and_only_that(task_type):
+    rng = Random(task_type)
+    for _ in range(100):
+        task = make_task(rng, task_type)
+        asked = {call.argument for call in task.gold_plan if call.tool != "calculator"}
+        named = {item for item in task.knowledge_base if re.search(rf"\b{item}s?\b", task.prompt)}
+
+        assert named == asked
+
+
+def test_every_wording_is_used():
+    rng = Random(0)
+    for task_type, kind in KINDS.items():
+        shapes = Counter(
+            re.sub(r"\d+", "#", make_task(rng, task_type).prompt).split()[0] for _ in range(200)
+        )
+        openings = {re.sub(r"\{\w+\}", "#", wording).split()[0] for wording in kind.wordings}
+
+        assert set(shapes) == openings
+
+
+def test_the_same_seed_gives_the_same_tasks():
+    assert training_tasks(50, seed=7) == training_tasks(50, seed=7)
+    assert training_tasks(50, seed=7) != training_tasks(50, seed=8)
+
+
+def test_training_and_heldout_tasks_share_no_text():
+    training, heldout = training_tasks(4000, seed=1), heldout_tasks(1000, seed=1)
+
+    assert not {task.prompt for task in training} & {task.prompt for task in heldout}
+    assert not any(is_heldout(task.prompt) for task in training)
+    assert all(is_heldout(task.prompt) for task in heldout)
+
+
+@pytest.mark.parametrize(("draw", "num"), [(training_tasks, 3000), (heldout_tasks, 600)])
+def test_drawn_tasks_are_distinct_and_balanced_over_the_types(draw, num):
+    tasks = draw(num, seed=3)
+
+    assert len({(task.prompt, task.expected_answer) for task in tasks}) == num
+    assert Counter(task.task_type for task in tasks) == dict.fromkeys(TASK_TYPES, num // 10)
+    numbered = [task.prompt for task in tasks if re.search(r"\d", task.prompt)]
+    assert len(set(numbered)) == len(numbered)
+
+
+def test_a_tenth_to_a_fifth_of_all_texts_is_held_out():
+    rng = Random(0)
+    held_out = [is_heldout(make_task(rng, name).prompt) for name in TASK_TYPES for _ in range(500)]
+
+    assert 0.1 < sum(held_out) / len(held_out) < 0.2
+
+
+def test_a_training_task_is_never_held_out():
+    rng = Random(0)
+
+    assert not any(
+        is_heldout(make_training_task(rng, name).prompt) for name in TASK_TYPES for _ in range(100)
+    )
+
+
+def test_a_row_carries_what_tools_and_rewards_need():
+    task = make_task(Random(2), "budget")
+
+    assert json.loads(json.dumps(task_row(task))) == {
+        "messages": [
+            {"role": "system", "content": "You are a shop clerk. Use the tools."},
+            {"role": "user", "content": task.prompt},
+        ],
+        "tools": ["price", "stock", "calculator"],
+        "rewards": ["correct_answer"],
+        "metadata": {
+            "task_type": "budget",
+            "difficulty": "hard",
+            "kb": task.knowledge_base,
+            "expected_answer": task.expected_answer,
+        },
+    }
+
+
+def test_gold_messages_answer_with_linked_tool_replies():
+    task = make_task(Random(3), "inventory")
+    messages = gold_messages(task)
+    calls = [call for message in messages for call in message.get("tool_calls", [])]
+    replies = [message for message in messages if message["role"] == "tool"]
+
+    assert [call["id"] for call in calls] == [reply["tool_call_id"] for reply in replies]
+    assert [call["function"]["name"] for call in calls] == [reply["name"] for reply in replies]
+    (item, _) = task.knowledge_base
+    assert calls[0]["function"] == {"name": "price", "arguments": f'{{"item": "{item}"}}'}
+    assert messages[-1]["content"] == f"The answer is {task.expected_answer}."
+
+
+def test_noisy_messages_keep_the_format_but_are_mostly_wrong():
+    rng = Random(4)
+    num_right = 0
+    for _ in range(300):
+        task = make_task(rng, "basket")
+        *_, last = messages = noisy_messages(task, rng)
+        num_right += is_correct(last["content"], task.expected_answer)
+
+        assert re.fullmatch(r"The answer is \d+\.", last["content"])
+        for message in messages:
+            for call in message.get("tool_calls", []):
+                assert json.loads(call["function"]["arguments"])
+
+    assert num_right < 30
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [("1+2*3", 7), ("(1+2)*3", 9), ("-4 + 1", -3), (" 2 * 3 ", 6), ("2--3", 5)],
+)
+def test_the_calculator_computes(expression, value):
+    assert evaluate(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["", "2**3", "1/2", "5(3)", "()", "1+", "007+1", "1_0", "abs(1)", "+1", "1+" * 20 + "1", "1\n"],
+)
+def test_the_calculator_refuses_anything_else(expression):
+    with pytest.raises(ValueError, match="bad expression"):
+        evaluate(expression)
+
+
+def test_the_calculator_refuses_a_large_result():
+    with pytest.raises(ValueError, match="result too large"):
+        evaluate("1000000000")
+
+    assert evaluate("-999999999") == -999999999
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "reply"),
+    [
+        ("price", {"item": "unicorn"}, "error: unknown item"),
+        ("price", {"item": ["lamp"]}, "error: bad arguments"),
+        ("stock", {}, "error: bad arguments"),
+        ("calculator", {"expression": "2", "base": 10}, "error: bad arguments"),
+        ("calculator", {"expression": "two"}, "error: bad expression"),
+        ("buy", {"item": "lamp"}, "error: unknown tool"),
+    ],
+)
+def test_a_wrong_call_is_answered_with_what_was_wrong(name, arguments, reply):
+    assert run_tool(make_task(Random(0), "bulk"), name, arguments) == reply
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("The answer is 12.", True),
+        ("A lamp costs 12. The answer is 12.", True),
+        ("The answer is 120.", False),
+        ("The answer is 12", False),
+        ("The answer is 12. The answer is 13.", False),
+        ("12", False),
+    ],
+)
+def test_only_one_exact_answer_is_correct(text, verdict):
+    assert is_correct(text, "12") is verdict
