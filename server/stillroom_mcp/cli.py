@@ -91,7 +91,9 @@ def _add_serve(added: Any) -> argparse.ArgumentParser:
 def _add_demo(added: Any) -> argparse.ArgumentParser:
     text = "Run a whole distillation on the embedded world, through the MCP server."
     parser = added.add_parser("demo", help=text, description=text)
-    parser.add_argument("folder", nargs="?", default="demo-project", help="new project folder")
+    parser.add_argument(
+        "folder", nargs="?", help="new project folder (default: demo-project, or the next free one)"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--smoke", action="store_true", help="a short version of every stage")
     return parser

@@ -29,11 +29,11 @@ def serve(workspace: Workspace) -> int:
     return 0
 
 
-def demo(folder: str, *, seed: int, is_smoke: bool) -> int:
+def demo(folder: str | None, *, seed: int, is_smoke: bool) -> int:
     """Runs the demo; a client of its own drives the server."""
-    from stillroom_mcp.demo import run_demo
+    from stillroom_mcp.demo import FULL, SMOKE, run_demo
 
-    return run_demo(folder, seed=seed, is_smoke=is_smoke)
+    return run_demo(folder, seed=seed, settings=SMOKE if is_smoke else FULL)
 
 
 def report(workspace: Workspace, output: str, *, as_json: bool) -> int:

@@ -58,10 +58,14 @@ def say_what_it_means(
         )
     share = results["on-policy"]["accuracy"]["value"] / results["teacher"]["accuracy"]["value"]
     console.print(f"The on-policy student reaches {share:.0%} of the teacher's accuracy.")
-    console.print(
-        "On-policy wins here because teacher rollouts were scarce. With many cheap ones, more SFT "
-        "can be as accurate; from a cold base, do SFT first.",
-    )
+    *_, to_on_policy = comparisons
+    if to_on_policy["is_significant"] and to_on_policy["difference"]["value"] > 0:
+        console.print(
+            "On-policy beats SFT where teacher rollouts are scarce, as here. With many cheap ones, "
+            "more SFT can be as accurate; from a cold base, do SFT first."
+        )
+    else:
+        console.print("On-policy did not beat SFT in this run; a longer one gives it more room.")
 
 
 def say_next(console: Console, folder: str) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,26 @@ from stillroom_mcp.demo.closing import (
     seconds_table,
 )
 from stillroom_mcp.demo.guide import DemoStoppedError, Guide
-from stillroom_mcp.demo.settings import FULL, SMOKE, DemoSettings
+from stillroom_mcp.demo.settings import DemoSettings
 
+DEFAULT_FOLDER = "demo-project"
 ORDER = ("base student", "SFT", "DPO", "on-policy", "teacher")
 
 
-def run_demo(folder: str, *, seed: int, is_smoke: bool) -> int:
+def run_demo(folder: str | None, *, seed: int, settings: DemoSettings) -> int:
     """Distils the embedded world into a new `folder`; returns the exit code."""
+    folder = folder or free_folder(Path.cwd())
     root = Path(folder).absolute()
     if root.exists() and any(root.iterdir()):
         raise InputError(f"{root} is not empty", "give another folder, or remove this one")
     root.mkdir(parents=True, exist_ok=True)
-    return anyio.run(_drive, root, folder, seed, SMOKE if is_smoke else FULL)
+    return anyio.run(_drive, root, folder, seed, settings)
+
+
+def free_folder(parent: Path) -> str:
+    """Returns the name of a new folder, so that a second demo keeps what the first one made."""
+    names = (f"{DEFAULT_FOLDER}-{number}" for number in count(2))
+    return next(name for name in chain([DEFAULT_FOLDER], names) if not (parent / name).exists())
 
 
 async def _drive(root: Path, folder: str, seed: int, settings: DemoSettings) -> int:

@@ -1,0 +1,129 @@
+"""The demo as its user sees it, and a training run that outlives the server that started it."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+from mcp import Client, StdioServerParameters
+from rich.console import Console
+
+from stillroom import api
+from stillroom.settings import Workspace
+from stillroom_mcp.demo import run_demo
+from stillroom_mcp.demo.closing import say_what_it_means
+from stillroom_mcp.demo.run import ORDER, free_folder
+from stillroom_mcp.demo.settings import DemoSettings
+
+TINY = DemoSettings(num_rollouts=60, num_heldout=30, num_iterations=2, num_kl_prompts=6)
+NUM_STEPS = 6
+
+
+def test_the_whole_chain_ends_with_its_table_and_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_demo(str(tmp_path / "demo"), seed=1, settings=TINY) == 0
+    shown = capsys.readouterr().out
+    for name in ORDER:
+        assert re.search(rf"{name} +│ +[01]\.\d", shown), name
+    assert "SFT → on-policy:" in shown
+    report = (tmp_path / "demo/report.html").read_text(encoding="utf-8")
+    assert "on-policy" in report
+    runs = api.list_runs(Workspace(tmp_path / "demo"), api.ListRuns(limit=50)).runs
+    assert sorted(run.kind for run in runs) == sorted(
+        ["rollouts"] * 2 + ["evaluate"] * 5 + ["sft", "dpo", "distill"]
+    )
+    assert {run.status for run in runs} == {"succeeded"}
+
+
+def test_a_second_demo_takes_a_folder_of_its_own(tmp_path: Path) -> None:
+    assert free_folder(tmp_path) == "demo-project"
+    (tmp_path / "demo-project").mkdir()
+    assert free_folder(tmp_path) == "demo-project-2"
+    (tmp_path / "demo-project-2").mkdir()
+    assert free_folder(tmp_path) == "demo-project-3"
+
+
+@pytest.mark.parametrize(
+    ("difference", "is_significant", "verdict"),
+    [(0.2, True, "beats SFT"), (0.02, False, "did not beat"), (-0.2, True, "did not beat")],
+)
+def test_the_closing_words_follow_the_figures(
+    difference: float, is_significant: bool, verdict: str
+) -> None:
+    interval = {"value": difference, "low": difference - 0.1, "high": difference + 0.1}
+    comparison: dict[str, Any] = {
+        "baseline": "SFT",
+        "candidate": "on-policy",
+        "difference": interval,
+        "is_significant": is_significant,
+        "tasks_shared": 300,
+    }
+    accuracy = {"accuracy": {"value": 0.5}}
+    console = Console(record=True, quiet=False, width=200)
+    say_what_it_means(console, {"on-policy": accuracy, "teacher": accuracy}, [comparison])
+    assert verdict in console.export_text()
+
+
+def test_training_goes_on_when_its_server_is_killed_and_the_next_one_sees_it_finish(
+    tmp_path: Path,
+) -> None:
+    run_id = anyio.run(start_training_then_kill_the_server, tmp_path)
+    seen = anyio.run(follow_with_a_new_server, tmp_path, run_id)
+    assert seen[0]["status"] == "running", seen[0]
+    assert seen[0]["progress"]["done"] < NUM_STEPS
+    assert seen[-1]["status"] == "succeeded", seen[-1]["error"]
+    assert seen[-1]["result"]["steps"] == NUM_STEPS
+
+
+async def start_training_then_kill_the_server(root: Path) -> str:
+    with anyio.fail_after(120):
+        async with Client(server_of(root)) as client:
+            await client.call_tool("create_project", {})
+            training = {"config": "distill.yml", "overrides": [f"trainer.max_steps={NUM_STEPS}"]}
+            run_id = (await answer_of(client, "start_training", training))["run_id"]
+            progress = None
+            while not progress or progress["done"] == 0:
+                run = await answer_of(client, "get_run", {"run_id": run_id, "wait_s": 1})
+                assert run["status"] in ("starting", "running"), run["error"]
+                progress = run["progress"]
+            kill_server_of(root)
+    return run_id
+
+
+async def follow_with_a_new_server(root: Path, run_id: str) -> list[dict[str, Any]]:
+    seen: list[dict[str, Any]] = []
+    with anyio.fail_after(120):
+        async with Client(server_of(root)) as client:
+            while not seen or seen[-1]["status"] in ("starting", "running"):
+                wait_s = 20 if seen else 0
+                seen.append(
+                    await answer_of(client, "get_run", {"run_id": run_id, "wait_s": wait_s})
+                )
+    return seen
+
+
+async def answer_of(client: Client, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    result = await client.call_tool(tool, arguments)
+    assert not result.is_error, result.content
+    assert result.structured_content is not None
+    return result.structured_content
+
+
+def server_of(root: Path) -> StdioServerParameters:
+    arguments = ["-P", "-m", "stillroom_mcp", "serve", "--workspace", str(root)]
+    return StdioServerParameters(command=sys.executable, args=arguments)
+
+
+def kill_server_of(root: Path) -> None:
+    servers = [
+        child
+        for child in psutil.Process().children()
+        if {"serve", str(root)} <= set(child.cmdline())
+    ]
+    assert len(servers) == 1
+    servers[0].kill()
+    servers[0].wait(timeout=10)
