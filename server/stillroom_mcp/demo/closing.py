@@ -65,7 +65,9 @@ def say_what_it_means(
             "more SFT can be as accurate; from a cold base, do SFT first."
         )
     else:
-        console.print("On-policy did not beat SFT in this run; a longer one gives it more room.")
+        console.print(
+            "On-policy was not shown to beat SFT in this run; more iterations give it more room."
+        )
 
 
 def say_next(console: Console, folder: str) -> None:

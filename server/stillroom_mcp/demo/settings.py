@@ -16,7 +16,7 @@ class DemoSettings:
 
 
 FULL = DemoSettings(num_rollouts=300, num_heldout=300, num_iterations=80, num_kl_prompts=90)
-SMOKE = DemoSettings(num_rollouts=200, num_heldout=150, num_iterations=15, num_kl_prompts=45)
+SMOKE = DemoSettings(num_rollouts=160, num_heldout=120, num_iterations=12, num_kl_prompts=30)
 
 ACTING = {
     "tools": "tools.py",
