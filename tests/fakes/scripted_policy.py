@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from stillroom.tools.base import ToolResult
+from stillroom.tools.base import ToolResult, ToolTask
 from stillroom.types import Message, SampledTurn, TokenTrace, ToolSchema, Usage
 
 
@@ -67,6 +67,8 @@ class ScriptedPolicy:
 class ScriptedTools:
     """Tools whose answers a function gives; keeps the calls."""
 
+    keeps_state = False
+
     def __init__(self, names: Sequence[str], answer: Callable[..., Awaitable[ToolResult]]) -> None:
         self.schemas: list[Any] = [
             {"type": "function", "function": {"name": name, "parameters": {}}} for name in names
@@ -74,11 +76,25 @@ class ScriptedTools:
         self.calls: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self._answer = answer
 
-    async def call(
-        self, name: str, arguments: dict[str, Any], *, metadata: dict[str, Any]
+    @asynccontextmanager
+    async def session(self, task: ToolTask) -> AsyncIterator["ScriptedSession"]:
+        yield ScriptedSession(self, task.metadata)
+
+    async def answer(
+        self, name: str, arguments: dict[str, Any], metadata: dict[str, Any]
     ) -> ToolResult:
         self.calls.append((name, arguments, metadata))
         return await self._answer(name, arguments)
+
+
+class ScriptedSession:
+    """The scripted tools as one rollout sees them."""
+
+    def __init__(self, tools: ScriptedTools, metadata: dict[str, Any]) -> None:
+        self._tools, self._metadata = tools, metadata
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        return await self._tools.answer(name, arguments, self._metadata)
 
 
 class MemoryRecorder:

@@ -2,7 +2,8 @@
 
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,13 @@ from stillroom.rollout.loop import (
     Episode,
     EpisodeRecorder,
     ForgetfulRecorder,
+    OfferedTools,
     Policy,
     offered_tools,
     play_episode,
 )
 from stillroom.rollout.rewards import Judgement, Rewarder
-from stillroom.tools.base import ToolSource
+from stillroom.tools.base import ToolSource, ToolTask
 from stillroom.types import Failure, StopReason, TeacherRecord, Trajectory
 
 
@@ -113,15 +115,15 @@ async def _work(
 
 async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorder) -> Outcome:
     task = spec.task
-    tools = offered_tools(task, arena.tools)
     started_at, started = now(), time.monotonic()
     episode = Episode(messages=list(task.messages))
     try:
         seed_key = f"{task.task_id}:{spec.sample}"
-        async with arena.policy.converse(task.messages, tools, seed_key=seed_key) as conversation:
-            await play_episode(
-                task, episode, conversation, recorder, arena.tools, max_turns=arena.max_turns
-            )
+        async with (
+            _open_tools(task, arena.tools) as tools,
+            arena.policy.converse(task.messages, tools.schemas, seed_key=seed_key) as conversation,
+        ):
+            await play_episode(episode, conversation, recorder, tools, max_turns=arena.max_turns)
             judgement = await arena.rewarder.judge(task, episode.messages)
             return _trajectory(
                 spec,
@@ -142,6 +144,17 @@ async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorde
         traceback.print_exc()
         failure = Failure(kind=FailureClass.INTERNAL, message=f"{type(error).__name__}: {error}")
     return FailedRollout(spec.key, failure, episode.turns)
+
+
+@asynccontextmanager
+async def _open_tools(task: Task, source: ToolSource | None) -> AsyncGenerator[OfferedTools]:
+    """Gives what a rollout may call; nothing is opened for a task without tools."""
+    schemas = offered_tools(task, source)
+    if source is None or not schemas:
+        yield OfferedTools(schemas, None)
+        return
+    async with source.session(ToolTask(task.metadata)) as session:
+        yield OfferedTools(schemas, session)
 
 
 def _trajectory(

@@ -10,7 +10,7 @@ import msgspec
 
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError
-from stillroom.tools.base import ToolResult, ToolSource, error_result
+from stillroom.tools.base import ToolResult, ToolSession, ToolSource, error_result
 from stillroom.types import (
     Message,
     SampledTurn,
@@ -103,16 +103,23 @@ class Episode:
     usage: Usage = field(default_factory=Usage)
 
 
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """What one task may call."""
+
+    schemas: list[ToolSchema]
+    session: ToolSession | None
+
+
 async def play_episode(
-    task: Task,
     episode: Episode,
     conversation: Conversation,
     recorder: EpisodeRecorder,
-    tools: ToolSource | None,
+    tools: OfferedTools,
     *,
     max_turns: int,
 ) -> None:
-    """Plays one task to its end; `episode` holds what has happened, also when a call fails.
+    """Plays one rollout to its end; `episode` holds what has happened, also when a call fails.
 
     Every tool call gets a reply, also a malformed one and one to an unknown tool: the reply says
     what was wrong, and the model may mend it.
@@ -129,7 +136,7 @@ async def play_episode(
             return
         results = recorder.known_replies(index)
         if results is None:
-            results = await _call_tools(calls, tools, task)
+            results = await _call_tools(calls, tools)
             recorder.record_replies(index, results)
         replies = [_reply(call, result) for call, result in zip(calls, results, strict=True)]
         episode.tool_errors += sum(result.is_error for result in results)
@@ -168,9 +175,7 @@ def _reply(call: ToolCall, result: ToolResult) -> Message:
     }
 
 
-async def _call_tools(
-    calls: Sequence[ToolCall], tools: ToolSource | None, task: Task
-) -> list[ToolResult]:
+async def _call_tools(calls: Sequence[ToolCall], tools: OfferedTools) -> list[ToolResult]:
     """Runs the calls of one turn side by side; the results stand in the order of the calls."""
     results: list[ToolResult | None] = [None] * len(calls)
     failures: list[CallFailedError] = []
@@ -178,7 +183,7 @@ async def _call_tools(
     async def run(index: int) -> None:
         # Raised out of the group it would be inside an ExceptionGroup, which nobody expects.
         try:
-            results[index] = await _call_tool(calls[index], tools, task)
+            results[index] = await _call_tool(calls[index], tools)
         except CallFailedError as error:
             failures.append(error)
 
@@ -193,10 +198,10 @@ async def _call_tools(
     return cast("list[ToolResult]", results)
 
 
-async def _call_tool(call: ToolCall, tools: ToolSource | None, task: Task) -> ToolResult:
+async def _call_tool(call: ToolCall, tools: OfferedTools) -> ToolResult:
     name, written = call["function"]["name"], call["function"]["arguments"]
-    allowed = [schema["function"]["name"] for schema in offered_tools(task, tools)]
-    if tools is None or name not in allowed:
+    allowed = [schema["function"]["name"] for schema in tools.schemas]
+    if tools.session is None or name not in allowed:
         known = f"the tools are: {', '.join(allowed)}" if allowed else "there are no tools"
         return error_result(f"unknown tool {name!r}; {known}")
     try:
@@ -206,7 +211,7 @@ async def _call_tool(call: ToolCall, tools: ToolSource | None, task: Task) -> To
         return error_result(f"the arguments of {name} are not valid JSON ({error})")
     if not isinstance(arguments, dict):
         return error_result(f"the arguments of {name} must be a JSON object")
-    return await tools.call(name, cast("dict[str, Any]", arguments), metadata=task.metadata)
+    return await tools.session.call(name, cast("dict[str, Any]", arguments))
 
 
 def offered_tools(task: Task, tools: ToolSource | None) -> list[ToolSchema]:

@@ -1,6 +1,8 @@
 """What the rollout loop sees of tools, wherever they come from."""
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -15,22 +17,43 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     is_error: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ToolTask:
+    """What tools may know of the task they serve."""
+
+    metadata: dict[str, Any]
+    docker: str | None = None
+    """The container with the task's MCP server: `local/NAME` or an image."""
+    docker_env: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class ToolSession(Protocol):
+    """The tools of one rollout; nothing of it is seen by another rollout."""
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Runs one tool within its deadline; a failing tool is a result with `is_error`.
+
+        Raises:
+            CallFailedError: the tool could not be run at all.
+        """
+        ...
+
+
 class ToolSource(Protocol):
-    """A set of tools that can be called."""
+    """A place that tools come from: tools.py, an MCP server, the browser."""
 
     @property
     def schemas(self) -> Sequence[ToolSchema]:
         """What the model is shown, in a stable order."""
         ...
 
-    async def call(
-        self, name: str, arguments: dict[str, Any], *, metadata: dict[str, Any]
-    ) -> ToolResult:
-        """Runs one tool within its deadline; a failing tool is a result with `is_error`.
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a call depends on those before it, so that replies cannot be replayed alone."""
+        ...
 
-        Raises:
-            CallFailedError: the tool could not be run at all.
-        """
+    def session(self, task: ToolTask) -> AbstractAsyncContextManager[ToolSession]:
+        """Opens the tools for one rollout; what costs is started with the first call."""
         ...
 
 

@@ -4,8 +4,8 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -18,7 +18,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from stillroom.errors import CallFailedError, FailureClass, ToolFileError
 from stillroom.settings import tool_environment
-from stillroom.tools.base import ToolResult, error_result
+from stillroom.tools.base import ToolResult, ToolTask, error_result
 from stillroom.tools.user_worker import (
     Answer,
     Broken,
@@ -64,7 +64,7 @@ class UserPool:
         self._idle: deque[_Worker] = deque()
         self._workers: set[_Worker] = set()
         self._num_workers = 0
-        self._free = anyio.Condition()
+        self._waiting: deque[anyio.Event] = deque()
         self._ready = Ready(tools=[], rewards=[])
 
     async def __aenter__(self) -> Self:
@@ -87,6 +87,16 @@ class UserPool:
     def schemas(self) -> list[ToolSchema]:
         """The tools of tools.py, in the order they stand in the file."""
         return [tool.schema for tool in self._ready.tools]
+
+    @property
+    def keeps_state(self) -> bool:
+        """False: which process serves a call is left open, so no tool can count on the last."""
+        return False
+
+    @asynccontextmanager
+    async def session(self, task: ToolTask) -> AsyncGenerator["UserSession"]:
+        """Gives the tools of one rollout."""
+        yield UserSession(self, task.metadata)
 
     @property
     def rewards(self) -> list[RewardDescription]:
@@ -148,20 +158,32 @@ class UserPool:
             with anyio.CancelScope(shield=True):
                 await self._discard(worker)
             raise
-        async with self._free:
-            self._idle.append(worker)
-            self._free.notify()
+        self._idle.append(worker)
+        self._wake_one()
         return answer
 
     async def _borrow(self) -> "_Worker":
-        while True:
-            with anyio.move_on_after(PATIENCE_S):
-                async with self._free:
-                    while not self._idle:
-                        await self._free.wait()
-                    return self._idle.popleft()
-            if self._num_workers < self._max_workers:
+        while not self._idle:
+            freed = anyio.Event()
+            self._waiting.append(freed)
+            try:
+                with anyio.move_on_after(PATIENCE_S):
+                    await freed.wait()
+            except BaseException:
+                # What it was woken for is another's now.
+                if freed.is_set():
+                    self._wake_one()
+                raise
+            finally:
+                if not freed.is_set():
+                    self._waiting.remove(freed)
+            if not self._idle and self._num_workers < self._max_workers:
                 return await self._start_worker()
+        return self._idle.popleft()
+
+    def _wake_one(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().set()
 
     async def _start_worker(self) -> "_Worker":
         # Counted before it is up, so that waiting calls do not start more than allowed.
@@ -178,6 +200,17 @@ class UserPool:
         self._workers.discard(worker)
         self._num_workers -= 1
         await worker.kill()
+
+
+class UserSession:
+    """The user's tools as one rollout sees them."""
+
+    def __init__(self, pool: UserPool, metadata: dict[str, Any]) -> None:
+        self._pool, self._metadata = pool, metadata
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Runs one tool."""
+        return await self._pool.call(name, arguments, metadata=self._metadata)
 
 
 class _WorkerDiedError(Exception):

@@ -9,12 +9,19 @@ from hypothesis import strategies as st
 
 from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
-from fakes.scripted_policy import MemoryRecorder, ScriptedConversation, ScriptedTools, turn
+from fakes.scripted_policy import (
+    MemoryRecorder,
+    ScriptedConversation,
+    ScriptedSession,
+    ScriptedTools,
+    turn,
+)
 from stillroom.data.formats import Task, task_from_row
 from stillroom.errors import CallFailedError, FailureClass
 from stillroom.rollout.loop import (
     Episode,
     ForgetfulRecorder,
+    OfferedTools,
     offered_tools,
     play_episode,
 )
@@ -51,12 +58,12 @@ class Play:
         run_async(self._play, task, tools, max_turns)
 
     async def _play(self, task: Task, tools: ScriptedTools | None, max_turns: int) -> None:
+        session = ScriptedSession(tools, task.metadata) if tools else None
         await play_episode(
-            task,
             self.episode,
             self.conversation,
             self.recorder,
-            tools,
+            OfferedTools(offered_tools(task, tools), session),
             max_turns=max_turns,
         )
 
@@ -214,7 +221,8 @@ def test_a_failed_call_leaves_what_has_happened() -> None:
     conversation = ScriptedConversation([calling(tool_call()), failure])
 
     async def main() -> None:
-        await play_episode(TASK, episode, conversation, ForgetfulRecorder(), None, max_turns=5)
+        no_tools = OfferedTools([], None)
+        await play_episode(episode, conversation, ForgetfulRecorder(), no_tools, max_turns=5)
 
     with pytest.raises(CallFailedError):
         run_async(main)
