@@ -2,9 +2,11 @@
 
 import os
 import re
+import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from stillroom.errors import InputError
 
@@ -115,6 +117,15 @@ def read_key(name: str) -> str | None:
     Blanks around it go: a key read from a file brings a line end that no header may hold.
     """
     return os.environ.get(name, "").strip() or None
+
+
+def proxy_for(url: str) -> str | None:
+    """Returns the proxy that the environment names for an address, or None."""
+    parts = urlsplit(url)
+    if urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    proxies = urllib.request.getproxies()
+    return proxies.get(parts.scheme) or proxies.get("all")
 
 
 def training_environment() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Setting up what rollouts need: the policy or teacher, the user's tools and rewards."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from stillroom.rollout.loop import Policy
 from stillroom.rollout.request import RolloutOptions, locate_policy, user_file
 from stillroom.rollout.rewards import Rewarder
 from stillroom.settings import Workspace
+from stillroom.teachers.limits import LimitSettings
 from stillroom.teachers.openai_http import OpenAITeacher
 from stillroom.teachers.providers import IN_PROCESS, endpoint_for
 from stillroom.tools.user_pool import UserPool
@@ -47,7 +48,8 @@ async def open_arena(
         rewarder.check(tasks)
         policy = await _open_policy(stack, workspace, options, sampling, transport)
         teacher = TeacherRecord(provider=options.provider, model=options.model, settings=sampling)
-        yield Arena(policy, teacher, pool, rewarder, options.max_turns)
+        width = _width_of(policy)
+        yield Arena(policy, teacher, pool, rewarder, options.max_turns, width=width)
 
 
 async def open_user_pool(
@@ -83,6 +85,14 @@ def check_tools(tasks: Sequence[Task], pool: UserPool | None) -> None:
             )
 
 
+def _width_of(policy: Policy) -> Callable[[], int]:
+    """Returns how many conversations a policy could take: behind an endpoint it is learnt."""
+    if isinstance(policy, OpenAITeacher):
+        limiter = policy.limiter
+        return lambda: limiter.window
+    return lambda: 0
+
+
 async def _open_policy(
     stack: AsyncExitStack,
     workspace: Workspace,
@@ -100,6 +110,7 @@ async def _open_policy(
                 options.model,
                 sampling,
                 timeout_s=options.request_timeout,
+                limits=LimitSettings(start=options.concurrency, most=options.most_at_once),
                 transport=transport,
             )
         )

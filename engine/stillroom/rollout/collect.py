@@ -61,6 +61,8 @@ class Arena:
     max_turns: int
     price: Callable[[Any], float | None] = lambda _usage: None
     """From Usage to US dollars; None where the price is unknown."""
+    width: Callable[[], int] = lambda: 0
+    """How many conversations the policy could take now; more than were asked for are begun."""
 
 
 Outcome = Trajectory | FailedRollout
@@ -72,6 +74,8 @@ def key_of(outcome: Outcome) -> RolloutKey:
         return outcome.key
     return RolloutKey(outcome.task_id, outcome.sample)
 
+
+_WIDEN_EVERY_S = 0.05
 
 RecorderFor = Callable[[RolloutKey], EpisodeRecorder]
 
@@ -95,22 +99,44 @@ async def collect_rollouts(
     on_outcome: Callable[[Outcome], Awaitable[None]],
     recorder_for: RecorderFor | None = None,
 ) -> None:
-    """Does the rollouts, `concurrency` at a time, and hands over each as it ends."""
-    waiting = iter(specs)
+    """Does the rollouts, at first `concurrency` at a time, and hands over each as it ends."""
+    crew = _Crew(iter(specs), arena, on_outcome, recorder_for)
     async with anyio.create_task_group() as group:
-        for _ in range(concurrency):
-            group.start_soon(_work, waiting, arena, on_outcome, recorder_for)
+        num_started = 0
+        while not crew.is_done:
+            wanted = max(concurrency, arena.width())
+            for _ in range(wanted - num_started):
+                group.start_soon(crew.work)
+            num_started = max(num_started, wanted)
+            with anyio.move_on_after(_WIDEN_EVERY_S):
+                await crew.done.wait()
 
 
-async def _work(
-    waiting: Iterator[RolloutSpec],
-    arena: Arena,
-    on_outcome: Callable[[Outcome], Awaitable[None]],
-    recorder_for: RecorderFor | None,
-) -> None:
-    for spec in waiting:
-        recorder = recorder_for(spec.key) if recorder_for else ForgetfulRecorder()
-        await on_outcome(await _one_rollout(spec, arena, recorder))
+class _Crew:
+    """Workers that take one rollout after the other until none is left."""
+
+    def __init__(
+        self,
+        waiting: Iterator[RolloutSpec],
+        arena: Arena,
+        on_outcome: Callable[[Outcome], Awaitable[None]],
+        recorder_for: RecorderFor | None,
+    ) -> None:
+        self._waiting, self._arena = waiting, arena
+        self._on_outcome, self._recorder_for = on_outcome, recorder_for
+        self.done = anyio.Event()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no rollout is left to begin."""
+        return self.done.is_set()
+
+    async def work(self) -> None:
+        """Does rollouts until none is left."""
+        for spec in self._waiting:
+            recorder = self._recorder_for(spec.key) if self._recorder_for else ForgetfulRecorder()
+            await self._on_outcome(await _one_rollout(spec, self._arena, recorder))
+        self.done.set()
 
 
 async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorder) -> Outcome:

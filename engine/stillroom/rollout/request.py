@@ -14,6 +14,7 @@ from stillroom.teachers.providers import IN_PROCESS, ProviderName, endpoint_for
 from stillroom.types import SamplingSettings
 
 NO_FILE = "none"
+_MAX_CONCURRENCY = 256
 
 
 class RolloutOptions(BaseModel):
@@ -42,13 +43,24 @@ class RolloutOptions(BaseModel):
         str | None, Field(description="Only these prompts, e.g. 0,2,5-9 (0-based)")
     ] = None
     samples_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
-    concurrency: Annotated[int, Field(ge=1, le=4096, description="Conversations at once")] = 20
+    concurrency: Annotated[
+        int, Field(ge=1, le=4096, description="Conversations at once, to begin with")
+    ] = 20
+    max_concurrency: Annotated[
+        int | None,
+        Field(ge=1, le=4096, description="Endpoints: grows to this while none is refused"),
+    ] = None
     max_tokens: Annotated[int, Field(ge=1, description="Per assistant turn")] = 2048
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 10
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: int | None = None
     request_timeout: Annotated[float, Field(gt=0, description="Seconds per call")] = 120.0
     tool_timeout: Annotated[float, Field(gt=0, description="Seconds per tool call")] = 60.0
+
+    @property
+    def most_at_once(self) -> int:
+        """How many conversations with an endpoint there may be."""
+        return max(self.concurrency, self.max_concurrency or _MAX_CONCURRENCY)
 
 
 class GenerateRollouts(RolloutOptions):

@@ -2,9 +2,12 @@
 
 import hashlib
 import random
+import re
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
@@ -14,6 +17,14 @@ import msgspec
 
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.settings import read_key
+from stillroom.teachers.http_channel import (
+    ConnectionFailedError,
+    HttpReply,
+    UnreadableReplyError,
+    open_channel,
+)
+from stillroom.teachers.limiter import Limiter
+from stillroom.teachers.limits import LimitKind, LimitSettings
 from stillroom.teachers.providers import Endpoint
 from stillroom.types import (
     Message,
@@ -25,7 +36,9 @@ from stillroom.types import (
 )
 
 MAX_ATTEMPTS = 6
-_MAX_WAIT_S = 60.0
+"""Of a call that fails; waiting for a rate limit is no failure."""
+PATIENCE_S = 900.0
+"""How long a call waits for a rate limit in all."""
 _MAX_TOKENS_OF_A_CALL = 1 << 40
 _KEPT_KEYS = ("content", "tool_calls", "reasoning_content", "reasoning_details")
 
@@ -69,8 +82,10 @@ class _Retry:
 class OpenAITeacher:
     """Asks an endpoint for each turn. Use as an async context manager.
 
-    A call is tried again on 429, 5xx, timeouts, lost connections and unreadable bodies, up to
-    `MAX_ATTEMPTS` times. A refused key or an unknown model raises TeacherError and ends the run.
+    How many calls are out and how fast follows from what the endpoint takes (see `limits`). A call
+    that it finds too much waits as long as it says, at most `PATIENCE_S` in all; one that fails
+    (5xx, timeout, lost connection, unreadable body) is made up to `MAX_ATTEMPTS` times. A refused
+    key or an unknown model raises TeacherError and ends the run.
     """
 
     def __init__(
@@ -80,23 +95,22 @@ class OpenAITeacher:
         sampling: SamplingSettings,
         *,
         timeout_s: float = 120.0,
+        limits: LimitSettings | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.model, self.sampling = model, sampling
         self._endpoint, self._timeout_s, self._sleep = endpoint, timeout_s, sleep
         self._key = key = read_key(endpoint.api_key_env) if endpoint.api_key_env else None
+        self.limiter = Limiter(limits or LimitSettings())
         self._jitter = random.Random(sampling.seed or 0)
-        self._client = httpx.AsyncClient(
-            base_url=endpoint.base_url,
-            headers={"authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 30.0)),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        self._channel = open_channel(
+            f"{endpoint.base_url}/chat/completions",
+            {"authorization": f"Bearer {key}"} if key else {},
             transport=transport,
         )
 
     async def __aenter__(self) -> Self:
-        await self._client.__aenter__()
         return self
 
     async def __aexit__(
@@ -105,7 +119,7 @@ class OpenAITeacher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._client.__aexit__(kind, error, trace)
+        await self._channel.aclose()
 
     @asynccontextmanager
     async def converse(
@@ -125,19 +139,45 @@ class OpenAITeacher:
             TeacherError: the key or the model was refused; no call can succeed.
         """
         body = self._body(messages, tools, seed)
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            outcome = await self._attempt(body)
+        num_failed = num_refused = 0
+        waited_s = 0.0
+        while True:
+            outcome = await self._limited_attempt(body)
             if isinstance(outcome, SampledTurn):
                 return outcome
-            if attempt == MAX_ATTEMPTS:
-                raise CallFailedError(outcome.kind, f"{outcome.message} ({attempt} attempts)")
-            await self._sleep(self._wait_s(outcome, attempt))
-        raise AssertionError("unreachable")
+            is_refused = outcome.kind is FailureClass.RATE_LIMIT
+            num_refused += is_refused
+            num_failed += not is_refused
+            wait_s = self._wait_s(outcome, num_refused if is_refused else num_failed)
+            if num_failed == MAX_ATTEMPTS or (is_refused and waited_s + wait_s > PATIENCE_S):
+                attempts = num_failed + num_refused
+                raise CallFailedError(outcome.kind, f"{outcome.message} ({attempts} attempts)")
+            waited_s += wait_s if is_refused else 0.0
+            await self._sleep(wait_s)
+
+    async def _limited_attempt(self, body: bytes) -> SampledTurn | _Retry:
+        sent = await self.limiter.acquire()
+        try:
+            outcome = await self._attempt(body)
+        except BaseException:
+            self.limiter.failed(sent)
+            raise
+        if isinstance(outcome, SampledTurn):
+            self.limiter.accepted(sent)
+        elif outcome.kind is FailureClass.RATE_LIMIT:
+            self.limiter.refused(sent, _limit_kind(outcome.message))
+        else:
+            self.limiter.failed(sent)
+        return outcome
 
     def _wait_s(self, retry: _Retry, attempt: int) -> float:
+        longest_s = 0.5 * 2 ** min(attempt, 6)
+        if retry.kind is FailureClass.RATE_LIMIT and retry.wait_s is not None:
+            # An endpoint that says "at once" again and again is believed less and less.
+            return max(retry.wait_s, 0.008 * 2 ** min(attempt, 12))
         if retry.wait_s is not None:
-            return min(retry.wait_s, _MAX_WAIT_S)
-        return min(0.5 * 2**attempt, 30.0) * self._jitter.uniform(0.5, 1.0)
+            return min(retry.wait_s, PATIENCE_S)
+        return longest_s * self._jitter.uniform(0.5, 1.0)
 
     def _body(self, messages: list[Message], tools: list[ToolSchema], seed: int | None) -> bytes:
         sampling = self.sampling
@@ -157,29 +197,26 @@ class OpenAITeacher:
 
     async def _attempt(self, body: bytes) -> SampledTurn | _Retry:
         try:
-            # httpx's own timeout starts again with every byte that comes in.
             with anyio.fail_after(self._timeout_s):
-                response = await self._client.post(
-                    "/chat/completions", content=body, headers={"content-type": "application/json"}
-                )
-        except (TimeoutError, httpx.TimeoutException) as error:
-            return _Retry(FailureClass.TIMEOUT, f"no answer in time ({type(error).__name__})")
-        except httpx.TransportError as error:
-            message = self._without_key(f"{type(error).__name__}: {error}")
-            return _Retry(FailureClass.CONNECTION, message)
-        except httpx.DecodingError as error:
+                reply = await self._channel.post(body)
+        except TimeoutError:
+            return _Retry(FailureClass.TIMEOUT, f"no answer within {self._timeout_s:g} s")
+        except ConnectionFailedError as error:
+            return _Retry(FailureClass.CONNECTION, self._without_key(str(error)))
+        except UnreadableReplyError as error:
             return _Retry(FailureClass.BAD_RESPONSE, f"unreadable response: {error}")
-        if response.status_code == 200:
-            return _turn(response.content)
-        return self._refusal(response)
+        if reply.status == 200:
+            return _turn(reply.body)
+        return self._refusal(reply)
 
-    def _refusal(self, response: httpx.Response) -> _Retry:
-        status, detail = response.status_code, self._without_key(response.text)[:300].strip()
+    def _refusal(self, reply: HttpReply) -> _Retry:
+        status = reply.status
+        detail = self._without_key(reply.body.decode("utf-8", "replace"))[:300].strip()
         message = f"HTTP {status}: {detail}"
         if status == 429:
-            return _Retry(FailureClass.RATE_LIMIT, message, _retry_after(response))
+            return _Retry(FailureClass.RATE_LIMIT, message, _retry_after(reply))
         if status >= 500 or status == 408:
-            return _Retry(FailureClass.SERVER_ERROR, message, _retry_after(response))
+            return _Retry(FailureClass.SERVER_ERROR, message, _retry_after(reply))
         where = f"{self._endpoint.base_url} (model {self.model!r})"
         if status in (401, 403):
             raise self._key_refused(where, message)
@@ -267,6 +304,15 @@ def _turn(body: bytes) -> SampledTurn | _Retry:
     )
 
 
+def _limit_kind(message: str) -> LimitKind:
+    """Returns what the words of a refusal say is limited."""
+    if re.search(r"concurren|simultaneous|in parallel|in flight", message, re.IGNORECASE):
+        return LimitKind.CONCURRENCY
+    if re.search(r"per (second|minute|day)|\b[rt]p[smd]\b|quota", message, re.IGNORECASE):
+        return LimitKind.RATE
+    return LimitKind.UNKNOWN
+
+
 def _count(usage: Any, name: str) -> int:
     """Returns a number of tokens; 0 where the endpoint gives none that makes sense."""
     value = cast("dict[str, Any]", usage).get(name) if isinstance(usage, dict) else None
@@ -280,8 +326,14 @@ def _seed_of(seed: int, key: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:4], "big") >> 1
 
 
-def _retry_after(response: httpx.Response) -> float | None:
+def _retry_after(reply: HttpReply) -> float | None:
+    """Returns the seconds that a refusal asks to wait, written as a number or as a date."""
+    written = reply.headers.get("retry-after", "")
     try:
-        return max(0.0, float(response.headers.get("retry-after", "")))
+        return max(0.0, parsedate_to_datetime(written).timestamp() - time.time())
+    except ValueError:
+        pass
+    try:
+        return max(0.0, float(written))
     except ValueError:
         return None

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -64,13 +65,17 @@ class UserPool:
         self._idle: deque[_Worker] = deque()
         self._workers: set[_Worker] = set()
         self._num_workers = 0
-        self._waiting: deque[anyio.Event] = deque()
+        self._waiting: deque[_Waiter] = deque()
+        self._is_wanted = anyio.Event()
+        self._growth = anyio.create_task_group()
         self._ready = Ready(tools=[], rewards=[])
 
     async def __aenter__(self) -> Self:
         worker = await self._start_worker()
         self._ready = worker.ready
         self._idle.append(worker)
+        await self._growth.__aenter__()
+        self._growth.start_soon(self._grow)
         return self
 
     async def __aexit__(
@@ -79,6 +84,8 @@ class UserPool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._growth.cancel_scope.cancel()
+        await self._growth.__aexit__(None, None, None)
         with anyio.CancelScope(shield=True):
             for worker in list(self._workers):
                 await self._discard(worker)
@@ -158,32 +165,54 @@ class UserPool:
             with anyio.CancelScope(shield=True):
                 await self._discard(worker)
             raise
-        self._idle.append(worker)
-        self._wake_one()
+        self._release(worker)
         return answer
 
     async def _borrow(self) -> "_Worker":
-        while not self._idle:
-            freed = anyio.Event()
-            self._waiting.append(freed)
-            try:
-                with anyio.move_on_after(PATIENCE_S):
-                    await freed.wait()
-            except BaseException:
-                # What it was woken for is another's now.
-                if freed.is_set():
-                    self._wake_one()
-                raise
-            finally:
-                if not freed.is_set():
-                    self._waiting.remove(freed)
-            if not self._idle and self._num_workers < self._max_workers:
-                return await self._start_worker()
-        return self._idle.popleft()
+        if self._idle:
+            return self._idle.popleft()
+        waiter = _Waiter(time.monotonic())
+        self._waiting.append(waiter)
+        self._is_wanted.set()
+        try:
+            await waiter.served.wait()
+        except BaseException:
+            if waiter.worker is not None:
+                self._release(waiter.worker)
+            elif not waiter.served.is_set():
+                self._waiting.remove(waiter)
+            raise
+        if waiter.worker is None:
+            raise waiter.error or AssertionError("served with nothing")
+        return waiter.worker
 
-    def _wake_one(self) -> None:
+    def _release(self, worker: "_Worker") -> None:
+        """Gives the worker to who has waited longest."""
         if self._waiting:
-            self._waiting.popleft().set()
+            self._waiting.popleft().serve(worker)
+        else:
+            self._idle.append(worker)
+
+    async def _grow(self) -> None:
+        """Starts another worker whenever a call has waited too long for one."""
+        while True:
+            await self._is_wanted.wait()
+            self._is_wanted = anyio.Event()
+            while self._waiting:
+                if self._num_workers and not self._is_patience_over():
+                    await anyio.sleep(PATIENCE_S / 2)
+                    continue
+                try:
+                    worker = await self._start_worker()
+                except ToolFileError as error:
+                    if self._waiting:
+                        self._waiting.popleft().fail(error)
+                    continue
+                self._release(worker)
+
+    def _is_patience_over(self) -> bool:
+        has_room = self._num_workers < self._max_workers
+        return has_room and time.monotonic() - self._waiting[0].since >= PATIENCE_S
 
     async def _start_worker(self) -> "_Worker":
         # Counted before it is up, so that waiting calls do not start more than allowed.
@@ -200,6 +229,26 @@ class UserPool:
         self._workers.discard(worker)
         self._num_workers -= 1
         await worker.kill()
+
+
+class _Waiter:
+    """A call without a worker."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.served = anyio.Event()
+        self.worker: _Worker | None = None
+        self.error: ToolFileError | None = None
+
+    def serve(self, worker: "_Worker") -> None:
+        """Gives it a worker."""
+        self.worker = worker
+        self.served.set()
+
+    def fail(self, error: ToolFileError) -> None:
+        """Tells that none could be started."""
+        self.error = error
+        self.served.set()
 
 
 class UserSession:

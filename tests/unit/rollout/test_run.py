@@ -332,12 +332,12 @@ def test_a_third_of_all_calls_failing_loses_nothing(workspace: Workspace) -> Non
 
 def test_a_teacher_that_stays_away_fails_each_rollout_by_its_class(workspace: Workspace) -> None:
     async def overloaded(_served: Served) -> httpx.Response:
-        return refused(429)
+        return refused(500)
 
     result = run_of(workspace, ScriptedTeacher(before=overloaded))
 
     assert adds_up(result)
-    assert result.failed_by_class == {"rate_limit": 3}
+    assert result.failed_by_class == {"server_error": 3}
     assert rows_of(workspace) == []
 
 

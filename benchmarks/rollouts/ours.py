@@ -1,0 +1,50 @@
+"""One rollout run of ours against an endpoint, in a process of its own: ours.py FOLDER BASE_URL JSON-options."""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+import anyio
+
+from stillroom.api import GenerateRollouts
+from stillroom.reporting import SilentReporter
+from stillroom.rollout.run import generate_rollouts
+from stillroom.settings import Workspace
+
+
+def main() -> None:
+    folder, base_url, options = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    request = GenerateRollouts(
+        **{
+            "input": "prompts.jsonl",
+            "provider": "openai",
+            "model": "fake",
+            "base_url": base_url,
+            "tools": "tools.py",
+        }
+        | options
+    )
+    run_folder = folder / "run"
+    run_folder.mkdir(exist_ok=True)
+    started = time.perf_counter()
+
+    async def run() -> object:
+        return await generate_rollouts(
+            Workspace(folder), request, folder=run_folder, reporter=SilentReporter()
+        )
+
+    result = anyio.run(run, backend_options={"use_uvloop": True})
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    print("@@" + json.dumps({
+        "wall_s": round(time.perf_counter() - started, 3),
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 2),
+        "rss_mb": round(usage.ru_maxrss / 1024, 1),
+        "succeeded": result.succeeded, "failed": result.failed, "omitted": result.omitted, "calls": result.calls,
+        "failed_by_class": result.failed_by_class,
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

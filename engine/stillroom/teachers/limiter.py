@@ -1,0 +1,70 @@
+"""Calls that wait until a controller lets them go."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+import anyio
+
+from stillroom.teachers.limits import LimitController, LimitKind, LimitSettings, Sent
+
+
+class Limiter:
+    """Lets calls go in the order in which they asked. One for each endpoint, key and model."""
+
+    def __init__(
+        self, settings: LimitSettings, *, clock: Callable[[], float] = anyio.current_time
+    ) -> None:
+        self._controller = LimitController(settings)
+        self._clock = clock
+        self._queue: deque[anyio.Event] = deque()
+        self._is_first_woken = anyio.Event()
+
+    @property
+    def window(self) -> int:
+        """How many calls may be on their way now."""
+        return int(self._controller.window)
+
+    @property
+    def pace(self) -> float | None:
+        """Calls a second that are let go now; None where nothing was refused so far."""
+        pace = self._controller.pace
+        return pace if pace is not None and pace < math.inf else None
+
+    async def acquire(self) -> Sent:
+        """Waits for this call's turn; each call must end in accepted, refused or failed."""
+        if not self._queue and self._controller.ready_at(self._clock()) <= self._clock():
+            return self._controller.send(self._clock())
+        is_first = anyio.Event()
+        if not self._queue:
+            is_first.set()
+        self._queue.append(is_first)
+        try:
+            await is_first.wait()
+            await self._wait_until_ready()
+            return self._controller.send(self._clock())
+        finally:
+            self._queue.remove(is_first)
+            if self._queue:
+                self._queue[0].set()
+
+    def accepted(self, sent: Sent) -> None:
+        """Tells that the endpoint answered."""
+        self._controller.accepted(sent, self._clock())
+        self._is_first_woken.set()
+
+    def refused(self, sent: Sent, kind: LimitKind) -> None:
+        """Tells that the endpoint found it too much."""
+        self._controller.refused(sent, self._clock(), kind)
+        self._is_first_woken.set()
+
+    def failed(self, sent: Sent) -> None:
+        """Tells that the call came to nothing for another reason."""
+        self._controller.failed(sent)
+        self._is_first_woken.set()
+
+    async def _wait_until_ready(self) -> None:
+        while (ready_at := self._controller.ready_at(self._clock())) > self._clock():
+            self._is_first_woken = anyio.Event()
+            with anyio.move_on_after(ready_at - self._clock()):
+                await self._is_first_woken.wait()

@@ -1,0 +1,97 @@
+"""A simulated endpoint with limits, and clients that keep it as busy as a controller lets them."""
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from stillroom.teachers.limits import LimitController, LimitKind, LimitSettings
+
+
+@dataclass
+class Bucket:
+    """Refills at the rate of the schedule [(from second, units per second)], up to a burst."""
+
+    schedule: Sequence[tuple[float, float]]
+    burst: float
+    level: float = field(init=False)
+    at: float = 0.0
+    offered: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.level = self.offered = self.burst
+
+    def take(self, now: float, amount: float) -> bool:
+        rate = [rate for second, rate in self.schedule if second <= now][-1]
+        gained = (now - self.at) * rate
+        self.at, self.offered = now, self.offered + gained
+        self.level = min(self.burst, self.level + gained)
+        if self.level < amount:
+            return False
+        self.level -= amount
+        return True
+
+
+@dataclass
+class Simulated:
+    """How a run went."""
+
+    accepted: int = 0
+    refused: int = 0
+    accepted_cost: float = 0.0
+    most_in_flight: int = 0
+    busy: float = 0.0
+    """Seconds x requests that were being answered."""
+
+
+def simulate(
+    settings: LimitSettings,
+    *,
+    seconds: float,
+    bucket: Bucket | None = None,
+    most_at_once: int = 10**9,
+    latency_s: float = 0.05,
+    sigma: float = 0.0,
+    refusal_s: float = 0.002,
+    num_clients: int = 256,
+    cost: Callable[[random.Random], float] = lambda _rng: 1.0,
+    kind: LimitKind = LimitKind.UNKNOWN,
+    seed: int = 0,
+) -> Simulated:
+    """Lets clients send whenever the controller allows it, each waiting for its answer."""
+    controller, rng, numbers = LimitController(settings), random.Random(seed), count()
+    result = Simulated()
+    events: list = []
+    now, waiting, answering = 0.0, num_clients, 0
+    while now < seconds:
+        ready_at = controller.ready_at(now) if waiting else math.inf
+        if ready_at <= now:
+            sent, waiting = controller.send(now), waiting - 1
+            amount = cost(rng)
+            is_taken = answering < most_at_once and (bucket is None or bucket.take(now, amount))
+            if is_taken:
+                answering += 1
+                mean = math.log(latency_s) - sigma**2 / 2
+                trip = rng.lognormvariate(mean, sigma) if sigma else latency_s
+                result.accepted_cost += amount
+                result.busy += trip
+            else:
+                trip = refusal_s
+            heapq.heappush(events, (now + trip, next(numbers), sent, is_taken))
+            result.most_in_flight = max(result.most_in_flight, controller.in_flight)
+            continue
+        next_at = min(ready_at, events[0][0] if events else math.inf)
+        now = next_at
+        while events and events[0][0] <= now:
+            _, _, sent, is_taken = heapq.heappop(events)
+            waiting += 1
+            if is_taken:
+                answering -= 1
+                controller.accepted(sent, now)
+                result.accepted += 1
+            else:
+                controller.refused(sent, now, kind)
+                result.refused += 1
+    return result
