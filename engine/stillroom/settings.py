@@ -16,6 +16,7 @@ WORKSPACE_VARIABLE = "STILLROOM_WORKSPACE"
 _SECRET_NAME = re.compile(
     r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(?=_|\d|$)", re.IGNORECASE
 )
+_DOT_ENV_LINE = re.compile(r"\s*(export\s+)?(?P<name>[A-Za-z_]\w*)\s*=(?P<value>.*)")
 # Needed to download models, so a training worker keeps it.
 _HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
 
@@ -79,6 +80,10 @@ class Workspace:
             )
         return path
 
+    def read_key(self, name: str) -> str | None:
+        """Returns the secret `name` of the environment, else of the workspace's .env file."""
+        return read_key(name) or _dot_env(self.root / ".env").get(name)
+
     def shown(self, path: Path) -> str:
         """Returns a path as it is shown to a user: relative to the workspace where possible."""
         try:
@@ -126,6 +131,15 @@ def proxy_for(url: str) -> str | None:
         return None
     proxies = urllib.request.getproxies()
     return proxies.get(parts.scheme) or proxies.get("all")
+
+
+def _dot_env(path: Path) -> dict[str, str]:
+    """Returns the NAME=value lines of a .env file; what is no such line is passed over."""
+    if not path.is_file():
+        return {}
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = (_DOT_ENV_LINE.match(line) for line in lines)
+    return {line["name"]: line["value"].strip().strip("\"'") for line in found if line}
 
 
 def training_environment() -> dict[str, str]:

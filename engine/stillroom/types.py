@@ -1,5 +1,6 @@
 """The words every layer shares: messages, tool calls, turns, trajectories, usage."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Literal, Required, TypedDict
 
@@ -61,6 +62,7 @@ class RunKind(StrEnum):
     DPO = "dpo"
     DISTILL = "distill"
     EVALUATE = "evaluate"
+    SCORE = "score"
 
 
 class RunStatus(StrEnum):
@@ -100,6 +102,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def total_usd(costs: Iterable[float | None]) -> float | None:
+    """Returns the sum in US dollars; None once one of them is unknown."""
+    known = list(costs)
+    return None if None in known else sum(cost for cost in known if cost is not None)
+
+
 class TokenTrace(msgspec.Struct, frozen=True, kw_only=True):
     """The exact tokens of an in-process rollout: what was fed and what was sampled.
 
@@ -122,6 +130,8 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     max_tokens: int = 2048
     seed: int | None = None
+    reasoning_effort: str | None = None
+    """How much an endpoint's model should reason, where it can be told."""
 
 
 class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +143,8 @@ class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
     message: Message
     finish_reason: Literal["stop", "length", "context"]
     usage: Usage
+    cost_usd: float | None = None
+    """What the call cost; None where the price is unknown."""
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
 
@@ -168,3 +180,5 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str
     duration_s: float
     tokens: TokenTrace | None = None
+    variables: dict[str, Any] = {}
+    """Of the task's row: what its rewards may read beside the metadata."""

@@ -85,10 +85,16 @@ def after_run(request: object, result: api.RunReport) -> str:
 def _after_success(result: api.RunReport) -> str:
     outcome = result.result or {}
     if result.kind == "rollouts":
+        if outcome.get("dry_run"):
+            return "generate_rollouts without dry_run makes the calls; budget_usd caps the cost"
+        if limit := outcome.get("stopped_by"):
+            return f"{limit} was reached: the same call with a higher one goes on from here"
         if failed := outcome.get("failed"):
             again = f"generate_rollouts again with output={outcome['output']}"
             return f"{again}: only the {failed} failed rollouts are done again"
         return f"filter_dataset(input={outcome['output']}, …), then convert_rollouts"
+    if result.kind == "score":
+        return f"filter_dataset(input={outcome['output']}, …) selects by the new rewards"
     if result.kind == "evaluate":
         return f"compare_evaluations(baseline=<run id>, candidates=[{result.run_id}])"
     return (

@@ -83,6 +83,20 @@ OPERATIONS = (
         starts_run=True,
     ),
     Operation(
+        name="score_rollouts",
+        title="Score rollouts again",
+        description="Give finished rollouts new rewards (rewards.py, answer match or a judge); the "
+        "teacher is not asked again. Starts a run.",
+        request=api.ScoreRollouts,
+        result=api.RunReport,
+        call=api.score_rollouts,
+        next_step=next_steps.after_run,
+        positional=("input",),
+        is_destructive=True,
+        is_open_world=True,
+        starts_run=True,
+    ),
+    Operation(
         name="filter_dataset",
         title="Filter rollouts",
         description="Keep the rollouts that pass every given filter; the rest goes to a side file "

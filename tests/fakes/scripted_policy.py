@@ -8,10 +8,10 @@ from stillroom.tools.base import ToolResult, ToolTask
 from stillroom.types import Message, SampledTurn, TokenTrace, ToolSchema, Usage
 
 
-def turn(message: Any, *, finish: Any = "stop") -> SampledTurn:
+def turn(message: Any, *, finish: Any = "stop", cost_usd: float | None = None) -> SampledTurn:
     """A turn that cost ten tokens in and five out."""
     usage = Usage(prompt_tokens=10, completion_tokens=5)
-    return SampledTurn(message=message, finish_reason=finish, usage=usage)
+    return SampledTurn(message=message, finish_reason=finish, usage=usage, cost_usd=cost_usd)
 
 
 class ScriptedConversation:
@@ -76,6 +76,9 @@ class ScriptedTools:
         self.calls: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self._answer = answer
 
+    def schemas_for(self, task: ToolTask) -> list[Any]:
+        return self.schemas
+
     @asynccontextmanager
     async def session(self, task: ToolTask) -> AsyncIterator["ScriptedSession"]:
         yield ScriptedSession(self, task.metadata)
@@ -110,6 +113,11 @@ class MemoryRecorder:
 
     def known_replies(self, index: int) -> list[ToolResult] | None:
         return self.replies.get(index)
+
+    def start_over(self) -> None:
+        self.order.append(("restart", 0))
+        self.turns.clear()
+        self.replies.clear()
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:
         self.order.append(("turn", index))

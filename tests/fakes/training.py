@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def make_student(models: TinyModels, folder: Path, *, rank: int = 0, seed: int =
 
 
 def one_by_one(student: Student) -> Student:
-    return OneByOne(student.loaded, student.head, student.base, student.is_adapter)
+    return OneByOne(**{f.name: getattr(student, f.name) for f in fields(student)})
 
 
 def gradients(student: Student) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from stillroom.api.runs import (
     get_run,
     get_run_logs,
     list_runs,
+    score_rollouts,
     start_training,
 )
 from stillroom.curate.convert import ConvertResult, ConvertRollouts
@@ -37,6 +38,7 @@ from stillroom.evaluate.request import EvaluateModel
 from stillroom.projects.create import CreateProject, ProjectResult, create_project
 from stillroom.projects.setup import CheckSetup, SetupReport, check_setup
 from stillroom.rollout.request import GenerateRollouts
+from stillroom.rollout.score import ScoreRollouts
 from stillroom.train.request import StartTraining
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "ProjectResult",
     "RunPage",
     "RunReport",
+    "ScoreRollouts",
     "SetupReport",
     "StartTraining",
     "ValidateDataset",
@@ -79,6 +82,7 @@ __all__ = [
     "inspect_examples",
     "list_runs",
     "make_dpo_pairs",
+    "score_rollouts",
     "start_training",
     "validate_dataset",
     "write_report",

@@ -16,7 +16,8 @@ from stillroom.jobs.store import (
     all_runs,
     find_run,
 )
-from stillroom.rollout.request import GenerateRollouts, check_rollout_options, locate_policy
+from stillroom.rollout.request import GenerateRollouts, check_rollouts, locate_policy
+from stillroom.rollout.score import ScoreRollouts, check_scoring
 from stillroom.settings import Workspace, tool_environment, training_environment
 from stillroom.teachers.providers import IN_PROCESS, TEACHER_KEYS
 from stillroom.train.request import StartTraining, plan_request
@@ -120,10 +121,16 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
     """Starts a rollout run. Raises an EngineError for what is wrong before anything is spent."""
     workspace.existing(request.input, what="input")
     workspace.output_file(request.output, what="output")
-    check_rollout_options(workspace, request)
+    check_rollouts(workspace, request)
     if request.provider in IN_PROCESS:
         locate_policy(workspace, request)
     return _start(workspace, RunKind.ROLLOUTS, request, tool_environment())
+
+
+def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
+    """Starts a scoring run. Raises an EngineError for what is wrong before anything is spent."""
+    check_scoring(workspace, request)
+    return _start(workspace, RunKind.SCORE, request, tool_environment())
 
 
 def start_training(workspace: Workspace, request: StartTraining) -> RunReport:

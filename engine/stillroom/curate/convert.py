@@ -8,7 +8,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from stillroom.curate.rows import RolloutLine, check_output, read_rollouts
-from stillroom.data.formats import rollout_files
+from stillroom.data.row_files import rollout_files
 from stillroom.errors import DataError
 from stillroom.files import atomic_output
 from stillroom.lineage import write_manifest
@@ -22,7 +22,7 @@ class ConvertRollouts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    input: Annotated[str, Field(description="Rollouts file, or folder of .jsonl files")]
+    input: Annotated[str, Field(description="Rollouts file or folder; also of rnow or NeMo Gym")]
     output: Annotated[str, Field(description="Supervised rows (.jsonl); replaced when complete")]
     include_failed: Annotated[bool, Field(description="Keep rollouts that were no success too")] = (
         False
@@ -37,7 +37,7 @@ class ConvertResult(msgspec.Struct, frozen=True, kw_only=True):
     converted: int
     left_out: dict[str, int]
     success_derived: int
-    """Rows without `success`: a complete final answer was taken as one."""
+    """Rows without `success`: a reward from 0.5, else a complete final answer, was taken as one."""
     problems: list[str]
     """The first lines that are no rollouts, with file:line."""
 
@@ -71,7 +71,7 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
                     problems.append(f"{rollout.where}: {rollout.problem}")
                 continue
             derived += _is_derived(rollout)
-            rows.write(decoder.decode(rollout.line.data))
+            rows.write(decoder.decode(rollout.own))
         if rows.num_rows == 0:
             raise _nothing_converted(source, read, left_out, problems)
         converted = rows.num_rows
@@ -95,7 +95,7 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
 
 def _is_derived(rollout: RolloutLine) -> bool:
     facts = rollout.facts
-    return facts is not None and facts.success is None and facts.is_success
+    return facts is not None and facts.is_success_derived and facts.is_success
 
 
 def _reason_to_leave_out(rollout: RolloutLine, *, include_failed: bool) -> str | None:

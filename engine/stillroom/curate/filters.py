@@ -18,7 +18,7 @@ from stillroom.curate.rows import (
     read_rollouts,
     without_ids,
 )
-from stillroom.data.formats import rollout_files
+from stillroom.data.row_files import rollout_files
 from stillroom.files import atomic_output, canonical_json
 from stillroom.lineage import write_manifest
 from stillroom.settings import Workspace
@@ -32,7 +32,7 @@ class FilterDataset(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    input: Annotated[str, Field(description="Rollouts file, or folder of .jsonl files")]
+    input: Annotated[str, Field(description="Rollouts file or folder; also of rnow or NeMo Gym")]
     output: Annotated[str, Field(description="Rows that pass; replaced when complete")]
     min_reward: float | None = None
     success: Annotated[bool | None, Field(description="Keep only these")] = None
@@ -66,6 +66,8 @@ class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
     dropped_file: str
     categories_before: dict[str, int]
     categories_after: dict[str, int]
+    success_derived: int
+    """Rollouts without `success`: their reward (from 0.5), else a complete answer, decided."""
     problems: list[str]
     """The first lines that are no rollouts, with file:line."""
 
@@ -146,6 +148,7 @@ def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult
         dropped_file=workspace.shown(dropped_file),
         categories_before=dict(sorted(counts.before.items())),
         categories_after=dict(sorted(counts.after.items())),
+        success_derived=counts.success_derived,
         problems=problems,
     )
     write_manifest(
@@ -162,7 +165,7 @@ class _Counts:
     """What came in and what went out."""
 
     def __init__(self) -> None:
-        self.read = self.kept = 0
+        self.read = self.kept = self.success_derived = 0
         self.dropped: Counter[str] = Counter()
         self.before: Counter[str] = Counter()
         self.after: Counter[str] = Counter()
@@ -171,6 +174,7 @@ class _Counts:
         self.read += 1
         category = _category(rollout, category_field)
         self.before[category] += 1
+        self.success_derived += rollout.facts is not None and rollout.facts.is_success_derived
         if reasons:
             self.dropped[reasons[0]] += 1
         else:
@@ -199,7 +203,7 @@ def _judged(source: Path, request: FilterDataset) -> Iterator[tuple[RolloutLine,
 
 def _digest(rollout: RolloutLine) -> bytes:
     """Returns what two rows share if and only if their messages say the same."""
-    messages = [without_ids(message) for message in _MESSAGES.decode(rollout.line.data).messages]
+    messages = [without_ids(message) for message in _MESSAGES.decode(rollout.own).messages]
     return hashlib.sha256(canonical_json(messages)).digest()[:16]
 
 

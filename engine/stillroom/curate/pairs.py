@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from stillroom.curate.rows import check_output, read_rollouts, without_ids
-from stillroom.data.formats import rollout_files
+from stillroom.curate.rows import check_output, own_row, read_rollouts, without_ids
+from stillroom.data.row_files import read_row, rollout_files
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
 from stillroom.lineage import write_manifest
@@ -78,8 +78,10 @@ class _Entry:
 
     path: Path
     offset: int
-    length: int
+    num_bytes: int
     reward: float
+    is_own: bool
+    """Whether it is written in our layout."""
 
 
 class _Row(msgspec.Struct):
@@ -221,15 +223,16 @@ def _index(source: Path, skipped: Counter[str]) -> _Index:
             skipped["rollout without an assistant message"] += 1
         else:
             line = rollout.line
-            entry = _Entry(rollout.path, line.offset, len(line.data), facts.reward)
+            is_own = rollout.own is line.data
+            entry = _Entry(rollout.path, line.offset, line.num_bytes, facts.reward, is_own)
             index.setdefault(facts.task_id, []).append(entry)
     return index
 
 
 def _read(entry: _Entry) -> _Row:
-    with entry.path.open("rb") as stream:
-        stream.seek(entry.offset)
-        return _ROW.decode(stream.read(entry.length))
+    data = read_row(entry.path, entry.offset, entry.num_bytes)
+    own = None if entry.is_own else own_row(data)
+    return _ROW.decode(own or data)
 
 
 def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:

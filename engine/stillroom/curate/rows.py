@@ -7,10 +7,13 @@ from typing import Any
 
 import msgspec
 
-from stillroom.data.formats import rollout_files
-from stillroom.errors import InputError
-from stillroom.files import Line, read_lines
+from stillroom.data.checks import Problem, decode_row
+from stillroom.data.foreign import ORIGIN
+from stillroom.data.layouts import RULES, RolloutLayout, layout_of
+from stillroom.data.row_files import RowLine, read_row_lines, rollout_files
+from stillroom.errors import DataError, InputError
 from stillroom.rollout.journal import holds_rollouts
+from stillroom.rollout.rewards import SUCCESS_THRESHOLD
 
 
 class CallFunction(msgspec.Struct, frozen=True):
@@ -68,10 +71,22 @@ class RolloutFacts(msgspec.Struct, frozen=True):
 
     @property
     def is_success(self) -> bool:
-        """The row's own word; without one, a complete answer counts as a success."""
+        """The row's own word; without one the reward decides, then whether the answer is complete.
+
+        What infrastructure ended is no success.
+        """
         if self.success is not None:
             return self.success
+        if self.error is not None:
+            return False
+        if self.reward is not None:
+            return self.reward >= SUCCESS_THRESHOLD
         return self.has_final_answer and self.stop_reason == "answered"
+
+    @property
+    def is_success_derived(self) -> bool:
+        """Whether the row itself does not say if it succeeded."""
+        return self.success is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +94,11 @@ class RolloutLine:
     """One row of a rollouts file; `facts` is None for what is not a rollout."""
 
     path: Path
-    line: Line
+    line: RowLine
     facts: RolloutFacts | None
     problem: str | None
+    own: bytes
+    """The row in our layout: the very bytes of `line`, unless another system wrote it."""
 
     @property
     def where(self) -> str:
@@ -93,17 +110,48 @@ _DECODER = msgspec.json.Decoder(RolloutFacts)
 
 
 def read_rollouts(path: Path) -> Iterator[RolloutLine]:
-    """Yields the rows of a rollouts file, or of all .jsonl files of a folder, one at a time."""
+    """Yields the rows of a rollouts file, or of all files of a folder, one at a time."""
     for file in rollout_files(path):
-        for line in read_lines(file):
-            try:
-                if not line.data.isascii():
-                    line.data.decode()  # what the decoder passes over may be no UTF-8
-                facts = _DECODER.decode(line.data)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                yield RolloutLine(file, line, None, str(error))
-            else:
-                yield RolloutLine(file, line, facts, None)
+        for line in read_row_lines(file):
+            yield _rollout_line(file, line)
+
+
+def _rollout_line(file: Path, line: RowLine) -> RolloutLine:
+    try:
+        if not line.data.isascii():
+            line.data.decode()  # what the decoder passes over may be no UTF-8
+        return RolloutLine(file, line, _DECODER.decode(line.data), None, line.data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _foreign_line(file, line, problem=str(error))
+
+
+def _foreign_line(file: Path, line: RowLine, *, problem: str) -> RolloutLine:
+    try:
+        own = own_row(line.data)
+        if own is not None:
+            return RolloutLine(file, line, _DECODER.decode(own), None, own)
+    except DataError as error:
+        problem = error.problem
+    except (msgspec.DecodeError, RecursionError) as error:
+        problem = str(error)
+    return RolloutLine(file, line, None, problem, line.data)
+
+
+def own_row(data: bytes) -> bytes | None:
+    """Returns a row that another system wrote in our layout; None of what none did.
+
+    Raises DataError for a row of theirs that has a problem.
+    """
+    row = decode_row(data)
+    layout = None if isinstance(row, Problem) else layout_of(row)
+    if isinstance(row, Problem) or layout is None or layout is RolloutLayout.STILLROOM:
+        return None
+    problem = next(iter(RULES[layout].problems(row)), None)
+    if problem is not None:
+        raise DataError(f"{problem.field} {problem.message}", problem.fix)
+    own = RULES[layout].read(row)
+    # Curation needs no way back, and with it every row would be twice as long.
+    return msgspec.json.encode({key: own[key] for key in own if key != ORIGIN})
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 """What can be wrong with a row: every check yields problems instead of stopping at the first."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
 
+# An option of `docker run` begins with a dash; a name never does.
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -170,6 +174,31 @@ def name_list_problems(row: dict[str, Any], field: str) -> Iterator[Problem]:
             f"must be a list of names, not {describe(value)}",
             'write e.g. ["price", "stock"]',
         )
+
+
+def docker_problems(row: dict[str, Any]) -> Iterator[Problem]:
+    """Yields everything wrong with the container that a row asks for."""
+    image, env = row.get("docker"), row.get("docker_env")
+    if image is not None and not (isinstance(image, str) and _IMAGE.fullmatch(image)):
+        yield Problem(
+            "docker",
+            f"must be local/NAME or the name of an image, not {describe(image)}",
+            'write e.g. "local/browser" (built from Dockerfile.browser) or "python:3.12-slim"',
+        )
+    if env is None:
+        return
+    names = cast("dict[str, Any]", env) if isinstance(env, dict) else None
+    if names is None or not all(
+        _ENV_NAME.fullmatch(name) and isinstance(value, str) and "\0" not in value
+        for name, value in names.items()
+    ):
+        yield Problem(
+            "docker_env",
+            f"must be an object of variable names and strings, not {describe(env)}",
+            'write e.g. {"MODE": "test"}',
+        )
+    elif names and not image:
+        yield Problem("docker_env", "needs docker", "name the container, or leave docker_env out")
 
 
 RowCheck = Callable[[dict[str, Any]], Iterator[Problem]]

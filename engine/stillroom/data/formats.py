@@ -12,14 +12,23 @@ from stillroom.data.checks import (
     decode_row,
     decode_text_row,
     describe,
+    docker_problems,
     message_problems,
     name_list_problems,
-    number_problems,
     object_problems,
     tool_schema_problems,
 )
+from stillroom.data.layouts import layout_of, rollout_problems
+from stillroom.data.nemo_gym import (
+    REQUEST,
+    prompt_row_problems,
+    request_messages,
+    request_schemas,
+    row_metadata,
+)
+from stillroom.data.row_files import read_row_lines
 from stillroom.errors import DataError
-from stillroom.files import content_hash, read_lines
+from stillroom.files import content_hash
 from stillroom.types import Message, ToolSchema, Trajectory
 
 VALIDATE_HINT = "mend the line, then list every problem with `stillroom validate-dataset {path}`"
@@ -44,6 +53,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the tools this task may use; None means every tool of the run."""
     reward_names: list[str] | None
     variables: dict[str, Any]
+    tool_schemas: list[ToolSchema] | None = None
+    """What the model is shown of the tools in `tool_names`, where the row says it itself."""
+    docker: str | None = None
+    """The container with the task's tools: `local/NAME` is Dockerfile.NAME, else an image."""
+    docker_env: dict[str, str] = {}
 
 
 class SftRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,12 +92,8 @@ def prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
         if not isinstance(row["prompt"], str) or not row["prompt"].strip():
             given = describe(row["prompt"])
             yield Problem("prompt", f"must be a text, not {given}", "write the prompt's text")
-    elif "responses_create_params" in row:
-        yield Problem(
-            "responses_create_params",
-            "NeMo Gym rows are not read yet",
-            'convert the row to {"messages": […], "metadata": {…}}',
-        )
+    elif REQUEST in row:
+        yield from prompt_row_problems(row)
     else:
         yield Problem(
             "", "has neither 'messages' nor 'prompt'", 'write {"prompt": "…"} or {"messages": […]}'
@@ -92,8 +102,7 @@ def prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
     yield from object_problems(row, "variables")
     yield from name_list_problems(row, "tools")
     yield from name_list_problems(row, "rewards")
-    if row.get("docker"):
-        yield Problem("docker", "containers for tools are not supported yet", "leave it out")
+    yield from docker_problems(row)
 
 
 def sft_problems(row: dict[str, Any]) -> Iterator[Problem]:
@@ -120,18 +129,6 @@ def dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
     yield from object_problems(row, "metadata")
 
 
-def rollout_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields everything wrong with a rollout row of ours."""
-    yield from message_problems(row.get("messages"))
-    yield from tool_schema_problems(row.get("tools"))
-    yield from number_problems(row, "reward")
-    yield from object_problems(row, "metadata")
-    for field in ("id", "task_id", "stop_reason"):
-        if not isinstance(row.get(field), str):
-            given = describe(row.get(field))
-            yield Problem(field, f"must be a string, not {given}", "write the rollout again")
-
-
 CHECKS = {
     RowFormat.PROMPTS: prompt_problems,
     RowFormat.ROLLOUTS: rollout_problems,
@@ -144,14 +141,14 @@ def detect_format(row: dict[str, Any]) -> RowFormat | None:
     """Returns which format a row is written in, or None if it is like none of them."""
     if "chosen" in row or "rejected" in row:
         return RowFormat.DPO
-    if "stop_reason" in row and "task_id" in row:
+    if layout_of(row) is not None:
         return RowFormat.ROLLOUTS
     messages = row.get("messages")
     if isinstance(messages, list) and messages:
         last = cast("list[Any]", messages)[-1]
         is_answered = isinstance(last, dict) and last.get("role") == "assistant"
         return RowFormat.SFT if is_answered else RowFormat.PROMPTS
-    return RowFormat.PROMPTS if "prompt" in row or "responses_create_params" in row else None
+    return RowFormat.PROMPTS if "prompt" in row or REQUEST in row else None
 
 
 def task_from_row(row: dict[str, Any]) -> Task:
@@ -159,6 +156,8 @@ def task_from_row(row: dict[str, Any]) -> Task:
 
     The id is a hash of all that shapes the answer, so the same row always has the same id.
     """
+    if REQUEST in row and "messages" not in row and "prompt" not in row:
+        return _task_from_request(row)
     messages: list[Message] = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
     identity = {key: value for key, value in row.items() if key not in ("prompt", "messages")}
     return Task(
@@ -168,6 +167,25 @@ def task_from_row(row: dict[str, Any]) -> Task:
         tool_names=row.get("tools"),
         reward_names=row.get("rewards"),
         variables=row.get("variables") or {},
+        docker=row.get("docker"),
+        docker_env=row.get("docker_env") or {},
+    )
+
+
+def _task_from_request(row: dict[str, Any]) -> Task:
+    """Returns the task of a NeMo Gym row; all it says beside the prompt is in the metadata."""
+    schemas = cast("list[ToolSchema] | None", request_schemas(row))
+    settings = {k: v for k, v in row[REQUEST].items() if k not in ("input", "tools") and v}
+    return Task(
+        task_id=content_hash(row),
+        messages=cast("list[Message]", request_messages(row)),
+        metadata=row_metadata(row) | ({REQUEST: settings} if settings else {}),
+        tool_names=[schema["function"]["name"] for schema in schemas] if schemas else None,
+        reward_names=row.get("rewards"),
+        variables=row.get("variables") or {},
+        tool_schemas=schemas,
+        docker=row.get("docker"),
+        docker_env=row.get("docker_env") or {},
     )
 
 
@@ -179,7 +197,7 @@ def read_rows(path: Path, expected: RowFormat) -> Iterator[dict[str, Any]]:
     if path.is_dir():
         raise DataError(f"{path} is a folder, not a data file", "give one of the files in it")
     check, decode = CHECKS[expected], decode_text_row if path.suffix == ".txt" else decode_row
-    for line in read_lines(path):
+    for line in read_row_lines(path):
         row = decode(line.data)
         problems = [row] if isinstance(row, Problem) else list(check(row))
         if problems:
@@ -233,16 +251,3 @@ def load_dpo_rows(path: Path) -> list[DpoRow]:
 def decode_trajectory(data: bytes) -> Trajectory:
     """Returns the rollout a line holds. Raises msgspec.DecodeError if it isn't one of ours."""
     return msgspec.json.decode(data, type=Trajectory)
-
-
-def rollout_files(path: Path) -> list[Path]:
-    """Returns the rollout files `path` names: itself, or the .jsonl files of a folder, sorted."""
-    if path.is_file():
-        return [path]
-    files = sorted(f for f in path.glob("*.jsonl") if f.is_file() and not f.name.startswith("."))
-    if not files:
-        raise DataError(
-            f"the folder {path} holds no .jsonl rollout files",
-            "give the file that generate_rollouts wrote, or the folder it wrote to",
-        )
-    return files

@@ -9,10 +9,11 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from stillroom.data.checks import Problem, as_number, decode_row
-from stillroom.data.formats import CHECKS, RowFormat, detect_format, rollout_files
+from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_row
+from stillroom.data.layouts import as_rollout
 from stillroom.data.render import ChatRenderer, RenderedConversation, plain_text
+from stillroom.data.row_files import read_row_lines, rollout_files
 from stillroom.errors import DataError, InputError, ModelError
-from stillroom.files import read_lines
 from stillroom.settings import Workspace
 
 TRAINED_OPEN, TRAINED_CLOSE = "⟦", "⟧"
@@ -24,7 +25,7 @@ class InspectExamples(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    path: Annotated[str, Field(description="Data file, or folder of .jsonl files")]
+    path: Annotated[str, Field(description="Data file, or folder of .jsonl or .json files")]
     start: Annotated[int, Field(ge=0, description="First row, from 0")] = 0
     n: Annotated[int, Field(ge=1, le=20)] = 2
     model: Annotated[str | None, Field(description="Student: mark the trained tokens with ⟦ ⟧")] = (
@@ -91,7 +92,7 @@ def inspect_examples(
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
     for file in rollout_files(path):
-        for line in read_lines(file):
+        for line in read_row_lines(file):
             data = line.data
             if file.suffix == ".txt":
                 data = msgspec.json.encode({"prompt": data.decode("utf-8", errors="replace")})
@@ -107,6 +108,7 @@ def _example(where: str, data: bytes, renderer: ChatRenderer | None) -> Example:
     problems = list(CHECKS[row_format](row))
     if problems:
         return _broken(where, row_format, f"{problems[0].field} {problems[0].message}", data)
+    row = _chat_row(row, row_format)
     try:
         shown = _shown(row, None if row_format is RowFormat.PROMPTS else renderer)
     except (ModelError, DataError) as error:
@@ -120,6 +122,13 @@ def _example(where: str, data: bytes, renderer: ChatRenderer | None) -> Example:
         reward=as_number(row.get("reward")),
         problem=None,
     )
+
+
+def _chat_row(row: dict[str, Any], row_format: RowFormat) -> dict[str, Any]:
+    """Returns a row without problems with its conversation as chat messages."""
+    if row_format is RowFormat.ROLLOUTS:
+        return as_rollout(row)
+    return {"messages": task_from_row(row).messages} if row_format is RowFormat.PROMPTS else row
 
 
 def _shown(row: dict[str, Any], renderer: ChatRenderer | None) -> _Shown:
@@ -170,8 +179,7 @@ def _plain_view(row: dict[str, Any]) -> str:
             ("rejected", row["rejected"]),
         ]
         return "\n".join(f"== {name}\n{_conversation_view(side)}" for name, side in sides)
-    messages = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
-    return _conversation_view(messages)
+    return _conversation_view(row["messages"])
 
 
 def _conversation_view(messages: Sequence[Any]) -> str:

@@ -9,9 +9,11 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from stillroom.data.checks import Problem, as_number, decode_row, decode_text_row
-from stillroom.data.formats import CHECKS, RowFormat, detect_format, rollout_files
+from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_row
+from stillroom.data.layouts import RolloutLayout, as_rollout, layout_of
+from stillroom.data.row_files import read_row_lines, rollout_files
 from stillroom.errors import DataError
-from stillroom.files import content_hash, read_lines
+from stillroom.files import content_hash
 from stillroom.settings import Workspace
 
 
@@ -20,7 +22,7 @@ class ValidateDataset(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    path: Annotated[str, Field(description="File, or folder of .jsonl files")]
+    path: Annotated[str, Field(description="File, or folder of .jsonl or .json files")]
     format: Annotated[
         Literal["auto", "prompts", "rollouts", "sft", "dpo"],
         Field(description="auto: by the first good row"),
@@ -67,6 +69,12 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of a row's JSON."""
     rewards: Quantiles | None
     categories: dict[str, int]
+    layouts: dict[str, int]
+    """Good rollouts by the system whose layout they have: stillroom, rnow, nemo_gym."""
+    failed: int
+    """Good rollouts that an infrastructure failure ended; they have no reward."""
+    success_unknown: int
+    """Good rollouts that do not say whether they succeeded: curation goes by reward or answer."""
 
 
 class _Survey:
@@ -80,8 +88,15 @@ class _Survey:
         self.characters: list[float] = []
         self.rewards: list[float] = []
         self.categories: Counter[str] = Counter()
+        self.layouts: Counter[str] = Counter()
+        self.failed = self.success_unknown = 0
 
     def add(self, row: dict[str, Any], num_bytes: int) -> None:
+        if self._format is RowFormat.ROLLOUTS:
+            self.layouts[layout_of(row) or RolloutLayout.STILLROOM] += 1
+            row = as_rollout(row)
+            self.failed += row.get("error") is not None
+            self.success_unknown += row.get("success") is None and row.get("error") is None
         conversation = _conversation(row, self._format)
         identity = content_hash([conversation, row.get("metadata")])
         self.duplicates += identity in self._seen
@@ -90,7 +105,7 @@ class _Survey:
         self.characters.append(num_bytes)
         if (reward := as_number(row.get("reward"))) is not None:
             self.rewards.append(reward)
-        category = (row.get("metadata") or {}).get(self._category_field)
+        category = _metadata(row, self._format).get(self._category_field)
         if category is not None:
             self.categories[str(category)] += 1
 
@@ -127,6 +142,9 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validati
         characters=quantiles(survey.characters),
         rewards=quantiles(survey.rewards),
         categories=dict(survey.categories.most_common(50)),
+        layouts=dict(sorted(survey.layouts.items())),
+        failed=survey.failed,
+        success_unknown=survey.success_unknown,
     )
 
 
@@ -150,7 +168,7 @@ def quantiles(values: list[float]) -> Quantiles | None:
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | Problem, int]]:
     for file in rollout_files(path):
-        for line in read_lines(file):
+        for line in read_row_lines(file):
             where = f"{file}:{line.number}"
             decode = decode_text_row if file.suffix == ".txt" else decode_row
             yield where, decode(line.data), len(line.data)
@@ -177,7 +195,15 @@ def _conversation(row: dict[str, Any], row_format: RowFormat) -> list[Any]:
     """Returns all messages of a row without problems."""
     if row_format is RowFormat.DPO:
         return [*row["prompt"], *row["chosen"], *row["rejected"]]
-    return row.get("messages") or [row.get("prompt")]
+    if row_format is RowFormat.PROMPTS:
+        return list(task_from_row(row).messages)
+    return row["messages"]
+
+
+def _metadata(row: dict[str, Any], row_format: RowFormat) -> dict[str, Any]:
+    if row_format is RowFormat.PROMPTS:
+        return task_from_row(row).metadata
+    return row.get("metadata") or {}
 
 
 def _located(problem: Problem, where: str) -> RowProblem:

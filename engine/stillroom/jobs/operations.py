@@ -32,6 +32,12 @@ def run_operation(folder: RunFolder, reporter: Reporter) -> Any:
             evaluation = EvaluateModel.model_validate(asked.request)
             work = functools.partial(evaluate_model, folder=folder.path, reporter=reporter)
             return anyio.run(work, workspace, evaluation)
+        case RunKind.SCORE:
+            from stillroom.rollout.score import ScoreRollouts, score_rollouts
+
+            scoring = ScoreRollouts.model_validate(asked.request)
+            work = functools.partial(score_rollouts, folder=folder.path, reporter=reporter)
+            return anyio.run(work, workspace, scoring)
         case RunKind.SFT | RunKind.DPO | RunKind.DISTILL:
             from stillroom.train.run import train
 

@@ -3,13 +3,18 @@
 Shapes: B sequences, T tokens, H hidden size, V vocabulary, N trained tokens.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from stillroom.errors import ModelError
 from stillroom.models.batches import TokenBatch
+
+MAX_LOGITS = 1 << 27
+"""Logits that are held at a time stay below this many numbers."""
 
 _PROBE_TOKENS = 8
 # Of the largest logit; in short number formats soft-capping rounds several times in a row.
@@ -50,8 +55,25 @@ class OutputHead:
 
     def batch_logits(self, batch: TokenBatch) -> Tensor:
         """Returns the logits at the positions that predict the batch's trained tokens, [N, V]."""
-        hidden_BTH = self.hidden(batch.ids_BT)
-        return self.logits(hidden_BTH[batch.rows_N, batch.positions_N])
+        return self.logits(self.batch_hidden(batch))
+
+    def batch_hidden(self, batch: TokenBatch) -> Tensor:
+        """Returns the hidden states that predict the batch's trained tokens, [N, H]."""
+        return self.hidden(batch.ids_BT)[batch.rows_N, batch.positions_N]
+
+    def batch_logprobs(self, batch: TokenBatch) -> Tensor:
+        """Returns the log-probability (nats) of each of the batch's trained tokens, [N]."""
+
+        def logprobs(hidden_NH: Tensor, targets_N: Tensor) -> Tensor:
+            return token_logprobs(self.logits(hidden_NH), targets_N)
+
+        hidden_NH = self.batch_hidden(batch)
+        return in_tiles(logprobs, hidden_NH, batch.targets_N, most=self.max_positions)
+
+    @property
+    def max_positions(self) -> int:
+        """How many positions' logits may be held at a time."""
+        return max(1, MAX_LOGITS // int(self._base.config.get_text_config().vocab_size))
 
     @torch.no_grad()
     def check(self) -> None:
@@ -71,6 +93,20 @@ class OutputHead:
                 f"(they differ by {gap:.3g})",
                 "use a model of another family (Qwen, Llama, Mistral, Gemma, Phi are tested)",
             )
+
+
+def in_tiles(compute: Callable[..., Tensor], *inputs: Tensor, most: int) -> Tensor:
+    """Returns `compute` of the inputs' rows, at most so many at a time.
+
+    Beyond one tile, what a tile needs for its gradient is not held but computed again.
+    """
+    if inputs[0].shape[0] <= most:
+        return compute(*inputs)
+    tiles = zip(*(tensor.split(most) for tensor in inputs), strict=True)
+    parts = [
+        checkpoint(compute, *tile, use_reentrant=False, preserve_rng_state=False) for tile in tiles
+    ]
+    return torch.cat(cast("list[Tensor]", parts))
 
 
 def _logit_scale(config: Any) -> float:

@@ -18,6 +18,7 @@ from stillroom.errors import ModelError
 from stillroom.models.batches import microbatches
 from stillroom.models.heads import OutputHead
 from stillroom.models.load import LoadedModel
+from stillroom.policy.graphs import StepGraphs
 from stillroom.policy.kv_cache import ForwardPlan, SlotCache
 from stillroom.policy.sampling import sample_tokens
 from stillroom.types import SamplingSettings
@@ -90,6 +91,7 @@ class DecodeEngine:
         self._cache = SlotCache(num_layers=config.num_hidden_layers, num_slots=max_rows)
         self._sliding_window = _sliding_window(config)
         self._is_eager = self._model.config._attn_implementation == "eager"
+        self._graphs = self._step_graphs()
         self._slots: list[DecodedSequence] = []
         self._waiting: list[DecodedSequence] = []
         self._steps_waited = 0
@@ -131,7 +133,9 @@ class DecodeEngine:
         if chunks and self._is_time_for_chunks(len(chunks), len(singles)):
             for group in _chunk_groups(chunks):
                 finished += self._advance(group, fillers=[])
-        if singles:
+        if singles and self._graphs is not None:
+            finished += self._advance_by_graph(singles, self._graphs)
+        elif singles:
             idle = [s for s in self._slots if s.is_paused or len(s.pending) != 1]
             # A batch of all slots needs no copy of the cache, so a few idle rows come along.
             few = len(idle) <= _MAX_IDLE_SHARE * len(self._slots)
@@ -173,6 +177,34 @@ class DecodeEngine:
             row.num_cached += len(row.pending)
         return self._sample(sampling, logits_BV[chosen])
 
+    def _advance_by_graph(
+        self, active: Sequence[DecodedSequence], graphs: StepGraphs
+    ) -> list[DecodedSequence]:
+        """Runs all slots, of which some may be idle, and samples a token for the active rows."""
+        ids = [row.pending[0] if len(row.pending) == 1 else 0 for row in self._slots]
+        logits_BV = graphs.logits(self._step_logits, ids, [row.num_cached for row in self._slots])
+        for row in active:
+            row.num_cached += 1
+        if len(active) < len(self._slots):
+            logits_BV = logits_BV[[_slot(row) for row in active]]
+        return self._sample(active, logits_BV)
+
+    def _step_graphs(self) -> StepGraphs | None:
+        if self._device.type != "cuda":
+            return None
+        return StepGraphs(
+            self._cache,
+            max_rows=self._max_rows,
+            max_context=self._max_context,
+            device=self._device,
+        )
+
+    def _step_logits(self, ids_B: Tensor, starts_B: Tensor, num_attended: int) -> Tensor:
+        """Returns the logits after one more token of the first B slots, [B, V]; waits for none."""
+        rows_B = torch.arange(len(ids_B), device=self._device)
+        plan = ForwardPlan(rows_B, starts_B[:, None], num_attended, is_prefix=True)
+        return self._head.logits(self._hidden(ids_B[:, None], starts_B[:, None], plan)[:, 0])
+
     def _forward(
         self, rows: Sequence[DecodedSequence], new_tokens: Sequence[Sequence[int]]
     ) -> Tensor:
@@ -183,27 +215,31 @@ class DecodeEngine:
         )
         starts = [row.num_cached for row in rows]
         starts_B = torch.tensor(starts, device=self._device)
+        steps_n = torch.arange(num_new, device=self._device)
         slots = [_slot(row) for row in rows]
         plan = ForwardPlan(
             slots_B=torch.tensor(slots, device=self._device),
-            starts_B=starts_B,
-            num_new=num_new,
+            positions_Bn=starts_B[:, None] + steps_n,
             num_attended=max(starts) + num_new,
             is_prefix=slots == list(range(len(slots))),
         )
-        self._cache.set_plan(plan)
         last_B = torch.tensor([len(new) - 1 for new in new_tokens], device=self._device)
         # Padding repeats the last position: one beyond the context might not exist.
-        steps_Bn = torch.arange(num_new, device=self._device).minimum(last_B[:, None])
-        positions_Bn = starts_B[:, None] + steps_Bn
-        hidden_BnH = self._head.run_body(
+        positions_Bn = starts_B[:, None] + steps_n.minimum(last_B[:, None])
+        hidden_BnH = self._hidden(ids_Bn, positions_Bn, plan)
+        rows_B = torch.arange(len(rows), device=self._device)
+        return self._head.logits(hidden_BnH[rows_B, last_B])
+
+    def _hidden(self, ids_Bn: Tensor, positions_Bn: Tensor, plan: ForwardPlan) -> Tensor:
+        """Runs the new tokens over the cache, to which they are added; returns [B, n, H]."""
+        self._cache.set_plan(plan)
+        return self._head.run_body(
             input_ids=ids_Bn,
             position_ids=positions_Bn,
             attention_mask=self._masks(positions_Bn, plan.num_attended),
             past_key_values=self._cache,
             use_cache=True,
         )
-        return self._head.logits(hidden_BnH[torch.arange(len(rows)), last_B])
 
     def _masks(self, positions_Bn: Tensor, num_attended: int) -> Any:
         """Returns what each new token attends to, [B, 1, n, T], per layer type if they differ."""

@@ -20,13 +20,11 @@ class ForwardPlan:
 
     slots_B: Tensor
     """[B] int64 slot of each row."""
-    starts_B: Tensor
-    """[B] int64 position of each row's first new token."""
-    num_new: int
-    """n; rows with fewer new tokens are padded on the right, and what that writes is overwritten
-    by the next pass before anything may attend to it."""
+    positions_Bn: Tensor
+    """[B, n] int64 positions of each row's new tokens. Rows with fewer are padded on the right,
+    and what that writes is overwritten by the next pass before anything may attend to it."""
     num_attended: int
-    """T."""
+    """T; above every position."""
     is_prefix: bool
     """Whether the rows are the slots 0 … B-1 in order, so that no copy is needed."""
 
@@ -55,17 +53,20 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         plan = cast("ForwardPlan", self.plan)
-        self.reserve(int(plan.starts_B.max()) + plan.num_new)
+        self.reserve(plan.num_attended)
         keys, values = cast("Tensor", self.keys), cast("Tensor", self.values)
-        steps_n = torch.arange(plan.num_new, device=keys.device)
-        positions_Bn = plan.starts_B[:, None] + steps_n
         rows_B1 = plan.slots_B[:, None]
-        keys[rows_B1, :, positions_Bn] = key_states.transpose(1, 2)
-        values[rows_B1, :, positions_Bn] = value_states.transpose(1, 2)
+        keys[rows_B1, :, plan.positions_Bn] = key_states.transpose(1, 2)
+        values[rows_B1, :, plan.positions_Bn] = value_states.transpose(1, 2)
         size, length = plan.slots_B.shape[0], plan.num_attended
         if plan.is_prefix:
             return keys[:size, :, :length], values[:size, :, :length]
         return keys[plan.slots_B, :, :length], values[plan.slots_B, :, :length]
+
+    @property
+    def capacity(self) -> int:
+        """C; 0 before the first pass."""
+        return cast("Tensor", self.keys).shape[2] if self.is_initialized else 0
 
     def reserve(self, capacity: int) -> None:
         """Makes room for `capacity` tokens in every slot."""
@@ -102,6 +103,11 @@ class SlotCache(Cache):
     def __init__(self, *, num_layers: int, num_slots: int) -> None:
         self._slot_layers = [SlotLayer(num_slots) for _ in range(num_layers)]
         super().__init__(layers=cast("Any", self._slot_layers))
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit in every slot; where it has grown, keys and values lie elsewhere."""
+        return self._slot_layers[0].capacity
 
     def set_plan(self, plan: ForwardPlan) -> None:
         """Tells every layer what the next forward pass runs."""

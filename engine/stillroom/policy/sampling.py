@@ -27,18 +27,24 @@ def sample_tokens(
     Raises ModelError if the model's logits are not finite.
     """
     logits_BV = logits_BV.float()
-    if not torch.isfinite(logits_BV).all():
-        raise ModelError(
-            "the model's logits are not finite",
-            "load it with precision fp32; if that doesn't help, its weights are damaged",
-        )
     known_BV = logits_BV[:, :num_known]
     if all(row.temperature == 0 for row in settings):
         ids_B = known_BV.argmax(dim=-1)
     else:
         ids_B = _draw(known_BV, settings, draws)
-    logprobs_B = logits_BV.gather(1, ids_B[:, None])[:, 0] - logits_BV.logsumexp(dim=-1)
-    return ids_B.tolist(), logprobs_B.tolist()
+    # What is not finite might make an id that no row has.
+    chosen_B1 = ids_B[:, None].clamp(max=known_BV.shape[1] - 1)
+    logprobs_B = logits_BV.gather(1, chosen_B1)[:, 0] - logits_BV.logsumexp(dim=-1)
+    is_finite_B = torch.isfinite(logits_BV).all(dim=-1)
+    # One tensor, so that a GPU is waited for once; float64 holds ids and float32 exactly.
+    told = torch.stack([ids_B.double(), logprobs_B.double(), is_finite_B.double()]).tolist()
+    ids, logprobs, is_finite = told
+    if not all(is_finite):
+        raise ModelError(
+            "the model's logits are not finite",
+            "load it with precision fp32; if that doesn't help, its weights are damaged",
+        )
+    return [int(token) for token in ids], logprobs
 
 
 def _draw(

@@ -130,7 +130,7 @@ def _demo_check() -> Check:
 
 def _asked_checks(workspace: Workspace, request: CheckSetup) -> Iterator[Check]:
     if request.provider is not None and request.provider not in IN_PROCESS:
-        yield _provider_check(request)
+        yield _provider_check(workspace, request)
     if request.model is not None:
         try:
             location = locate_model(workspace, request.model)
@@ -141,9 +141,10 @@ def _asked_checks(workspace: Workspace, request: CheckSetup) -> Iterator[Check]:
             yield Check(name="model", status="ok", detail=f"{request.model}: {where}")
 
 
-def _provider_check(request: CheckSetup) -> Check:
+def _provider_check(workspace: Workspace, request: CheckSetup) -> Check:
     try:
         endpoint = endpoint_for(
+            workspace,
             request.provider or "openai",
             base_url=request.base_url,
             api_key_env=request.api_key_env,

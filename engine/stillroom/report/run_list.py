@@ -40,11 +40,23 @@ class RunRow:
     error: Failure | None
 
 
-class _Rollouts(msgspec.Struct, frozen=True, kw_only=True):
-    output: str
+class _Rollouts(msgspec.Struct, frozen=True):
+    """What a run of rollouts came to, or what a dry run foretold."""
+
     requested: int
-    succeeded: int
-    mean_reward: float | None
+    succeeded: int = 0
+    mean_reward: float | None = None
+    output: str = ""
+    dry_run: bool = False
+    todo: int = 0
+
+
+class _Scoring(msgspec.Struct, frozen=True):
+    """What giving new rewards came to."""
+
+    read: int
+    changed: int
+    mean_after: float | None
 
 
 class _Training(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +97,8 @@ def _outcome(state: RunState) -> str:
         match state.kind:
             case RunKind.ROLLOUTS:
                 return _of_rollouts(msgspec.json.decode(state.result, type=_Rollouts))
+            case RunKind.SCORE:
+                return _of_scoring(msgspec.json.decode(state.result, type=_Scoring))
             case RunKind.EVALUATE:
                 return _of_evaluation(msgspec.json.decode(state.result, type=_Evaluation))
             case RunKind.SFT | RunKind.DPO | RunKind.DISTILL:
@@ -104,10 +118,19 @@ def _progress(state: RunState) -> str:
 
 
 def _of_rollouts(result: _Rollouts) -> str:
+    if result.dry_run:
+        return f"dry run: {plural(result.todo, 'rollout')} to do"
     done = f"{count(result.succeeded)} of {count(result.requested)} rollouts in {result.output}"
     if result.mean_reward is None:
         return done
     return f"{done}, mean reward {number(result.mean_reward)}"
+
+
+def _of_scoring(result: _Scoring) -> str:
+    done = f"{count(result.changed)} of {count(result.read)} rollouts scored anew"
+    if result.mean_after is None:
+        return done
+    return f"{done}, mean reward {number(result.mean_after)}"
 
 
 def _of_evaluation(result: _Evaluation) -> str:

@@ -10,15 +10,18 @@ import httpx
 from stillroom.data.formats import Task
 from stillroom.errors import DataError, missing_extra
 from stillroom.rollout.collect import Arena
+from stillroom.rollout.judge_request import open_judge
 from stillroom.rollout.loop import Policy
 from stillroom.rollout.request import RolloutOptions, locate_policy, user_file
 from stillroom.rollout.rewards import Rewarder
+from stillroom.rollout.tool_sources import ToolSources
 from stillroom.settings import Workspace
 from stillroom.teachers.limits import LimitSettings
-from stillroom.teachers.openai_http import OpenAITeacher
+from stillroom.teachers.openai_http import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.providers import IN_PROCESS, endpoint_for
+from stillroom.tools.base import ToolSource
 from stillroom.tools.user_pool import UserPool
-from stillroom.types import SamplingSettings, TeacherRecord
+from stillroom.types import SampledTurn, SamplingSettings, TeacherRecord
 
 DEMO_TEACHER = "demo/teacher"
 
@@ -30,6 +33,8 @@ async def open_arena(
     sampling: SamplingSettings,
     tasks: Sequence[Task],
     *,
+    spending: Spending | None = None,
+    on_judge_turn: Callable[[SampledTurn], None] = lambda _turn: None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> AsyncGenerator[Arena]:
     """Gives everything the tasks' rollouts share, and closes it again.
@@ -43,13 +48,40 @@ async def open_arena(
             rewards_file=user_file(workspace, options.rewards, what="rewards"),
             tool_timeout_s=options.tool_timeout,
         )
-        check_tools(tasks, pool)
-        rewarder = Rewarder(pool)
+        sources = ToolSources(workspace, options, tasks)
+        tools = await stack.enter_async_context(sources.open(pool))
+        check_tools(tasks, tools)
+        judge = await open_judge(
+            stack,
+            workspace,
+            options,
+            timeout_s=options.request_timeout,
+            budget=spending.budget if spending else None,
+            on_turn=on_judge_turn,
+            transport=transport,
+        )
+        rewarder = Rewarder(pool, judge=judge, match=options.default_match)
         rewarder.check(tasks)
-        policy = await _open_policy(stack, workspace, options, sampling, transport)
+        policy = (
+            await _open_model(stack, workspace, options, sampling)
+            if options.provider in IN_PROCESS
+            else await stack.enter_async_context(
+                open_teacher(workspace, options, sampling, spending=spending, transport=transport)
+            )
+        )
         teacher = TeacherRecord(provider=options.provider, model=options.model, settings=sampling)
-        width = _width_of(policy)
-        yield Arena(policy, teacher, pool, rewarder, options.max_turns, width=width)
+        width, figures = _watched(policy)
+        yield Arena(
+            policy,
+            teacher,
+            tools,
+            rewarder,
+            options.max_turns,
+            max_tool_characters=options.max_tool_response,
+            notes=sources.notes,
+            width=width,
+            figures=figures,
+        )
 
 
 async def open_user_pool(
@@ -72,48 +104,68 @@ async def open_user_pool(
     return await stack.enter_async_context(pool)
 
 
-def check_tools(tasks: Sequence[Task], pool: UserPool | None) -> None:
+def check_tools(tasks: Sequence[Task], tools: ToolSource | None) -> None:
     """Raises DataError if a task names a tool that does not exist."""
-    known = {schema["function"]["name"] for schema in pool.schemas} if pool else set[str]()
+    known = {schema["function"]["name"] for schema in tools.schemas} if tools else set[str]()
     for task in tasks:
         unknown = set(task.tool_names or ()) - known
         if unknown:
-            has = f"tools.py has: {', '.join(sorted(known))}" if known else "no tools file is given"
+            has = f"the tools are: {', '.join(sorted(known))}" if known else "no tools are given"
             raise DataError(
                 f"task {task.task_id} names the tool {min(unknown)!r}, but {has}",
                 "give the file with `tools`, or take the name out of the row's 'tools'",
             )
 
 
-def _width_of(policy: Policy) -> Callable[[], int]:
-    """Returns how many conversations a policy could take: behind an endpoint it is learnt."""
-    if isinstance(policy, OpenAITeacher):
-        limiter = policy.limiter
-        return lambda: limiter.window
-    return lambda: 0
+def _watched(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str, float]]]:
+    """Returns how many conversations a policy could take, and the figures of its limits.
+
+    Behind an endpoint both are learnt as the run goes on.
+    """
+    if not isinstance(policy, OpenAITeacher):
+        return lambda: 0, dict[str, float]
+    limiter = policy.limiter
+
+    def figures() -> dict[str, float]:
+        pace = {} if limiter.pace is None else {"calls_per_s_allowed": round(limiter.pace, 2)}
+        return {"at_once_allowed": float(limiter.window), **pace}
+
+    return lambda: limiter.window, figures
 
 
-async def _open_policy(
+def open_teacher(
+    workspace: Workspace,
+    options: RolloutOptions,
+    sampling: SamplingSettings,
+    *,
+    spending: Spending | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> OpenAITeacher:
+    """Returns the client of the endpoint that the options name."""
+    endpoint = endpoint_for(
+        workspace, options.provider, base_url=options.base_url, api_key_env=options.api_key_env
+    )
+    return OpenAITeacher(
+        endpoint,
+        options.model,
+        sampling,
+        key=workspace.read_key(endpoint.api_key_env) if endpoint.api_key_env else None,
+        calls=CallSettings(
+            timeout_s=options.request_timeout,
+            limits=LimitSettings(start=options.concurrency, most=options.most_at_once),
+            returns_thinking=options.include_thinking,
+        ),
+        spending=spending,
+        transport=transport,
+    )
+
+
+async def _open_model(
     stack: AsyncExitStack,
     workspace: Workspace,
     options: RolloutOptions,
     sampling: SamplingSettings,
-    transport: httpx.AsyncBaseTransport | None,
 ) -> Policy:
-    if options.provider not in IN_PROCESS:
-        endpoint = endpoint_for(
-            options.provider, base_url=options.base_url, api_key_env=options.api_key_env
-        )
-        return await stack.enter_async_context(
-            OpenAITeacher(
-                endpoint,
-                options.model,
-                sampling,
-                timeout_s=options.request_timeout,
-                limits=LimitSettings(start=options.concurrency, most=options.most_at_once),
-                transport=transport,
-            )
-        )
     location = locate_policy(workspace, options)
     try:
         from stillroom.models.heads import OutputHead

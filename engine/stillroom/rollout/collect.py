@@ -5,7 +5,6 @@ import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import anyio
 
@@ -22,10 +21,12 @@ from stillroom.rollout.loop import (
     Policy,
     offered_tools,
     play_episode,
+    tool_task,
 )
 from stillroom.rollout.rewards import Judgement, Rewarder
-from stillroom.tools.base import ToolSource, ToolTask
-from stillroom.types import Failure, StopReason, TeacherRecord, Trajectory
+from stillroom.teachers.budget import BudgetSpentError
+from stillroom.tools.base import ToolSource
+from stillroom.types import Failure, StopReason, TeacherRecord, Trajectory, total_usd
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,11 @@ class Arena:
     tools: ToolSource | None
     rewarder: Rewarder
     max_turns: int
-    price: Callable[[Any], float | None] = lambda _usage: None
-    """From Usage to US dollars; None where the price is unknown."""
+    max_tool_characters: int | None = None
+    figures: Callable[[], dict[str, float]] = dict[str, float]
+    """What can be told of the policy now, e.g. how fast its calls may go."""
+    notes: Sequence[str] = ()
+    """What a user should be told of the tools."""
     width: Callable[[], int] = lambda: 0
     """How many conversations the policy could take now; more than were asked for are begun."""
 
@@ -98,8 +102,11 @@ async def collect_rollouts(
     concurrency: int,
     on_outcome: Callable[[Outcome], Awaitable[None]],
     recorder_for: RecorderFor | None = None,
-) -> None:
-    """Does the rollouts, at first `concurrency` at a time, and hands over each as it ends."""
+) -> str | None:
+    """Does the rollouts, at first `concurrency` at a time, and hands over each as it ends.
+
+    Returns the limit of the budget that ended it early, or None.
+    """
     crew = _Crew(iter(specs), arena, on_outcome, recorder_for)
     async with anyio.create_task_group() as group:
         num_started = 0
@@ -110,6 +117,7 @@ async def collect_rollouts(
             num_started = max(num_started, wanted)
             with anyio.move_on_after(_WIDEN_EVERY_S):
                 await crew.done.wait()
+    return crew.stopped_by
 
 
 class _Crew:
@@ -125,6 +133,7 @@ class _Crew:
         self._waiting, self._arena = waiting, arena
         self._on_outcome, self._recorder_for = on_outcome, recorder_for
         self.done = anyio.Event()
+        self.stopped_by: str | None = None
 
     @property
     def is_done(self) -> bool:
@@ -135,18 +144,26 @@ class _Crew:
         """Does rollouts until none is left."""
         for spec in self._waiting:
             recorder = self._recorder_for(spec.key) if self._recorder_for else ForgetfulRecorder()
-            await self._on_outcome(await _one_rollout(spec, self._arena, recorder))
+            try:
+                outcome = await _one_rollout(spec, self._arena, recorder)
+            except BudgetSpentError as spent:
+                # What was done of it is on record; with more to spend it goes on from there.
+                self.stopped_by = spent.limit
+                break
+            await self._on_outcome(outcome)
         self.done.set()
 
 
 async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorder) -> Outcome:
     task = spec.task
+    if arena.tools is not None and arena.tools.keeps_state and recorder.known_replies(0):
+        recorder.start_over()
     started_at, started = now(), time.monotonic()
     episode = Episode(messages=list(task.messages))
     try:
         seed_key = f"{task.task_id}:{spec.sample}"
         async with (
-            _open_tools(task, arena.tools) as tools,
+            _open_tools(task, arena.tools, arena.max_tool_characters) as tools,
             arena.policy.converse(task.messages, tools.schemas, seed_key=seed_key) as conversation,
         ):
             await play_episode(episode, conversation, recorder, tools, max_turns=arena.max_turns)
@@ -173,14 +190,16 @@ async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorde
 
 
 @asynccontextmanager
-async def _open_tools(task: Task, source: ToolSource | None) -> AsyncGenerator[OfferedTools]:
+async def _open_tools(
+    task: Task, source: ToolSource | None, max_characters: int | None
+) -> AsyncGenerator[OfferedTools]:
     """Gives what a rollout may call; nothing is opened for a task without tools."""
     schemas = offered_tools(task, source)
     if source is None or not schemas:
         yield OfferedTools(schemas, None)
         return
-    async with source.session(ToolTask(task.metadata)) as session:
-        yield OfferedTools(schemas, session)
+    async with source.session(tool_task(task)) as session:
+        yield OfferedTools(schemas, session, max_characters)
 
 
 def _trajectory(
@@ -208,9 +227,10 @@ def _trajectory(
         tool_errors=episode.tool_errors,
         error=None,
         usage=episode.usage,
-        cost_usd=arena.price(episode.usage),
+        cost_usd=total_usd((episode.cost_usd, judgement.cost_usd)),
         teacher=arena.teacher,
         started_at=started_at,
         duration_s=round(duration_s, 3),
         tokens=conversation.trace(),
+        variables=spec.task.variables,
     )

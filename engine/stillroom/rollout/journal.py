@@ -14,8 +14,9 @@ import msgspec
 
 from stillroom.errors import DataError, InputError
 from stillroom.files import AppendLog, FileLock, cut_torn_line, read_lines, write_json
+from stillroom.teachers.budget import Cost
 from stillroom.tools.base import ToolResult
-from stillroom.types import SampledTurn, Trajectory
+from stillroom.types import SampledTurn, Trajectory, Usage
 
 _SYNC_EVERY_S = 1.0
 _SETTINGS = "settings.json"
@@ -46,7 +47,14 @@ class RepliesRecord(msgspec.Struct, frozen=True, kw_only=True, tag="replies"):
     replies: list[ToolResult]
 
 
-_Record = TurnRecord | RepliesRecord
+class RestartRecord(msgspec.Struct, frozen=True, kw_only=True, tag="restart"):
+    """What stands before this of the rollout counts no more: its tools' state is gone."""
+
+    task_id: str
+    sample: int
+
+
+_Record = TurnRecord | RepliesRecord | RestartRecord
 _RECORD: msgspec.json.Decoder[_Record] = msgspec.json.Decoder(_Record)
 _T = TypeVar("_T")
 
@@ -59,6 +67,9 @@ class FinishedRow(msgspec.Struct, frozen=True):
     reward: float | None
     success: bool | None
     truncated: bool
+    turns: int = 1
+    usage: Usage = Usage()
+    cost_usd: float | None = None
 
 
 _ROW = msgspec.json.Decoder(FinishedRow)
@@ -117,6 +128,8 @@ class RolloutStore:
             self._lock.release()
             raise
         self._synced_at = time.monotonic()
+        self.num_restarted = 0
+        """Rollouts that were begun again, because their tools' state could not be replayed."""
 
     def recorder(self, key: RolloutKey) -> "StepRecorder":
         """Returns what records and replays the steps of one rollout."""
@@ -140,6 +153,18 @@ class RolloutStore:
             trajectory.reward,
             trajectory.success,
             trajectory.truncated,
+            trajectory.turns,
+            trajectory.usage,
+            trajectory.cost_usd,
+        )
+
+    def spent(self) -> Cost:
+        """Returns what is on record as spent: by finished rollouts and by steps of others."""
+        turns = [turn for steps in self.known.values() for turn in steps.turns.values()]
+        billed = [*self.finished.values(), *turns]
+        return Cost(
+            sum(one.usage.prompt_tokens + one.usage.completion_tokens for one in billed),
+            sum(one.cost_usd or 0.0 for one in billed),
         )
 
     def close(self, *, is_complete: bool) -> None:
@@ -187,6 +212,13 @@ class StepRecorder:
         """Returns the tools' replies to turn `index` if they came earlier."""
         return self._known.replies.get(index)
 
+    def start_over(self) -> None:
+        """Drops what is known, on record too: the state of the tools that it led to is gone."""
+        task_id, sample = self._key
+        self._store.append(RestartRecord(task_id=task_id, sample=sample))
+        self._store.num_restarted += 1
+        self._known = KnownSteps()
+
     def record_turn(self, index: int, turn: SampledTurn) -> None:
         """Puts a finished turn on record."""
         task_id, sample = self._key
@@ -210,6 +242,9 @@ def _known_steps(journal: Path, finished: Collection[RolloutKey]) -> dict[Rollou
     for record in _decoded(journal, _RECORD, "a step of a rollout"):
         key = RolloutKey(record.task_id, record.sample)
         if key in finished:
+            continue
+        if isinstance(record, RestartRecord):
+            known.pop(key, None)
             continue
         steps = known.setdefault(key, KnownSteps())
         num_turns, num_replies = len(steps.turns), len(steps.replies)

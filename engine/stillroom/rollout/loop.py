@@ -10,7 +10,7 @@ import msgspec
 
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError
-from stillroom.tools.base import ToolResult, ToolSession, ToolSource, error_result
+from stillroom.tools.base import ToolResult, ToolSession, ToolSource, ToolTask, error_result
 from stillroom.types import (
     Message,
     SampledTurn,
@@ -19,6 +19,7 @@ from stillroom.types import (
     ToolCall,
     ToolSchema,
     Usage,
+    total_usd,
 )
 
 
@@ -67,6 +68,10 @@ class EpisodeRecorder(Protocol):
         """Returns the tools' replies to turn `index` if they came earlier."""
         ...
 
+    def start_over(self) -> None:
+        """Drops what is known: the tools' state that it led to is gone."""
+        ...
+
     def record_turn(self, index: int, turn: SampledTurn) -> None:
         """Keeps a finished turn; called before anything is done with it."""
         ...
@@ -85,6 +90,9 @@ class ForgetfulRecorder:
     def known_replies(self, index: int) -> list[ToolResult] | None:
         """Knows none."""
 
+    def start_over(self) -> None:
+        """Has nothing to drop."""
+
     def record_turn(self, index: int, turn: SampledTurn) -> None:
         """Keeps nothing."""
 
@@ -101,6 +109,8 @@ class Episode:
     turns: int = 0
     tool_errors: int = 0
     usage: Usage = field(default_factory=Usage)
+    cost_usd: float | None = 0.0
+    """Of the turns so far; None once the price of one is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +119,8 @@ class OfferedTools:
 
     schemas: list[ToolSchema]
     session: ToolSession | None
+    max_characters: int | None = None
+    """Of a reply; what is longer is cut, and the model is told."""
 
 
 async def play_episode(
@@ -129,6 +141,7 @@ async def play_episode(
         turn = await _turn(conversation, recorder, index)
         episode.turns += 1
         episode.usage += turn.usage
+        episode.cost_usd = total_usd((episode.cost_usd, turn.cost_usd))
         episode.messages.append(turn.message)
         calls = turn.message.get("tool_calls", [])
         if stop := _stop_reason(turn, calls, is_last=episode.turns >= max_turns):
@@ -136,7 +149,7 @@ async def play_episode(
             return
         results = recorder.known_replies(index)
         if results is None:
-            results = await _call_tools(calls, tools)
+            results = [_cut(r, tools.max_characters) for r in await _call_tools(calls, tools)]
             recorder.record_replies(index, results)
         replies = [_reply(call, result) for call, result in zip(calls, results, strict=True)]
         episode.tool_errors += sum(result.is_error for result in results)
@@ -164,6 +177,14 @@ def _stop_reason(
     if not calls:
         return StopReason.ANSWERED
     return StopReason.MAX_TURNS if is_last else None
+
+
+def _cut(result: ToolResult, max_characters: int | None) -> ToolResult:
+    text = result.content
+    if max_characters is None or len(text) <= max_characters:
+        return result
+    note = f"\n[cut: {max_characters} of {len(text)} characters are shown]"
+    return ToolResult(content=text[:max_characters] + note, is_error=result.is_error)
 
 
 def _reply(call: ToolCall, result: ToolResult) -> Message:
@@ -214,12 +235,18 @@ async def _call_tool(call: ToolCall, tools: OfferedTools) -> ToolResult:
     return await tools.session.call(name, cast("dict[str, Any]", arguments))
 
 
+def tool_task(task: Task) -> ToolTask:
+    """Returns what tools may know of a task."""
+    return ToolTask(task.metadata, task.docker, task.docker_env)
+
+
 def offered_tools(task: Task, tools: ToolSource | None) -> list[ToolSchema]:
-    """Returns the schemas of the tools that a task may use, in the order of the tools file."""
+    """Returns the schemas of the tools that a task may use, in the order of the sources."""
     if tools is None:
         return []
+    shown = {s["function"]["name"]: s for s in task.tool_schemas or ()}
     return [
-        schema
-        for schema in tools.schemas
+        shown.get(schema["function"]["name"], schema)
+        for schema in tools.schemas_for(tool_task(task))
         if task.tool_names is None or schema["function"]["name"] in task.tool_names
     ]

@@ -1,26 +1,27 @@
 """What a rollout run is asked to do; the server, the command line and the worker share it."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from stillroom.data.formats import Task
 from stillroom.errors import InputError
 from stillroom.files import file_sha256
 from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.rollout.judge import rubric_text
+from stillroom.rollout.judge_request import JudgeOptions, check_judge
 from stillroom.settings import Workspace
-from stillroom.teachers.providers import IN_PROCESS, ProviderName, endpoint_for
+from stillroom.teachers.pricing import FREE, Price, known_price, price_for
+from stillroom.teachers.providers import IN_PROCESS, PROFILES, ProviderName, endpoint_for
 from stillroom.types import SamplingSettings
 
 NO_FILE = "none"
 _MAX_CONCURRENCY = 256
 
 
-class RolloutOptions(BaseModel):
+class RolloutOptions(JudgeOptions):
     """Options that every run of rollouts has: who answers, with which tools and limits."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: Annotated[
         str, Field(description="Model name at the provider; for hf a folder, hub id or run id")
@@ -34,6 +35,13 @@ class RolloutOptions(BaseModel):
         str | None, Field(description="NAME of the environment variable with the key")
     ] = None
     tools: Annotated[str, Field(description="Python file with @tool functions, or none")] = NO_FILE
+    mcp_servers: Annotated[
+        tuple[str, ...], Field(description="More tools: MCP servers, each a command line or a URL")
+    ] = ()
+    browse: Annotated[bool, Field(description="More tools: a web browser")] = False
+    browse_allow: Annotated[
+        tuple[str, ...], Field(description="Private hosts (host:port, CIDR) the browser may open")
+    ] = ()
     rewards: Annotated[
         str,
         Field(description="Python file with @reward functions; none: match expected_answer"),
@@ -54,6 +62,16 @@ class RolloutOptions(BaseModel):
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 10
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: int | None = None
+    reasoning_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high"] | None,
+        Field(description="Endpoints: how much the model reasons"),
+    ] = None
+    include_thinking: Annotated[
+        bool, Field(description="Endpoints: earlier reasoning goes back with each turn")
+    ] = False
+    max_tool_response: Annotated[
+        int | None, Field(ge=1, description="Characters of a tool's reply; the rest is cut")
+    ] = None
     request_timeout: Annotated[float, Field(gt=0, description="Seconds per call")] = 120.0
     tool_timeout: Annotated[float, Field(gt=0, description="Seconds per tool call")] = 60.0
 
@@ -72,10 +90,19 @@ class GenerateRollouts(RolloutOptions):
     ] = "rollouts/rollouts.jsonl"
     system: Annotated[str | None, Field(description="System message put first")] = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
+    budget_usd: Annotated[
+        float | None, Field(gt=0, description="Never spends more for this output, reruns included")
+    ] = None
+    max_total_tokens: Annotated[int | None, Field(ge=1, description="The same in tokens")] = None
+    max_minutes: Annotated[float | None, Field(gt=0, description="Of this run")] = None
+    dry_run: Annotated[
+        bool, Field(description="Only tell calls, tokens and cost to expect; calls nothing")
+    ] = False
 
 
 def check_rollout_options(workspace: Workspace, options: RolloutOptions) -> None:
     """Raises InputError for what can be known to be wrong before a process is started."""
+    check_judge(workspace, options)
     for field in ("tools", "rewards"):
         user_file(workspace, getattr(options, field), what=field)
     if options.provider in IN_PROCESS:
@@ -85,7 +112,29 @@ def check_rollout_options(workspace: Workspace, options: RolloutOptions) -> None
                 "use provider openai for an endpoint, or leave base_url out",
             )
     else:
-        endpoint_for(options.provider, base_url=options.base_url, api_key_env=options.api_key_env)
+        endpoint_for(
+            workspace, options.provider, base_url=options.base_url, api_key_env=options.api_key_env
+        )
+
+
+def check_rollouts(workspace: Workspace, request: GenerateRollouts) -> None:
+    """Raises InputError for what can be known to be wrong before a process is started."""
+    check_rollout_options(workspace, request)
+    price_of(workspace, request)
+    if request.judge_model is not None and request.budget_usd is not None:
+        known_price(workspace, request.judge_model)
+
+
+def price_of(workspace: Workspace, options: GenerateRollouts) -> Price | None:
+    """Returns the price of the model's tokens, or None where it is unknown.
+
+    Raises InputError for a budget in dollars without a price.
+    """
+    if options.provider in IN_PROCESS or PROFILES[options.provider].is_local:
+        return FREE
+    if options.budget_usd is not None:
+        return known_price(workspace, options.model)
+    return price_for(workspace, options.model)
 
 
 def user_file(workspace: Workspace, name: str, *, what: str) -> Path | None:
@@ -113,6 +162,7 @@ def sampling_settings(options: RolloutOptions, *, temperature: float) -> Samplin
         top_p=options.top_p,
         max_tokens=options.max_tokens,
         seed=options.seed,
+        reasoning_effort=options.reasoning_effort,
     )
 
 
@@ -143,7 +193,25 @@ def _indices(entries: str, length: int) -> list[int]:
 
 
 Fingerprint = dict[str, Any]
-_SHAPING = ("model", "provider", "base_url", "max_tokens", "max_turns", "top_p", "seed")
+_SHAPING = (
+    "model",
+    "provider",
+    "base_url",
+    "max_tokens",
+    "max_turns",
+    "top_p",
+    "seed",
+    "reasoning_effort",
+    "include_thinking",
+    "max_tool_response",
+    "mcp_servers",
+    "browse",
+    "answer_match",
+    "judge_model",
+    "judge_provider",
+    "judge_base_url",
+    "judge_sees",
+)
 
 
 def fingerprint(
@@ -154,4 +222,6 @@ def fingerprint(
     for kind in ("tools", "rewards"):
         path = user_file(workspace, getattr(options, kind), what=kind)
         shaping[f"{kind}_sha256"] = file_sha256(path) if path else None
+    if options.judge_rubric is not None:
+        shaping["judge_rubric"] = rubric_text(workspace, options.judge_rubric)
     return {**shaping, "input_sha256": file_sha256(prompts), **more}

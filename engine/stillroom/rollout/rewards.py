@@ -1,18 +1,20 @@
-"""Rewards of a finished conversation: the user's rewards.py, else a match with the known answer."""
+"""Rewards of a finished conversation: the user's rewards.py, a match with the answer, a judge."""
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from stillroom.data.formats import Task
-from stillroom.data.render import plain_text
 from stillroom.errors import DataError
+from stillroom.rollout.answers import without_thinking
+from stillroom.rollout.judge import Judge, Verdict
+from stillroom.rollout.matchers import AnswerKey, AnswerMatch, answer_key, is_accepted
 from stillroom.tools.user_pool import UserPool
-from stillroom.types import Message
+from stillroom.types import Message, Usage
 
 EXPECTED_ANSWER = "expected_answer"
+JUDGE = "judge"
 SUCCESS_THRESHOLD = 0.5
+_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,14 @@ class Judgement:
 
     total: float | None
     by_name: Mapping[str, float]
+    usage: Usage = field(default_factory=Usage)
+    """What the judge's calls were billed; nothing where no judge was asked."""
+    calls: int = 0
+    """Calls of the judge."""
+    reasoning: str | None = None
+    """The judge's."""
+    cost_usd: float | None = 0.0
+    """Of the judge's calls; None where their price is unknown."""
 
     @property
     def success(self) -> bool | None:
@@ -29,76 +39,132 @@ class Judgement:
 
 
 class Rewarder:
-    """Judges finished conversations."""
+    """Judges finished conversations.
 
-    def __init__(self, pool: UserPool | None) -> None:
-        self._pool = pool
+    `match` is how answers are compared where a row does not say it. The match and the judge stand
+    in where nothing else judges a task, and count beside others where the row names them; a judge
+    comes before the match.
+    """
+
+    def __init__(
+        self,
+        pool: UserPool | None,
+        *,
+        judge: Judge | None = None,
+        match: AnswerMatch = AnswerMatch.CONTAINED,
+    ) -> None:
+        self._pool, self._judge, self._match = pool, judge, match
         self._descriptions = {r.name: r for r in pool.rewards} if pool else {}
 
-    def check(self, tasks: Sequence[Task]) -> None:
-        """Raises DataError if a task names a reward that does not exist."""
+    def check(self, tasks: Sequence[Task], *, is_judge_optional: bool = False) -> None:
+        """Raises DataError if a task names a reward that there is not, or an unusable answer.
+
+        Where the judge is optional, tasks that name it may go without a reward.
+        """
+        known = {*self._descriptions, EXPECTED_ANSWER}
+        has_judge = self._judge is not None or JUDGE in known
         for task in tasks:
-            unknown = set(task.reward_names or ()) - set(self._descriptions) - {EXPECTED_ANSWER}
+            wanted = set(task.reward_names or ())
+            if JUDGE in wanted and not has_judge and not is_judge_optional:
+                raise _no_judge(task)
+            unknown = wanted - known - {JUDGE}
             if unknown and self._descriptions:
-                raise DataError(
-                    f"task {task.task_id} names the reward {min(unknown)!r}, which rewards.py"
-                    f" does not have (it has: {', '.join(self._descriptions)})",
-                    "add the function with @reward, or take the name out of the row's 'rewards'",
-                )
+                raise _unknown_reward(task, min(unknown), list(self._descriptions))
+            if EXPECTED_ANSWER in self._names(task):
+                self._answer_key(task)
 
     def can_judge(self, task: Task) -> bool:
         """Returns whether a task will get a reward."""
         return bool(self._names(task))
 
-    async def judge(self, task: Task, messages: list[Message]) -> Judgement:
+    async def judge(
+        self, task: Task, messages: list[Message], *, seed: int | None = None
+    ) -> Judgement:
         """Returns the rewards of a finished conversation; a precondition of 0 makes the sum 0.
 
+        The judge comes last, and is not paid for where a precondition has already decided.
         Raises CallFailedError where a reward cannot be computed: that is never a reward of 0.
         """
         by_name: dict[str, float] = {}
+        verdict: Verdict | None = None
         for name in self._names(task):
             if self._pool is not None and name in self._descriptions:
                 by_name[name] = await self._pool.reward(
                     name, messages, metadata=task.metadata, variables=task.variables
                 )
-            else:
-                by_name[name] = matches_answer(messages, task.metadata[EXPECTED_ANSWER])
+            elif name == EXPECTED_ANSWER:
+                key = self._answer_key(task)
+                by_name[name] = float(key is not None and is_accepted(last_answer(messages), key))
+            elif self._judge is not None and not self._is_blocked(by_name):
+                verdict = await self._judge.judge(
+                    task, last_answer(messages), messages[len(task.messages) :], seed=seed
+                )
+                by_name[name] = verdict.score
         if not by_name:
             return Judgement(None, {})
-        blocked = any(
+        total = 0.0 if self._is_blocked(by_name) else sum(by_name.values())
+        if verdict is None:
+            return Judgement(total, by_name)
+        return Judgement(
+            total, by_name, verdict.usage, verdict.calls, verdict.reasoning, verdict.cost_usd
+        )
+
+    def _is_blocked(self, by_name: Mapping[str, float]) -> bool:
+        return any(
             by_name[name] == 0
             for name, description in self._descriptions.items()
             if description.precondition and name in by_name
         )
-        return Judgement(0.0 if blocked else sum(by_name.values()), by_name)
+
+    def _answer_key(self, task: Task) -> AnswerKey | None:
+        try:
+            return answer_key(task.metadata, default=self._match)
+        except DataError as error:
+            raise DataError(f"task {task.task_id}: {error.problem}", error.fix) from error
 
     def _names(self, task: Task) -> list[str]:
+        """Returns the rewards of a task; the judge, which costs, is the last."""
         wanted = task.reward_names
         names = [n for n in self._descriptions if wanted is None or n in wanted]
-        is_wanted = not names or EXPECTED_ANSWER in (wanted or ())
-        has_answer = task.metadata.get(EXPECTED_ANSWER) is not None
-        if has_answer and is_wanted and EXPECTED_ANSWER not in names:
-            names.append(EXPECTED_ANSWER)
-        return names
+        stand_ins: list[str] = []
+        if task.metadata.get(EXPECTED_ANSWER) is not None:
+            stand_ins.append(EXPECTED_ANSWER)
+        if self._judge is not None:
+            stand_ins.append(JUDGE)
+        named = [n for n in stand_ins if n in (wanted or ()) and n not in names]
+        if names or named:
+            return names + named
+        # What a row wants a judge for, no comparison of words may decide.
+        return [] if JUDGE in (wanted or ()) else stand_ins[-1:]
+
+
+def _no_judge(task: Task) -> DataError:
+    return DataError(
+        f"task {task.task_id} names the reward 'judge', but no judge is given",
+        "give judge_model and judge_rubric, or take the name out of the row's 'rewards'",
+    )
+
+
+def _unknown_reward(task: Task, name: str, known: list[str]) -> DataError:
+    return DataError(
+        f"task {task.task_id} names the reward {name!r}, which rewards.py"
+        f" does not have (it has: {', '.join(known)})",
+        "add the function with @reward, or take the name out of the row's 'rewards'",
+    )
 
 
 def last_answer(messages: Sequence[Message]) -> str:
     """Returns the text of the last assistant message, without thinking; "" if it calls tools."""
     for message in reversed(messages):
         if message["role"] == "assistant":
-            return "" if message.get("tool_calls") else plain_text(message)
+            return "" if message.get("tool_calls") else without_thinking(_text_of(message))
     return ""
 
 
-def matches_answer(messages: Sequence[Message], expected: Any) -> float:
-    """Returns 1.0 if the expected answer stands in the last assistant text as a whole word."""
-    wanted, text = _normalised(str(expected)), _normalised(last_answer(messages))
-    if not wanted:
-        return 0.0
-    # 12 must match neither 112 nor 12.5, but "12." at the end of a sentence is fine.
-    pattern = rf"(?<![\w.,-]){re.escape(wanted)}(?![\w-]|[.,]\d)"
-    return 1.0 if re.search(pattern, text) else 0.0
-
-
-def _normalised(text: str) -> str:
-    return " ".join(text.casefold().split())
+def _text_of(message: Message) -> str:
+    """Returns the text of a message; its pictures and sounds say nothing here."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = [part.get("text") for part in content if part.get("type") in _TEXT_PARTS]
+    return "".join(text for text in texts if isinstance(text, str))

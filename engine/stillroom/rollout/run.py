@@ -1,5 +1,6 @@
 """A rollout run: tasks in, rows out, every failure counted, resumable after a kill."""
 
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import httpx
 import msgspec
 
 from stillroom.data.formats import Task, load_tasks
-from stillroom.errors import RunCancelledError
+from stillroom.errors import RunCancelledError, TeacherError
 from stillroom.files import AppendLog, content_hash
 from stillroom.lineage import write_manifest
 from stillroom.reporting import Reporter
@@ -23,18 +24,26 @@ from stillroom.rollout.collect import (
     collect_rollouts,
     specs_for,
 )
+from stillroom.rollout.forecast import Forecast, forecast
 from stillroom.rollout.journal import FinishedRow, RolloutStore
 from stillroom.rollout.request import (
+    NO_FILE,
     GenerateRollouts,
     fingerprint,
+    price_of,
     sampling_settings,
     select_entries,
 )
 from stillroom.settings import Workspace
-from stillroom.types import SampledTurn, Trajectory, Usage
+from stillroom.teachers.budget import Budget, Cost
+from stillroom.teachers.openai_http import Spending
+from stillroom.types import SampledTurn, Trajectory, Usage, total_usd
 
 PHASE = "generate rollouts"
 _CANCEL_POLL_S = 0.2
+_MEASURE_EVERY_S = 1.0
+_HOPELESS = 20
+"""So many failures without a success, and the rest is not tried."""
 
 
 class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +56,7 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     failed_by_class: dict[str, int]
     omitted: int
-    """Not done because the run was cancelled."""
+    """Not done because the run was cancelled or came to a limit."""
     already_done: int
     """Of the succeeded: finished by an earlier run, not paid for again."""
     rewarded: int
@@ -59,6 +68,14 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     """Model calls of this run, replayed ones not counted."""
     usage: Usage
     """Tokens of this run's calls."""
+    cost_usd: float | None
+    """Of this run's calls; None where a price is unknown."""
+    unconfirmed_usd: float
+    """Of calls that broke off and may have been billed, at worst; the budget counts it."""
+    restarted: int
+    """Rollouts begun again from the first turn: the state of their tools could not be replayed."""
+    stopped_by: str | None
+    """The limit that ended the run early: budget_usd, max_total_tokens or max_minutes."""
     seconds: float
 
 
@@ -70,6 +87,9 @@ class _Tally:
     failed: Counter[str] = field(default_factory=Counter[str])
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
+    cost_usd: float | None = 0.0
+    stopped_by: str | None = None
+    restarted: int = 0
 
     def add(self, outcome: Outcome) -> None:
         if isinstance(outcome, FailedRollout):
@@ -80,6 +100,7 @@ class _Tally:
     def count_call(self, turn: SampledTurn) -> None:
         self.calls += 1
         self.usage += turn.usage
+        self.cost_usd = total_usd((self.cost_usd, turn.cost_usd))
 
 
 async def generate_rollouts(
@@ -89,8 +110,10 @@ async def generate_rollouts(
     folder: Path,
     reporter: Reporter,
     transport: httpx.AsyncBaseTransport | None = None,
-) -> RolloutsResult:
+) -> RolloutsResult | Forecast:
     """Does the requested rollouts and returns the counts; `folder` is the run's own folder.
+
+    A dry run returns what it would take.
 
     Rows that the output already has are not done again, and the finished calls of rollouts that an
     earlier run left unfinished are replayed, not paid for again.
@@ -106,15 +129,32 @@ async def generate_rollouts(
     settings = _settings(workspace, request, prompts)
     store = RolloutStore(output, settings, on_turn=tally.count_call)
     todo = [spec for spec in specs if spec.key not in store.finished]
+    spending = _spending(workspace, request, store)
     try:
+        if request.dry_run:
+            has_tools = request.tools != NO_FILE
+            return forecast(request, specs, store, has_tools=has_tools, price=spending.price)
         sampling = sampling_settings(request, temperature=request.temperature)
-        async with open_arena(workspace, request, sampling, tasks, transport=transport) as arena:
+        async with open_arena(
+            workspace,
+            request,
+            sampling,
+            tasks,
+            spending=spending,
+            on_judge_turn=tally.count_call,
+            transport=transport,
+        ) as arena:
+            for note in arena.notes:
+                reporter.note(note)
             run = _Run(store, tally, reporter, len(specs) - len(todo), len(specs))
             await run.collect(todo, arena, request.concurrency, folder)
     finally:
         store.close(is_complete=tally.rows == len(todo))
     rows = [store.finished[spec.key] for spec in specs if spec.key in store.finished]
-    result = _result(workspace.shown(output), len(specs), rows, tally, time.monotonic() - started)
+    tally.restarted = store.num_restarted
+    unconfirmed = spending.budget.unconfirmed
+    seconds = time.monotonic() - started
+    result = _result(workspace.shown(output), len(specs), rows, tally, unconfirmed, seconds)
     write_manifest(
         output,
         operation="generate_rollouts",
@@ -141,6 +181,8 @@ class _Run:
     ) -> None:
         self._store, self._tally, self._reporter = store, tally, reporter
         self._already_done, self._total = already_done, total
+        self._started = time.monotonic()
+        self._measured_at = -math.inf
 
     async def collect(
         self, todo: list[RolloutSpec], arena: Arena, concurrency: int, folder: Path
@@ -153,12 +195,13 @@ class _Run:
                 else:
                     failures.append(_failure_row(outcome))
                 self._tally.add(outcome)
-                self._report()
+                self._stop_if_hopeless(outcome)
+                self._report(arena)
 
-            self._report()
+            self._report(arena)
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watch_for_cancel, group.cancel_scope)
-                await collect_rollouts(
+                self._tally.stopped_by = await collect_rollouts(
                     todo,
                     arena,
                     concurrency=concurrency,
@@ -167,25 +210,59 @@ class _Run:
                 )
                 group.cancel_scope.cancel()
 
-    def _report(self) -> None:
+    def _stop_if_hopeless(self, outcome: Outcome) -> None:
+        """Raises TeacherError once many rollouts have failed and none has ever succeeded."""
+        tally = self._tally
+        num_failed = tally.failed.total()
+        if isinstance(outcome, FailedRollout) and not tally.rows and num_failed >= _HOPELESS:
+            raise TeacherError(
+                f"the first {num_failed} rollouts all failed, the last with: "
+                f"{outcome.failure.message}",
+                "check the endpoint and the model's name; the same command goes on from here",
+            )
+
+    def _report(self, arena: Arena) -> None:
         tally = self._tally
         done = self._already_done + tally.rows + tally.failed.total()
-        self._reporter.metrics(
-            done,
-            {
-                "succeeded": self._already_done + tally.rows,
-                "failed": tally.failed.total(),
-                "calls": tally.calls,
-                "tokens": tally.usage.prompt_tokens + tally.usage.completion_tokens,
-            },
-        )
+        clock = time.monotonic()
+        if done == self._total or clock - self._measured_at >= _MEASURE_EVERY_S:
+            self._measured_at = clock
+            self._reporter.metrics(done, {**self._figures(clock), **arena.figures()})
         self._reporter.progress(done, self._total, unit="rollouts", phase=PHASE)
+
+    def _figures(self, clock: float) -> dict[str, float]:
+        tally = self._tally
+        figures: dict[str, float] = {
+            "succeeded": self._already_done + tally.rows,
+            "failed": tally.failed.total(),
+            "calls": tally.calls,
+            "calls_per_s": round(tally.calls / max(clock - self._started, 1e-3), 2),
+            "tokens": tally.usage.prompt_tokens + tally.usage.completion_tokens,
+        }
+        if tally.cost_usd is not None:
+            figures["cost_usd"] = round(tally.cost_usd, 6)
+        return figures
 
     async def _watch_for_cancel(self, scope: anyio.CancelScope) -> None:
         # A signal handler sets the flag, so there is no event to wait for.
         while not self._reporter.is_cancelled():  # noqa: ASYNC110
             await anyio.sleep(_CANCEL_POLL_S)
         scope.cancel()
+
+
+def _spending(workspace: Workspace, request: GenerateRollouts, store: RolloutStore) -> Spending:
+    """Returns the price and the budget; what this output has cost before counts.
+
+    Raises InputError for a budget in dollars without a price.
+    """
+    price = price_of(workspace, request)
+    budget = Budget(
+        usd=request.budget_usd or math.inf,
+        tokens=request.max_total_tokens or math.inf,
+        minutes=request.max_minutes or math.inf,
+        spent=store.spent(),
+    )
+    return Spending(price, budget)
 
 
 def _with_system(tasks: list[Task], system: str | None) -> list[Task]:
@@ -222,7 +299,12 @@ def _failure_row(failed: FailedRollout) -> dict[str, object]:
 
 
 def _result(
-    output: str, requested: int, rows: list[FinishedRow], tally: _Tally, seconds: float
+    output: str,
+    requested: int,
+    rows: list[FinishedRow],
+    tally: _Tally,
+    unconfirmed: Cost,
+    seconds: float,
 ) -> RolloutsResult:
     failed = tally.failed.total()
     rewards = [row.reward for row in rows if row.reward is not None]
@@ -240,5 +322,9 @@ def _result(
         truncated=sum(row.truncated for row in rows),
         calls=tally.calls,
         usage=tally.usage,
+        cost_usd=tally.cost_usd,
+        unconfirmed_usd=round(unconfirmed.usd, 6),
+        restarted=tally.restarted,
+        stopped_by=tally.stopped_by,
         seconds=round(seconds, 3),
     )

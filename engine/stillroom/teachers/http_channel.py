@@ -29,6 +29,10 @@ class ConnectionFailedError(Exception):
     """No whole response came: nobody listens, or the connection broke."""
 
 
+class NotConnectedError(ConnectionFailedError):
+    """Nothing was sent: nobody listens, or the name is not known."""
+
+
 class UnreadableReplyError(Exception):
     """What came is no HTTP response, longer than any answer, or encoded in an unknown way."""
 
@@ -88,6 +92,8 @@ class HttpxChannel:
             response = await self._client.post(self._url, content=body)
         except httpx.TimeoutException as error:
             raise TimeoutError(type(error).__name__) from error
+        except httpx.ConnectError as error:
+            raise NotConnectedError(f"{type(error).__name__}: {error}") from error
         except httpx.TransportError as error:
             raise ConnectionFailedError(f"{type(error).__name__}: {error}") from error
         except httpx.DecodingError as error:
@@ -176,7 +182,7 @@ class KeepAliveChannel:
                 raise
             reason = error.__cause__ or error
             message = f"cannot connect to {self._host}:{self._port}: {reason}"
-            raise ConnectionFailedError(message) from error
+            raise NotConnectedError(message) from error
 
 
 @dataclass(slots=True)

@@ -1,12 +1,13 @@
 """A teacher behind an OpenAI-compatible chat completions endpoint."""
 
 import hashlib
+import math
 import random
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Literal, Self, cast
@@ -16,16 +17,18 @@ import httpx
 import msgspec
 
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
-from stillroom.settings import read_key
+from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.http_channel import (
     ConnectionFailedError,
     HttpReply,
+    NotConnectedError,
     UnreadableReplyError,
     open_channel,
 )
 from stillroom.teachers.limiter import Limiter
 from stillroom.teachers.limits import LimitKind, LimitSettings
-from stillroom.teachers.providers import Endpoint
+from stillroom.teachers.pricing import Price
+from stillroom.teachers.providers import Endpoint, sampling_fields
 from stillroom.types import (
     Message,
     SampledTurn,
@@ -40,7 +43,9 @@ MAX_ATTEMPTS = 6
 PATIENCE_S = 900.0
 """How long a call waits for a rate limit in all."""
 _MAX_TOKENS_OF_A_CALL = 1 << 40
-_KEPT_KEYS = ("content", "tool_calls", "reasoning_content", "reasoning_details")
+_REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
+_REASONING_BACK = ("reasoning_details",)
+_KEPT_KEYS = ("content", "tool_calls", *_REASONING_KEYS)
 
 
 class _Function(msgspec.Struct):
@@ -71,12 +76,37 @@ class _Completion(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
+class CallSettings:
+    """How calls are made."""
+
+    timeout_s: float = 120.0
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    returns_thinking: bool = False
+    """Whether earlier reasoning goes back with the next request, wanted there or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What calls cost and may cost."""
+
+    price: Price | None = None
+    budget: Budget = field(default_factory=Budget)
+
+    def of(self, usage: Usage, reported_usd: float | None) -> float | None:
+        """Returns a call's cost in US dollars; what the endpoint says of it comes first."""
+        if reported_usd is not None:
+            return reported_usd
+        return None if self.price is None else self.price.of(usage)
+
+
+@dataclass(frozen=True, slots=True)
 class _Retry:
     """A failure that another attempt may mend."""
 
     kind: FailureClass
     message: str
     wait_s: float | None = None
+    may_be_billed: bool = False
 
 
 class OpenAITeacher:
@@ -94,15 +124,16 @@ class OpenAITeacher:
         model: str,
         sampling: SamplingSettings,
         *,
-        timeout_s: float = 120.0,
-        limits: LimitSettings | None = None,
+        key: str | None = None,
+        calls: CallSettings | None = None,
+        spending: Spending | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.model, self.sampling = model, sampling
-        self._endpoint, self._timeout_s, self._sleep = endpoint, timeout_s, sleep
-        self._key = key = read_key(endpoint.api_key_env) if endpoint.api_key_env else None
-        self.limiter = Limiter(limits or LimitSettings())
+        self._endpoint, self._key, self._sleep = endpoint, key, sleep
+        self.calls, self.spending = calls or CallSettings(), spending or Spending()
+        self.limiter = Limiter(self.calls.limits)
         self._jitter = random.Random(sampling.seed or 0)
         self._channel = open_channel(
             f"{endpoint.base_url}/chat/completions",
@@ -126,19 +157,26 @@ class OpenAITeacher:
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
     ) -> AsyncGenerator["HttpConversation"]:
         """Gives a conversation; the endpoint sees it whole with each turn."""
-        seed = None if self.sampling.seed is None else _seed_of(self.sampling.seed, seed_key)
+        takes_seed = self.sampling.seed is not None and self._endpoint.profile.takes_seed
+        seed = _seed_of(self.sampling.seed or 0, seed_key) if takes_seed else None
         yield HttpConversation(self, list(messages), list(tools), seed)
 
     async def complete(
-        self, messages: list[Message], tools: list[ToolSchema], *, seed: int | None = None
+        self,
+        messages: list[Message],
+        tools: list[ToolSchema],
+        *,
+        seed: int | None = None,
+        response_format: dict[str, Any] | None = None,
     ) -> SampledTurn:
         """Returns the endpoint's next turn.
 
         Raises:
             CallFailedError: every attempt failed, or the request was refused as such.
             TeacherError: the key or the model was refused; no call can succeed.
+            BudgetSpentError: the call might cost more than is left.
         """
-        body = self._body(messages, tools, seed)
+        body = self._body(messages, tools, seed, response_format)
         num_failed = num_refused = 0
         waited_s = 0.0
         while True:
@@ -156,6 +194,30 @@ class OpenAITeacher:
             await self._sleep(wait_s)
 
     async def _limited_attempt(self, body: bytes) -> SampledTurn | _Retry:
+        budget, worst = self.spending.budget, self._worst_case(body)
+        await budget.reserve(worst)
+        try:
+            outcome = await self._paced_attempt(body)
+        except BaseException:
+            # Broken off on its way: it may have been billed.
+            budget.settle_unconfirmed(worst)
+            raise
+        if isinstance(outcome, SampledTurn):
+            budget.settle(worst, _cost_of(outcome))
+        elif outcome.may_be_billed:
+            budget.settle_unconfirmed(worst)
+        else:
+            budget.settle(worst, Cost())
+        return outcome
+
+    def _worst_case(self, body: bytes) -> Cost:
+        """Returns the most that a request can cost: no token is shorter than a byte."""
+        usage = Usage(prompt_tokens=len(body), completion_tokens=self.sampling.max_tokens)
+        price = self.spending.price
+        usd = price.of(usage) if price is not None else 0.0
+        return Cost(usage.prompt_tokens + usage.completion_tokens, usd)
+
+    async def _paced_attempt(self, body: bytes) -> SampledTurn | _Retry:
         sent = await self.limiter.acquire()
         try:
             outcome = await self._attempt(body)
@@ -179,34 +241,53 @@ class OpenAITeacher:
             return min(retry.wait_s, PATIENCE_S)
         return longest_s * self._jitter.uniform(0.5, 1.0)
 
-    def _body(self, messages: list[Message], tools: list[ToolSchema], seed: int | None) -> bytes:
-        sampling = self.sampling
+    def _body(
+        self,
+        messages: list[Message],
+        tools: list[ToolSchema],
+        seed: int | None,
+        response_format: dict[str, Any] | None,
+    ) -> bytes:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": messages,
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
+            **sampling_fields(self._endpoint, self.model, self.sampling),
         }
         if seed is not None:
             body["seed"] = seed
-        if sampling.top_p < 1:
-            body["top_p"] = sampling.top_p
         if tools:
             body["tools"] = tools
+        if response_format is not None:
+            body["response_format"] = response_format
         return msgspec.json.encode(body)
+
+    def as_sent(self, message: Message) -> Message:
+        """Returns a message of the model's as it goes back to it: most want no reasoning back."""
+        if self.calls.returns_thinking:
+            return message
+        kept = _REASONING_BACK if self._endpoint.profile.wants_reasoning_back else ()
+        dropped = [key for key in _REASONING_KEYS if key in message and key not in kept]
+        if not dropped:
+            return message
+        return cast("Message", {key: value for key, value in message.items() if key not in dropped})
 
     async def _attempt(self, body: bytes) -> SampledTurn | _Retry:
         try:
-            with anyio.fail_after(self._timeout_s):
+            with anyio.fail_after(self.calls.timeout_s):
                 reply = await self._channel.post(body)
         except TimeoutError:
-            return _Retry(FailureClass.TIMEOUT, f"no answer within {self._timeout_s:g} s")
-        except ConnectionFailedError as error:
+            message = f"no answer within {self.calls.timeout_s:g} s"
+            return _Retry(FailureClass.TIMEOUT, message, may_be_billed=True)
+        except NotConnectedError as error:
             return _Retry(FailureClass.CONNECTION, self._without_key(str(error)))
+        except ConnectionFailedError as error:
+            message = self._without_key(str(error))
+            return _Retry(FailureClass.CONNECTION, message, may_be_billed=True)
         except UnreadableReplyError as error:
-            return _Retry(FailureClass.BAD_RESPONSE, f"unreadable response: {error}")
+            message = f"unreadable response: {error}"
+            return _Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
         if reply.status == 200:
-            return _turn(reply.body)
+            return _turn(reply.body, self.spending)
         return self._refusal(reply)
 
     def _refusal(self, reply: HttpReply) -> _Retry:
@@ -244,7 +325,7 @@ class OpenAITeacher:
 
 
 class HttpConversation:
-    """One conversation with an endpoint: the list of its messages."""
+    """One conversation with an endpoint: the list of its messages as they are sent."""
 
     def __init__(
         self,
@@ -258,7 +339,7 @@ class HttpConversation:
     async def sample(self) -> SampledTurn:
         """Returns the endpoint's next turn."""
         turn = await self._teacher.complete(self._messages, self._tools, seed=self._seed)
-        self._messages.append(turn.message)
+        self._messages.append(self._teacher.as_sent(turn.message))
         return turn
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
@@ -267,19 +348,20 @@ class HttpConversation:
 
     def restore(self, turn: SampledTurn) -> None:
         """Appends a turn that was paid for earlier."""
-        self._messages.append(turn.message)
+        self._messages.append(self._teacher.as_sent(turn.message))
 
     def trace(self) -> TokenTrace | None:
         """Returns None: an endpoint's tokens are not known."""
         return None
 
 
-def _turn(body: bytes) -> SampledTurn | _Retry:
+def _turn(body: bytes, spending: Spending) -> SampledTurn | _Retry:
     try:
         completion = msgspec.json.decode(body, type=_Completion)
         raw: dict[str, Any] = msgspec.json.decode(body)["choices"][0]["message"]
     except (msgspec.DecodeError, IndexError, RecursionError, UnicodeDecodeError) as error:
-        return _Retry(FailureClass.BAD_RESPONSE, f"unreadable response: {error}")
+        message = f"unreadable response: {error}"
+        return _Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
     choice = completion.choices[0]
     message: Any = {"role": "assistant"} | {key: raw[key] for key in _KEPT_KEYS if key in raw}
     if choice.message.tool_calls:
@@ -294,14 +376,29 @@ def _turn(body: bytes) -> SampledTurn | _Retry:
     else:
         message.pop("tool_calls", None)
     finish: Literal["stop", "length"] = "length" if choice.finish_reason == "length" else "stop"
+    usage = Usage(
+        prompt_tokens=_count(completion.usage, "prompt_tokens"),
+        completion_tokens=_count(completion.usage, "completion_tokens"),
+    )
     return SampledTurn(
         message=message,
         finish_reason=finish,
-        usage=Usage(
-            prompt_tokens=_count(completion.usage, "prompt_tokens"),
-            completion_tokens=_count(completion.usage, "completion_tokens"),
-        ),
+        usage=usage,
+        cost_usd=spending.of(usage, _reported_usd(completion.usage)),
     )
+
+
+def _cost_of(turn: SampledTurn) -> Cost:
+    tokens = turn.usage.prompt_tokens + turn.usage.completion_tokens
+    return Cost(tokens, turn.cost_usd or 0.0)
+
+
+def _reported_usd(usage: Any) -> float | None:
+    """Returns what the endpoint says that the call cost, in US dollars."""
+    value = cast("dict[str, Any]", usage).get("cost") if isinstance(usage, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value < math.inf else None
 
 
 def _limit_kind(message: str) -> LimitKind:

@@ -47,6 +47,10 @@ class ToolSource(Protocol):
         """What the model is shown, in a stable order."""
         ...
 
+    def schemas_for(self, task: ToolTask) -> Sequence[ToolSchema]:
+        """Returns the tools that one task can have: all, but for containers of its own."""
+        ...
+
     @property
     def keeps_state(self) -> bool:
         """Whether a call depends on those before it, so that replies cannot be replayed alone."""

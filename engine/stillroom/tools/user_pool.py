@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -67,14 +67,14 @@ class UserPool:
         self._num_workers = 0
         self._waiting: deque[_Waiter] = deque()
         self._is_wanted = anyio.Event()
-        self._growth = anyio.create_task_group()
+        self._growth: anyio.abc.TaskGroup | None = None
         self._ready = Ready(tools=[], rewards=[])
 
     async def __aenter__(self) -> Self:
         worker = await self._start_worker()
         self._ready = worker.ready
         self._idle.append(worker)
-        await self._growth.__aenter__()
+        self._growth = await anyio.create_task_group().__aenter__()
         self._growth.start_soon(self._grow)
         return self
 
@@ -84,8 +84,9 @@ class UserPool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._growth.cancel_scope.cancel()
-        await self._growth.__aexit__(None, None, None)
+        if self._growth is not None:
+            self._growth.cancel_scope.cancel()
+            await self._growth.__aexit__(None, None, None)
         with anyio.CancelScope(shield=True):
             for worker in list(self._workers):
                 await self._discard(worker)
@@ -94,6 +95,10 @@ class UserPool:
     def schemas(self) -> list[ToolSchema]:
         """The tools of tools.py, in the order they stand in the file."""
         return [tool.schema for tool in self._ready.tools]
+
+    def schemas_for(self, task: ToolTask) -> Sequence[ToolSchema]:
+        """Returns all of them: they do not depend on the task."""
+        return self.schemas
 
     @property
     def keeps_state(self) -> bool:

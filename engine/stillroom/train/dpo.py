@@ -9,7 +9,6 @@ from torch import Tensor
 from stillroom.data.formats import DpoRow
 from stillroom.data.render import ChatRenderer
 from stillroom.models.batches import TokenSequence, collate, microbatches
-from stillroom.models.heads import token_logprobs
 from stillroom.train.config import DpoSection
 from stillroom.train.encode import TokenPair, encode_pairs
 from stillroom.train.losses import preference_loss, sum_by_sequence
@@ -139,8 +138,7 @@ def _pair_logprobs(
     sequences += [pair.rejected for pair in pairs]
     batch = collate(sequences, device=student.loaded.device)
     with student.autocast():
-        logits_NV = student.head.batch_logits(batch)
-    logprobs_N = token_logprobs(logits_NV, batch.targets_N)
+        logprobs_N = student.head.batch_logprobs(batch)
     sums = sum_by_sequence(logprobs_N, batch.rows_N, len(sequences))
     if is_mean:
         sums = sums / sums.new_tensor([sequence.num_trained for sequence in sequences])

@@ -3,7 +3,7 @@
 Each iteration samples rollouts from the student as it is now, with tools; the update lowers the
 reverse KL to the teacher on exactly the tokens that were sampled.
 
-Shapes: N sampled tokens of a microbatch, V vocabulary.
+Shapes: N sampled tokens of a microbatch, H hidden size, V vocabulary.
 """
 
 import time
@@ -26,7 +26,7 @@ from stillroom.models.batches import (
     sampled_sequence,
 )
 from stillroom.models.divergence import full_reverse_kl
-from stillroom.models.heads import token_logprobs
+from stillroom.models.heads import OutputHead, in_tiles, token_logprobs
 from stillroom.policy.hf import HFPolicy
 from stillroom.rollout.arena import check_tools, open_user_pool
 from stillroom.rollout.collect import (
@@ -103,7 +103,7 @@ async def train_on_policy(
         )
         check_tools(tasks, pool)
         rewarder = Rewarder(pool)
-        rewarder.check(tasks)
+        rewarder.check(tasks, is_judge_optional=True)
         for iteration, chosen in enumerate(prompts):
             clock = time.monotonic()
             outcomes = await _sample(session, chosen, pool, rewarder, iteration)
@@ -255,33 +255,63 @@ def accumulate_reverse_kl(
             [logprob for member in members for logprob in member.sampler_logprobs],
             device=student.loaded.device,
         )
-        with student.autocast():
-            student_NV = student.head.batch_logits(batch)
-        teacher_NV = teacher.logits(batch)
-        losses_N = _token_losses(student_NV, teacher_NV, sampler_N, batch, algorithm, stats)
+        scores = _score(student, teacher, batch, is_full=algorithm.loss_fn == "full_reverse_kl")
+        losses_N = _token_losses(scores, sampler_N, algorithm, stats)
         loss = losses_N.sum() / num_tokens
         loss.backward()
         stats.loss += losses_N.sum().item()
         stats.num_tokens += batch.num_trained
 
 
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What student and teacher say of each sampled token."""
+
+    student_N: Tensor
+    """Its log-probability (nats), with gradient."""
+    teacher_N: Tensor
+    divergence_N: Tensor
+    """Reverse KL over the whole vocabulary, with gradient; zeros unless asked for."""
+
+
+def _score(
+    student: Student, teacher: LocalTeacher, batch: TokenBatch, *, is_full: bool
+) -> TokenScores:
+    """Returns the scores; neither model's logits are held for all tokens at once."""
+    teacher_head = OutputHead(teacher.loaded.model)
+
+    def score(student_NH: Tensor, teacher_NH: Tensor, targets_N: Tensor) -> Tensor:
+        with student.autocast():
+            student_NV = student.head.logits(student_NH)
+        with torch.no_grad():
+            teacher_NV = teacher_head.logits(teacher_NH)
+        student_N = token_logprobs(student_NV, targets_N)
+        teacher_N = token_logprobs(teacher_NV, targets_N)
+        divergence_N = (
+            full_reverse_kl(student_NV, teacher_NV) if is_full else teacher_N.new_zeros(1)
+        )
+        return torch.stack([student_N, teacher_N, divergence_N.expand_as(student_N)], dim=1)
+
+    with student.autocast():
+        student_NH = student.head.batch_hidden(batch)
+    with torch.no_grad():
+        teacher_NH = teacher_head.batch_hidden(batch)
+    most = min(student.head.max_positions, teacher_head.max_positions)
+    scores_N3 = in_tiles(score, student_NH, teacher_NH, batch.targets_N, most=most)
+    return TokenScores(scores_N3[:, 0], scores_N3[:, 1].detach(), scores_N3[:, 2])
+
+
 def _token_losses(
-    student_NV: Tensor,
-    teacher_NV: Tensor,
-    sampler_N: Tensor,
-    batch: TokenBatch,
-    algorithm: AlgorithmSection,
-    stats: UpdateStats,
+    scores: TokenScores, sampler_N: Tensor, algorithm: AlgorithmSection, stats: UpdateStats
 ) -> Tensor:
     """Returns the loss of each sampled token and adds to the statistics."""
-    student_N = token_logprobs(student_NV, batch.targets_N)
-    teacher_N = token_logprobs(teacher_NV, batch.targets_N)
+    student_N, teacher_N = scores.student_N, scores.teacher_N
     stats.teacher_kl += (sampler_N - teacher_N).sum().item()
     if not stats.steps:
         stats.logprob_gap += (student_N.detach() - sampler_N).abs().sum().item()
-        stats.num_fresh_tokens += batch.num_trained
+        stats.num_fresh_tokens += len(sampler_N)
     if algorithm.loss_fn == "full_reverse_kl":
-        return full_reverse_kl(student_NV, teacher_NV)
+        return scores.divergence_N
     advantages_N = reverse_kl_advantages(sampler_N, teacher_N, coef=algorithm.kl_penalty_coef)
     if algorithm.loss_fn == "ppo":
         return ppo_losses(student_N, sampler_N, advantages_N, clip_ratio=algorithm.clip_ratio)

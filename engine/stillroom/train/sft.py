@@ -10,7 +10,6 @@ from stillroom.data.formats import SftRow
 from stillroom.data.render import ChatRenderer
 from stillroom.files import content_hash
 from stillroom.models.batches import TokenSequence, collate, microbatches
-from stillroom.models.heads import token_logprobs
 from stillroom.train.encode import encode_sft
 from stillroom.train.optimizer import Optimizer
 from stillroom.train.session import Session, TrainResult, batches_of, epoch_order
@@ -111,5 +110,4 @@ def _nll(student: Student, sequences: Sequence[TokenSequence]) -> torch.Tensor:
     """Returns the summed negative log-likelihood (nats) of the trained tokens."""
     batch = collate(sequences, device=student.loaded.device)
     with student.autocast():
-        logits_NV = student.head.batch_logits(batch)
-    return -token_logprobs(logits_NV, batch.targets_N).sum()
+        return -student.head.batch_logprobs(batch).sum()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,8 +23,12 @@ from stillroom.models.resolve import ModelLocation, locate_model
 from stillroom.settings import Workspace
 from stillroom.train.config import ModelSection
 
-# Logits of a microbatch stay below this many numbers.
-_MAX_LOGITS = 1 << 27
+_MIN_MICROBATCH, _MAX_MICROBATCH = 512, 16384
+# On a GPU starting a pass costs as much as many tokens of padding.
+_MAX_MICROBATCH_CUDA = 32768
+# Of the memory that weights and optimiser leave; the backward pass and the head need some too.
+_ACTIVATION_SHARE = 0.5
+_PROBE_TOKENS = (64, 320)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,10 @@ class Student:
     base: ModelLocation
     """What training starts from; for an adapter, the model it belongs on."""
     is_adapter: bool
+    precision: Precision = "auto"
+    """As it was asked for; `auto` and `bf16` compute in bf16 on CUDA."""
+    activation_bytes: float | None = None
+    """What a forward pass with gradient keeps of each token; measured on CUDA only."""
 
     @property
     def module(self) -> nn.Module:
@@ -47,16 +55,51 @@ class Student:
         return (p for p in self.module.parameters() if p.requires_grad)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Runs matrix products in bf16 on CUDA; weights keep their own format."""
-        if self.loaded.device.type != "cuda":
+        """Runs matrix products in bf16 on CUDA, unless fp32 was asked for; weights stay as is."""
+        if self.loaded.device.type != "cuda" or self.precision == "fp32":
             return nullcontext()
         return torch.autocast("cuda", dtype=torch.bfloat16)
 
     @property
     def max_microbatch_tokens(self) -> int:
         """How many padded tokens a forward pass with gradient may have."""
-        vocabulary = int(self.loaded.model.config.get_text_config().vocab_size)
-        return max(512, min(16384, _MAX_LOGITS // vocabulary))
+        if self.activation_bytes is not None and self.loaded.device.type == "cuda":
+            return microbatch_tokens(self._activation_room(), self.activation_bytes)
+        return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH, self.head.max_positions))
+
+    def _activation_room(self) -> float:
+        """Returns how many bytes of the GPU may hold activations."""
+        device = self.loaded.device
+        weights = sum(p.nbytes for p in self.module.parameters())
+        # A gradient and two moments of each.
+        state = 3 * sum(p.nbytes for p in self.trainable())
+        taken = max(torch.cuda.memory_allocated(device), weights + state)
+        total = torch.cuda.get_device_properties(device).total_memory
+        return _ACTIVATION_SHARE * (total - taken)
+
+
+def microbatch_tokens(room: float, activation_bytes: float) -> int:
+    """Returns how many tokens fit: a power of two, so that small differences change nothing."""
+    fitting = max(1, int(room / max(1.0, activation_bytes)))
+    return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH_CUDA, 1 << (fitting.bit_length() - 1)))
+
+
+def _measured(student: Student) -> Student:
+    """Returns the student with what it keeps of each token for the backward pass."""
+    held = [_held_bytes(student, num_tokens) for num_tokens in _PROBE_TOKENS]
+    # What is kept once, however many tokens there are (weights in bf16, say), cancels out.
+    per_token = (held[1] - held[0]) / (_PROBE_TOKENS[1] - _PROBE_TOKENS[0])
+    return replace(student, activation_bytes=per_token)
+
+
+def _held_bytes(student: Student, num_tokens: int) -> int:
+    device = student.loaded.device
+    before = torch.cuda.memory_allocated(device)
+    with student.autocast():
+        hidden = student.head.hidden(torch.zeros(1, num_tokens, dtype=torch.int64, device=device))
+    held = torch.cuda.memory_allocated(device) - before
+    del hidden
+    return held
 
 
 def load_student(workspace: Workspace, section: ModelSection, *, seed: int) -> Student:
@@ -79,7 +122,10 @@ def load_student(workspace: Workspace, section: ModelSection, *, seed: int) -> S
     head = OutputHead(model)
     head.check()
     loaded = LoadedModel(location, model, tokenizer, stop_token_ids(model, tokenizer))
-    return Student(loaded, head, base, is_adapter=section.qlora_rank > 0)
+    student = Student(
+        loaded, head, base, is_adapter=section.qlora_rank > 0, precision=section.precision
+    )
+    return _measured(student) if student.loaded.device.type == "cuda" else student
 
 
 def _precision(section: ModelSection) -> Precision:

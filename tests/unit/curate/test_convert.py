@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.folders import names_in
+from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
 from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines, row_with
 from fakes.rollout_rows import (
     assistant,
@@ -34,7 +35,7 @@ def test_successes_become_rows_that_can_be_trained_on(tmp_path: Path) -> None:
         rollout_row(task_id="a", metadata={"task_type": "x"}),
         rollout_row(task_id="b", success=False),
         rollout_row(task_id="c", success=None, reward=None),
-        rollout_row(task_id="d", success=None, messages=OPEN),
+        rollout_row(task_id="d", success=None, reward=None, messages=OPEN),
         rollout_row(task_id="e", messages=[user("a")]),
         rollout_row(task_id="f", error={"class": "timeout", "message": "x"}),
     ]
@@ -215,6 +216,14 @@ def test_whatever_is_converted_can_be_loaded_again(tmp_path: Path) -> None:
     assert len(load_sft_rows(tmp_path / "train.jsonl")) == result.converted
 
 
+def is_success(row: dict[str, Any]) -> bool:
+    if row["success"] is not None:
+        return row["success"]
+    if row["reward"] is not None:
+        return row["reward"] >= 0.5
+    return row["stop_reason"] == "answered" and "tool_calls" not in row["messages"][-1]
+
+
 @settings(deadline=None)
 @given(st.lists(rollout_lines() | st.sampled_from(BAD_LINES), max_size=8), st.booleans())
 def test_the_counts_add_up_and_good_rows_are_never_lost(
@@ -223,16 +232,7 @@ def test_the_counts_add_up_and_good_rows_are_never_lost(
     folder = tmp_path_factory.mktemp("convert")
     write_lines(folder / "rollouts.jsonl", lines)
     good = [json.loads(line) for line in lines if line not in BAD_LINES]
-    wanted = [
-        row
-        for row in good
-        if include_failed
-        or (
-            row["success"]
-            if row["success"] is not None
-            else row["stop_reason"] == "answered" and "tool_calls" not in row["messages"][-1]
-        )
-    ]
+    wanted = [row for row in good if include_failed or is_success(row)]
 
     try:
         result = convert(folder, include_failed=include_failed)
@@ -245,3 +245,23 @@ def test_the_counts_add_up_and_good_rows_are_never_lost(
     keys = ("messages", "tools", "metadata", "reward", "task_id")
     rows = read_rows(folder / "train.jsonl")
     assert rows == [{key: row[key] for key in keys} for row in wanted]
+
+
+def test_rollouts_of_other_systems_become_rows_too(tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    write_rnow(folder, RNOW_ROW, {**RNOW_ROW, "completed": "error", "success": False})
+    wrong = {**GYM_ROW, "reward": 0.0, "_ng_rollout_index": 1}
+    write_lines(folder / "gym.jsonl", map(encoded, [GYM_ROW, wrong]))
+
+    result = convert(tmp_path, "rollouts")
+
+    # rnow's row says itself that it succeeded; for NeMo Gym's the reward decides.
+    assert (result.read, result.converted, result.success_derived) == (4, 2, 1)
+    assert result.left_out == {"ended by an infrastructure failure": 1, "no success": 1}
+    gym, rnow = read_rows(tmp_path / "train.jsonl")
+    assert rnow["messages"] == RNOW_ROW["conversation"]
+    assert (rnow["reward"], rnow["metadata"]) == (0.75, RNOW_ROW["metadata"])
+    roles = [message["role"] for message in gym["messages"]]
+    assert roles == ["system", "user", "assistant", "tool", "tool", "assistant"]
+    assert gym["tools"][0]["function"]["name"] == "price"
+    assert len(load_sft_rows(tmp_path / "train.jsonl")) == 2

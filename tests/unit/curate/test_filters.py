@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fakes.folders import names_in
+from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
 from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines
 from fakes.rollout_rows import (
     assistant,
@@ -339,3 +340,18 @@ def test_the_counts_add_up_and_no_row_is_changed_or_moved(
     assert sum(result.categories_after.values()) == result.kept
     if "max_per_category" in options:
         assert all(n <= options["max_per_category"] for n in result.categories_after.values())
+
+
+def test_rows_of_other_systems_are_filtered_and_kept_as_they_are(tmp_path: Path) -> None:
+    failed = {**RNOW_ROW, "completed": "error", "success": False}
+    write_rnow(tmp_path / "rollouts", RNOW_ROW, failed)
+    wrong = {**GYM_ROW, "reward": 0.25}
+    write_lines(tmp_path / "rollouts" / "gym.jsonl", map(encoded, [GYM_ROW, wrong]))
+
+    result = filtered(tmp_path, "rollouts", success=True, require_tool_use="price")
+
+    assert (result.read, result.kept, result.success_derived) == (4, 2, 3)
+    kept = (tmp_path / "kept.jsonl").read_bytes().splitlines()
+    assert kept[0] == encoded(GYM_ROW)
+    assert json.loads(kept[1]) == RNOW_ROW
+    assert result.categories_before == {"(none)": 2, "price": 2}

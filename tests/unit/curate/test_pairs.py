@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fakes.folders import names_in
+from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
 from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines
 from fakes.rollout_rows import (
     assistant,
@@ -343,3 +344,23 @@ def _plain(messages: list[dict]) -> list[dict]:
     for message, told in zip(messages, plain, strict=True):
         told["calls"] = [call["function"] for call in message.get("tool_calls", [])]
     return plain
+
+
+def test_rollouts_of_other_systems_are_paired_by_their_tasks(tmp_path: Path) -> None:
+    worse_talk = [*RNOW_ROW["conversation"][:2], assistant("36")]
+    worse = {**RNOW_ROW, "conversation": worse_talk, "total_reward": 0.25}
+    failed = {**RNOW_ROW, "completed": "error", "success": False, "total_reward": 0}
+    write_rnow(tmp_path / "rollouts", RNOW_ROW, worse, failed)
+    said = {"type": "message", "role": "assistant", "content": "It costs 9."}
+    wrong = {**GYM_ROW, "reward": 0.0, "response": {**GYM_ROW["response"], "output": [said]}}
+    write_lines(tmp_path / "rollouts" / "gym.jsonl", map(encoded, [GYM_ROW, wrong]))
+
+    result = pairs_of(tmp_path, input="rollouts")
+
+    assert (result.read, result.tasks, result.pairs) == (5, 2, 2)
+    assert result.skipped == {"rollout without a reward": 1}
+    gym, rnow = load_dpo_rows(tmp_path / "pairs.jsonl")
+    assert gym.rejected == [{"role": "assistant", "content": "It costs 9."}]
+    assert gym.chosen[0]["reasoning_content"] == "I look it up."
+    assert rnow.prompt == RNOW_ROW["conversation"][:2]
+    assert (rnow.chosen, rnow.rejected) == ([RNOW_ROW["conversation"][2]], [worse_talk[2]])

@@ -1,12 +1,15 @@
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
 from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines, row_with
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_lines
-from stillroom.curate.rows import RolloutFacts, read_rollouts
+from stillroom.curate.rows import RolloutFacts, own_row, read_rollouts
+from stillroom.data.layouts import as_rollout
 
 TALK = [user("a"), assistant(None, tool_call()), tool_reply("7"), assistant("7")]
 
@@ -43,12 +46,16 @@ def test_a_final_answer_is_a_last_word_of_the_assistant(
         ({"success": True, "stop_reason": "max_turns"}, True),
         ({"success": False}, False),
         ({"success": None}, True),
-        ({"success": None, "stop_reason": "max_tokens"}, False),
-        ({"success": None, "messages": TALK[:2]}, False),
-        ({"success": None, "messages": [user("a"), assistant(" ")]}, False),
+        ({"success": None, "reward": 0.49}, False),
+        ({"success": None, "reward": 0.5, "messages": TALK[:2]}, True),
+        ({"success": None, "error": {"class": "timeout", "message": "x"}}, False),
+        ({"success": None, "reward": None}, True),
+        ({"success": None, "reward": None, "stop_reason": "max_tokens"}, False),
+        ({"success": None, "reward": None, "messages": TALK[:2]}, False),
+        ({"success": None, "reward": None, "messages": [user("a"), assistant(" ")]}, False),
     ],
 )
-def test_success_is_the_rows_word_or_a_complete_answer(
+def test_success_is_the_rows_word_or_its_reward_or_a_complete_answer(
     tmp_path: Path, changes: dict, is_success: bool
 ) -> None:
     assert facts_of(tmp_path, **changes).is_success == is_success
@@ -98,3 +105,33 @@ def test_no_line_is_lost_and_none_is_changed(
 
     assert [line.line.data for line in found] == lines
     assert [line.facts is None for line in found] == [line in BAD_LINES for line in lines]
+
+
+def test_rows_of_other_systems_say_what_decides(tmp_path: Path) -> None:
+    write_rnow(tmp_path, RNOW_ROW)
+    write_lines(tmp_path / "gym.jsonl", [encoded(GYM_ROW)])
+
+    gym, rnow = read_rollouts(tmp_path)
+
+    for line, row in ((gym, GYM_ROW), (rnow, RNOW_ROW)):
+        assert line.facts is not None
+        assert json.loads(line.line.data) == row
+        own = {key: value for key, value in as_rollout(row).items() if key != "origin"}
+        assert json.loads(line.own) == own
+        assert own_row(line.line.data) == line.own
+        assert line.facts.num_turns == 2
+        assert line.facts.has_final_answer
+        assert line.facts.tools_used == {"price", "stock"}
+
+
+def test_a_document_on_many_lines_is_one_row(tmp_path: Path) -> None:
+    ours = rollout_row(messages=[user('a "b" \\ {'), assistant("1 ,\n2")])
+    path = tmp_path / "x" / "row.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(ours, indent=2), encoding="utf-8")
+
+    [line] = read_rollouts(tmp_path)
+
+    assert line.where == f"{path}:1"
+    assert b"\n" not in line.line.data
+    assert json.loads(line.own) == ours

@@ -5,6 +5,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
 from fakes.mangling import mangled
 from fakes.rollout_rows import (
     assistant,
@@ -59,6 +60,23 @@ def test_a_row_is_shown_as_a_conversation(tmp_path: Path) -> None:
     ]
     assert (prompt.text, prompt.format) == ("user: hi", "prompts")
     assert sft.num_tokens is sft.num_trained_tokens is None
+
+
+def test_rows_of_other_systems_are_shown_as_conversations(tmp_path: Path) -> None:
+    write_rnow(tmp_path / "rollouts", RNOW_ROW)
+    request = {"responses_create_params": {"input": "What is a lamp?", "instructions": "Be brief."}}
+    write_rows(tmp_path / "rollouts" / "a.jsonl", [GYM_ROW, request])
+
+    gym, prompt, rnow = page_of(tmp_path, "rollouts", n=3).examples
+
+    assert [gym.format, prompt.format, rnow.format] == ["rollouts", "prompts", "rollouts"]
+    assert gym.text.splitlines()[1:3] == [
+        "user: What is a lamp?",
+        'assistant calls price({"item": "lamp"})',
+    ]
+    assert prompt.text == "system: Be brief.\nuser: What is a lamp?"
+    assert rnow.text.splitlines()[-1] == "assistant: 7 × 5 = 35"
+    assert [gym.reward, rnow.reward] == [1.0, 0.75]
 
 
 def test_pages_cover_all_rows_once(tmp_path: Path) -> None:

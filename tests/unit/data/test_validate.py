@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes.foreign_rollouts import FOREIGN_ROWS, GYM_ROW, RNOW_ROW, write_rnow
 from fakes.mangling import mangled
 from fakes.rollout_rows import (
     assistant,
@@ -76,6 +77,9 @@ def test_all_problems_are_counted_and_the_first_are_listed(tmp_path: Path) -> No
         (SFT, "sft", 4),
         (DPO, "dpo", 3),
         (rollout_row(), "rollouts", 2),
+        (RNOW_ROW, "rollouts", 6),
+        (GYM_ROW, "rollouts", 6),
+        ({"responses_create_params": GYM_ROW["responses_create_params"]}, "prompts", 2),
     ],
 )
 def test_every_format_is_known_and_counted(
@@ -156,7 +160,31 @@ def test_a_nesting_too_deep_is_a_problem_of_its_line_at_any_depth(tmp_path: Path
         assert report.good >= 1
 
 
-ROWS = [SFT, DPO, {"prompt": "a", "metadata": {}}, rollout_row(), {**SFT, "reward": 1}]
+def test_rollouts_of_other_systems_are_described(tmp_path: Path) -> None:
+    write_rnow(tmp_path / "rollouts", RNOW_ROW, {**RNOW_ROW, "completed": "error"}, {"id": "x"})
+    wrong = {**GYM_ROW, "reward": "high"}
+    write_rows(tmp_path / "rollouts" / "a.jsonl", [GYM_ROW, wrong, rollout_row()])
+
+    report = report_of(tmp_path, "rollouts")
+
+    assert (report.rows, report.good, report.bad) == (6, 4, 2)
+    assert report.layouts == {"nemo_gym": 1, "rnow": 2, "stillroom": 1}
+    assert (report.failed, report.success_unknown) == (1, 1)
+    assert (report.rewards.low, report.rewards.high) == (0.75, 1.0)
+    assert report.categories == {"price": 2}
+    places = [p.where.removeprefix(f"{tmp_path}/rollouts/") for p in report.problems]
+    assert places[0] == "a.jsonl:2"
+    assert set(places[1:]) == {"rollout_1/sample_3.json:1"}
+
+
+ROWS = [
+    *FOREIGN_ROWS,
+    SFT,
+    DPO,
+    {"prompt": "a", "metadata": {}},
+    rollout_row(),
+    {**SFT, "reward": 1},
+]
 
 
 @settings(deadline=None)

@@ -30,6 +30,7 @@ def start_rollouts(workspace: Workspace, endpoint: ScriptedEndpoint, **more) -> 
         model="scripted",
         tools="tools.py",
         concurrency=4,
+        max_concurrency=4,
         **more,
     )
     return api.generate_rollouts(workspace, request)

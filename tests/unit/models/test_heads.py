@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
 from stillroom.errors import ModelError
 from stillroom.models.batches import TokenSequence, collate
-from stillroom.models.heads import OutputHead, token_logprobs
+from stillroom.models.heads import OutputHead, in_tiles, token_logprobs
 
 IDS = torch.randint(0, 352, (2, 20), generator=torch.Generator().manual_seed(0))
 TOKENIZER = build_tokenizer("chatml")
@@ -102,3 +102,36 @@ def test_log_probabilities_stay_finite_for_huge_logits():
     found = token_logprobs(torch.tensor([[1e4, -1e4]]), torch.tensor([1]))
 
     assert found.item() == pytest.approx(-2e4)
+
+
+@pytest.mark.parametrize("most", [1, 5, 12, 100])
+def test_tiles_give_the_values_and_gradients_of_the_whole(most):
+    weights = torch.randn(4, 9, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    hidden = torch.randn(12, 4, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    targets = torch.arange(12) % 9
+    largest: list[int] = []
+
+    def logprobs(hidden_NH, targets_N):
+        largest.append(len(targets_N))
+        return token_logprobs(hidden_NH @ weights, targets_N)
+
+    found = in_tiles(logprobs, hidden, targets, most=most)
+    ours = torch.autograd.grad((found * targets).sum(), (weights, hidden))
+
+    assert max(largest) == min(most, 12)
+    whole = logprobs(hidden, targets)
+    theirs = torch.autograd.grad((whole * targets).sum(), (weights, hidden))
+    assert torch.allclose(found, whole, atol=1e-6)
+    for gradient, exact in zip(ours, theirs, strict=True):
+        assert torch.allclose(gradient, exact, atol=1e-5)
+
+
+def test_log_probabilities_are_formed_a_few_positions_at_a_time(monkeypatch):
+    model = build_model("llama", TOKENIZER)
+    head = OutputHead(model)
+    batch = chosen_positions(IDS)
+    expected = token_logprobs(head.batch_logits(batch), batch.targets_N)
+    monkeypatch.setattr("stillroom.models.heads.MAX_LOGITS", 5 * 352)
+
+    assert head.max_positions == 5
+    assert torch.allclose(head.batch_logprobs(batch), expected, atol=1e-6)

@@ -8,8 +8,7 @@ HEADS, SIZE = 2, 3
 def plan(slots, starts, *, num_new, num_attended):
     return ForwardPlan(
         slots_B=torch.tensor(slots),
-        starts_B=torch.tensor(starts),
-        num_new=num_new,
+        positions_Bn=torch.tensor(starts)[:, None] + torch.arange(num_new),
         num_attended=num_attended,
         is_prefix=slots == list(range(len(slots))),
     )

@@ -98,8 +98,13 @@ def test_a_rollout_is_kept_with_all_that_is_known_of_it() -> None:
     one = task_from_row(
         {"prompt": "x", "tools": ["price"], "metadata": {"expected_answer": 7, "level": 2}}
     )
-    policy = ScriptedPolicy(lambda _key: [turn(assistant(None, tool_call())), turn(assistant("7"))])
-    arena = arena_of(policy, tools=tools, price=lambda usage: usage.prompt_tokens / 10)
+    policy = ScriptedPolicy(
+        lambda _key: [
+            turn(assistant(None, tool_call()), cost_usd=0.25),
+            turn(assistant("7"), cost_usd=0.5),
+        ]
+    )
+    arena = arena_of(policy, tools=tools)
 
     [rollout] = collected([one], arena)
 
@@ -115,7 +120,7 @@ def test_a_rollout_is_kept_with_all_that_is_known_of_it() -> None:
     assert (rollout.stop_reason, rollout.turns) == (StopReason.ANSWERED, 2)
     assert (rollout.truncated, rollout.tool_errors, rollout.error) == (False, 1, None)
     assert rollout.usage == Usage(prompt_tokens=20, completion_tokens=10)
-    assert rollout.cost_usd == 2.0
+    assert rollout.cost_usd == 0.75
     assert rollout.teacher == TEACHER
     assert rollout.duration_s >= 0
 

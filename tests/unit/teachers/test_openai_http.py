@@ -14,7 +14,8 @@ from fakes.chat_transport import completion
 from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
-from stillroom.teachers.openai_http import MAX_ATTEMPTS, PATIENCE_S, OpenAITeacher
+from stillroom.settings import read_key
+from stillroom.teachers.openai_http import MAX_ATTEMPTS, PATIENCE_S, CallSettings, OpenAITeacher
 from stillroom.teachers.providers import Endpoint
 from stillroom.types import SampledTurn, SamplingSettings, Usage
 
@@ -34,7 +35,8 @@ class Bench:
             ENDPOINT,
             "m",
             SamplingSettings(**sampling),
-            timeout_s=timeout_s,
+            key=read_key("TEACHER_TEST_KEY"),
+            calls=CallSettings(timeout_s=timeout_s),
             transport=httpx.MockTransport(self._answer),
             sleep=self._sleep,
         )
@@ -350,7 +352,7 @@ def test_an_endpoint_that_never_answers_runs_into_the_deadline() -> None:
             ENDPOINT,
             "m",
             SamplingSettings(),
-            timeout_s=0.01,
+            calls=CallSettings(timeout_s=0.01),
             transport=httpx.MockTransport(silent),
             sleep=bench._sleep,
         )

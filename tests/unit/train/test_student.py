@@ -6,7 +6,7 @@ from fakes.tiny_models import TinyModels
 from fakes.training import make_student
 from stillroom.errors import ConfigError
 from stillroom.train.config import ModelSection
-from stillroom.train.student import load_student
+from stillroom.train.student import load_student, microbatch_tokens
 
 
 @pytest.fixture
@@ -101,3 +101,18 @@ def test_microbatches_shrink_with_the_vocabulary(tiny_models, llama):
 
     student.loaded.model.config.vocab_size = 10_000_000
     assert student.max_microbatch_tokens == 512
+
+
+@pytest.mark.parametrize(
+    ("room", "activation_bytes", "tokens"),
+    [(1e9, 1e6, 512), (5e9, 1e6, 4096), (8.1e9, 1e6, 4096), (1e12, 1e6, 32768), (-1.0, 1e6, 512)],
+)
+def test_microbatches_on_a_gpu_fill_its_memory(room, activation_bytes, tokens):
+    assert microbatch_tokens(room, activation_bytes) == tokens
+
+
+def test_only_who_asks_for_fp32_computes_in_it_on_a_gpu(tiny_models, llama):
+    for precision in ("auto", "bf16", "fp32"):
+        section = ModelSection(path=str(llama), qlora_rank=4, precision=precision)
+
+        assert load_student(tiny_models.workspace, section, seed=0).precision == precision

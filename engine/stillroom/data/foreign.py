@@ -1,0 +1,89 @@
+"""What the rollout layouts of other systems have in common: our row out of theirs, and back.
+
+A row of theirs becomes `{…our fields…, "origin": {"format": …, "row": their row}}`. A row of ours
+becomes theirs with all that they have no place for under "stillroom". Both ways back are exact.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from stillroom.data.checks import as_number, message_problems, tool_schema_problems
+from stillroom.files import content_hash
+from stillroom.types import StopReason
+
+Row = dict[str, Any]
+ORIGIN, REST = "origin", "stillroom"
+
+
+def original(row: Row, layout: str) -> Row | None:
+    """Returns the row that ours was read from, if that had this layout."""
+    origin = as_object(row.get(ORIGIN))
+    theirs = origin.get("row") if origin.get("format") == layout else None
+    return cast("Row", theirs) if isinstance(theirs, dict) else None
+
+
+def changes(row: Row, before: Row) -> Row:
+    """Returns the fields of our row that are not as they were when it was read."""
+    gone = {key: None for key in before if key not in row}
+    return gone | {key: value for key, value in row.items() if before.get(key, row) != value}
+
+
+def restored(row: Row, messages: Callable[[], Any], write: Callable[[Row], Row]) -> Row | None:
+    """Returns our row that `row` was written from; None if it was not, or was changed since."""
+    rest = row.get(REST)
+    if not isinstance(rest, dict):
+        return None
+    ours = dict(cast("Row", rest))
+    if "messages" not in ours:
+        ours["messages"] = messages()
+    # Anybody may have written anything there.
+    if [*message_problems(ours["messages"]), *tool_schema_problems(ours.get("tools"))]:
+        return None
+    return ours if write(ours) == row else None
+
+
+def leading(messages: Sequence[Row]) -> list[Row]:
+    """Returns the messages before the first of the assistant."""
+    roles = [message["role"] for message in messages]
+    return list(messages[: roles.index("assistant")] if "assistant" in roles else messages)
+
+
+def prompt_length(messages: Sequence[Row], turns: Any) -> int:
+    """Returns how many messages were given; the last `turns` of the assistant were sampled."""
+    sampled = [index for index, m in enumerate(messages) if m["role"] == "assistant"]
+    if isinstance(turns, int) and 0 < turns <= len(sampled):
+        return sampled[-turns]
+    return sampled[0] if sampled else len(messages)
+
+
+def task_id_of(row: Row, identity: Any) -> str:
+    """Returns the row's own task_id, else a hash of what tells its task from others."""
+    given = row.get("task_id")
+    return given if isinstance(given, str) and given else content_hash(identity)
+
+
+def ending(messages: Sequence[Row], *, is_failed: bool, is_truncated: bool) -> StopReason:
+    """Returns why a rollout ended, as far as its messages say it."""
+    if is_failed:
+        return StopReason.ERROR
+    if is_truncated:
+        return StopReason.MAX_TOKENS
+    last = messages[-1] if messages else {"role": "user"}
+    is_open = last["role"] != "assistant" or last.get("tool_calls")
+    return StopReason.MAX_TURNS if is_open else StopReason.ANSWERED
+
+
+def as_object(value: Any) -> Row:
+    """Returns an object as it is, and an empty one of anything else."""
+    return cast("Row", value) if isinstance(value, dict) else {}
+
+
+def numbers_by_name(value: Any) -> dict[str, float]:
+    """Returns the entries of an object that are numbers."""
+    named = as_object(value)
+    return {name: number for name in named if (number := as_number(named[name])) is not None}
+
+
+def count(value: Any) -> int:
+    """Returns a number of tokens; 0 of what is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

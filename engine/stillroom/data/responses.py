@@ -1,0 +1,264 @@
+"""Items of the Responses API and chat messages: each becomes the other."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+from stillroom.data.checks import Problem, describe
+
+Item = dict[str, Any]
+ChatMessage = dict[str, Any]
+
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def item_problems(items: Any, field: str) -> Iterator[Problem]:
+    """Yields everything wrong with a list of Responses items."""
+    if not isinstance(items, list):
+        yield Problem(field, f"must be a list of items, not {describe(items)}", "write a list")
+        return
+    for index, item in enumerate(cast("list[Any]", items)):
+        where = f"{field}[{index}]"
+        if not isinstance(item, dict):
+            yield Problem(where, f"must be an object, not {describe(item)}", "write an item")
+            continue
+        problem = _item_problem(cast("Item", item), where)
+        if problem is not None:
+            yield problem
+
+
+def _item_problem(item: Item, where: str) -> Problem | None:
+    kind = item.get("type") or "message"
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        return Problem(
+            f"{where}.type",
+            f"items of type {kind!r} have no chat message",
+            "leave the row out: only messages, reasoning and function calls can be read",
+        )
+    if kind == "message" and item.get("role") not in _ROLES:
+        return _wrong(f"{where}.role", item.get("role"), f"one of {', '.join(_ROLES)}")
+    for name, (is_fine, wanted) in fields.items():
+        if not is_fine(item.get(name)):
+            return _wrong(f"{where}.{name}", item.get(name), wanted)
+    return None
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, dict) for v in cast("list[Any]", value))
+
+
+def _wrong(field: str, value: Any, wanted: str) -> Problem:
+    return Problem(field, f"must be {wanted}, not {describe(value)}", f"write {wanted}")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_content(value: Any) -> bool:
+    return value is None or isinstance(value, str) or _are_objects(value)
+
+
+def _is_part_list(value: Any) -> bool:
+    return value is None or _are_objects(value)
+
+
+_Check = tuple[Callable[[Any], bool], str]
+_FIELDS: dict[str, dict[str, _Check]] = {
+    "message": {
+        "content": (_is_content, "a text or parts"),
+        "tool_calls": (_is_part_list, "a list of calls"),
+    },
+    "function_call": dict.fromkeys(("name", "arguments", "call_id"), (_is_text, "a string")),
+    "function_call_output": {
+        "call_id": (_is_text, "a string"),
+        "output": (_is_content, "a text or parts"),
+    },
+    "reasoning": dict.fromkeys(("summary", "content"), (_is_part_list, "a list of parts")),
+}
+
+
+def messages_from_items(items: Sequence[Item]) -> list[ChatMessage]:
+    """Returns the chat messages of items that have no problems.
+
+    Reasoning, text and calls that follow each other are one assistant message.
+    """
+    turns = _Turns()
+    for item in items:
+        match item.get("type") or "message":
+            case "reasoning":
+                turns.think(_reasoning_text(item))
+            case "function_call":
+                function = {"name": item["name"], "arguments": item["arguments"]}
+                call = {"id": item["call_id"], "type": "function", "function": function}
+                turns.call(call)
+            case "function_call_output":
+                content = _chat_content(item.get("output")) or ""
+                reply = {"role": "tool", "tool_call_id": item["call_id"], "content": content}
+                turns.hear(reply)
+            case _ if item["role"] == "assistant":
+                turns.say(item)
+            case _:
+                role = "system" if item["role"] == "developer" else item["role"]
+                kept = {key: item[key] for key in ("tool_call_id", "name") if key in item}
+                content = _chat_content(item.get("content")) or ""
+                turns.hear({"role": role, "content": content} | kept)
+    turns.close()
+    return turns.messages
+
+
+class _Turns:
+    """Chat messages as they come about; the open one is the assistant's that still grows."""
+
+    def __init__(self) -> None:
+        self.messages: list[ChatMessage] = []
+        self._open: ChatMessage | None = None
+
+    def think(self, text: str) -> None:
+        if self._open and (self._open["content"] or "tool_calls" in self._open):
+            self.close()
+        turn = self._turn()
+        if text:
+            before = turn.get("reasoning_content")
+            turn["reasoning_content"] = f"{before}\n{text}" if before else text
+
+    def say(self, item: Item) -> None:
+        content, calls = _chat_content(item.get("content")) or "", item.get("tool_calls") or []
+        if not content and not calls and self._follows_assistant():
+            return  # some environments end with an empty message
+        if self._open and self._open["content"]:
+            self.close()
+        turn = self._turn()
+        turn["content"] = content
+        # An input may hold whole chat messages instead of items.
+        if "reasoning_content" in item:
+            turn["reasoning_content"] = item["reasoning_content"]
+        if calls:
+            turn["tool_calls"] = [*turn.get("tool_calls", []), *calls]
+
+    def call(self, call: dict[str, Any]) -> None:
+        self._turn().setdefault("tool_calls", []).append(call)
+
+    def hear(self, message: ChatMessage) -> None:
+        self.close()
+        self.messages.append(message)
+
+    def close(self) -> None:
+        if self._open is not None:
+            self.messages.append(self._open)
+            self._open = None
+
+    def _turn(self) -> ChatMessage:
+        if self._open is None:
+            self._open = {"role": "assistant", "content": ""}
+        return self._open
+
+    def _follows_assistant(self) -> bool:
+        return self._open is not None or (
+            bool(self.messages) and self.messages[-1]["role"] == "assistant"
+        )
+
+
+def _reasoning_text(item: Item) -> str:
+    parts = [*(item.get("content") or []), *(item.get("summary") or [])]
+    return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+
+
+def _chat_content(content: Any) -> Any:
+    """Returns text where all parts are text, else the parts as chat completions know them."""
+    if content is None or isinstance(content, str):
+        return content
+    parts = cast("list[Item]", content)
+    if all(part.get("type") in _TEXT_PARTS for part in parts):
+        return "".join(_part_text(part) for part in parts)
+    return [_chat_part(part) for part in parts]
+
+
+def _part_text(part: Item) -> str:
+    text = part.get("refusal") if part["type"] == "refusal" else part.get("text")
+    return text if isinstance(text, str) else ""
+
+
+def _chat_part(part: Item) -> Item:
+    kind = part.get("type")
+    if kind in _TEXT_PARTS:
+        return {"type": "text", "text": _part_text(part)}
+    if kind == "input_image" and isinstance(part.get("image_url"), str):
+        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    return {"type": "unknown"} | part
+
+
+def items_from_messages(messages: Sequence[ChatMessage]) -> list[Item]:
+    """Returns the items of chat messages; what items have no place for is left out."""
+    items: list[Item] = []
+    for message in messages:
+        items += _items_of(message, len(items))
+    return items
+
+
+def _items_of(message: ChatMessage, number: int) -> list[Item]:
+    role, content = message["role"], message.get("content")
+    if role == "tool":
+        call_id = message.get("tool_call_id") or ""
+        return [{"type": "function_call_output", "call_id": call_id, "output": content or ""}]
+    if role != "assistant":
+        return [{"type": "message", "role": role, "content": content}]
+    items: list[Item] = []
+    if reasoning := message.get("reasoning_content"):
+        summary = [{"type": "summary_text", "text": reasoning}]
+        items.append({"type": "reasoning", "id": f"rs_{number}", "summary": summary})
+    calls = message.get("tool_calls") or []
+    if content or not calls:
+        text = {"type": "output_text", "text": content or "", "annotations": []}
+        parts = [text] if content is None or isinstance(content, str) else content
+        said = {"type": "message", "id": f"msg_{number}", "role": role, "status": "completed"}
+        items.append({**said, "content": parts})
+    for call in calls:
+        function = call.get("function") or {}
+        items.append(
+            {
+                "type": "function_call",
+                "call_id": call.get("id") or "",
+                "name": function.get("name") or "",
+                "arguments": function.get("arguments") or "",
+                "status": "completed",
+            }
+        )
+    return items
+
+
+def flat_tool_problems(tools: Any, field: str) -> Iterator[Problem]:
+    """Yields everything wrong with a list of tools in the flat form of the Responses API."""
+    if tools is None:
+        return
+    if not _are_objects(tools):
+        yield _wrong(field, tools, "a list of tools")
+        return
+    for index, tool in enumerate(cast("list[Item]", tools)):
+        nested = tool.get("function")
+        function = cast("Item", nested) if isinstance(nested, dict) else tool
+        if tool.get("type") != "function" or not isinstance(function.get("name"), str):
+            yield Problem(
+                f"{field}[{index}]",
+                f"must be a function with a name, not {describe(tool)}",
+                'write {"type": "function", "name": …, "parameters": {…}}; tools that an '
+                "endpoint runs itself are not supported",
+            )
+
+
+def schemas_from_flat(tools: Sequence[Item] | None) -> list[Item]:
+    """Returns tool schemas in the chat form: what stood flat stands under `function`."""
+    return [_nested(tool) for tool in tools or []]
+
+
+def _nested(tool: Item) -> Item:
+    if isinstance(tool.get("function"), dict):
+        return tool
+    function = {key: value for key, value in tool.items() if key != "type"}
+    return {"type": "function", "function": function}
+
+
+def flat_from_schemas(schemas: Sequence[Item]) -> list[Item]:
+    """Returns tools in the flat form of the Responses API."""
+    return [{"type": "function", **schema["function"]} for schema in schemas]

@@ -1,0 +1,106 @@
+"""CUDA graphs of decode steps.
+
+A step of one token per row is a thousand short kernels, and starting each of them from Python takes
+several times as long as running it. A graph starts them all at once. It holds for one shape, so
+rows and attended tokens are rounded up; what is computed for the rows added is thrown away.
+
+Shapes: B rows (the first slots of the cache), V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from stillroom.policy.kv_cache import SlotCache
+
+_MIN_ATTENDED = 256
+
+
+class StepFunction(Protocol):
+    """What is recorded: work on the GPU alone, at fixed addresses."""
+
+    def __call__(self, ids_B: Tensor, starts_B: Tensor, num_attended: int) -> Tensor:
+        """Returns the logits after one more token of the first B slots, [B, V]."""
+        ...
+
+
+class StepGraphs:
+    """Runs decode steps by graphs, one for each rounded shape, recorded when it first comes.
+
+    It keeps no reference to who runs the step: a cycle would hold the cache's memory after its end.
+    """
+
+    def __init__(
+        self, cache: SlotCache, *, max_rows: int, max_context: int, device: torch.device
+    ) -> None:
+        self._cache = cache
+        self._max_rows, self._max_context, self._device = max_rows, max_context, device
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._recorded_capacity = 0
+        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._ids_B = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._starts_B = torch.zeros_like(self._ids_B)
+        self._logits_BV: Tensor | None = None
+        self._is_recordable = True
+
+    def logits(self, step: StepFunction, ids: Sequence[int], starts: Sequence[int]) -> Tensor:
+        """Returns the logits after one more token of each slot, [B, V]; good until the next call.
+
+        `starts` are the positions of the tokens; idle slots have one too, behind their last token.
+        """
+        rows = rounded_rows(len(ids), most=self._max_rows)
+        attended = rounded_attended(max(starts) + 1, most=self._max_context)
+        missing = [0] * (rows - len(ids))
+        given = torch.tensor([[*ids, *missing], [*starts, *missing]]).to(self._device)
+        self._ids_B[:rows], self._starts_B[:rows] = given
+        graph = self._graphs.get((rows, attended))
+        if graph is not None and self._recorded_capacity == self._cache.capacity:
+            graph.replay()
+        else:
+            self._run_and_record(step, rows, attended)
+        return self._held(rows)[: len(ids)]
+
+    def _run_and_record(self, step: StepFunction, rows: int, attended: int) -> None:
+        """Runs a shape that is new, and records it for the next time."""
+        ids_B, starts_B = self._ids_B[:rows], self._starts_B[:rows]
+        logits_BV = step(ids_B, starts_B, attended)
+        if self._logits_BV is None:
+            self._logits_BV = logits_BV.new_zeros(self._max_rows, logits_BV.shape[1])
+        self._held(rows).copy_(logits_BV)
+        if self._recorded_capacity != self._cache.capacity:
+            # The cache has grown: its keys and values lie elsewhere now.
+            self._graphs.clear()
+            self._recorded_capacity = self._cache.capacity
+        if not self._is_recordable:
+            return
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # The outer one puts the stream back if recording fails.
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),
+                torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+            ):
+                self._held(rows).copy_(step(ids_B, starts_B, attended))
+        except RuntimeError:
+            # A model that looks at its numbers on the way cannot be recorded.
+            self._is_recordable = False
+        else:
+            self._graphs[rows, attended] = graph
+
+    def _held(self, rows: int) -> Tensor:
+        if self._logits_BV is None:
+            raise ValueError("no step has been run")
+        return self._logits_BV[:rows]
+
+
+def rounded_rows(num_rows: int, *, most: int) -> int:
+    """Returns how many rows a graph has: a power of two, or all there may be."""
+    return min(1 << (num_rows - 1).bit_length(), most)
+
+
+def rounded_attended(num_attended: int, *, most: int) -> int:
+    """Returns how many tokens a graph attends to: few more for short ones, else a quarter more."""
+    step = max(_MIN_ATTENDED, 1 << max(0, (num_attended - 1).bit_length() - 3))
+    return max(num_attended, min(-(-num_attended // step) * step, most))

@@ -1,0 +1,117 @@
+"""The final answer inside a text, and texts made comparable. Every function is linear in its input.
+
+Nothing here backtracks over what a model wrote: markers are found by plain search, words by split.
+"""
+
+import re
+import unicodedata
+from functools import lru_cache
+
+_MARKERS = re.compile(
+    r"\banswer[ \t*_]{0,4}(?:[:=]|is\b)|\bfinal answer[ \t*_]{0,4}(?=\r?\n)"
+    r"|\b(?:correct|right|best) (?:option|choice) is\b|####",
+    re.IGNORECASE,
+)
+_BOXED = re.compile(r"\\f?boxed[ \t]{0,3}\{")
+_ARTICLES = frozenset({"a", "an", "the"})
+_KEPT_PUNCTUATION = frozenset("#%&@+")
+_DELETED = frozenset(".'\u2019")
+_SIGNS = {0x2044: "/"} | dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2212), "-")
+"""The fraction slash of ½ and the dashes that stand for a minus."""
+_BEFORE, _AFTER = " \t\r\n*_`:", " \t\r*_`."
+
+
+def without_thinking(text: str) -> str:
+    """Returns a text without the thinking that some models write into it between tags."""
+    if "</think>" in text:
+        return text.rpartition("</think>")[2].strip()
+    return "" if text.lstrip().startswith("<think>") else text
+
+
+def plain(text: str) -> str:
+    """Returns a text without differences of case and blanks."""
+    return " ".join(text.casefold().split())
+
+
+@lru_cache(maxsize=256)
+def _words_pattern(wanted: str) -> re.Pattern[str]:
+    # 12 must match neither 112 nor 12.5, but "12." at the end of a sentence is fine.
+    return re.compile(rf"(?<![\w.,-]){re.escape(wanted)}(?![\w-]|[.,]\d)")
+
+
+def holds_words(text: str, wanted: str) -> bool:
+    """Returns whether `wanted` stands in the text as whole words; both as `plain` gives them."""
+    return bool(wanted) and _words_pattern(wanted).search(text) is not None
+
+
+def normalised(text: str) -> str:
+    """Returns the words of a text without case, punctuation, articles and Unicode variants.
+
+    Signs and decimal points of numbers stay: -3 is not 3, and 1.5 is not 15.
+    """
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    folded = unicodedata.normalize("NFKC", folded).translate(_SIGNS)
+    characters = [_replacement(folded, index) for index in range(len(folded))]
+    words = "".join(characters).split()
+    # An answer that is nothing but an article is the letter, not the article.
+    return " ".join([word for word in words if word not in _ARTICLES] or words)
+
+
+def _replacement(text: str, index: int) -> str:
+    """Returns what a character becomes: itself, a blank, or nothing."""
+    character = text[index]
+    if character.isalnum() or character in _KEPT_PUNCTUATION:
+        return character
+    before = text[index - 1] if index else " "
+    after = text[index + 1] if index + 1 < len(text) else " "
+    if character in ".,/" and before.isdigit() and after.isdigit():
+        return character
+    if character == "-" and after.isdigit() and not before.isalnum():
+        return character
+    if character in _DELETED:
+        return ""
+    return " " if unicodedata.category(character).startswith("P") else character
+
+
+def marked_answer(text: str) -> str | None:
+    r"""Returns what the text itself marks as its answer; None where it marks nothing.
+
+    The last `\boxed{…}`, else what follows the last "Answer:", "The answer is" or "####", up
+    to the end of the line.
+    """
+    boxed = _last_boxed(text)
+    if boxed is not None:
+        return boxed
+    found = None
+    for match in _MARKERS.finditer(text):
+        found = match
+    if found is None:
+        return None
+    line = text[found.end() :].lstrip(_BEFORE).split("\n", 1)[0].rstrip(_AFTER)
+    if len(line) > 1 and line[0] == line[-1] == "$":
+        line = line[1:-1].strip()
+    return line or None
+
+
+def _last_boxed(text: str) -> str | None:
+    last = None
+    for match in _BOXED.finditer(text):
+        last = match
+    if last is None:
+        return None
+    depth = 1
+    for index in range(last.end(), len(text)):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
+        if depth == 0:
+            return text[last.end() : index].strip() or None
+    return None
+
+
+def final_answers(text: str) -> list[str]:
+    """Returns the readings of what a text answers: all of it, its marked part, and that part's
+    first sentence."""
+    marked = marked_answer(text)
+    if marked is None:
+        return [text]
+    sentence = re.split(r"[.;!?] ", marked, maxsplit=1)[0]
+    return [text, marked, sentence]

@@ -1,0 +1,87 @@
+"""What a run may spend: the worst case of a call is set aside before it is sent."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import anyio
+
+
+class BudgetSpentError(Exception):
+    """The next call might cost more than is left, and no call that is out can give any back."""
+
+    def __init__(self, limit: str) -> None:
+        super().__init__(limit)
+        self.limit = limit
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Tokens and US dollars."""
+
+    tokens: int = 0
+    usd: float = 0.0
+
+
+@dataclass(slots=True)
+class Budget:
+    """Limits on all calls of a run together. Amounts that were spent earlier count."""
+
+    usd: float = math.inf
+    tokens: float = math.inf
+    minutes: float = math.inf
+    spent: Cost = Cost()
+    unconfirmed: Cost = Cost()
+    """Of the spent: worst cases of calls that broke off, which may have been billed."""
+    clock: Callable[[], float] = time.monotonic
+    reserved: Cost = Cost()
+    num_reserved: int = 0
+    _freed: anyio.Event = field(default_factory=anyio.Event)
+    _started: float | None = None
+
+    async def reserve(self, worst: Cost) -> None:
+        """Sets the worst case aside, or waits until enough has come back.
+
+        Raises BudgetSpentError if it never will.
+        """
+        if self._started is None:
+            self._started = self.clock()
+        while (limit := self._exceeded(worst)) is not None:
+            if not self.num_reserved or limit == "max_minutes":
+                raise BudgetSpentError(limit)
+            self._freed = anyio.Event()
+            await self._freed.wait()
+        self.reserved = _sum(self.reserved, worst)
+        self.num_reserved += 1
+
+    def settle(self, worst: Cost, actual: Cost) -> None:
+        """Puts what a call did cost in the place of what was set aside for it."""
+        self.spent = _sum(self.spent, actual)
+        self._release(worst)
+
+    def settle_unconfirmed(self, worst: Cost) -> None:
+        """Counts the worst case of a call that broke off after it was sent."""
+        self.unconfirmed = _sum(self.unconfirmed, worst)
+        self.settle(worst, worst)
+
+    def _release(self, worst: Cost) -> None:
+        self.num_reserved -= 1
+        # From whole tokens and no rounding left over, so that nothing adds up over a long run.
+        usd = self.reserved.usd - worst.usd if self.num_reserved else 0.0
+        self.reserved = Cost(self.reserved.tokens - worst.tokens, usd)
+        self._freed.set()
+
+    def _exceeded(self, worst: Cost) -> str | None:
+        wanted = _sum(_sum(self.spent, self.reserved), worst)
+        if wanted.usd > self.usd:
+            return "budget_usd"
+        if wanted.tokens > self.tokens:
+            return "max_total_tokens"
+        if self._started is not None and self.clock() - self._started >= self.minutes * 60:
+            return "max_minutes"
+        return None
+
+
+def _sum(one: Cost, other: Cost) -> Cost:
+    return Cost(one.tokens + other.tokens, one.usd + other.usd)

@@ -1,0 +1,105 @@
+"""What tokens cost: prices that providers list, and those a project adds in prices.yml."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from stillroom.errors import InputError
+from stillroom.settings import Workspace
+from stillroom.types import Usage
+
+PRICES_AS_OF = "2025-12"
+"""When the table below was written down; prices.yml in the workspace overrides it."""
+PRICES_FILE = "prices.yml"
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars per million tokens."""
+
+    prompt: float
+    completion: float
+
+    def of(self, usage: Usage) -> float:
+        """Returns what this usage costs, in US dollars."""
+        total = self.prompt * usage.prompt_tokens + self.completion * usage.completion_tokens
+        return total / _MILLION
+
+
+FREE = Price(0.0, 0.0)
+
+_LISTED: dict[str, Price] = {
+    "gpt-4o": Price(2.5, 10),
+    "gpt-4o-mini": Price(0.15, 0.6),
+    "gpt-4.1": Price(2, 8),
+    "gpt-4.1-mini": Price(0.4, 1.6),
+    "gpt-4.1-nano": Price(0.1, 0.4),
+    "gpt-5": Price(1.25, 10),
+    "gpt-5-mini": Price(0.25, 2),
+    "gpt-5-nano": Price(0.05, 0.4),
+    "gpt-5-pro": Price(15, 120),
+    "o3": Price(2, 8),
+    "o4-mini": Price(1.1, 4.4),
+    "claude-opus-4-5": Price(5, 25),
+    "claude-sonnet-4-5": Price(3, 15),
+    "claude-haiku-4-5": Price(1, 5),
+    "gemini-2.5-pro": Price(2.5, 15),
+    "gemini-2.5-flash": Price(0.3, 2.5),
+    "gemini-2.5-flash-lite": Price(0.1, 0.4),
+}
+"""List prices by model; where a price has steps, the highest."""
+
+
+def price_for(workspace: Workspace, model: str) -> Price | None:
+    """Returns the price of a model, or None where nobody says it.
+
+    Raises InputError if prices.yml is there and not as it must be.
+    """
+    own = _own_prices(workspace)
+    return own.get(model) or _LISTED.get(_plain_name(model))
+
+
+def known_price(workspace: Workspace, model: str) -> Price:
+    """Returns the price of a model, which a budget in dollars needs.
+
+    Raises InputError where nobody says it.
+    """
+    price = price_for(workspace, model)
+    if price is not None:
+        return price
+    raise InputError(
+        f"budget_usd needs the price of {model!r}, which is not in the table of {PRICES_AS_OF}",
+        f"write it to {workspace.root / PRICES_FILE}, in US dollars per million tokens: "
+        f'"{model}": {{input: 0.15, output: 0.60}}',
+    )
+
+
+def _plain_name(model: str) -> str:
+    """Returns a model's name without its maker and date: openai/gpt-5-2025-08-07 -> gpt-5."""
+    name = model.rpartition("/")[2]
+    name = re.sub(r"-(\d{8}|\d{4}-\d{2}-\d{2}|latest)$", "", name)
+    return re.sub(r"(?<=-\d)\.(?=\d$)", "-", name) if name.startswith("claude") else name
+
+
+def _own_prices(workspace: Workspace) -> dict[str, Price]:
+    path = workspace.root / PRICES_FILE
+    if not path.exists():
+        return {}
+    try:
+        read: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        return {str(model): _own_price(entry) for model, entry in read.items()}
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{path} cannot be read: {error}",
+            'write lines such as "my-model": {input: 0.15, output: 0.60}',
+        ) from error
+
+
+def _own_price(entry: dict[str, Any]) -> Price:
+    price = Price(float(entry["input"]), float(entry["output"]))
+    if not (price.prompt >= 0 and price.completion >= 0):
+        raise ValueError("a price is not a number of dollars")
+    return price

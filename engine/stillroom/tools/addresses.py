@@ -1,0 +1,282 @@
+"""Which addresses the browser may reach: the public web, and what a user allows by name.
+
+Two checks, and both must pass: of the host as it is written, and of every address it resolves to.
+Only whoever dials can apply the second one, to the very address that is dialled.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from urllib.parse import urlsplit
+
+import idna
+
+from stillroom.errors import InputError
+
+IPAddress = IPv4Address | IPv6Address
+IPNetwork = IPv4Network | IPv6Network
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+# Source: https://fetch.spec.whatwg.org/#port-blocking
+# fmt: off
+UNSAFE_PORTS = frozenset({
+    0, 1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101,
+    102, 103, 104, 109, 110, 111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179, 389, 427,
+    465, 512, 513, 514, 515, 526, 530, 531, 532, 540, 548, 554, 556, 563, 587, 601, 636, 989, 990,
+    993, 995, 1719, 1720, 1723, 2049, 3659, 4045, 4190, 5060, 5061, 6000, 6566, 6665, 6666, 6667,
+    6668, 6669, 6679, 6697, 10080,
+})
+# fmt: on
+
+# Source: https://www.iana.org/assignments/iana-ipv4-special-registry. A list, as
+# `ipaddress.is_global` lets some of these pass, and others depending on Python's version.
+_REFUSED_V4 = {
+    "0.0.0.0/8": "an unspecified address",
+    "10.0.0.0/8": "a private address",
+    "100.64.0.0/10": "an address of a carrier's own network",
+    "127.0.0.0/8": "a loopback address",
+    "168.63.129.16/32": "a cloud's metadata endpoint",
+    "169.254.0.0/16": "a link-local or metadata address",
+    "172.16.0.0/12": "a private address",
+    "192.0.0.0/24": "a reserved address",
+    "192.0.2.0/24": "a reserved address",
+    "192.31.196.0/24": "a reserved address",
+    "192.52.193.0/24": "a reserved address",
+    "192.88.99.0/24": "a 6to4 relay",
+    "192.168.0.0/16": "a private address",
+    "192.175.48.0/24": "a reserved address",
+    "198.18.0.0/15": "a reserved address",
+    "198.51.100.0/24": "a reserved address",
+    "203.0.113.0/24": "a reserved address",
+    "224.0.0.0/4": "a multicast address",
+    "240.0.0.0/4": "a reserved address",
+}
+# The only IPv6 addresses of the public internet, less the blocks that follow.
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
+# Source: https://www.iana.org/assignments/iana-ipv6-special-registry
+_REFUSED_V6 = {
+    "::/128": "an unspecified address",
+    "::1/128": "a loopback address",
+    "::ffff:0:0/96": "an IPv4 address in IPv6",
+    "64:ff9b::/96": "a NAT64 address",
+    "64:ff9b:1::/48": "a NAT64 address",
+    "2001::/32": "a Teredo address",
+    "2001::/23": "a reserved address",
+    "2001:db8::/32": "a reserved address",
+    "2002::/16": "a 6to4 address",
+    "2620:4f:8000::/48": "a reserved address",
+    "3ffe::/16": "a reserved address",
+    "3fff::/20": "a reserved address",
+    "fc00::/7": "a private address",
+    "fe80::/10": "a link-local address",
+    "fec0::/10": "a private address",
+    "ff00::/8": "a multicast address",
+}
+_REFUSED: list[tuple[IPNetwork, str]] = [
+    (ip_network(block), what) for block, what in (_REFUSED_V4 | _REFUSED_V6).items()
+]
+# What an allowed *name* may still not lead to: nobody means these by a name.
+_NEVER_BY_NAME = tuple(
+    ip_network(block)
+    for block in (
+        "0.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4",
+        "::/128", "fd00:ec2::/32", "fd20:ce::/32", "fe80::/10", "ff00::/8",
+    )
+)  # fmt: skip
+
+_LOCAL_SUFFIXES = (
+    "localhost", "localdomain", "local", "internal", "intranet", "private", "corp", "home", "lan",
+    "home.arpa", "onion",
+)  # fmt: skip
+
+_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+# Browsers read a host that ends so as an IPv4 address, whatever comes before.
+_NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_PLAIN_IPV4 = re.compile(r"(0|[1-9][0-9]{0,2})(\.(0|[1-9][0-9]{0,2})){3}")
+_AUTHORITY = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(:(?P<port>[0-9]{1,5}))?", re.ASCII)
+_ISATAP = frozenset({0x00005EFE, 0x02005EFE})
+
+
+class AddressRefusedError(Exception):
+    """An address that may not be reached; the text is meant for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a request goes: a host that passed the check of its spelling, and a port."""
+
+    host: str
+    """A name in lower case or an IP address, without brackets."""
+    port: int
+
+    @property
+    def address(self) -> IPAddress | None:
+        """The host as an IP address; None for a name."""
+        return _parse_ip(self.host)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class AddressPolicy:
+    """Says what may be reached. Raises AddressRefusedError for everything else.
+
+    allow: what may be reached besides the public web, each as `host`, `host:port` or a CIDR block.
+    A host is allowed as it is spelled, so another name for the same address is not; a block
+    is allowed under every name.
+    """
+
+    def __init__(self, allow: Iterable[str] = ()) -> None:
+        self._networks: list[IPNetwork] = []
+        self._hosts: set[tuple[str, int | None]] = set()
+        for entry in allow:
+            self._add(entry)
+
+    def check_url(self, url: str) -> Target:
+        """Returns where a URL leads, if its spelling may be followed at all."""
+        if not url.isprintable() or "\\" in url or url != url.strip() or " " in url:
+            raise AddressRefusedError("the URL has a blank, backslash or control character in it")
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise AddressRefusedError(f"this is no URL: {error}") from error
+        if parts.scheme not in _DEFAULT_PORTS:
+            raise AddressRefusedError("only whole URLs with http:// or https:// can be opened")
+        if "@" in parts.netloc:
+            raise AddressRefusedError("a URL with a user name or password in it is not opened")
+        return self.check_authority(parts.netloc, default_port=_DEFAULT_PORTS[parts.scheme])
+
+    def check_authority(self, authority: str, *, default_port: int | None) -> Target:
+        """Returns the target of `host[:port]`, as it stands in a URL."""
+        found = _AUTHORITY.fullmatch(authority)
+        port = (found["port"] or default_port) if found else None
+        if not found or port is None:
+            raise AddressRefusedError("the host is not written as host:port")
+        return self.check_target(found["host"], int(port))
+
+    def check_target(self, host: str, port: int) -> Target:
+        """Returns the target of a host (an IPv6 address in brackets) and a port."""
+        target = Target(_canonical_host(host), port)
+        # No list allows these: browsers do not speak to them either.
+        if port in UNSAFE_PORTS or not 0 < port < 65536:
+            raise AddressRefusedError(f"port {port} is not one for web pages")
+        address = target.address
+        if address is not None:
+            self.check_address(address, target)
+        elif not self._is_named(target):
+            _check_public_name(target.host)
+        return target
+
+    def check_address(self, address: IPAddress | str, target: Target) -> IPAddress:
+        """Returns one address that `target` resolved to, if it may be dialled."""
+        parsed = _parse_ip(address) if isinstance(address, str) else address
+        if parsed is None:
+            raise AddressRefusedError(f"{target.host} resolves to no IP address")
+        if any(parsed in network for network in self._networks):
+            return parsed
+        if self._is_named(target) and (
+            target.address is not None or not any(parsed in block for block in _NEVER_BY_NAME)
+        ):
+            return parsed
+        reason = why_not_public(parsed)
+        if reason is not None:
+            shown = f"{target.host} is" if target.address else f"{target.host} leads to"
+            raise AddressRefusedError(f"{shown} {reason}, not part of the public web")
+        return parsed
+
+    def _is_named(self, target: Target) -> bool:
+        return not self._hosts.isdisjoint({(target.host, None), (target.host, target.port)})
+
+    def _add(self, entry: str) -> None:
+        try:
+            if "/" in entry:
+                self._networks.append(ip_network(entry))
+                return
+            # An IPv6 address without brackets is a host as well.
+            authority = f"[{entry}]" if _parse_ip(entry) and ":" in entry else entry
+            found = _AUTHORITY.fullmatch(authority)
+            if not found:
+                raise ValueError("it is neither")
+            port = int(found["port"]) if found["port"] else None
+            self._hosts.add((_canonical_host(found["host"]), port))
+        except (ValueError, AddressRefusedError) as error:
+            raise InputError(
+                f"{entry!r} is no address to allow: {error}",
+                "write a host such as `wiki.internal` or `127.0.0.1:8000`, or a block such as "
+                "`10.1.0.0/16`",
+            ) from error
+
+
+def why_not_public(address: IPAddress) -> str | None:
+    """Returns what an address is instead of a public one; None for a public one."""
+    for network, what in _REFUSED:
+        if address in network:
+            return what
+    if isinstance(address, IPv6Address):
+        if address.scope_id is not None:
+            return "an address with a zone"
+        if address not in _GLOBAL_UNICAST:
+            return "a reserved address"
+        if (int(address) >> 32) & 0xFFFFFFFF in _ISATAP:
+            return "an ISATAP address"
+    return None
+
+
+def _canonical_host(host: str) -> str:
+    """Returns the host in the one spelling that is used from here on; refuses odd spellings."""
+    if host.startswith("["):
+        return _canonical_ipv6(host)
+    name = host.lower()
+    if not name.isascii():
+        name = _ascii_name(name)
+    labels = name.split(".")
+    if _NUMERIC_LABEL.fullmatch(labels[-1]):
+        if not _PLAIN_IPV4.fullmatch(name) or _parse_ip(name) is None:
+            raise AddressRefusedError("the host is an oddly written IP address")
+        return name
+    if name.endswith("."):
+        raise AddressRefusedError("the host ends with a dot")
+    if len(name) > 253 or not all(map(_LABEL.fullmatch, labels)):
+        raise AddressRefusedError("the host is no valid name")
+    return name
+
+
+def _canonical_ipv6(host: str) -> str:
+    address = _parse_ip(host[1:-1])
+    if not isinstance(address, IPv6Address) or address.scope_id is not None:
+        raise AddressRefusedError("the host is no plain IPv6 address")
+    return str(address)
+
+
+def _ascii_name(name: str) -> str:
+    # Full-width and circled letters and digits are other ways to write ASCII, of no honest use.
+    if unicodedata.normalize("NFKC", name).isascii():
+        raise AddressRefusedError("the host is written with look-alikes of ASCII characters")
+    try:
+        return idna.encode(name, uts46=True).decode("ascii")
+    except UnicodeError as error:
+        raise AddressRefusedError(f"the host is no valid name: {error}") from error
+
+
+def _check_public_name(name: str) -> None:
+    if "." not in name and name != "localhost":
+        raise AddressRefusedError(f"{name} is a name of a local network, not of the public web")
+    if any(name == suffix or name.endswith(f".{suffix}") for suffix in _LOCAL_SUFFIXES):
+        raise AddressRefusedError(f"{name} is a local name, not part of the public web")
+
+
+def _parse_ip(text: str) -> IPAddress | None:
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None

@@ -1,0 +1,172 @@
+"""The commands of Docker, or of Podman, that rollouts need."""
+
+import hashlib
+import shutil
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from stillroom.errors import InputError
+
+INFO_TIMEOUT_S = 30.0
+COMMAND_TIMEOUT_S = 120.0
+# Building an image or fetching one of several GB.
+IMAGE_TIMEOUT_S = 3600.0
+MCP_PORT = 8931
+RUN_LABEL = "stillroom.run"
+LOCAL = "local/"
+
+
+class DockerError(Exception):
+    """A command of the engine failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A running container, and where its MCP server is reached."""
+
+    name: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class DockerEngine:
+    """An engine that answers. Its containers carry the run's id, so that leftovers are found."""
+
+    executable: str
+    run_id: str
+
+    async def check(self) -> None:
+        """Raises DockerError if the engine does not answer."""
+        await self._run(["info"], timeout_s=INFO_TIMEOUT_S)
+
+    async def prepare_image(self, docker: str, *, folder: Path) -> str:
+        """Builds or fetches what a row's `docker` means and returns the image to run.
+
+        Raises:
+            InputError: there is no such Dockerfile or image, or it cannot be built.
+        """
+        if not docker.startswith(LOCAL):
+            return await self._fetch(docker)
+        name = docker.removeprefix(LOCAL)
+        file = folder / f"Dockerfile.{name}"
+        if not name or "/" in name or not file.is_file():
+            raise InputError(
+                f"docker: {docker!r} means the file {file}, which does not exist",
+                "write that Dockerfile, or name an image",
+            )
+        # Other projects have files of the same name.
+        where = hashlib.sha256(str(file.absolute()).encode()).hexdigest()[:12]
+        image = f"stillroom-local/{name.lower()}-{where}"
+        command = ["build", "--quiet", "--tag", image, "--file", str(file), str(folder)]
+        try:
+            await self._run(command, timeout_s=IMAGE_TIMEOUT_S)
+        except DockerError as error:
+            raise InputError(
+                f"{file} could not be built: {error}",
+                f"run `{self.executable} build -f {file} {folder}` and mend what it reports",
+            ) from error
+        return image
+
+    async def _fetch(self, image: str) -> str:
+        try:
+            await self._run(["image", "inspect", image])
+        except DockerError:
+            try:
+                await self._run(["pull", "--quiet", image], timeout_s=IMAGE_TIMEOUT_S)
+            except DockerError as error:
+                raise InputError(
+                    f"docker: the image {image!r} is not here and cannot be fetched: {error}",
+                    f"check its name, or run `{self.executable} pull {image}` yourself",
+                ) from error
+        return image
+
+    async def remove_leftovers(self) -> None:
+        """Removes the containers that a killed process of this run left behind."""
+        listed = await self._run(["ps", "-aq", "--filter", f"label={RUN_LABEL}={self.run_id}"])
+        if names := listed.split():
+            await self._run(["rm", "--force", *names])
+
+    @asynccontextmanager
+    async def container(self, image: str, env: Mapping[str, str]) -> AsyncGenerator[Container]:
+        """Runs a container and removes it, also when cancelled.
+
+        Raises:
+            DockerError: it does not start.
+        """
+        name = f"stillroom-{uuid.uuid4().hex}"
+        variables = [word for key, value in env.items() for word in ("--env", f"{key}={value}")]
+        # On the loopback only: what runs in there is for this machine's rollouts.
+        ports = ["--publish", f"127.0.0.1::{MCP_PORT}"]
+        label = ["--label", f"{RUN_LABEL}={self.run_id}"]
+        try:
+            # Cut off, the engine could still start it after it was removed.
+            with anyio.CancelScope(shield=True):
+                await self._run(
+                    ["run", "--detach", "--name", name, *label, *ports, *variables, image]
+                )
+            port = (await self._run(["port", name, f"{MCP_PORT}/tcp"])).split("\n")[0]
+            yield Container(name, f"http://localhost:{port.rpartition(':')[2]}/mcp")
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._remove(name)
+
+    async def _remove(self, name: str) -> None:
+        try:
+            await self._run(["rm", "--force", "--volumes", name])
+        except DockerError:
+            # Found by its label when the run is started again.
+            return
+
+    async def last_words(self, container: Container) -> str | None:
+        """Returns the end of its log if the container has stopped, else None."""
+        state = ["inspect", "--format", "{{.State.Running}}", container.name]
+        if (await self._run(state)).strip() == "true":
+            return None
+        return (await self._run(["logs", "--tail", "20", container.name])).strip()
+
+    async def _run(self, arguments: Sequence[str], *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """Returns what a command prints. Raises DockerError if it fails."""
+        try:
+            with anyio.fail_after(timeout_s):
+                done = await anyio.run_process([self.executable, *arguments], check=False)
+        except (TimeoutError, OSError) as error:
+            reason = str(error) or f"no answer within {timeout_s:g} s"
+            raise DockerError(f"`{Path(self.executable).name} {arguments[0]}`: {reason}") from error
+        out, err = (part.decode("utf-8", errors="replace") for part in (done.stdout, done.stderr))
+        if done.returncode != 0:
+            raise DockerError(
+                f"`{Path(self.executable).name} {arguments[0]}` ended with code "
+                f"{done.returncode}: {(err or out).strip()[-2000:]}"
+            )
+        # A container's log has both.
+        return out + err if arguments[0] == "logs" else out
+
+
+class NoEngineError(Exception):
+    """There is no engine; the text says why."""
+
+
+async def find_engine(run_id: str) -> DockerEngine:
+    """Returns Docker, else Podman, if one is installed and answers.
+
+    Raises:
+        NoEngineError: neither does.
+    """
+    reasons: list[str] = []
+    for name in ("docker", "podman"):
+        executable = shutil.which(name)
+        if executable is None:
+            continue
+        engine = DockerEngine(executable, run_id)
+        try:
+            await engine.check()
+        except DockerError as error:
+            reasons.append(str(error))
+        else:
+            return engine
+    raise NoEngineError("; ".join(reasons) or "neither Docker nor Podman is installed")
