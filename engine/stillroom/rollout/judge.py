@@ -200,7 +200,7 @@ def rubric_text(workspace: Workspace, given: str) -> str:
     """
     text = given
     if re.fullmatch(r"[^\n]{1,400}\.(?:md|txt)", given.strip()):
-        path = workspace.existing(given.strip(), what="judge_rubric")
+        path = workspace.existing(given.strip(), what="rubric")
         try:
             if path.stat().st_size > _MAX_RUBRIC_BYTES:
                 raise InputError(f"{path} is over 1 MB", "give a shorter rubric")
@@ -211,7 +211,7 @@ def rubric_text(workspace: Workspace, given: str) -> str:
             ) from error
     if not text.strip():
         raise InputError(
-            "the rubric of the judge is empty", "write what makes an answer good in judge_rubric"
+            "the rubric of the judge is empty", "write what makes an answer good at `rubric`"
         )
     return text
 

@@ -1,11 +1,13 @@
-"""Which judge a request asks for; the fields are the same wherever rollouts are judged."""
+"""Which judge a request asks for; a judge is described in a file, the same for every operation."""
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stillroom.errors import InputError
 from stillroom.rollout.judge import Judge, JudgeSees, ReplyFormat, rubric_text
@@ -14,8 +16,11 @@ from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget
 from stillroom.teachers.openai_http import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.pricing import price_for
-from stillroom.teachers.providers import endpoint_for
+from stillroom.teachers.providers import Endpoint, endpoint_for
 from stillroom.types import SampledTurn, SamplingSettings
+from stillroom.validation import describe_errors
+
+NO_JUDGE = "none"
 
 
 class JudgeOptions(BaseModel):
@@ -27,26 +32,9 @@ class JudgeOptions(BaseModel):
         Literal["contained", "exact", "normalised", "numeric", "choice"],
         Field(description="How expected_answer is compared; a row's metadata.answer_match wins"),
     ] = "contained"
-    judge_model: Annotated[
-        str | None, Field(description="Model that judges by judge_rubric; none: no judge")
-    ] = None
-    judge_rubric: Annotated[
-        str | None, Field(description="What makes an answer good: text, or a .md or .txt file")
-    ] = None
-    judge_provider: Literal[
-        "openai", "openrouter", "anthropic", "google", "vllm", "sglang", "ollama"
-    ] = "openai"
-    judge_base_url: Annotated[str | None, Field(description="OpenAI-compatible endpoint")] = None
-    judge_api_key_env: Annotated[
-        str | None, Field(description="NAME of the environment variable with the key")
-    ] = None
-    judge_sees: Annotated[
-        JudgeSees, Field(description="The final answer alone, or also the turns and tool replies")
-    ] = "answer"
-    judge_reply_format: Annotated[
-        ReplyFormat, Field(description="What the endpoint can enforce; the reply is always checked")
-    ] = "json_schema"
-    judge_max_tokens: Annotated[int, Field(ge=64, description="Per reply")] = 1024
+    judge: Annotated[
+        str, Field(description="judge.yml with model and rubric of a judging model, or none")
+    ] = NO_JUDGE
 
     @property
     def default_match(self) -> AnswerMatch:
@@ -54,23 +42,38 @@ class JudgeOptions(BaseModel):
         return AnswerMatch(self.answer_match)
 
 
-def check_judge(workspace: Workspace, options: JudgeOptions) -> None:
-    """Raises InputError for a judge that cannot work, before anything is spent."""
-    if (options.judge_model is None) != (options.judge_rubric is None):
-        missing = "judge_rubric" if options.judge_rubric is None else "judge_model"
-        raise InputError(
-            f"a judge needs judge_model and judge_rubric, and {missing} is missing",
-            f"give {missing}, or leave both out",
-        )
-    if options.judge_rubric is None:
-        return
-    rubric_text(workspace, options.judge_rubric)
-    endpoint_for(
-        workspace,
-        options.judge_provider,
-        base_url=options.judge_base_url,
-        api_key_env=options.judge_api_key_env,
+class JudgeFile(BaseModel):
+    """What judge.yml holds: a model that judges answers, and by what."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    rubric: str
+    """What makes an answer good: text, or the name of a .md or .txt file."""
+    provider: Literal["openai", "openrouter", "anthropic", "google", "vllm", "sglang", "ollama"] = (
+        "openai"
     )
+    base_url: str | None = None
+    api_key_env: str | None = None
+    """The name of the environment variable with the key."""
+    sees: JudgeSees = "answer"
+    """The final answer alone, or also the turns and tool replies."""
+    reply_format: ReplyFormat = "json_schema"
+    """What the endpoint can enforce; the reply is always checked."""
+    max_tokens: Annotated[int, Field(ge=64)] = 1024
+    """Of a reply."""
+
+
+def check_judge(workspace: Workspace, options: JudgeOptions) -> JudgeFile | None:
+    """Returns the judge that was asked for, with the text of its rubric; None if none was.
+
+    Raises InputError for one that cannot work, before anything is spent.
+    """
+    if options.judge == NO_JUDGE:
+        return None
+    judge = _read(workspace.existing(options.judge, what="judge"))
+    _endpoint(workspace, judge)
+    return judge.model_copy(update={"rubric": rubric_text(workspace, judge.rubric)})
 
 
 async def open_judge(
@@ -84,30 +87,44 @@ async def open_judge(
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Judge | None:
     """Returns the judge that was asked for; None if none was. Its calls count in the budget."""
-    check_judge(workspace, options)
-    if options.judge_model is None or options.judge_rubric is None:
+    asked = check_judge(workspace, options)
+    if asked is None:
         return None
-    endpoint = endpoint_for(
-        workspace,
-        options.judge_provider,
-        base_url=options.judge_base_url,
-        api_key_env=options.judge_api_key_env,
-    )
+    endpoint = _endpoint(workspace, asked)
     teacher = await stack.enter_async_context(
         OpenAITeacher(
             endpoint,
-            options.judge_model,
-            SamplingSettings(temperature=0.0, max_tokens=options.judge_max_tokens),
+            asked.model,
+            SamplingSettings(temperature=0.0, max_tokens=asked.max_tokens),
             key=workspace.read_key(endpoint.api_key_env) if endpoint.api_key_env else None,
             calls=CallSettings(timeout_s=timeout_s),
-            spending=Spending(price_for(workspace, options.judge_model), budget or Budget()),
+            spending=Spending(price_for(workspace, asked.model), budget or Budget()),
             transport=transport,
         )
     )
     return Judge(
         teacher,
-        rubric_text(workspace, options.judge_rubric),
-        sees=options.judge_sees,
-        reply_format=options.judge_reply_format,
+        asked.rubric,
+        sees=asked.sees,
+        reply_format=asked.reply_format,
         on_turn=on_turn,
+    )
+
+
+def _read(path: Path) -> JudgeFile:
+    try:
+        raw: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return JudgeFile.model_validate(raw)
+    except ValidationError as error:
+        problem = describe_errors(error, JudgeFile)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problem = f"not readable: {error}"
+    raise InputError(
+        f"the judge {path}: {problem}", "write `model: …` and `rubric: what makes an answer good`"
+    )
+
+
+def _endpoint(workspace: Workspace, judge: JudgeFile) -> Endpoint:
+    return endpoint_for(
+        workspace, judge.provider, base_url=judge.base_url, api_key_env=judge.api_key_env
     )

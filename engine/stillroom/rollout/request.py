@@ -9,7 +9,6 @@ from stillroom.data.formats import Task
 from stillroom.errors import InputError
 from stillroom.files import file_sha256
 from stillroom.models.resolve import ModelLocation, locate_model
-from stillroom.rollout.judge import rubric_text
 from stillroom.rollout.judge_request import JudgeOptions, check_judge
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import FREE, Price, known_price, price_for
@@ -121,8 +120,9 @@ def check_rollouts(workspace: Workspace, request: GenerateRollouts) -> None:
     """Raises InputError for what can be known to be wrong before a process is started."""
     check_rollout_options(workspace, request)
     price_of(workspace, request)
-    if request.judge_model is not None and request.budget_usd is not None:
-        known_price(workspace, request.judge_model)
+    judge = check_judge(workspace, request)
+    if judge is not None and request.budget_usd is not None:
+        known_price(workspace, judge.model)
 
 
 def price_of(workspace: Workspace, options: GenerateRollouts) -> Price | None:
@@ -207,10 +207,6 @@ _SHAPING = (
     "mcp_servers",
     "browse",
     "answer_match",
-    "judge_model",
-    "judge_provider",
-    "judge_base_url",
-    "judge_sees",
 )
 
 
@@ -222,6 +218,6 @@ def fingerprint(
     for kind in ("tools", "rewards"):
         path = user_file(workspace, getattr(options, kind), what=kind)
         shaping[f"{kind}_sha256"] = file_sha256(path) if path else None
-    if options.judge_rubric is not None:
-        shaping["judge_rubric"] = rubric_text(workspace, options.judge_rubric)
+    judge = check_judge(workspace, options)
+    shaping["judge"] = judge and judge.model_dump(mode="json")
     return {**shaping, "input_sha256": file_sha256(prompts), **more}

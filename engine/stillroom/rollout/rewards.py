@@ -141,7 +141,7 @@ class Rewarder:
 def _no_judge(task: Task) -> DataError:
     return DataError(
         f"task {task.task_id} names the reward 'judge', but no judge is given",
-        "give judge_model and judge_rubric, or take the name out of the row's 'rewards'",
+        "give judge=judge.yml, or take the name out of the row's 'rewards'",
     )
 
 

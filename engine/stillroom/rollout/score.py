@@ -20,7 +20,6 @@ from stillroom.lineage import write_manifest
 from stillroom.reporting import Reporter, stop_if_cancelled
 from stillroom.rollout.arena import open_user_pool
 from stillroom.rollout.journal import holds_rollouts
-from stillroom.rollout.judge import rubric_text
 from stillroom.rollout.judge_request import JudgeOptions, check_judge, open_judge
 from stillroom.rollout.request import NO_FILE, user_file
 from stillroom.rollout.rewards import Judgement, Rewarder
@@ -346,9 +345,10 @@ def _settings(workspace: Workspace, request: ScoreRollouts) -> str:
         mode="json",
         exclude={"input", "output", "concurrency", "reward_timeout", "request_timeout"},
     )
-    rubric = request.judge_rubric and rubric_text(workspace, request.judge_rubric)
+    judge = check_judge(workspace, request)
     code = rewards.read_text(encoding="utf-8", errors="replace") if rewards else None
-    return content_hash({**shaping, "judge_rubric": rubric, "rewards": code})
+    described = judge and judge.model_dump(mode="json")
+    return content_hash({**shaping, "judge": described, "rewards": code})
 
 
 def _mean(values: Sequence[float]) -> float | None:

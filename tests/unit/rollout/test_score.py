@@ -26,12 +26,16 @@ from stillroom.settings import Workspace
 from stillroom.types import Usage
 
 JUDGE = {
-    "judge_model": "m",
-    "judge_rubric": "Be right.",
-    "judge_base_url": "http://judge/v1",
-    "judge_reply_format": "none",
+    "model": "m",
+    "rubric": "Be right.",
+    "base_url": "http://judge/v1",
 }
 Answer = Callable[[dict[str, Any]], httpx.Response]
+
+
+def write_judge(folder: Path, judge: dict[str, Any]) -> str:
+    (folder / "judge.yml").write_text(json.dumps(judge), encoding="utf-8")
+    return "judge.yml"
 
 
 def scored(
@@ -40,8 +44,11 @@ def scored(
     *,
     answer: Answer | None = None,
     reporter: KeptReporter | None = None,
+    judge: dict[str, Any] | None = None,
     **options: Any,
 ) -> ScoreResult:
+    if judge is not None:
+        options["judge"] = write_judge(folder, judge)
     request = ScoreRollouts(input=source, **{"output": "scored.jsonl", **options})
 
     async def reply(asked: httpx.Request) -> httpx.Response:
@@ -167,7 +174,7 @@ def test_a_judge_may_judge_and_its_cost_is_counted(tmp_path: Path) -> None:
         is_right = "\n12\n</answer" in content
         return completion(judgement(0.75, "fine") if is_right else judgement(0.25))
 
-    result = scored(tmp_path, answer=answer, concurrency=1, **JUDGE)
+    result = scored(tmp_path, answer=answer, concurrency=1, judge=JUDGE)
 
     assert (result.changed, result.failed, result.judge_calls) == (3, 0, 4)
     assert result.judge_usage == Usage(prompt_tokens=40, completion_tokens=20)
@@ -187,17 +194,17 @@ def test_verdicts_that_were_paid_for_are_not_paid_for_again(tmp_path: Path) -> N
         return completion(judgement(0.5)) if len(asked) <= 4 else refused(401)
 
     with pytest.raises(BaseException) as caught:  # noqa: PT011
-        scored(tmp_path, answer=broken, concurrency=1, **JUDGE)
+        scored(tmp_path, answer=broken, concurrency=1, judge=JUDGE)
     assert isinstance(the_error(caught.value), TeacherError)
     assert not (tmp_path / "scored.jsonl").exists()
 
-    result = scored(tmp_path, answer=lambda _: completion(judgement(1)), concurrency=1, **JUDGE)
+    result = scored(tmp_path, answer=lambda _: completion(judgement(1)), concurrency=1, judge=JUDGE)
 
     assert (result.judge_calls, result.judge_calls_replayed) == (2, 4)
     rewards = [row["reward"] for row in read_rows(tmp_path / "scored.jsonl")]
     assert rewards == [0.5] * 4 + [1.0] * 2
     # Once the output is there, the same command judges anew; so does another rubric.
-    again = scored(tmp_path, answer=lambda _: completion(judgement(1)), **JUDGE)
+    again = scored(tmp_path, answer=lambda _: completion(judgement(1)), judge=JUDGE)
     assert (again.judge_calls, again.judge_calls_replayed) == (6, 0)
 
 
@@ -209,21 +216,21 @@ def test_after_failures_only_those_are_judged_again(tmp_path: Path) -> None:
         is_right = "\n12\n</answer" in body["messages"][1]["content"]
         return completion(judgement(0.5)) if is_right else refused(400)
 
-    first = scored(tmp_path, answer=picky, **JUDGE)
+    first = scored(tmp_path, answer=picky, judge=JUDGE)
     assert (first.changed, first.failed_by_class) == (1, {"bad_request": 1})
     assert [row["reward"] for row in read_rows(tmp_path / "scored.jsonl")] == [0.5, None]
 
-    second = scored(tmp_path, answer=lambda _: completion(judgement(1)), **JUDGE)
+    second = scored(tmp_path, answer=lambda _: completion(judgement(1)), judge=JUDGE)
     assert (second.changed, second.judge_calls, second.judge_calls_replayed) == (2, 1, 1)
-    other = {**JUDGE, "judge_rubric": "Be brief."}
-    assert scored(tmp_path, answer=picky, **other).judge_calls_replayed == 0
+    other = {**JUDGE, "rubric": "Be brief."}
+    assert scored(tmp_path, answer=picky, judge=other).judge_calls_replayed == 0
 
 
 def test_a_damaged_record_is_paid_for_again_and_nothing_else(tmp_path: Path) -> None:
     write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout("12"))])
     (tmp_path / ".scored.jsonl.scores").write_bytes(b'{}\n\xff\n{"settings": "x", "torn')
 
-    result = scored(tmp_path, answer=lambda _: completion(judgement(1)), **JUDGE)
+    result = scored(tmp_path, answer=lambda _: completion(judgement(1)), judge=JUDGE)
 
     assert (result.judge_calls, result.judge_calls_replayed) == (1, 0)
 
@@ -233,7 +240,7 @@ def test_where_no_reward_can_be_computed_nothing_is_written(tmp_path: Path) -> N
     (tmp_path / "scored.jsonl").write_bytes(b"before\n")
 
     with pytest.raises(RunError, match="3 tries"):
-        scored(tmp_path, answer=lambda _: completion("hm"), **JUDGE)
+        scored(tmp_path, answer=lambda _: completion("hm"), judge=JUDGE)
 
     assert (tmp_path / "scored.jsonl").read_bytes() == b"before\n"
 
@@ -278,17 +285,26 @@ def test_what_is_wrong_is_told_before_anything_is_spent(tmp_path: Path) -> None:
         ({"output": "rollouts.jsonl"}, "the input itself"),
         ({"output": "link.jsonl"}, "the input itself"),
         ({"rewards": "missing.py"}, "does not exist"),
-        ({"judge_model": "m"}, "judge_rubric is missing"),
-        ({"judge_rubric": "x"}, "judge_model is missing"),
-        ({**JUDGE, "judge_rubric": "missing.md"}, "does not exist"),
-        ({**JUDGE, "judge_base_url": "judge"}, "not an http"),
-        ({**JUDGE, "judge_api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
+        ({"judge": "missing.yml"}, "does not exist"),
     ):
         request = ScoreRollouts(input="rollouts.jsonl", **{"output": "o.jsonl", **options})
         with pytest.raises(InputError, match=told):
             check_scoring(Workspace(tmp_path), request)
+    for judge, told in (
+        ({"model": "m"}, "rubric"),
+        ({"rubric": "x"}, "model"),
+        ({**JUDGE, "rubrik": "x"}, "did you mean 'rubric'"),
+        ({**JUDGE, "rubric": "missing.md"}, "does not exist"),
+        ({**JUDGE, "rubric": " "}, "empty"),
+        ({**JUDGE, "base_url": "judge"}, "not an http"),
+        ({**JUDGE, "api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
+    ):
+        name = write_judge(tmp_path, judge)
+        request = ScoreRollouts(input="rollouts.jsonl", output="o.jsonl", judge=name)
+        with pytest.raises(InputError, match=told):
+            check_scoring(Workspace(tmp_path), request)
     with pytest.raises(ValidationError):
-        ScoreRollouts(input="a", output="b", judge="m")  # type: ignore[call-arg]
+        ScoreRollouts(input="a", output="b", jugde="m")  # type: ignore[call-arg]
 
 
 def test_an_answer_that_cannot_be_compared_is_told_before_anything_is_spent(
