@@ -17,6 +17,7 @@ from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
+from stillroom_mcp.operations import OPERATIONS
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tools.json"
 TOKEN_LIMIT = 4400
@@ -277,4 +278,4 @@ def test_it_speaks_over_stdio_from_a_folder_with_modules_of_the_same_names(tmp_p
             async with Client(server) as client:
                 return len((await client.list_tools()).tools)
 
-    assert anyio.run(scenario) == 15
+    assert anyio.run(scenario) == len(OPERATIONS)
