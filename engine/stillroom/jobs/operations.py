@@ -1,6 +1,8 @@
 """From a run's request to the stage that does it; heavy libraries load only in here."""
 
 import functools
+import importlib.util
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +27,27 @@ def run_operation(folder: RunFolder, reporter: Reporter) -> Any:
 
             rollouts = GenerateRollouts.model_validate(asked.request)
             work = functools.partial(generate_rollouts, folder=folder.path, reporter=reporter)
-            return anyio.run(work, workspace, rollouts)
+            return _run_async(work, workspace, rollouts)
         case RunKind.EVALUATE:
             from stillroom.evaluate.run import evaluate_model
 
             evaluation = EvaluateModel.model_validate(asked.request)
             work = functools.partial(evaluate_model, folder=folder.path, reporter=reporter)
-            return anyio.run(work, workspace, evaluation)
+            return _run_async(work, workspace, evaluation)
         case RunKind.SCORE:
             from stillroom.rollout.score import ScoreRollouts, score_rollouts
 
             scoring = ScoreRollouts.model_validate(asked.request)
             work = functools.partial(score_rollouts, folder=folder.path, reporter=reporter)
-            return anyio.run(work, workspace, scoring)
+            return _run_async(work, workspace, scoring)
         case RunKind.SFT | RunKind.DPO | RunKind.DISTILL:
             from stillroom.train.run import train
 
             training = StartTraining.model_validate(asked.request)
             return train(workspace, training, folder=folder.path, reporter=reporter)
+
+
+def _run_async(work: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    """Runs a stage that waits for much at once, on the faster event loop where it is there."""
+    has_uvloop = importlib.util.find_spec("uvloop") is not None
+    return anyio.run(work, *arguments, backend_options={"use_uvloop": has_uvloop})

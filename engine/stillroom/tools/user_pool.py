@@ -35,6 +35,7 @@ START_TIMEOUT_S = 60.0
 MAX_LINE_BYTES = 64 << 20
 # A call that waits longer than this for a free worker gets a new one.
 PATIENCE_S = 0.05
+_NUM_PROCESSORS = os.cpu_count() or 1
 
 _REPLY = msgspec.json.Decoder(Ready | Broken | Answer)
 
@@ -66,6 +67,7 @@ class UserPool:
         self._workers: set[_Worker] = set()
         self._num_workers = 0
         self._waiting: deque[_Waiter] = deque()
+        self._asked_at: dict[_Worker, float] = {}
         self._is_wanted = anyio.Event()
         self._growth: anyio.abc.TaskGroup | None = None
         self._ready = Ready(tools=[], rewards=[])
@@ -162,6 +164,7 @@ class UserPool:
 
     async def _ask(self, call: CallTool | CallReward, timeout_s: float) -> Answer:
         worker = await self._borrow()
+        self._asked_at[worker] = time.monotonic()
         try:
             with anyio.fail_after(timeout_s):
                 answer = await worker.ask(call)
@@ -193,6 +196,7 @@ class UserPool:
 
     def _release(self, worker: "_Worker") -> None:
         """Gives the worker to who has waited longest."""
+        self._asked_at.pop(worker, None)
         if self._waiting:
             self._waiting.popleft().serve(worker)
         else:
@@ -216,8 +220,15 @@ class UserPool:
                 self._release(worker)
 
     def _is_patience_over(self) -> bool:
-        has_room = self._num_workers < self._max_workers
-        return has_room and time.monotonic() - self._waiting[0].since >= PATIENCE_S
+        """Whether the first in line has waited long, and another process would help it.
+
+        Beyond one for each processor it helps only where all are waiting for something themselves.
+        """
+        long_ago = time.monotonic() - PATIENCE_S
+        if self._num_workers >= self._max_workers or self._waiting[0].since > long_ago:
+            return False
+        is_stuck = all(asked_at <= long_ago for asked_at in self._asked_at.values())
+        return self._num_workers < _NUM_PROCESSORS or is_stuck
 
     async def _start_worker(self) -> "_Worker":
         # Counted before it is up, so that waiting calls do not start more than allowed.
@@ -232,6 +243,7 @@ class UserPool:
 
     async def _discard(self, worker: "_Worker") -> None:
         self._workers.discard(worker)
+        self._asked_at.pop(worker, None)
         self._num_workers -= 1
         await worker.kill()
 
