@@ -4,25 +4,24 @@ httpx carries the request where it must: through a proxy, or over a transport th
 Everywhere else connections of our own do, as httpx costs several times the CPU per call.
 """
 
+import asyncio
 import select
-import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.lowlevel
 import httptools
 import httpx
-from anyio.abc import ByteStream, SocketAttribute
 
 from stillroom.settings import proxy_for
 
 MAX_BODY_BYTES = 64 << 20
 CONNECT_TIMEOUT_S = 30.0
-_READ_BYTES = 1 << 16
 
 
 class ConnectionFailedError(Exception):
@@ -49,11 +48,12 @@ class HttpReply:
 class HttpChannel(Protocol):
     """Sends one request at a time per caller; any number of callers at once."""
 
-    async def post(self, body: bytes) -> HttpReply:
+    async def post(self, body: bytes, *, timeout_s: float) -> HttpReply:
         """Returns the response to a JSON body.
 
         Raises:
-            ConnectionFailedError: see there. Deadlines are the caller's.
+            TimeoutError: it is not there in time.
+            ConnectionFailedError: see there.
             UnreadableReplyError: see there.
         """
         ...
@@ -86,10 +86,12 @@ class HttpxChannel:
             transport=transport,
         )
 
-    async def post(self, body: bytes) -> HttpReply:
+    async def post(self, body: bytes, *, timeout_s: float) -> HttpReply:
         """Sends the request."""
         try:
-            response = await self._client.post(self._url, content=body)
+            # httpx's own timeout starts again with every byte that comes in.
+            with anyio.fail_after(timeout_s):
+                response = await self._client.post(self._url, content=body)
         except httpx.TimeoutException as error:
             raise TimeoutError(type(error).__name__) from error
         except httpx.ConnectError as error:
@@ -106,7 +108,11 @@ class HttpxChannel:
 
 
 class KeepAliveChannel:
-    """HTTP/1.1 connections of our own: as many as there are callers, used again afterwards."""
+    """HTTP/1.1 connections of our own: as many as there are callers, used again afterwards.
+
+    They are asyncio's protocols, not anyio's streams: with hundreds of calls at once, what the
+    streams do between one read and the next is most of a call's cost.
+    """
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)
@@ -124,124 +130,195 @@ class KeepAliveChannel:
             "content-length: ",
         ]
         self._head = "\r\n".join(lines).encode("latin-1")
-        self._idle: list[ByteStream] = []
+        self._idle: list[_Connection] = []
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
         """The same trust in certificates that httpx has, SSL_CERT_FILE included."""
         return httpx.create_ssl_context()
 
-    async def post(self, body: bytes) -> HttpReply:
+    async def post(self, body: bytes, *, timeout_s: float) -> HttpReply:
         """Sends the request over an idle connection or a new one."""
-        stream = await self._take_idle() or await self._connect()
+        connection = self._take_idle() or await self._connect(timeout_s)
         try:
-            await stream.send(b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
-            response = await _read_response(stream)
-        except (OSError, anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError) as error:
-            await _close(stream)
-            detail = f": {error}" if str(error) else ""
-            raise ConnectionFailedError(f"the connection broke{detail}") from error
+            response = await connection.request(
+                b"%b%d\r\n\r\n%b" % (self._head, len(body), body), timeout_s
+            )
         except BaseException:
             # Its answer may still be on the way, so it can serve no other request.
-            await _close(stream)
+            connection.close()
             raise
         if response.keeps_alive:
-            self._idle.append(stream)
+            self._idle.append(connection)
         else:
-            await _close(stream)
+            connection.close()
         return HttpReply(response.status, response.headers, _decoded(response))
 
     async def aclose(self) -> None:
         """Closes what is idle."""
         while self._idle:
-            await _close(self._idle.pop())
+            self._idle.pop().close()
+        # Closing takes effect in the loop's next round.
+        await anyio.lowlevel.checkpoint()
 
-    async def _take_idle(self) -> ByteStream | None:
+    def _take_idle(self) -> "_Connection | None":
         while self._idle:
-            stream = self._idle.pop()
-            # Something to read before a request was sent is the end, or nothing good.
-            if not _is_readable(stream.extra(SocketAttribute.raw_socket)):
-                return stream
-            await _close(stream)
+            connection = self._idle.pop()
+            if not connection.has_ended():
+                return connection
+            connection.close()
         return None
 
-    async def _connect(self) -> ByteStream:
+    async def _connect(self, timeout_s: float) -> "_Connection":
+        loop = asyncio.get_running_loop()
         try:
-            with anyio.fail_after(CONNECT_TIMEOUT_S):
-                if not self._is_tls:
-                    return await anyio.connect_tcp(self._host, self._port)
-                return await anyio.connect_tcp(
-                    self._host,
-                    self._port,
-                    tls=True,
-                    ssl_context=self._tls,
-                    tls_standard_compatible=False,
+            with anyio.fail_after(min(timeout_s, CONNECT_TIMEOUT_S)):
+                _, connection = await loop.create_connection(
+                    _Connection, self._host, self._port, ssl=self._tls if self._is_tls else None
                 )
         except OSError as error:
             if isinstance(error, TimeoutError):
                 raise
-            reason = error.__cause__ or error
-            message = f"cannot connect to {self._host}:{self._port}: {reason}"
+            message = f"cannot connect to {self._host}:{self._port}: {error}"
             raise NotConnectedError(message) from error
+        return connection
 
 
-@dataclass(slots=True)
+class _Connection(asyncio.Protocol):
+    """One connection and the response it is waiting for."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self._transport: asyncio.WriteTransport | None = None
+        self._response = _Response()
+        self._waiting: asyncio.Future[_Response] | None = None
+
+    async def request(self, data: bytes, timeout_s: float) -> "_Response":
+        """Sends a request and returns the response to it.
+
+        Raises:
+            TimeoutError: there was none in time.
+            ConnectionFailedError, UnreadableReplyError: see there.
+        """
+        loop = asyncio.get_running_loop()
+        self._response, self._waiting = _Response(), loop.create_future()
+        deadline = loop.call_later(timeout_s, self._end, TimeoutError())
+        try:
+            if self._transport is None or self.is_closed:
+                raise ConnectionFailedError("the connection broke")
+            self._transport.write(data)
+            return await self._waiting
+        finally:
+            deadline.cancel()
+            self._waiting = None
+
+    def has_ended(self) -> bool:
+        """Returns whether the server closed it, also where the loop has not noticed yet."""
+        if self._transport is None or self.is_closed:
+            return True
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Ends it at once; a polite TLS goodbye could hang."""
+        self.is_closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
+        self._transport = cast("asyncio.WriteTransport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        if self._waiting is None:
+            # Nobody asked for it, so it would be taken for the next answer.
+            self.close()
+            return
+        response = self._response
+        try:
+            response.feed(data)
+        except httptools.HttpParserError as error:
+            self._end(UnreadableReplyError(f"the answer is not HTTP ({error})"))
+            return
+        if response.is_final:
+            self._finish()
+        elif response.num_bytes > MAX_BODY_BYTES:
+            self._end(UnreadableReplyError(f"the answer is longer than {MAX_BODY_BYTES} bytes"))
+
+    def eof_received(self) -> bool:
+        """Called by asyncio; False closes the transport."""
+        if self._waiting is not None and self._response.ends_with_connection():
+            self._finish()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio."""
+        self.is_closed = True
+        detail = f": {exc}" if exc else ""
+        self._end(ConnectionFailedError(f"the connection broke{detail}"))
+
+    def _finish(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(self._response)
+
+    def _end(self, error: Exception) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(error)
+
+
 class _Response:
     """A response as httptools reads it: the names of its callbacks are given."""
 
-    headers: dict[str, str] = field(default_factory=dict[str, str])
-    parts: list[bytes] = field(default_factory=list[bytes])
-    num_bytes: int = 0
-    has_head: bool = False
-    is_complete: bool = False
-    keeps_alive: bool = False
-    status: int = 0
-    parser: httptools.HttpResponseParser | None = None
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.parts: list[bytes] = []
+        self.num_bytes = 0
+        self.has_head = self.is_complete = self.keeps_alive = False
+        self._parser = httptools.HttpResponseParser(self)
 
-    def on_message_begin(self) -> None:
-        self.headers, self.parts = {}, []
-        self.has_head = self.is_complete = False
+    @property
+    def status(self) -> int:
+        """The status code."""
+        return self._parser.get_status_code()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+    @property
+    def is_final(self) -> bool:
+        """Whether it is there whole; 1xx only announces the real one."""
+        return self.is_complete and self.status >= 200
 
-    def on_headers_complete(self) -> None:
-        self.has_head = True
-
-    def on_body(self, part: bytes) -> None:
-        self.num_bytes += len(part)
-        self.parts.append(part)
-
-    def on_message_complete(self) -> None:
-        self.is_complete = True
-        # Only here does the parser know.
-        self.keeps_alive = self.parser is not None and self.parser.should_keep_alive()
+    def feed(self, data: bytes) -> None:
+        """Reads more of it."""
+        self._parser.feed_data(data)
 
     def ends_with_connection(self) -> bool:
         """Returns whether the body's end is the connection's end, as nothing else says it."""
         is_framed = {"content-length", "transfer-encoding"} & self.headers.keys()
         return self.has_head and not is_framed
 
+    def on_message_begin(self) -> None:
+        """Called by httptools, as are the others."""
+        self.headers, self.parts = {}, []
+        self.has_head = self.is_complete = False
 
-async def _read_response(stream: ByteStream) -> _Response:
-    response = _Response()
-    response.parser = parser = httptools.HttpResponseParser(response)
-    try:
-        # 1xx only announces the real response.
-        while not response.is_complete or parser.get_status_code() < 200:
-            try:
-                data = await stream.receive(_READ_BYTES)
-            except anyio.EndOfStream:
-                if not response.ends_with_connection():
-                    raise
-                break
-            parser.feed_data(data)
-            if response.num_bytes > MAX_BODY_BYTES:
-                raise UnreadableReplyError(f"the answer is longer than {MAX_BODY_BYTES} bytes")
-    except httptools.HttpParserError as error:
-        raise UnreadableReplyError(f"the answer is not HTTP ({error})") from error
-    response.status = parser.get_status_code()
-    return response
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keeps a header."""
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """Remembers that only the body is to come."""
+        self.has_head = True
+
+    def on_body(self, part: bytes) -> None:
+        """Keeps a part of the body."""
+        self.num_bytes += len(part)
+        self.parts.append(part)
+
+    def on_message_complete(self) -> None:
+        """Asks what only here the parser knows."""
+        self.is_complete = True
+        self.keeps_alive = self._parser.should_keep_alive()
 
 
 def _decoded(response: _Response) -> bytes:
@@ -253,14 +330,3 @@ def _decoded(response: _Response) -> bytes:
         return httpx.Response(200, headers=response.headers, content=body).content
     except httpx.DecodingError as error:
         raise UnreadableReplyError(str(error)) from error
-
-
-def _is_readable(raw: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(raw.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
-
-
-async def _close(stream: ByteStream) -> None:
-    # Not a polite TLS goodbye: the other side may be what hangs.
-    await anyio.aclose_forcefully(stream)

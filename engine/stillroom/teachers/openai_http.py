@@ -273,8 +273,7 @@ class OpenAITeacher:
 
     async def _attempt(self, body: bytes) -> SampledTurn | _Retry:
         try:
-            with anyio.fail_after(self.calls.timeout_s):
-                reply = await self._channel.post(body)
+            reply = await self._channel.post(body, timeout_s=self.calls.timeout_s)
         except TimeoutError:
             message = f"no answer within {self.calls.timeout_s:g} s"
             return _Retry(FailureClass.TIMEOUT, message, may_be_billed=True)

@@ -1,5 +1,6 @@
 """The channel against a server that says exactly what a test wants, byte by byte."""
 
+import functools
 import gzip
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -75,7 +76,7 @@ def talk(server: Server, scenario: Callable[[KeepAliveChannel], Awaitable[Any]])
 
 def post_once(*pieces: bytes | None) -> HttpReply:
     async def scenario(channel: KeepAliveChannel) -> HttpReply:
-        return await channel.post(b"{}")
+        return await channel.post(b"{}", timeout_s=5)
 
     return talk(Server(list(pieces)), scenario)
 
@@ -84,7 +85,7 @@ def test_a_request_is_what_a_server_expects() -> None:
     server = Server([OK])
 
     async def scenario(channel: KeepAliveChannel) -> HttpReply:
-        return await channel.post(b'{"a": 1}')
+        return await channel.post(b'{"a": 1}', timeout_s=5)
 
     assert talk(server, scenario) == HttpReply(200, {"content-length": "2"}, b"hi")
     head, body = server.requests[0].split(b"\r\n\r\n")
@@ -155,7 +156,7 @@ def test_one_connection_serves_one_request_after_the_other() -> None:
 
     async def scenario(channel: KeepAliveChannel) -> None:
         for _ in range(3):
-            await channel.post(b"{}")
+            await channel.post(b"{}", timeout_s=5)
 
     talk(server, scenario)
     assert (server.num_connections, len(server.requests)) == (1, 3)
@@ -165,9 +166,9 @@ def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again() -> No
     server = Server([OK, None], [OK])
 
     async def scenario(channel: KeepAliveChannel) -> HttpReply:
-        await channel.post(b"{}")
+        await channel.post(b"{}", timeout_s=5)
         await anyio.wait_all_tasks_blocked()
-        return await channel.post(b"{}")
+        return await channel.post(b"{}", timeout_s=5)
 
     assert talk(server, scenario).body == b"hi"
     assert server.num_connections == 2
@@ -179,7 +180,7 @@ def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
     async def scenario(channel: KeepAliveChannel) -> None:
         async with anyio.create_task_group() as group:
             for _ in range(3):
-                group.start_soon(channel.post, b"{}")
+                group.start_soon(functools.partial(channel.post, b"{}", timeout_s=5))
 
     talk(server, scenario)
     assert server.num_connections == 3
@@ -190,9 +191,9 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one() -> None:
     server = Server([OK[:10]], [OK])
 
     async def scenario(channel: KeepAliveChannel) -> HttpReply:
-        with anyio.move_on_after(0.05):
-            await channel.post(b"{}")
-        return await channel.post(b"{}")
+        with pytest.raises(TimeoutError):
+            await channel.post(b"{}", timeout_s=0.05)
+        return await channel.post(b"{}", timeout_s=5)
 
     assert talk(server, scenario).body == b"hi" != late
     assert server.num_connections == 2
@@ -200,7 +201,7 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one() -> None:
 
 def test_nobody_listening_is_said_plainly(free_tcp_port: int) -> None:
     async def main() -> None:
-        await KeepAliveChannel(f"http://127.0.0.1:{free_tcp_port}/v1", {}).post(b"{}")
+        await KeepAliveChannel(f"http://127.0.0.1:{free_tcp_port}/v1", {}).post(b"{}", timeout_s=5)
 
     with pytest.raises(ConnectionFailedError, match=f"cannot connect to 127.0.0.1:{free_tcp_port}"):
         run_async(main)
@@ -232,7 +233,7 @@ def test_a_transport_that_is_given_is_used() -> None:
     async def main() -> HttpReply:
         channel = open_channel("http://teacher.test/v1", {}, transport=transport)
         try:
-            return await channel.post(b"{}")
+            return await channel.post(b"{}", timeout_s=5)
         finally:
             await channel.aclose()
 
