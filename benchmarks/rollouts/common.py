@@ -65,5 +65,15 @@ def write_project(folder: Path, num_prompts: int) -> None:
     (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def ours(folder: Path, base_url: str, **options: Any) -> dict[str, Any]:
+    """Runs one rollout run of ours in a process of its own and returns its figures."""
+    command = [sys.executable, str(HERE / "ours.py"), str(folder), base_url, json.dumps(options)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("@@")]
+    if not lines:
+        raise SystemExit(done.stderr)
+    return json.loads(lines[-1][2:])
+
+
 def report(**figures: Any) -> None:
     print(json.dumps(figures), flush=True)

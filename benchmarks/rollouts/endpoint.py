@@ -16,6 +16,10 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
+
+FAULTS = ("500", "truncated", "malformed", "hang", None)
+UNUSED = random.Random(0)
 REASONS = {
     200: b"OK",
     400: b"Bad Request",
@@ -87,6 +91,10 @@ class Endpoint:
             },
         }
 
+    def bill(self, reply: bytes) -> None:
+        for name, count in msgspec.json.decode(reply)["usage"].items():
+            self.counts[name] += count
+
     def refusal(self, body: bytes, num_tokens: int) -> tuple[float, str] | None:
         """How long to wait and why, or None where the request is let in."""
         options, now = self.options, time.monotonic()
@@ -124,9 +132,9 @@ def answer(request: dict, options: argparse.Namespace, draw: random.Random) -> d
         hashlib.blake2b(str(messages[1]["content"]).encode(), digest_size=4).digest(), "big"
     )
     message: dict = {"role": "assistant", "content": None}
-    if turn < options.turns:
+    if turn < options.turns and request.get("tools"):
         arguments = json.dumps({"query": f"item {number % 1000} step {turn}"})
-        if draw.random() < options.bad_arguments:
+        if options.bad_arguments and draw.random() < options.bad_arguments:
             arguments = arguments[:-3]
         function = {"name": request["tools"][0]["function"]["name"], "arguments": arguments}
         message["tool_calls"] = [
@@ -189,7 +197,9 @@ class Connection(asyncio.Protocol):
             error = json.dumps({"error": {"message": why, "type": "rate_limit_exceeded"}}).encode()
             return self.transport.write(response(429, error, b"retry-after: %.3f\r\n" % wait))
         key = hashlib.blake2b(body, digest_size=8).digest()
-        draw = random.Random(int.from_bytes(key, "big") + options.seed + endpoint.attempts[key])
+        draw = UNUSED
+        if options.draws:
+            draw = random.Random(int.from_bytes(key, "big") + options.seed + endpoint.attempts[key])
         endpoint.attempts[key] += 1
         endpoint.in_flight += 1
         self.pending += 1
@@ -204,17 +214,18 @@ class Connection(asyncio.Protocol):
         return None
 
     def reply_to(self, body: bytes, draw: random.Random) -> tuple[bytes, str | None]:
-        fault = draw.choices(["500", "truncated", "malformed", "hang", None], self.options.faults)[
-            0
-        ]
-        self.endpoint.counts[f"fault_{fault}"] += fault is not None
+        fault = None
+        if self.options.draws:
+            fault = draw.choices(FAULTS, self.options.faults)[0]
+            self.endpoint.counts[f"fault_{fault}"] += 1
         if fault == "500":
             return response(500, b'{"error": "boom"}'), fault
-        reply = json.dumps(answer(json.loads(body), self.options, draw)).encode()
+        reply = msgspec.json.encode(answer(msgspec.json.decode(body), self.options, draw))
         if fault == "truncated":
             return response(200, reply)[: -len(reply) // 3], fault
         if fault == "malformed":
             return response(200, reply[: -len(reply) // 3]), fault
+        self.endpoint.bill(reply)
         return response(200, reply), fault
 
     def send(self, data: bytes, key: bytes | None) -> None:
@@ -264,6 +275,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     shares = [float(part) for part in options.faults.split(",")] if options.faults else [0.0] * 4
     options.faults = [*shares, 1 - sum(shares)]
+    options.draws = bool(options.sigma or options.bad_arguments or sum(shares))
     return options
 
 
