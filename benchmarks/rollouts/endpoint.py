@@ -146,7 +146,8 @@ def answer(request: dict, options: argparse.Namespace, draw: random.Random) -> d
             "The evidence agrees. " * options.words + f"Final Answer: {number % 1000}"
         )
         completion_tokens = 12 + 5 * options.words
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    total = prompt_tokens + completion_tokens
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
     return {
         "id": "x",
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],

@@ -38,8 +38,8 @@ def main() -> None:
             process = subprocess.Popen(
                 command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
-            before = counters()["requests"]
-            while counters()["requests"] == before and process.poll() is None:
+            before = counters().get("requests", 0)
+            while counters().get("requests", 0) == before and process.poll() is None:
                 time.sleep(0.01)
             time.sleep(draw.uniform(0, 0.1))
             if process.poll() is not None:

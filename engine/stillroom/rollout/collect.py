@@ -179,8 +179,8 @@ async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorde
             )
     except CallFailedError as error:
         failure = Failure(kind=error.kind, message=error.message)
-    # What stops every rollout (a refused key, a full disk) stops the run.
-    except (EngineError, OSError, MemoryError):
+    # What stops every rollout (a refused key, a full disk, a spent budget) stops the run.
+    except (EngineError, BudgetSpentError, OSError, MemoryError):
         raise
     # The rim of one rollout: a fault met by one conversation does not end the others.
     except Exception as error:

@@ -50,7 +50,6 @@ class Budget:
         while (limit := self._exceeded(worst)) is not None:
             if not self.num_reserved or limit == "max_minutes":
                 raise BudgetSpentError(limit)
-            self._freed = anyio.Event()
             await self._freed.wait()
         self.reserved = _sum(self.reserved, worst)
         self.num_reserved += 1
@@ -70,7 +69,9 @@ class Budget:
         # From whole tokens and no rounding left over, so that nothing adds up over a long run.
         usd = self.reserved.usd - worst.usd if self.num_reserved else 0.0
         self.reserved = Cost(self.reserved.tokens - worst.tokens, usd)
+        # All who wait look again; those who come later wait for the next.
         self._freed.set()
+        self._freed = anyio.Event()
 
     def _exceeded(self, worst: Cost) -> str | None:
         wanted = _sum(_sum(self.spent, self.reserved), worst)

@@ -54,7 +54,7 @@ _MIN_MEASURE_S = 0.3
 _MIN_MEASURE_COUNT = 10
 _SAME_LIMIT = 0.07
 _MIN_STEP_S = 0.2
-_GROWTHS = (1.03, 1.06, 1.12, 1.12, 1.12, 1.25)
+_GROWTHS = (1.04, 1.06, 1.08, 1.1, 1.12, 1.16, 1.25)
 """Of the steps of a try; small at first, because most tries end soon."""
 _FIRST_CUT, _NEXT_CUT = 0.5, 0.85
 _MIN_HOLD_S = 1.0
