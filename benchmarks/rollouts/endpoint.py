@@ -147,7 +147,11 @@ def answer(request: dict, options: argparse.Namespace, draw: random.Random) -> d
         )
         completion_tokens = 12 + 5 * options.words
     total = prompt_tokens + completion_tokens
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
+    usage = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": total,
+    }
     return {
         "id": "x",
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],

@@ -41,7 +41,7 @@ def main() -> None:
             before = counters().get("requests", 0)
             while counters().get("requests", 0) == before and process.poll() is None:
                 time.sleep(0.01)
-            time.sleep(draw.uniform(0, 0.1))
+            time.sleep(draw.uniform(0, 0.05))
             if process.poll() is not None:
                 break
             process.send_signal(signal.SIGKILL)

@@ -23,7 +23,7 @@ def main() -> None:
         settings, num = CASES[name]
         with tempfile.TemporaryDirectory() as folder, endpoint(*settings) as (url, counters):
             write_project(Path(folder), num)
-            done = ours(Path(folder), url, concurrency=64)
+            done = ours(Path(folder), url)
             seen = counters()
         used = {key: round(v["granted"] / v["offered"], 4) for key, v in seen["limits"].items()}
         if name == "concurrency":

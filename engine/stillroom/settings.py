@@ -82,7 +82,7 @@ class Workspace:
 
     def read_key(self, name: str) -> str | None:
         """Returns the secret `name` of the environment, else of the workspace's .env file."""
-        return read_key(name) or _dot_env(self.root / ".env").get(name)
+        return read_key(name) or _dot_env(self.root / ".env").get(name) or None
 
     def shown(self, path: Path) -> str:
         """Returns a path as it is shown to a user: relative to the workspace where possible."""

@@ -23,10 +23,12 @@ def run_operation(folder: RunFolder, reporter: Reporter) -> Any:
     workspace = Workspace(Path(asked.workspace))
     match asked.kind:
         case RunKind.ROLLOUTS:
+            from stillroom.rollout.ray_run import generate_on_ray
             from stillroom.rollout.run import generate_rollouts
 
             rollouts = GenerateRollouts.model_validate(asked.request)
-            work = functools.partial(generate_rollouts, folder=folder.path, reporter=reporter)
+            generate = generate_on_ray if rollouts.ray_address else generate_rollouts
+            work = functools.partial(generate, folder=folder.path, reporter=reporter)
             return _run_async(work, workspace, rollouts)
         case RunKind.EVALUATE:
             from stillroom.evaluate.run import evaluate_model

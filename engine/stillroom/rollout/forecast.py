@@ -1,12 +1,12 @@
 """What a rollout run will take, told without making a call."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from stillroom.rollout.collect import RolloutSpec
-from stillroom.rollout.journal import FinishedRow, RolloutStore
-from stillroom.rollout.request import GenerateRollouts
+from stillroom.rollout.journal import FinishedRow, RolloutKey
+from stillroom.rollout.request import NO_FILE, GenerateRollouts
 from stillroom.teachers.pricing import Price
 from stillroom.types import Usage
 
@@ -43,18 +43,24 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 def forecast(
     request: GenerateRollouts,
     specs: Sequence[RolloutSpec],
-    store: RolloutStore,
+    finished: Mapping[RolloutKey, FinishedRow],
     *,
-    has_tools: bool,
     price: Price | None,
 ) -> Forecast:
     """Returns what the rollouts that are still to do will take.
 
     Rows that are there already give the best guess; else each call is taken to use half of what it
-    may write. Without tools a rollout is one call, so their number is exact.
+    may write. Without tools a rollout is one call, so their number is exact. What tools will reply
+    is not known: with tools the most is one without long replies.
     """
-    todo = [spec for spec in specs if spec.key not in store.finished]
-    seen = list(store.finished.values())
+    todo = [spec for spec in specs if spec.key not in finished]
+    seen = list(finished.values())
+    has_tools = (
+        request.tools != NO_FILE
+        or request.browse
+        or bool(request.mcp_servers)
+        or any(spec.task.docker for spec in todo)
+    )
     sizes = [len(msgspec.json.encode(spec.task.messages)) for spec in todo]
     most_turns = request.max_turns if has_tools else 1
     turns = _expected_turns(seen, most_turns)
@@ -86,7 +92,9 @@ def _expected_turns(seen: Sequence[FinishedRow], most: int) -> float:
 def _expected_completion(seen: Sequence[FinishedRow], max_tokens: int, turns: float) -> float:
     """Returns the tokens that a call is expected to write."""
     if seen:
-        return sum(row.usage.completion_tokens for row in seen) / len(seen) / turns
+        per_call = sum(row.usage.completion_tokens for row in seen) / len(seen) / turns
+        # Some endpoints do not keep to it.
+        return min(float(max_tokens), per_call)
     return max_tokens / 2
 
 

@@ -54,7 +54,14 @@ class RestartRecord(msgspec.Struct, frozen=True, kw_only=True, tag="restart"):
     sample: int
 
 
-_Record = TurnRecord | RepliesRecord | RestartRecord
+class UnconfirmedRecord(msgspec.Struct, frozen=True, kw_only=True, tag="unconfirmed"):
+    """A call that broke off and may have been billed; its worst case."""
+
+    tokens: int
+    usd: float
+
+
+_Record = TurnRecord | RepliesRecord | RestartRecord | UnconfirmedRecord
 _RECORD: msgspec.json.Decoder[_Record] = msgspec.json.Decoder(_Record)
 _T = TypeVar("_T")
 
@@ -121,8 +128,8 @@ class RolloutStore:
             self._check_settings(settings, journal)
             cut_torn_line(output)
             cut_torn_line(journal)
-            self.finished = _finished_rows(output)
-            self.known = _known_steps(journal, self.finished)
+            self.finished = finished_rows(output)
+            self.known, self._paid = _known_steps(journal, self.finished)
             self._rows, self._journal = AppendLog(output), AppendLog(journal)
         except BaseException:
             self._lock.release()
@@ -158,14 +165,19 @@ class RolloutStore:
             trajectory.cost_usd,
         )
 
+    def record_unconfirmed(self, worst: Cost) -> None:
+        """Puts on record that a call broke off which may have been billed."""
+        self.append(UnconfirmedRecord(tokens=worst.tokens, usd=worst.usd))
+
     def spent(self) -> Cost:
-        """Returns what is on record as spent: by finished rollouts and by steps of others."""
-        turns = [turn for steps in self.known.values() for turn in steps.turns.values()]
-        billed = [*self.finished.values(), *turns]
-        return Cost(
-            sum(one.usage.prompt_tokens + one.usage.completion_tokens for one in billed),
-            sum(one.cost_usd or 0.0 for one in billed),
-        )
+        """Returns what is on record as spent by earlier runs, calls that broke off included.
+
+        Of a rollout that was begun again, the journal knows more than the row.
+        """
+        by_row = {key: _cost_of(row) for key, row in self.finished.items()}
+        costs = [_larger(cost, self._paid.get(key)) for key, cost in by_row.items()]
+        costs += [cost for key, cost in self._paid.items() if key not in by_row]
+        return Cost(sum(cost.tokens for cost in costs), sum(cost.usd for cost in costs))
 
     def close(self, *, is_complete: bool) -> None:
         """Closes the files; a journal that nothing depends on any more is removed."""
@@ -232,15 +244,29 @@ class StepRecorder:
         self._store.append(record)
 
 
-def _finished_rows(output: Path) -> dict[RolloutKey, FinishedRow]:
+def finished_rows(output: Path) -> dict[RolloutKey, FinishedRow]:
+    """Returns what counts of the rows that an output has."""
     rows = _decoded(output, _ROW, "a rollout")
     return {RolloutKey(row.task_id, row.sample): row for row in rows}
 
 
-def _known_steps(journal: Path, finished: Collection[RolloutKey]) -> dict[RolloutKey, KnownSteps]:
+_Paid = dict[RolloutKey | None, Cost]
+"""By rollout; under None what broke off."""
+
+
+def _known_steps(
+    journal: Path, finished: Collection[RolloutKey]
+) -> tuple[dict[RolloutKey, KnownSteps], _Paid]:
+    """Returns the steps of unfinished rollouts, and what was paid for all on record."""
     known: dict[RolloutKey, KnownSteps] = {}
+    paid: _Paid = {}
     for record in _decoded(journal, _RECORD, "a step of a rollout"):
+        if isinstance(record, UnconfirmedRecord):
+            paid[None] = _added(paid.get(None), Cost(record.tokens, record.usd))
+            continue
         key = RolloutKey(record.task_id, record.sample)
+        if isinstance(record, TurnRecord):
+            paid[key] = _added(paid.get(key), _cost_of(record.turn))
         if key in finished:
             continue
         if isinstance(record, RestartRecord):
@@ -253,7 +279,21 @@ def _known_steps(journal: Path, finished: Collection[RolloutKey]) -> dict[Rollou
             steps.turns[record.index] = record.turn
         elif isinstance(record, RepliesRecord) and record.index == num_replies == num_turns - 1:
             steps.replies[record.index] = record.replies
-    return known
+    return known, paid
+
+
+def _cost_of(billed: SampledTurn | FinishedRow) -> Cost:
+    tokens = billed.usage.prompt_tokens + billed.usage.completion_tokens
+    return Cost(tokens, billed.cost_usd or 0.0)
+
+
+def _added(before: Cost | None, more: Cost) -> Cost:
+    return more if before is None else Cost(before.tokens + more.tokens, before.usd + more.usd)
+
+
+def _larger(one: Cost | None, other: Cost | None) -> Cost:
+    one, other = one or Cost(), other or Cost()
+    return Cost(max(one.tokens, other.tokens), max(one.usd, other.usd))
 
 
 def _decoded(path: Path, decoder: msgspec.json.Decoder[_T], what: str) -> Iterator[_T]:

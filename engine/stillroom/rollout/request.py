@@ -97,6 +97,10 @@ class GenerateRollouts(RolloutOptions):
     dry_run: Annotated[
         bool, Field(description="Only tell calls, tokens and cost to expect; calls nothing")
     ] = False
+    ray_address: Annotated[
+        str | None, Field(description="Splits the run over Ray: auto, local or an address")
+    ] = None
+    ray_workers: Annotated[int, Field(ge=1, le=999)] = 2
 
 
 def check_rollout_options(workspace: Workspace, options: RolloutOptions) -> None:

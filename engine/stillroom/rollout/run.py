@@ -25,15 +25,15 @@ from stillroom.rollout.collect import (
     specs_for,
 )
 from stillroom.rollout.forecast import Forecast, forecast
-from stillroom.rollout.journal import FinishedRow, RolloutStore
+from stillroom.rollout.journal import FinishedRow, RolloutStore, finished_rows
 from stillroom.rollout.request import (
-    NO_FILE,
     GenerateRollouts,
     fingerprint,
     price_of,
     sampling_settings,
     select_entries,
 )
+from stillroom.rollout.shards import Share, adopt_shards
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.openai_http import Spending
@@ -80,8 +80,8 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class _Tally:
-    """Counts of this run as it goes on."""
+class Tally:
+    """Counts of a run as it goes on."""
 
     rows: int = 0
     failed: Counter[str] = field(default_factory=Counter[str])
@@ -92,12 +92,14 @@ class _Tally:
     restarted: int = 0
 
     def add(self, outcome: Outcome) -> None:
+        """Counts a rollout that has ended."""
         if isinstance(outcome, FailedRollout):
             self.failed[outcome.failure.kind] += 1
         else:
             self.rows += 1
 
     def count_call(self, turn: SampledTurn) -> None:
+        """Counts a finished model call."""
         self.calls += 1
         self.usage += turn.usage
         self.cost_usd = total_usd((self.cost_usd, turn.cost_usd))
@@ -110,10 +112,11 @@ async def generate_rollouts(
     folder: Path,
     reporter: Reporter,
     transport: httpx.AsyncBaseTransport | None = None,
+    share: Share | None = None,
 ) -> RolloutsResult | Forecast:
     """Does the requested rollouts and returns the counts; `folder` is the run's own folder.
 
-    A dry run returns what it would take.
+    A dry run returns what it would take. A `share` is the part that is done here.
 
     Rows that the output already has are not done again, and the finished calls of rollouts that an
     earlier run left unfinished are replayed, not paid for again.
@@ -121,19 +124,23 @@ async def generate_rollouts(
     """
     started = time.monotonic()
     prompts = workspace.existing(request.input, what="input")
-    tasks = _with_system(load_tasks(prompts), request.system)
-    tasks = select_entries(tasks, n=request.n, entries=request.entries)
+    tasks = requested_tasks(prompts, request)
     specs = specs_for(tasks, request.samples_per_prompt)
+    if share is not None:
+        specs = [spec for spec in specs if spec.key in share.keys]
     output = workspace.output_file(request.output, what="output")
-    tally = _Tally()
-    settings = _settings(workspace, request, prompts)
+    # Before any file is opened: it may be refused.
+    price = price_of(workspace, request)
+    if request.dry_run:
+        rows_there = finished_rows(output) if output.exists() else {}
+        return forecast(request, specs, rows_there, price=price)
+    tally = Tally()
+    settings = settings_of(workspace, request, prompts)
+    await anyio.to_thread.run_sync(adopt_shards, output, settings)
     store = RolloutStore(output, settings, on_turn=tally.count_call)
     todo = [spec for spec in specs if spec.key not in store.finished]
-    spending = _spending(workspace, request, store)
+    spending = Spending(price, _budget(request, store, share))
     try:
-        if request.dry_run:
-            has_tools = request.tools != NO_FILE
-            return forecast(request, specs, store, has_tools=has_tools, price=spending.price)
         sampling = sampling_settings(request, temperature=request.temperature)
         async with open_arena(
             workspace,
@@ -149,12 +156,13 @@ async def generate_rollouts(
             run = _Run(store, tally, reporter, len(specs) - len(todo), len(specs))
             await run.collect(todo, arena, request.concurrency, folder)
     finally:
-        store.close(is_complete=tally.rows == len(todo))
+        # The journal of a share goes into that of the whole.
+        store.close(is_complete=share is None and tally.rows == len(todo))
     rows = [store.finished[spec.key] for spec in specs if spec.key in store.finished]
     tally.restarted = store.num_restarted
     unconfirmed = spending.budget.unconfirmed
     seconds = time.monotonic() - started
-    result = _result(workspace.shown(output), len(specs), rows, tally, unconfirmed, seconds)
+    result = rollouts_result(workspace.shown(output), len(specs), rows, tally, unconfirmed, seconds)
     write_manifest(
         output,
         operation="generate_rollouts",
@@ -174,7 +182,7 @@ class _Run:
     def __init__(
         self,
         store: RolloutStore,
-        tally: _Tally,
+        tally: Tally,
         reporter: Reporter,
         already_done: int,
         total: int,
@@ -214,7 +222,8 @@ class _Run:
         """Raises TeacherError once many rollouts have failed and none has ever succeeded."""
         tally = self._tally
         num_failed = tally.failed.total()
-        if isinstance(outcome, FailedRollout) and not tally.rows and num_failed >= _HOPELESS:
+        has_succeeded = tally.rows or self._already_done
+        if isinstance(outcome, FailedRollout) and not has_succeeded and num_failed >= _HOPELESS:
             raise TeacherError(
                 f"the first {num_failed} rollouts all failed, the last with: "
                 f"{outcome.failure.message}",
@@ -250,19 +259,24 @@ class _Run:
         scope.cancel()
 
 
-def _spending(workspace: Workspace, request: GenerateRollouts, store: RolloutStore) -> Spending:
-    """Returns the price and the budget; what this output has cost before counts.
-
-    Raises InputError for a budget in dollars without a price.
-    """
-    price = price_of(workspace, request)
-    budget = Budget(
+def _budget(request: GenerateRollouts, store: RolloutStore, share: Share | None) -> Budget:
+    """Returns what may be spent; what this output has cost before counts, but not in a share."""
+    if share is not None:
+        share.budget.on_unconfirmed = store.record_unconfirmed
+        return share.budget
+    return Budget(
         usd=request.budget_usd or math.inf,
         tokens=request.max_total_tokens or math.inf,
         minutes=request.max_minutes or math.inf,
         spent=store.spent(),
+        on_unconfirmed=store.record_unconfirmed,
     )
-    return Spending(price, budget)
+
+
+def requested_tasks(prompts: Path, request: GenerateRollouts) -> list[Task]:
+    """Returns the prompts that a run is about, as they are asked."""
+    tasks = _with_system(load_tasks(prompts), request.system)
+    return select_entries(tasks, n=request.n, entries=request.entries)
 
 
 def _with_system(tasks: list[Task], system: str | None) -> list[Task]:
@@ -278,7 +292,10 @@ def _with_system(tasks: list[Task], system: str | None) -> list[Task]:
     return changed
 
 
-def _settings(workspace: Workspace, request: GenerateRollouts, prompts: Path) -> dict[str, object]:
+def settings_of(
+    workspace: Workspace, request: GenerateRollouts, prompts: Path
+) -> dict[str, object]:
+    """Returns what an output is begun with, and must be gone on with."""
     return fingerprint(
         workspace,
         request,
@@ -298,14 +315,15 @@ def _failure_row(failed: FailedRollout) -> dict[str, object]:
     }
 
 
-def _result(
+def rollouts_result(
     output: str,
     requested: int,
     rows: list[FinishedRow],
-    tally: _Tally,
+    tally: Tally,
     unconfirmed: Cost,
     seconds: float,
 ) -> RolloutsResult:
+    """Returns what a run came to; `rows` are those of the requested rollouts, whoever did them."""
     failed = tally.failed.total()
     rewards = [row.reward for row in rows if row.reward is not None]
     return RolloutsResult(

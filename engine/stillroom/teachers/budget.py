@@ -35,6 +35,8 @@ class Budget:
     unconfirmed: Cost = Cost()
     """Of the spent: worst cases of calls that broke off, which may have been billed."""
     clock: Callable[[], float] = time.monotonic
+    on_unconfirmed: Callable[[Cost], None] = lambda _cost: None
+    """Hears of each amount that may have been billed, to put it on record."""
     reserved: Cost = Cost()
     num_reserved: int = 0
     _freed: anyio.Event = field(default_factory=anyio.Event)
@@ -62,6 +64,7 @@ class Budget:
     def settle_unconfirmed(self, worst: Cost) -> None:
         """Counts the worst case of a call that broke off after it was sent."""
         self.unconfirmed = _sum(self.unconfirmed, worst)
+        self.on_unconfirmed(worst)
         self.settle(worst, worst)
 
     def _release(self, worst: Cost) -> None:

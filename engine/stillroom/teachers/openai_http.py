@@ -198,6 +198,9 @@ class OpenAITeacher:
         await budget.reserve(worst)
         try:
             outcome = await self._paced_attempt(body)
+        except (CallFailedError, TeacherError):
+            budget.settle(worst, Cost())
+            raise
         except BaseException:
             # Broken off on its way: it may have been billed.
             budget.settle_unconfirmed(worst)

@@ -20,6 +20,7 @@ from stillroom.rollout.collect import (
 )
 from stillroom.rollout.journal import RolloutKey
 from stillroom.rollout.rewards import Rewarder
+from stillroom.teachers.budget import BudgetSpentError
 from stillroom.tools.base import ToolResult
 from stillroom.types import SamplingSettings, StopReason, TeacherRecord, Trajectory, Usage
 
@@ -211,3 +212,98 @@ def test_a_policy_that_is_cancelled_closes_its_conversations() -> None:
 
     run_async(main)
     assert (policy.most_open, policy.num_open) == (3, 0)
+
+
+def stateful(*, keeps_state: bool = True) -> ScriptedTools:
+    async def reply(_name: str, _arguments: dict[str, Any]) -> ToolResult:
+        return ToolResult(content="now", is_error=False)
+
+    tools = ScriptedTools(["price"], reply)
+    tools.keeps_state = keeps_state
+    return tools
+
+
+def half_done(*, with_replies: bool) -> MemoryRecorder:
+    """A recorder that knows how a rollout began."""
+    recorder = MemoryRecorder()
+    recorder.turns[0] = turn(assistant(None, tool_call(call_id="earlier")))
+    if with_replies:
+        recorder.replies[0] = [ToolResult(content="earlier", is_error=False)]
+    return recorder
+
+
+CALL_THEN_ANSWER = [turn(assistant(None, tool_call(call_id="now"))), turn(assistant("7"))]
+
+
+@pytest.mark.parametrize(
+    ("keeps_state", "with_replies", "steps", "called"),
+    [
+        # The state that the earlier replies came from is gone.
+        (True, True, [("restart", 0), ("turn", 0), ("replies", 0), ("turn", 1)], "now"),
+        # No tool was called yet, so there was no state to lose.
+        (True, False, [("replies", 0), ("turn", 1)], "earlier"),
+        (False, True, [("turn", 1)], "earlier"),
+    ],
+)
+def test_a_rollout_starts_over_where_its_tools_have_lost_their_state(
+    keeps_state: bool, with_replies: bool, steps: list[tuple[str, int]], called: str
+) -> None:
+    recorder = half_done(with_replies=with_replies)
+    tools = stateful(keeps_state=keeps_state)
+    arena = arena_of(ScriptedPolicy(lambda _key: CALL_THEN_ANSWER), tools=tools)
+
+    [rollout] = collected(TASKS[:1], arena, recorder_for=lambda _key: recorder)
+
+    assert isinstance(rollout, Trajectory)
+    assert recorder.order == steps
+    assert rollout.messages[1].get("tool_calls") == [tool_call(call_id=called)]
+    replied = "earlier" if with_replies and not keeps_state else "now"
+    assert rollout.messages[2].get("content") == replied
+    assert len(tools.calls) == (replied == "now")
+
+
+def test_more_conversations_are_begun_as_the_policy_can_take_more() -> None:
+    policy = ScriptedPolicy(lambda _key: CALL_THEN_ANSWER)
+    widths = iter([0, 1, 2])
+
+    async def wait_for_four(_name: str, _arguments: dict[str, Any]) -> ToolResult:
+        while policy.most_open < 4:  # noqa: ASYNC110 - the policy sets no event
+            await anyio.sleep(0.001)
+        return ToolResult(content="", is_error=False)
+
+    tools = ScriptedTools(["price"], wait_for_four)
+    arena = arena_of(policy, tools=tools, width=lambda: next(widths, 4))
+
+    outcomes = collected(TASKS, arena, concurrency=1)
+
+    assert len(outcomes) == 5
+    assert policy.most_open == 4
+
+
+def test_a_policy_that_can_take_less_than_was_asked_for_ends_no_conversation() -> None:
+    policy = ScriptedPolicy(lambda _key: [turn(assistant("7"))])
+
+    outcomes = collected(TASKS, arena_of(policy, width=lambda: 1), samples=3, concurrency=4)
+
+    assert len(set(map(key_of, outcomes))) == 15
+
+
+def test_a_spent_budget_lets_the_others_finish_and_begins_none() -> None:
+    def script(key: str) -> list[Any]:
+        if key.startswith(TASKS[1].task_id):
+            return [BudgetSpentError("budget_usd")]
+        return [turn(assistant("7"))]
+
+    policy = ScriptedPolicy(script)
+    outcomes: list[Outcome] = []
+
+    async def keep(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+
+    async def main() -> str | None:
+        specs = specs_for(TASKS, 1)
+        return await collect_rollouts(specs, arena_of(policy), concurrency=1, on_outcome=keep)
+
+    assert run_async(main) == "budget_usd"
+    assert [key_of(outcome).task_id for outcome in outcomes] == [TASKS[0].task_id]
+    assert len(policy.opened) == 2

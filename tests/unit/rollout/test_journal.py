@@ -10,6 +10,7 @@ from fakes.scripted_policy import turn
 from stillroom.data.formats import decode_trajectory
 from stillroom.errors import DataError, InputError
 from stillroom.rollout.journal import RolloutKey, RolloutStore
+from stillroom.teachers.budget import Cost
 from stillroom.tools.base import ToolResult
 from stillroom.types import SampledTurn, Trajectory
 
@@ -234,4 +235,75 @@ def test_steps_of_rollouts_that_were_not_asked_for_this_time_are_kept(tmp_path: 
 
     store = RolloutStore(output, SETTINGS)
     assert steps_of(store, "a") == [CALL, REPLIES, DONE]
+    store.close(is_complete=False)
+
+
+def test_steps_before_a_restart_on_record_are_not_known_again(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+
+    store = RolloutStore(output, SETTINGS)
+    recorder = store.recorder(RolloutKey("a", 0))
+    assert recorder.known_turn(0) == CALL
+    recorder.start_over()
+    assert recorder.known_turn(0) is recorder.known_replies(0) is recorder.known_turn(1) is None
+    assert store.num_restarted == 1
+    store.close(is_complete=False)
+
+    store = RolloutStore(output, SETTINGS)
+    assert store.num_restarted == 0
+    assert steps_of(store, "a") == []
+    assert steps_of(store, "b") == [CALL]
+    store.close(is_complete=False)
+
+
+def test_steps_after_a_restart_are_known_again(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+    again = [ToolResult(content="8", is_error=False)]
+
+    store = RolloutStore(output, SETTINGS)
+    recorder = store.recorder(RolloutKey("a", 0))
+    recorder.start_over()
+    recorder.record_turn(0, CALL)
+    recorder.record_replies(0, again)
+    store.close(is_complete=False)
+
+    store = RolloutStore(output, SETTINGS)
+    assert steps_of(store, "a") == [CALL, again]
+    store.close(is_complete=False)
+
+
+def test_what_is_spent_is_what_rows_and_unfinished_steps_have_cost(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    store = RolloutStore(output, SETTINGS)
+    assert store.spent() == Cost()
+    priced = turn(assistant(None, tool_call()), cost_usd=0.25)
+    for task_id in ("a", "b", "done"):
+        store.recorder(RolloutKey(task_id, 0)).record_turn(0, priced)
+    store.recorder(RolloutKey("a", 0)).record_replies(0, REPLIES)
+    # The price of this call was not known.
+    store.recorder(RolloutKey("a", 0)).record_turn(1, DONE)
+    usage = {"prompt_tokens": 100, "completion_tokens": 50}
+    store.finish(trajectory("done", usage=usage, cost_usd=0.5))
+    store.finish(trajectory("free", usage=usage, cost_usd=None))
+    assert store.spent() == Cost(tokens=300, usd=0.5)
+    store.close(is_complete=False)
+
+    store = RolloutStore(output, SETTINGS)
+    assert store.spent() == Cost(tokens=300 + 3 * 15, usd=1.0)
+    store.close(is_complete=False)
+
+
+def test_what_was_paid_before_a_restart_still_counts(tmp_path: Path) -> None:
+    priced = turn(assistant(None, tool_call()), cost_usd=0.25)
+    store = RolloutStore(tmp_path / "o.jsonl", SETTINGS)
+    recorder = store.recorder(RolloutKey("a", 0))
+    recorder.record_turn(0, priced)
+    recorder.start_over()
+    recorder.record_turn(0, priced)
+    store.record_unconfirmed(Cost(tokens=7, usd=0.125))
+    store.close(is_complete=False)
+    store = RolloutStore(tmp_path / "o.jsonl", SETTINGS)
+    assert store.spent() == Cost(tokens=37, usd=0.625)
     store.close(is_complete=False)

@@ -16,6 +16,7 @@ from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from fakes.user_files import write_tools
 from stillroom.errors import DataError, InputError, RunCancelledError, TeacherError
+from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.run import RolloutsResult, generate_rollouts
 from stillroom.settings import Workspace
@@ -554,3 +555,198 @@ def test_a_run_that_cannot_be_done_is_refused_and_leaves_the_files_alone(
     assert teacher.asked == 0
     assert (workspace.root / "prompts.jsonl").read_bytes() == before
     assert not (workspace.root / OUTPUT).exists()
+
+
+def write_prompts(workspace: Workspace, count: int) -> None:
+    write_rows(workspace.root / "prompts.jsonl", [{"prompt": f"prompt {i}"} for i in range(count)])
+
+
+def write_price(workspace: Workspace) -> None:
+    """Half a dollar for what a call writes; up to two dollars with `max_tokens` 20."""
+    (workspace.root / "prices.yml").write_text("m: {input: 0, output: 100000}\n", encoding="utf-8")
+
+
+def billed_usd(*teachers: ScriptedTeacher) -> float:
+    return 0.5 * sum(len(teacher.served) for teacher in teachers)
+
+
+@pytest.mark.parametrize(("concurrency", "most"), [(1, 1), (1, None), (8, None)])
+def test_a_budget_is_never_exceeded_and_a_higher_one_goes_on_from_there(
+    workspace: Workspace, concurrency: int, most: int | None
+) -> None:
+    write_prompts(workspace, 10)
+    write_price(workspace)
+    many: dict[str, Any] = {
+        "max_tokens": 20,
+        "concurrency": concurrency,
+        "max_concurrency": most,
+    }
+    first, same, second = ScriptedTeacher(), ScriptedTeacher(), ScriptedTeacher()
+
+    result = run_of(workspace, first, budget_usd=5.0, **many)
+
+    assert result.stopped_by == "budget_usd"
+    assert (result.requested, result.failed, adds_up(result)) == (10, 0, True)
+    assert result.omitted > 0
+    assert result.calls == len(first.served)
+    # As much as fits is done: one more call could have cost two dollars.
+    assert 3.0 < billed_usd(first) <= 5.0
+    assert result.cost_usd == billed_usd(first)
+
+    assert run_of(workspace, same, budget_usd=5.0, **many).stopped_by == "budget_usd"
+    assert same.asked == 0
+
+    result = run_of(workspace, second, budget_usd=50.0, **many)
+    assert (result.succeeded, result.omitted, result.stopped_by) == (10, 0, None)
+    assert adds_up(result)
+    assert set(first.served).isdisjoint(second.served)
+    assert billed_usd(first, second) == 10.0
+    assert sum(row["cost_usd"] for row in rows_of(workspace)) == 10.0
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_a_limit_of_tokens_is_kept_in_the_same_way(workspace: Workspace, concurrency: int) -> None:
+    write_prompts(workspace, 60)
+    first, second = ScriptedTeacher(), ScriptedTeacher()
+    many: dict[str, Any] = {"max_tokens": 20, "concurrency": concurrency}
+
+    result = run_of(workspace, first, max_total_tokens=1200, **many)
+
+    assert result.stopped_by == "max_total_tokens"
+    assert (result.requested, result.failed, adds_up(result)) == (60, 0, True)
+    assert 0 < result.succeeded < 60
+    assert 15 * len(first.served) <= 1200
+
+    result = run_of(workspace, second, max_total_tokens=100_000, **many)
+    assert (result.succeeded, result.stopped_by, adds_up(result)) == (60, None, True)
+    assert set(first.served).isdisjoint(second.served)
+    assert len(first.served) + len(second.served) == 120
+
+
+def test_a_dry_run_calls_nothing_and_writes_no_row(workspace: Workspace) -> None:
+    write_price(workspace)
+    teacher = ScriptedTeacher()
+
+    told = run_of(workspace, teacher, dry_run=True, samples_per_prompt=2)
+
+    assert isinstance(told, Forecast)
+    assert (told.dry_run, told.requested, told.already_done, told.todo) == (True, 6, 0, 6)
+    assert told.cost_usd is not None
+    assert teacher.asked == 0
+    assert not (workspace.root / OUTPUT).exists() or rows_of(workspace) == []
+
+    run_of(workspace, ScriptedTeacher(), n=1, samples_per_prompt=2)
+    before = (workspace.root / OUTPUT).read_bytes()
+    told = run_of(workspace, teacher, dry_run=True, samples_per_prompt=2)
+
+    assert isinstance(told, Forecast)
+    assert (told.already_done, told.todo) == (2, 4)
+    assert teacher.asked == 0
+    assert (workspace.root / OUTPUT).read_bytes() == before
+
+
+def test_a_dry_run_keeps_what_an_unfinished_run_has_on_record(unfinished: Path) -> None:
+    journal = (unfinished / JOURNAL).read_bytes()
+
+    run_of(Workspace(unfinished), ScriptedTeacher(), dry_run=True)
+    assert (unfinished / JOURNAL).read_bytes() == journal
+
+    teacher = ScriptedTeacher()
+    run_of(Workspace(unfinished), teacher)
+    assert len(teacher.served) == 1
+
+
+def test_a_run_whose_rollouts_all_fail_is_given_up(workspace: Workspace) -> None:
+    write_prompts(workspace, 25)
+
+    async def overloaded(_served: Served) -> httpx.Response:
+        return refused(500, "overloaded")
+
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(TeacherError, match="first 20 rollouts all failed, .*overloaded"),
+        flatten_subgroups=True,
+    ):
+        run_of(workspace, ScriptedTeacher(before=overloaded), max_concurrency=1)
+    assert len(read_rows(workspace.runs / "run" / "failures.jsonl")) == 20
+
+    assert run_of(workspace, ScriptedTeacher()).succeeded == 25
+
+
+def test_one_success_keeps_a_run_with_many_failures_going(workspace: Workspace) -> None:
+    write_prompts(workspace, 30)
+
+    async def refuse(served: Served) -> httpx.Response | None:
+        return None if served.prompt == "prompt 15" else refused(400)
+
+    result = run_of(workspace, ScriptedTeacher(before=refuse), max_concurrency=1)
+
+    assert (result.succeeded, result.failed, adds_up(result)) == (1, 29, True)
+
+
+def test_a_tools_reply_that_is_too_long_is_cut_and_says_so(workspace: Workspace) -> None:
+    write_tools(
+        workspace.root,
+        '''
+        @tool
+        def price(item: str, turn: int) -> str:
+            """Price of an item."""
+            return "x" * (100 if item == "prompt 1" else 10)
+        ''',
+    )
+
+    run_of(workspace, ScriptedTeacher(), tools="tools.py", max_tool_response=10, n=2)
+
+    replies = {row["messages"][0]["content"]: row["messages"][2] for row in rows_of(workspace)}
+    assert replies["prompt 0"]["content"] == "x" * 10
+    assert replies["prompt 1"]["content"] == ("x" * 10 + "\n[cut: 10 of 100 characters are shown]")
+
+
+def test_a_budget_in_dollars_without_a_price_is_refused_before_any_call(
+    workspace: Workspace,
+) -> None:
+    teacher = ScriptedTeacher()
+
+    with pytest.raises(InputError, match=r"budget_usd needs the price of 'm'") as caught:
+        run_of(workspace, teacher, budget_usd=5.0)
+    assert "prices.yml" in caught.value.fix
+    assert teacher.asked == 0
+
+    write_price(workspace)
+    assert run_of(workspace, teacher, budget_usd=50.0, max_tokens=20).succeeded == NUM_PROMPTS
+
+
+def test_calls_that_may_have_been_billed_count_in_the_next_run(workspace: Workspace) -> None:
+    write_price(workspace)
+
+    async def slow(_served: Served) -> httpx.Response:
+        raise httpx.ReadTimeout("slow")
+
+    asked = 0
+    for _ in range(3):
+        teacher = ScriptedTeacher(before=slow)
+        run_of(workspace, teacher, budget_usd=5.0, max_tokens=20, max_concurrency=1)
+        asked += teacher.asked
+    assert 1 <= asked <= 2
+
+
+def test_a_resumed_run_is_not_given_up_for_prompts_that_always_fail(workspace: Workspace) -> None:
+    write_prompts(workspace, 45)
+
+    def only(prompt: str) -> ScriptedTeacher:
+        async def refuse(served: Served) -> httpx.Response | None:
+            return None if served.prompt == prompt else refused(400)
+
+        return ScriptedTeacher(before=refuse)
+
+    assert run_of(workspace, only("prompt 0"), max_concurrency=1).succeeded == 1
+    assert run_of(workspace, only("prompt 44"), max_concurrency=1).succeeded == 2
+
+
+def test_a_dry_run_knows_of_tools_from_servers_and_writes_nothing(workspace: Workspace) -> None:
+    before = sorted(workspace.root.rglob("*"))
+    told = run_of(workspace, ScriptedTeacher(), dry_run=True, mcp_servers=("echo hi",))
+    assert told.calls.high > NUM_PROMPTS
+    assert [path for path in sorted(workspace.root.rglob("*")) if path not in before] in (
+        [],
+        [workspace.root / "run"],
+    )

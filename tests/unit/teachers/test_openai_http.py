@@ -15,11 +15,20 @@ from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.settings import read_key
-from stillroom.teachers.openai_http import MAX_ATTEMPTS, PATIENCE_S, CallSettings, OpenAITeacher
-from stillroom.teachers.providers import Endpoint
+from stillroom.teachers.budget import Budget, BudgetSpentError, Cost
+from stillroom.teachers.openai_http import (
+    MAX_ATTEMPTS,
+    PATIENCE_S,
+    CallSettings,
+    OpenAITeacher,
+    Spending,
+)
+from stillroom.teachers.pricing import Price
+from stillroom.teachers.providers import PROFILES, Endpoint
 from stillroom.types import SampledTurn, SamplingSettings, Usage
 
 ENDPOINT = Endpoint("http://teacher.test/v1", "TEACHER_TEST_KEY")
+CALLS = CallSettings(timeout_s=5.0)
 SCHEMA: Any = {"type": "function", "function": {"name": "price", "parameters": {}}}
 Script = Sequence[httpx.Response | Exception]
 
@@ -27,16 +36,25 @@ Script = Sequence[httpx.Response | Exception]
 class Bench:
     """A teacher on scripted answers; it keeps the requests and the waits instead of waiting."""
 
-    def __init__(self, script: Script, *, timeout_s: float = 5.0, **sampling: Any) -> None:
+    def __init__(
+        self,
+        script: Script,
+        *,
+        endpoint: Endpoint = ENDPOINT,
+        calls: CallSettings = CALLS,
+        spending: Spending | None = None,
+        **sampling: Any,
+    ) -> None:
         self.requests: list[httpx.Request] = []
         self.waits: list[float] = []
         self._script = list(script)
         self.teacher = OpenAITeacher(
-            ENDPOINT,
+            endpoint,
             "m",
             SamplingSettings(**sampling),
             key=read_key("TEACHER_TEST_KEY"),
-            calls=CallSettings(timeout_s=timeout_s),
+            calls=calls,
+            spending=spending,
             transport=httpx.MockTransport(self._answer),
             sleep=self._sleep,
         )
@@ -473,3 +491,193 @@ def test_no_body_of_any_shape_is_more_than_a_failed_call(content: bytes) -> None
         assert turn.message["role"] == "assistant"
         return
     assert kind is FailureClass.BAD_RESPONSE
+
+
+PRICE = Price(prompt=1000, completion=10_000)
+OPENROUTER = Endpoint(
+    "http://teacher.test/v1", None, provider="openrouter", profile=PROFILES["openrouter"]
+)
+
+
+def test_a_call_costs_what_its_tokens_cost() -> None:
+    bench = Bench([completion()], spending=Spending(PRICE))
+
+    assert bench.complete().cost_usd == pytest.approx(0.06)
+    spent = bench.teacher.spending.budget.spent
+    assert (spent.tokens, spent.usd) == (15, pytest.approx(0.06))
+
+
+def test_without_a_price_only_the_endpoint_can_say_what_a_call_costs() -> None:
+    told = {"prompt_tokens": 10, "completion_tokens": 5, "cost": 0.25}
+    bench = Bench([completion()])
+
+    assert bench.complete().cost_usd is None
+    assert bench.teacher.spending.budget.spent == Cost(tokens=15)
+    assert Bench([completion(usage=told)]).complete().cost_usd == 0.25
+
+
+@pytest.mark.parametrize(
+    ("cost", "cost_usd"),
+    [
+        (0.25, 0.25),
+        (2, 2.0),
+        (0, 0.0),
+        (None, 0.06),
+        ("0.25", 0.06),
+        (True, 0.06),
+        (-1, 0.06),
+        ({"usd": 1}, 0.06),
+    ],
+)
+def test_what_an_endpoint_says_of_the_cost_comes_first_if_it_can_be_one(
+    cost: Any, cost_usd: float
+) -> None:
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "cost": cost}
+    bench = Bench([completion(usage=usage)], spending=Spending(PRICE))
+
+    assert bench.complete().cost_usd == pytest.approx(cost_usd)
+    assert bench.teacher.spending.budget.spent.usd == pytest.approx(cost_usd)
+
+
+REASONED = {
+    "reasoning": "hm",
+    "reasoning_content": "hm",
+    "reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}],
+}
+
+
+def sent_back(bench: Bench, *, is_restored: bool) -> dict[str, Any]:
+    """The first turn as the second request has it."""
+
+    async def main() -> None:
+        async with (
+            bench.teacher as teacher,
+            teacher.converse([user("hi")], [SCHEMA], seed_key="task:0") as conversation,
+        ):
+            if is_restored:
+                turn = await teacher.complete([user("hi")], [SCHEMA])
+                conversation.restore(turn)
+            else:
+                turn = await conversation.sample()
+            assert turn.message == {**assistant(None, tool_call()), **REASONED}
+            conversation.reply(turn.message, [tool_reply("7")])
+            await conversation.sample()
+
+    run_async(main)
+    asked, answered, replied = bench.bodies[1]["messages"]
+    assert (asked, replied) == (user("hi"), tool_reply("7"))
+    return answered
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "returns_thinking", "goes_back"),
+    [
+        (ENDPOINT, False, ()),
+        (ENDPOINT, True, tuple(REASONED)),
+        (OPENROUTER, False, ("reasoning_details",)),
+        (OPENROUTER, True, tuple(REASONED)),
+    ],
+)
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_reasoning_is_kept_and_goes_back_only_where_it_is_wanted(
+    endpoint: Endpoint, returns_thinking: bool, goes_back: tuple[str, ...], is_restored: bool
+) -> None:
+    first = completion(None, tool_calls=[tool_call()], finish_reason="tool_calls", **REASONED)
+    calls = CallSettings(timeout_s=5.0, returns_thinking=returns_thinking)
+    bench = Bench([first, completion("7")], endpoint=endpoint, calls=calls)
+
+    message = sent_back(bench, is_restored=is_restored)
+
+    wanted = {key: REASONED[key] for key in goes_back}
+    assert message == {**assistant(None, tool_call()), **wanted}
+
+
+def test_the_form_of_an_answer_is_asked_for() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": {}}}
+    bench = Bench([completion("{}")])
+
+    async def main() -> None:
+        async with bench.teacher as teacher:
+            await teacher.complete([user("hi")], [], response_format=form)
+
+    run_async(main)
+    assert bench.bodies[0]["response_format"] == form
+
+
+MAY_BE_BILLED: list[Callable[[], httpx.Response | Exception]] = [
+    lambda: httpx.ReadTimeout("slow"),
+    lambda: httpx.ReadError("reset"),
+    lambda: body("<html>"),
+    broken_gzip,
+]
+COSTS_NOTHING: list[Callable[[], httpx.Response | Exception]] = [
+    lambda: limited(status=500),
+    lambda: limited(status=503),
+    lambda: limited("0"),
+    lambda: httpx.ConnectError("refused"),
+]
+
+
+def spent_after(fail: Callable[[], httpx.Response | Exception]) -> Bench:
+    bench = Bench([fail(), completion()], spending=Spending(PRICE), max_tokens=20)
+    assert bench.complete().cost_usd == pytest.approx(0.06)
+    assert bench.teacher.spending.budget.reserved == Cost()
+    return bench
+
+
+@pytest.mark.parametrize("fail", MAY_BE_BILLED)
+def test_a_call_that_may_have_been_billed_counts_at_its_worst(
+    fail: Callable[[], httpx.Response | Exception],
+) -> None:
+    bench = spent_after(fail)
+
+    num_bytes = len(bench.requests[0].content)
+    worst = (num_bytes * 1000 + 20 * 10_000) / 1e6
+    budget = bench.teacher.spending.budget
+    assert budget.unconfirmed == Cost(num_bytes + 20, pytest.approx(worst))
+    assert budget.spent == Cost(num_bytes + 20 + 15, pytest.approx(worst + 0.06))
+
+
+@pytest.mark.parametrize("fail", COSTS_NOTHING)
+def test_a_call_that_was_refused_costs_nothing(
+    fail: Callable[[], httpx.Response | Exception],
+) -> None:
+    budget = spent_after(fail).teacher.spending.budget
+
+    assert budget.unconfirmed == Cost()
+    assert budget.spent == Cost(15, pytest.approx(0.06))
+
+
+def test_a_call_that_might_cost_too_much_is_not_sent() -> None:
+    bench = Bench([completion()], spending=Spending(PRICE, Budget(usd=0.2)), max_tokens=20)
+
+    with pytest.raises(BudgetSpentError) as caught:
+        bench.complete()
+    assert caught.value.limit == "budget_usd"
+    assert bench.requests == []
+
+
+def test_a_cancelled_call_may_have_been_billed() -> None:
+    async def silent(_request: httpx.Request) -> httpx.Response:
+        sent.set()
+        await anyio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    async def main() -> None:
+        async with (
+            OpenAITeacher(
+                ENDPOINT, "m", SamplingSettings(), transport=httpx.MockTransport(silent)
+            ) as teacher,
+            anyio.create_task_group() as group,
+        ):
+            budgets.append(teacher.spending.budget)
+            group.start_soon(teacher.complete, [user("hi")], [])
+            await sent.wait()
+            group.cancel_scope.cancel()
+
+    sent, budgets = anyio.Event(), list[Budget]()
+    run_async(main)
+    [budget] = budgets
+    assert budget.unconfirmed == budget.spent
+    assert budget.unconfirmed.tokens > SamplingSettings().max_tokens
+    assert budget.reserved == Cost()

@@ -1,10 +1,18 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stillroom.errors import InputError
 from stillroom.settings import Workspace
-from stillroom.teachers.providers import TEACHER_KEYS, endpoint_for
+from stillroom.teachers.providers import (
+    PROFILES,
+    TEACHER_KEYS,
+    ProviderName,
+    endpoint_for,
+    sampling_fields,
+)
+from stillroom.types import SamplingSettings
 
 WORKSPACE = Workspace(Path("/nowhere"))
 
@@ -80,3 +88,140 @@ def test_a_key_no_header_can_carry_is_refused_without_showing_it(
     with pytest.raises(InputError, match="OPENAI_API_KEY") as caught:
         endpoint_for(WORKSPACE, "openai", base_url=None, api_key_env=None)
     assert "sk-" not in str(caught.value)
+
+
+def write_dot_env(folder: Path, text: str) -> Workspace:
+    (folder / ".env").write_text(text, encoding="utf-8")
+    return Workspace(folder)
+
+
+def test_a_key_may_stand_in_the_workspaces_env_file(tmp_path: Path) -> None:
+    workspace = write_dot_env(
+        tmp_path,
+        "# keys of this workspace\nexport OPENAI_API_KEY = 'sk-of-the-file'\nMY_KEY=own\n",
+    )
+
+    endpoint = endpoint_for(workspace, "openai", base_url=None, api_key_env=None)
+    named = endpoint_for(
+        workspace, "openai", base_url="http://gateway.test/v1", api_key_env="MY_KEY"
+    )
+
+    assert (endpoint.api_key_env, named.api_key_env) == ("OPENAI_API_KEY", "MY_KEY")
+    assert workspace.read_key("OPENAI_API_KEY") == "sk-of-the-file"
+    assert "sk-of-the-file" not in repr(endpoint)
+
+
+def test_the_environments_key_comes_before_that_of_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    workspace = write_dot_env(tmp_path, "OPENAI_API_KEY=sk-of-the-file\n")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-environment")
+
+    assert workspace.read_key("OPENAI_API_KEY") == "sk-of-the-environment"
+
+    monkeypatch.setenv("OPENAI_API_KEY", " ")
+    assert workspace.read_key("OPENAI_API_KEY") == "sk-of-the-file"
+
+
+def test_a_missing_key_is_told_with_both_places_to_put_it(tmp_path: Path) -> None:
+    workspace = write_dot_env(tmp_path, "GEMINI_API_KEY_OLD=x\n")
+
+    with pytest.raises(InputError) as caught:
+        endpoint_for(workspace, "google", base_url=None, api_key_env=None)
+    assert "GEMINI_API_KEY" in caught.value.fix
+    assert str(tmp_path / ".env") in caught.value.fix
+
+
+@pytest.mark.parametrize("provider", ["vllm", "sglang", "ollama"])
+def test_a_provider_on_ones_own_machine_needs_no_key(provider: ProviderName) -> None:
+    endpoint = endpoint_for(WORKSPACE, provider, base_url=None, api_key_env=None)
+
+    assert endpoint.api_key_env is None
+    assert endpoint.base_url.startswith("http://127.0.0.1:")
+    assert endpoint.profile.is_local
+
+    elsewhere = endpoint_for(WORKSPACE, provider, base_url="http://gpu:8000/v1", api_key_env=None)
+    assert (elsewhere.base_url, elsewhere.api_key_env) == ("http://gpu:8000/v1", None)
+    assert elsewhere.profile == endpoint.profile
+
+
+SAMPLING = SamplingSettings(temperature=0.25, top_p=0.5, max_tokens=7, seed=3)
+
+
+def fields_of(
+    provider: ProviderName,
+    model: str,
+    sampling: SamplingSettings = SAMPLING,
+    *,
+    base_url: str | None = None,
+) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patched:
+        for name in TEACHER_KEYS:
+            patched.setenv(name, "k")
+        endpoint = endpoint_for(WORKSPACE, provider, base_url=base_url, api_key_env=None)
+    return sampling_fields(endpoint, model, sampling)
+
+
+@pytest.mark.parametrize("model", ["gpt-5", "gpt-5-mini-2025-08-07", "o3", "o4-mini"])
+def test_a_reasoning_model_at_openai_is_told_no_temperature(model: str) -> None:
+    assert fields_of("openai", model) == {"max_completion_tokens": 7}
+
+
+@pytest.mark.parametrize("model", ["gpt-4o", "gpt-4.1-nano", "ft:gpt-4o:o3"])
+def test_any_other_model_at_openai_is_told_how_to_sample(model: str) -> None:
+    assert fields_of("openai", model) == {
+        "max_completion_tokens": 7,
+        "temperature": 0.25,
+        "top_p": 0.5,
+    }
+
+
+@pytest.mark.parametrize("model", ["gpt-5", "o3", "m"])
+def test_an_endpoint_of_which_only_the_address_is_known_gets_the_oldest_fields(model: str) -> None:
+    assert fields_of("openai", model, base_url="http://gateway.test/v1") == {
+        "max_tokens": 7,
+        "temperature": 0.25,
+        "top_p": 0.5,
+    }
+
+
+@pytest.mark.parametrize("provider", ["anthropic", "google", "vllm", "sglang", "ollama"])
+def test_other_providers_get_what_all_of_them_know(provider: ProviderName) -> None:
+    plain = SamplingSettings(temperature=0.25, max_tokens=7)
+
+    assert fields_of(provider, "gpt-5", plain) == {"max_tokens": 7, "temperature": 0.25}
+
+
+def test_openrouter_is_asked_for_the_cost_and_told_the_effort_its_own_way() -> None:
+    thinking = SamplingSettings(temperature=0.25, max_tokens=7, reasoning_effort="low")
+
+    assert fields_of("openrouter", "openai/gpt-5", thinking) == {
+        "max_tokens": 7,
+        "temperature": 0.25,
+        "reasoning": {"effort": "low"},
+        "usage": {"include": True},
+    }
+    assert "reasoning" not in fields_of("openrouter", "openai/gpt-5")
+
+
+@pytest.mark.parametrize("provider", ["openai", "google", "anthropic", "vllm"])
+def test_the_effort_is_said_to_the_others_in_one_word(provider: ProviderName) -> None:
+    thinking = SamplingSettings(max_tokens=7, reasoning_effort="high")
+
+    fields = fields_of(provider, "gpt-5", thinking)
+
+    assert fields["reasoning_effort"] == "high"
+    assert fields.keys().isdisjoint({"reasoning", "usage"})
+
+
+def test_only_providers_that_know_seeds_are_given_one() -> None:
+    takes = {name for name, profile in PROFILES.items() if profile.takes_seed}
+
+    assert takes == {"openai", "openrouter", "vllm", "sglang", "ollama"}
+    assert all("seed" not in fields_of(provider, "m") for provider in PROFILES)
+
+
+def test_an_empty_line_of_the_env_file_is_no_key(tmp_path: Path) -> None:
+    workspace = write_dot_env(tmp_path, "OPENAI_API_KEY=\n")
+    with pytest.raises(InputError, match="OPENAI_API_KEY"):
+        endpoint_for(workspace, "openai", base_url=None, api_key_env=None)

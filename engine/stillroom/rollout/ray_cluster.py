@@ -1,0 +1,66 @@
+"""The connection to a Ray cluster, made for one run or used where the process has one."""
+
+import importlib
+import os
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from stillroom.errors import RunError, missing_extra
+from stillroom.rollout.request import GenerateRollouts
+
+_OBJECT_STORE_BYTES = 100 << 20
+"""Hardly used: rows go by file."""
+
+
+@contextmanager
+def ray_cluster(request: GenerateRollouts) -> Generator[Any]:
+    """Gives Ray, connected; a connection that this process has already is used and kept."""
+    with _own_stop_signal():
+        try:
+            ray: Any = importlib.import_module("ray")
+        except ModuleNotFoundError as error:
+            raise missing_extra("ray", "splitting a run over Ray") from error
+        is_ours = not ray.is_initialized()
+        try:
+            if is_ours:
+                _connect(ray, request)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise RunError(
+                f"no Ray cluster answers at {request.ray_address!r}: {str(error)[:300]}",
+                "start one with `ray start --head`, or give ray_address local for one on this "
+                "machine",
+            ) from error
+    try:
+        yield ray
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _connect(ray: Any, request: GenerateRollouts) -> None:
+    if request.ray_address != "local":
+        ray.init(address=request.ray_address)
+        return
+    # Nobody asked to have the use of Ray reported.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        address="local",
+        # Workers wait for the endpoint most of the time, so they need no core each.
+        num_cpus=request.ray_workers,
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+    )
+
+
+@contextmanager
+def _own_stop_signal() -> Generator[None]:
+    """Keeps this process's SIGTERM handler: Ray puts one in its place that ends the process."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)

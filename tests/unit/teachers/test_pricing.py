@@ -1,0 +1,152 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillroom.errors import InputError
+from stillroom.settings import Workspace
+from stillroom.teachers.pricing import PRICES_AS_OF, Price, known_price, price_for
+from stillroom.types import Usage
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)
+
+
+def write_prices(workspace: Workspace, text: str) -> Path:
+    path = workspace.root / "prices.yml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_price_is_per_million_tokens() -> None:
+    usage = Usage(prompt_tokens=400_000, completion_tokens=100_000)
+
+    assert Price(2.5, 10).of(usage) == 2.0
+    assert Price(2.5, 10).of(Usage()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("model", "listed"),
+    [
+        ("gpt-5", "gpt-5"),
+        ("openai/gpt-5", "gpt-5"),
+        ("gpt-5-2025-08-07", "gpt-5"),
+        ("openai/gpt-5-mini-2025-08-07", "gpt-5-mini"),
+        ("claude-haiku-4-5-20251001", "claude-haiku-4-5"),
+        ("anthropic/claude-sonnet-4.5", "claude-sonnet-4-5"),
+        ("models/gemini-2.5-flash", "gemini-2.5-flash"),
+        ("gemini-2.5-pro-latest", "gemini-2.5-pro"),
+    ],
+)
+def test_a_listed_model_is_known_by_its_maker_and_date_too(
+    workspace: Workspace, model: str, listed: str
+) -> None:
+    price = price_for(workspace, model)
+
+    assert price is not None
+    assert price == price_for(workspace, listed)
+
+
+@pytest.mark.parametrize(
+    "model", ["", "m", "gpt", "gpt-5-turbo", "my-gpt-5", "gpt-5/m", "openai/gpt-5:free", "gpt-5-1"]
+)
+def test_a_name_that_only_looks_like_a_listed_one_has_no_price(
+    workspace: Workspace, model: str
+) -> None:
+    assert price_for(workspace, model) is None
+
+
+def test_the_workspaces_own_prices_add_to_the_list_and_override_it(workspace: Workspace) -> None:
+    write_prices(
+        workspace,
+        "my-model: {input: 0.15, output: 0.60}\n"
+        "gpt-5: {input: 1, output: 2}\n"
+        '"own/free:v1": {input: 0, output: "0"}\n'
+        "7: {input: 7, output: 7, note: a name may be a number}\n",
+    )
+
+    assert price_for(workspace, "my-model") == Price(0.15, 0.6)
+    assert price_for(workspace, "gpt-5") == Price(1, 2)
+    assert price_for(workspace, "own/free:v1") == Price(0, 0)
+    assert price_for(workspace, "7") == Price(7, 7)
+    assert price_for(workspace, "gpt-4o") == Price(2.5, 10)
+    # One's own names are meant as they are written.
+    assert price_for(workspace, "maker/my-model") is None
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# no prices yet\n", "{}"])
+def test_an_empty_price_file_changes_nothing(workspace: Workspace, text: str) -> None:
+    write_prices(workspace, text)
+
+    assert price_for(workspace, "gpt-4o") == Price(2.5, 10)
+    assert price_for(workspace, "m") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "my-model: {input: 0.15",
+        "- my-model",
+        "my-model",
+        "my-model: 0.15",
+        "my-model:",
+        "my-model: [1, 2]",
+        "my-model: {input: 0.15}",
+        "my-model: {prompt: 0.15, completion: 0.6}",
+        "my-model: {input: cheap, output: 0.6}",
+        "my-model: {input: -1, output: 0.6}",
+        "my-model: {input: .nan, output: 0.6}",
+        "my-model: {input: 1, output: [0.6]}",
+        "my-model: {input: 1, output: }",
+        "other: {input: 1, output: 1}\nmy-model: {}",
+        "\tmy-model: {}",
+    ],
+)
+def test_a_broken_price_file_is_an_error_that_names_it_and_shows_a_line(
+    workspace: Workspace, text: str
+) -> None:
+    path = write_prices(workspace, text)
+
+    with pytest.raises(InputError) as caught:
+        price_for(workspace, "gpt-4o")
+    assert str(path) in caught.value.problem
+    assert '"my-model": {input: 0.15, output: 0.60}' in caught.value.fix
+
+
+def test_a_price_file_that_is_no_text_is_an_error_too(workspace: Workspace) -> None:
+    (workspace.root / "prices.yml").write_bytes(b"\xff\xfe\x00my-model")
+
+    with pytest.raises(InputError, match=r"prices\.yml"):
+        price_for(workspace, "gpt-4o")
+
+
+def test_a_price_that_is_needed_and_unknown_is_told_with_the_line_to_write(
+    workspace: Workspace,
+) -> None:
+    with pytest.raises(InputError) as caught:
+        known_price(workspace, "maker/new")
+    assert "'maker/new'" in caught.value.problem
+    assert PRICES_AS_OF in caught.value.problem
+    assert str(workspace.root / "prices.yml") in caught.value.fix
+    line = caught.value.fix.partition("tokens: ")[2]
+
+    write_prices(workspace, line)
+    assert known_price(workspace, "maker/new") == Price(0.15, 0.6)
+    assert known_price(workspace, "gpt-4o") == Price(2.5, 10)
+
+
+PRICES, COUNTS = st.floats(0, 1000), st.integers(0, 1 << 40)
+
+
+@given(PRICES, PRICES, COUNTS, COUNTS, COUNTS, COUNTS)
+def test_more_tokens_never_cost_less(
+    prompt: float, completion: float, sent: int, written: int, more_sent: int, more_written: int
+) -> None:
+    price = Price(prompt, completion)
+    some = Usage(prompt_tokens=sent, completion_tokens=written)
+    more = some + Usage(prompt_tokens=more_sent, completion_tokens=more_written)
+
+    assert 0 <= price.of(some) <= price.of(more)
