@@ -62,7 +62,7 @@ class UnconfirmedRecord(msgspec.Struct, frozen=True, kw_only=True, tag="unconfir
 
 
 _Record = TurnRecord | RepliesRecord | RestartRecord | UnconfirmedRecord
-_RECORD: msgspec.json.Decoder[_Record] = msgspec.json.Decoder(_Record)
+RECORD: msgspec.json.Decoder[_Record] = msgspec.json.Decoder(_Record)
 _T = TypeVar("_T")
 
 
@@ -92,11 +92,12 @@ class KnownSteps:
 
 def holds_rollouts(path: Path) -> bool:
     """Returns whether a rollout run wrote rows to this file."""
-    is_begun = (_journal_folder(path) / _SETTINGS).exists()
+    is_begun = (journal_folder(path) / _SETTINGS).exists()
     return is_begun and path.exists() and path.stat().st_size > 0
 
 
-def _journal_folder(output: Path) -> Path:
+def journal_folder(output: Path) -> Path:
+    """Returns the folder beside an output that holds its journal, settings and lock."""
     return output.with_name(f".{output.name}")
 
 
@@ -116,7 +117,7 @@ class RolloutStore:
         on_turn: Callable[[SampledTurn], None] = lambda _turn: None,
     ) -> None:
         self.output, self.on_turn = output, on_turn
-        self._folder = _journal_folder(output)
+        self._folder = journal_folder(output)
         self._lock = FileLock(self._folder / "lock")
         if not self._lock.try_acquire():
             raise InputError(
@@ -174,8 +175,8 @@ class RolloutStore:
 
         Of a rollout that was begun again, the journal knows more than the row.
         """
-        by_row = {key: _cost_of(row) for key, row in self.finished.items()}
-        costs = [_larger(cost, self._paid.get(key)) for key, cost in by_row.items()]
+        by_row = {key: Cost.of(row.usage, row.cost_usd) for key, row in self.finished.items()}
+        costs = [_larger(cost, self._paid.get(key, Cost())) for key, cost in by_row.items()]
         costs += [cost for key, cost in self._paid.items() if key not in by_row]
         return Cost(sum(cost.tokens for cost in costs), sum(cost.usd for cost in costs))
 
@@ -260,13 +261,14 @@ def _known_steps(
     """Returns the steps of unfinished rollouts, and what was paid for all on record."""
     known: dict[RolloutKey, KnownSteps] = {}
     paid: _Paid = {}
-    for record in _decoded(journal, _RECORD, "a step of a rollout"):
+    for record in _decoded(journal, RECORD, "a step of a rollout"):
         if isinstance(record, UnconfirmedRecord):
-            paid[None] = _added(paid.get(None), Cost(record.tokens, record.usd))
+            paid[None] = paid.get(None, Cost()) + Cost(record.tokens, record.usd)
             continue
         key = RolloutKey(record.task_id, record.sample)
         if isinstance(record, TurnRecord):
-            paid[key] = _added(paid.get(key), _cost_of(record.turn))
+            cost = Cost.of(record.turn.usage, record.turn.cost_usd)
+            paid[key] = paid.get(key, Cost()) + cost
         if key in finished:
             continue
         if isinstance(record, RestartRecord):
@@ -282,17 +284,7 @@ def _known_steps(
     return known, paid
 
 
-def _cost_of(billed: SampledTurn | FinishedRow) -> Cost:
-    tokens = billed.usage.prompt_tokens + billed.usage.completion_tokens
-    return Cost(tokens, billed.cost_usd or 0.0)
-
-
-def _added(before: Cost | None, more: Cost) -> Cost:
-    return more if before is None else Cost(before.tokens + more.tokens, before.usd + more.usd)
-
-
-def _larger(one: Cost | None, other: Cost | None) -> Cost:
-    one, other = one or Cost(), other or Cost()
+def _larger(one: Cost, other: Cost) -> Cost:
     return Cost(max(one.tokens, other.tokens), max(one.usd, other.usd))
 
 

@@ -20,14 +20,14 @@ from stillroom.data.formats import decode_trajectory
 from stillroom.errors import InputError
 from stillroom.files import FileLock, read_lines, write_json
 from stillroom.rollout.journal import (
+    RECORD,
     FinishedRow,
     KnownSteps,
     RepliesRecord,
-    RestartRecord,
     RolloutKey,
     RolloutStore,
     TurnRecord,
-    UnconfirmedRecord,
+    journal_folder,
 )
 from stillroom.teachers.budget import Budget, Cost
 from stillroom.types import Trajectory, Usage, total_usd
@@ -35,7 +35,6 @@ from stillroom.types import Trajectory, Usage, total_usd
 _WRITER_WAIT_S = 30.0
 """How long a process may live on whose driver is gone."""
 _WRITER_POLL_S = 0.1
-_RECORD = msgspec.json.Decoder(TurnRecord | RepliesRecord | RestartRecord | UnconfirmedRecord)
 _Settings = dict[str, object]
 
 
@@ -150,11 +149,7 @@ def shard_run_folder(output: Path, number: int) -> Path:
 
 
 def _folder(output: Path) -> Path:
-    return _journal_folder(output) / "shards"
-
-
-def _journal_folder(output: Path) -> Path:
-    return output.with_name(f".{output.name}")
+    return journal_folder(output) / "shards"
 
 
 @contextmanager
@@ -242,8 +237,8 @@ def _merge(path: Path, settings: _Settings, into: RolloutStore) -> None:
         for line in read_lines(path):
             _finish(decode_trajectory(line.data), into)
         num_known = msgspec.json.decode(_seed_path(path).read_bytes(), type=int)
-        for line in islice(read_lines(_journal_folder(path) / "journal.jsonl"), num_known, None):
-            record = _RECORD.decode(line.data)
+        for line in islice(read_lines(journal_folder(path) / "journal.jsonl"), num_known, None):
+            record = RECORD.decode(line.data)
             into.append(record)
             if isinstance(record, TurnRecord):
                 # Steps of a rollout that is not finished keep the journal.
@@ -287,7 +282,7 @@ def _open_ended(path: Path, settings: _Settings) -> RolloutStore:
 
     Raises InputError if one goes on. Ray ends the workers of a driver that is gone, after a while.
     """
-    lock = FileLock(_journal_folder(path) / "lock")
+    lock = FileLock(journal_folder(path) / "lock")
     deadline = time.monotonic() + _WRITER_WAIT_S
     while not lock.try_acquire():
         if time.monotonic() > deadline:

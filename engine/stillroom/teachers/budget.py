@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from stillroom.types import Usage
+
 
 class BudgetSpentError(Exception):
     """The next call might cost more than is left, and no call that is out can give any back."""
@@ -22,6 +24,14 @@ class Cost:
 
     tokens: int = 0
     usd: float = 0.0
+
+    @classmethod
+    def of(cls, usage: Usage, usd: float | None) -> "Cost":
+        """Returns what was billed; a price that is unknown counts as nothing."""
+        return cls(usage.prompt_tokens + usage.completion_tokens, usd or 0.0)
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.tokens + other.tokens, self.usd + other.usd)
 
 
 @dataclass(slots=True)
@@ -53,17 +63,17 @@ class Budget:
             if not self.num_reserved or limit == "max_minutes":
                 raise BudgetSpentError(limit)
             await self._freed.wait()
-        self.reserved = _sum(self.reserved, worst)
+        self.reserved = self.reserved + worst
         self.num_reserved += 1
 
     def settle(self, worst: Cost, actual: Cost) -> None:
         """Puts what a call did cost in the place of what was set aside for it."""
-        self.spent = _sum(self.spent, actual)
+        self.spent = self.spent + actual
         self._release(worst)
 
     def settle_unconfirmed(self, worst: Cost) -> None:
         """Counts the worst case of a call that broke off after it was sent."""
-        self.unconfirmed = _sum(self.unconfirmed, worst)
+        self.unconfirmed = self.unconfirmed + worst
         self.on_unconfirmed(worst)
         self.settle(worst, worst)
 
@@ -77,7 +87,7 @@ class Budget:
         self._freed = anyio.Event()
 
     def _exceeded(self, worst: Cost) -> str | None:
-        wanted = _sum(_sum(self.spent, self.reserved), worst)
+        wanted = self.spent + self.reserved + worst
         if wanted.usd > self.usd:
             return "budget_usd"
         if wanted.tokens > self.tokens:
@@ -85,7 +95,3 @@ class Budget:
         if self._started is not None and self.clock() - self._started >= self.minutes * 60:
             return "max_minutes"
         return None
-
-
-def _sum(one: Cost, other: Cost) -> Cost:
-    return Cost(one.tokens + other.tokens, one.usd + other.usd)

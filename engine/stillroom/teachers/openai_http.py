@@ -206,7 +206,7 @@ class OpenAITeacher:
             budget.settle_unconfirmed(worst)
             raise
         if isinstance(outcome, SampledTurn):
-            budget.settle(worst, _cost_of(outcome))
+            budget.settle(worst, Cost.of(outcome.usage, outcome.cost_usd))
         elif outcome.may_be_billed:
             budget.settle_unconfirmed(worst)
         else:
@@ -388,11 +388,6 @@ def _turn(body: bytes, spending: Spending) -> SampledTurn | _Retry:
         usage=usage,
         cost_usd=spending.of(usage, _reported_usd(completion.usage)),
     )
-
-
-def _cost_of(turn: SampledTurn) -> Cost:
-    tokens = turn.usage.prompt_tokens + turn.usage.completion_tokens
-    return Cost(tokens, turn.cost_usd or 0.0)
 
 
 def _reported_usd(usage: Any) -> float | None:
