@@ -46,17 +46,21 @@ class ChatRenderer:
         """Returns the tokens of the conversation so far and the header of the answer to come."""
         return self._encode(self._text(messages, tools, add_generation_prompt=True))
 
-    def tool_reply_ids(
+    def reply_ids(
         self,
         call: Message,
         replies: Sequence[Message],
         tools: Sequence[ToolSchema],
     ) -> list[int]:
-        """Returns the tokens that follow an assistant's turn: the tools' replies, the next header.
+        """Returns the tokens that follow an assistant's turn: the replies to it, the next header.
 
         They begin right after the turn's end-of-turn token, so they can be appended to sampled
-        tokens without encoding those again.
+        tokens without encoding those again. After a turn that calls no tool it is the user who
+        replies; what the model thought before stays in front of it, also where its template would
+        leave that out.
         """
+        if not call.get("tool_calls"):
+            return self._encode(self._after_answer(replies, tools))
         # Some templates give the last turn an empty thinking block, which a reply then takes away.
         for turn in (_stand_in(call, thinking="x"), _stand_in(call)):
             before = self._text([*_PROBE, turn], tools, include_thinking=True)
@@ -74,6 +78,20 @@ class ChatRenderer:
             "of a tool conversation cannot be continued exactly",
             "use a model whose template only appends, or run without tools",
         )
+
+    def _after_answer(self, replies: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        """Returns what the template writes after the end of an answer that a user replies to."""
+        answer: Message = {"role": "assistant", "content": _SENTINEL}
+        before = self._text(_PROBE, tools)
+        after = self._text([*_PROBE, answer, *replies], tools, add_generation_prompt=True)
+        end = after.find(self.end_of_turn, after.find(_SENTINEL, len(before)))
+        if not after.startswith(before) or end < 0:
+            raise ModelError(
+                "this model's chat template rewrites what came before when a user replies, so the "
+                "tokens of a conversation cannot be continued exactly",
+                "use termination_policy last_tool, or a model whose template only appends",
+            )
+        return after[end + len(self.end_of_turn) :]
 
     def conversation(
         self,

@@ -178,8 +178,8 @@ class HFConversation:
         )
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the tools' replies to the calls of the model's last turn."""
-        self._sequence.give(self._renderer.tool_reply_ids(call, replies, self._tools))
+        """Appends what follows the model's last turn: tools' replies, or a user's message."""
+        self._sequence.give(self._renderer.reply_ids(call, replies, self._tools))
 
     def restore(self, turn: SampledTurn) -> None:
         """Appends a turn that was sampled in an earlier process, instead of sampling it."""

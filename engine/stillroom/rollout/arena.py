@@ -77,6 +77,7 @@ async def open_arena(
             tools,
             rewarder,
             options.max_turns,
+            options.nudge_to_send,
             max_tool_characters=options.max_tool_response,
             notes=sources.notes,
             width=width,

@@ -19,6 +19,8 @@ from stillroom.rollout.loop import (
     ForgetfulRecorder,
     OfferedTools,
     Policy,
+    TurnRules,
+    needs_lost_state,
     offered_tools,
     play_episode,
     tool_task,
@@ -60,6 +62,8 @@ class Arena:
     tools: ToolSource | None
     rewarder: Rewarder
     max_turns: int
+    nudge: str | None = None
+    """What the user says after a turn that calls no tool; None: such a turn ends the rollout."""
     max_tool_characters: int | None = None
     figures: Callable[[], dict[str, float]] = dict[str, float]
     """What can be told of the policy now, e.g. how fast its calls may go."""
@@ -67,6 +71,11 @@ class Arena:
     """What a user should be told of the tools."""
     width: Callable[[], int] = lambda: 0
     """How many conversations the policy could take now; more than were asked for are begun."""
+
+    @property
+    def rules(self) -> TurnRules:
+        """When a rollout ends."""
+        return TurnRules(self.max_turns, self.nudge)
 
 
 Outcome = Trajectory | FailedRollout
@@ -156,7 +165,8 @@ class _Crew:
 
 async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorder) -> Outcome:
     task = spec.task
-    if arena.tools is not None and arena.tools.keeps_state and recorder.known_replies(0):
+    keeps_state = arena.tools is not None and arena.tools.keeps_state
+    if keeps_state and needs_lost_state(recorder, arena.rules):
         recorder.start_over()
     started_at, started = now(), time.monotonic()
     episode = Episode(messages=list(task.messages))
@@ -166,7 +176,7 @@ async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorde
             _open_tools(task, arena.tools, arena.max_tool_characters) as tools,
             arena.policy.converse(task.messages, tools.schemas, seed_key=seed_key) as conversation,
         ):
-            await play_episode(episode, conversation, recorder, tools, max_turns=arena.max_turns)
+            await play_episode(episode, conversation, recorder, tools, arena.rules)
             judgement = await arena.rewarder.judge(task, episode.messages)
             return _trajectory(
                 spec,

@@ -62,7 +62,8 @@ def forecast(
         or any(spec.task.docker for spec in todo)
     )
     sizes = [len(msgspec.json.encode(spec.task.messages)) for spec in todo]
-    most_turns = request.max_turns if has_tools else 1
+    goes_on = has_tools or request.nudge_to_send is not None
+    most_turns = request.max_turns if goes_on else 1
     turns = _expected_turns(seen, most_turns)
     completion = _expected_completion(seen, request.max_tokens, turns)
     prompt = sum(_prompt_tokens(size / _BYTES_PER_TOKEN, completion, turns) for size in sizes)

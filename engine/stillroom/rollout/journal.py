@@ -89,6 +89,19 @@ class KnownSteps:
     turns: dict[int, SampledTurn] = field(default_factory=dict[int, SampledTurn])
     replies: dict[int, list[ToolResult]] = field(default_factory=dict[int, list[ToolResult]])
 
+    @property
+    def unanswered_turn(self) -> int | None:
+        """The last turn, where it calls tools whose replies are not there yet."""
+        last = len(self.turns) - 1
+        if last < 0 or last in self.replies or not self.turns[last].message.get("tool_calls"):
+            return None
+        return last
+
+    @property
+    def next_turn(self) -> int | None:
+        """The turn that may come next; None before the replies to the last one are there."""
+        return len(self.turns) if self.unanswered_turn is None else None
+
 
 def holds_rollouts(path: Path) -> bool:
     """Returns whether a rollout run wrote rows to this file."""
@@ -275,11 +288,10 @@ def _known_steps(
             known.pop(key, None)
             continue
         steps = known.setdefault(key, KnownSteps())
-        num_turns, num_replies = len(steps.turns), len(steps.replies)
         # A step that does not follow the one before it belongs to another conversation.
-        if isinstance(record, TurnRecord) and record.index == num_turns == num_replies:
+        if isinstance(record, TurnRecord) and record.index == steps.next_turn:
             steps.turns[record.index] = record.turn
-        elif isinstance(record, RepliesRecord) and record.index == num_replies == num_turns - 1:
+        elif isinstance(record, RepliesRecord) and record.index == steps.unanswered_turn:
             steps.replies[record.index] = record.replies
     return known, paid
 

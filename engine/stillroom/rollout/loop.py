@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import anyio
 import msgspec
@@ -22,6 +22,18 @@ from stillroom.types import (
     total_usd,
 )
 
+TerminationPolicy = Literal["last_tool", "max_turns"]
+"""When a rollout ends: with the first turn that calls no tool, or only after `max_turns` turns."""
+DEFAULT_NUDGE = (
+    "Check your work, with the tools where they help, then state your complete answer again."
+)
+"""Asks for the whole answer: nobody knows which of the answers will be the last."""
+
+
+def nudge_for(policy: TerminationPolicy, nudge: str) -> str | None:
+    """Returns what the user says after a turn without a tool call; None: that turn is the end."""
+    return nudge if policy == "max_turns" else None
+
 
 class Conversation(Protocol):
     """One rollout's side of a policy or teacher."""
@@ -35,7 +47,7 @@ class Conversation(Protocol):
         ...
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the tools' replies to the last turn's calls."""
+        """Appends what follows the last turn: the tools' replies, or a user's message."""
         ...
 
     def restore(self, turn: SampledTurn) -> None:
@@ -114,6 +126,30 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnRules:
+    """When a rollout ends."""
+
+    max_turns: int
+    nudge: str | None = None
+    """What the user says after a turn that calls no tool; None: such a turn ends the rollout."""
+
+    def stop_reason(self, turn: SampledTurn, num_turns: int) -> StopReason | None:
+        """Returns why the rollout ends with its latest turn; None if it goes on."""
+        if turn.finish_reason == "length":
+            return StopReason.MAX_TOKENS
+        if turn.finish_reason == "context":
+            return StopReason.CONTEXT_WINDOW
+        is_last = num_turns >= self.max_turns
+        if turn.message.get("tool_calls"):
+            return StopReason.MAX_TURNS if is_last else None
+        return StopReason.ANSWERED if is_last or self.nudge is None else None
+
+    def nudge_message(self) -> Message:
+        """Returns the user's message after a turn that calls no tool."""
+        return {"role": "user", "content": self.nudge}
+
+
+@dataclass(frozen=True, slots=True)
 class OfferedTools:
     """What one task may call."""
 
@@ -128,13 +164,13 @@ async def play_episode(
     conversation: Conversation,
     recorder: EpisodeRecorder,
     tools: OfferedTools,
-    *,
-    max_turns: int,
+    rules: TurnRules,
 ) -> None:
     """Plays one rollout to its end; `episode` holds what has happened, also when a call fails.
 
     Every tool call gets a reply, also a malformed one and one to an unknown tool: the reply says
-    what was wrong, and the model may mend it.
+    what was wrong, and the model may mend it. A turn that calls no tool ends the rollout, or the
+    user nudges and the model goes on.
     """
     while True:
         index = episode.turns
@@ -143,16 +179,15 @@ async def play_episode(
         episode.usage += turn.usage
         episode.cost_usd = total_usd((episode.cost_usd, turn.cost_usd))
         episode.messages.append(turn.message)
-        calls = turn.message.get("tool_calls", [])
-        if stop := _stop_reason(turn, calls, is_last=episode.turns >= max_turns):
+        if stop := rules.stop_reason(turn, episode.turns):
             episode.stop_reason = stop
             return
-        results = recorder.known_replies(index)
-        if results is None:
-            results = [_cut(r, tools.max_characters) for r in await _call_tools(calls, tools)]
-            recorder.record_replies(index, results)
-        replies = [_reply(call, result) for call, result in zip(calls, results, strict=True)]
-        episode.tool_errors += sum(result.is_error for result in results)
+        if calls := turn.message.get("tool_calls"):
+            results = await _results(calls, recorder, index, tools)
+            episode.tool_errors += sum(result.is_error for result in results)
+            replies = [_reply(call, result) for call, result in zip(calls, results, strict=True)]
+        else:
+            replies = [rules.nudge_message()]
         episode.messages += replies
         conversation.reply(turn.message, replies)
 
@@ -167,16 +202,25 @@ async def _turn(conversation: Conversation, recorder: EpisodeRecorder, index: in
     return turn
 
 
-def _stop_reason(
-    turn: SampledTurn, calls: Sequence[ToolCall], *, is_last: bool
-) -> StopReason | None:
-    if turn.finish_reason == "length":
-        return StopReason.MAX_TOKENS
-    if turn.finish_reason == "context":
-        return StopReason.CONTEXT_WINDOW
-    if not calls:
-        return StopReason.ANSWERED
-    return StopReason.MAX_TURNS if is_last else None
+async def _results(
+    calls: Sequence[ToolCall], recorder: EpisodeRecorder, index: int, tools: OfferedTools
+) -> list[ToolResult]:
+    known = recorder.known_replies(index)
+    if known is not None:
+        return known
+    results = [_cut(r, tools.max_characters) for r in await _call_tools(calls, tools)]
+    recorder.record_replies(index, results)
+    return results
+
+
+def needs_lost_state(recorder: EpisodeRecorder, rules: TurnRules) -> bool:
+    """Returns whether a rollout would go on from what tools did in an earlier process."""
+    turns: list[SampledTurn] = []
+    has_replies = False
+    while (turn := recorder.known_turn(len(turns))) is not None:
+        has_replies = has_replies or bool(recorder.known_replies(len(turns)))
+        turns.append(turn)
+    return has_replies and rules.stop_reason(turns[-1], len(turns)) is None
 
 
 def _cut(result: ToolResult, max_characters: int | None) -> ToolResult:

@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stillroom.data.formats import Task
 from stillroom.errors import InputError
 from stillroom.files import file_sha256
 from stillroom.models.resolve import ModelLocation, locate_model
 from stillroom.rollout.judge_request import JudgeOptions, check_judge
+from stillroom.rollout.loop import DEFAULT_NUDGE, TerminationPolicy, nudge_for
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import FREE, Price, known_price, price_for
 from stillroom.teachers.providers import IN_PROCESS, PROFILES, ProviderName, endpoint_for
@@ -59,6 +60,12 @@ class RolloutOptions(JudgeOptions):
     ] = None
     max_tokens: Annotated[int, Field(ge=1, description="Per assistant turn")] = 2048
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 10
+    termination_policy: Annotated[
+        TerminationPolicy, Field(description="max_turns: goes on after a turn without a tool call")
+    ] = "last_tool"
+    nudge: Annotated[str, Field(min_length=1, description="max_turns: what the user then says")] = (
+        DEFAULT_NUDGE
+    )
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: int | None = None
     reasoning_effort: Annotated[
@@ -73,6 +80,17 @@ class RolloutOptions(JudgeOptions):
     ] = None
     request_timeout: Annotated[float, Field(gt=0, description="Seconds per call")] = 120.0
     tool_timeout: Annotated[float, Field(gt=0, description="Seconds per tool call")] = 60.0
+
+    @model_validator(mode="after")
+    def _nudge_is_said(self) -> "RolloutOptions":
+        if self.nudge != DEFAULT_NUDGE and self.termination_policy == "last_tool":
+            raise ValueError("nudge is said only with termination_policy max_turns")
+        return self
+
+    @property
+    def nudge_to_send(self) -> str | None:
+        """What the user says after a turn without a tool call; None: such a turn is the end."""
+        return nudge_for(self.termination_policy, self.nudge)
 
     @property
     def most_at_once(self) -> int:
@@ -219,6 +237,7 @@ def fingerprint(
 ) -> Fingerprint:
     """Returns all that shapes what a rollout becomes; a resumed run must have the same."""
     shaping: Fingerprint = {name: getattr(options, name) for name in _SHAPING}
+    shaping["nudge"] = options.nudge_to_send
     for kind in ("tools", "rewards"):
         path = user_file(workspace, getattr(options, kind), what=kind)
         shaping[f"{kind}_sha256"] = file_sha256(path) if path else None

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from stillroom.errors import ConfigError
 from stillroom.models.precision import Precision
+from stillroom.rollout.loop import DEFAULT_NUDGE, TerminationPolicy
 from stillroom.train.refusals import REFUSED_VALUES, UNSUPPORTED
 from stillroom.validation import describe_errors
 
@@ -81,14 +82,22 @@ class RolloutSection(_Section):
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 1
     max_tokens: Annotated[int, Field(ge=1)] = 2048
     max_context_window: Annotated[int, Field(ge=16)] = 32768
-    termination_policy: Literal["last_tool"] = "last_tool"
-    """The rollout ends with the first turn that calls no tool."""
+    termination_policy: TerminationPolicy = "last_tool"
+    """The rollout ends with the first turn that calls no tool, or only after max_turns turns."""
+    nudge: Annotated[str, Field(min_length=1)] = DEFAULT_NUDGE
+    """termination_policy max_turns: what the user says after a turn that calls no tool."""
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
     tool_timeout: Annotated[float, Field(gt=0)] = 60.0
     reward_timeout: Annotated[float, Field(gt=0)] = 60.0
     include_thinking: bool = False
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
     """Conversations in the running batch."""
+
+    @model_validator(mode="after")
+    def _nudge_is_said(self) -> "RolloutSection":
+        if self.nudge != DEFAULT_NUDGE and self.termination_policy == "last_tool":
+            raise ValueError("nudge is said only with termination_policy: max_turns")
+        return self
 
 
 class TrainerSection(_Section):

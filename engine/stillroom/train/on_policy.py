@@ -38,6 +38,7 @@ from stillroom.rollout.collect import (
     key_of,
 )
 from stillroom.rollout.journal import RolloutKey
+from stillroom.rollout.loop import nudge_for
 from stillroom.rollout.rewards import Rewarder
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.tools.user_pool import UserPool
@@ -179,7 +180,8 @@ async def _sample(
     )
     teacher = TeacherRecord(provider="student", model=config.model.path, settings=sampling)
     async with policy:
-        arena = Arena(policy, teacher, pool, rewarder, config.rollout.max_turns)
+        nudge = nudge_for(config.rollout.termination_policy, config.rollout.nudge)
+        arena = Arena(policy, teacher, pool, rewarder, config.rollout.max_turns, nudge)
         await collect_rollouts(
             specs, arena, concurrency=config.rollout.concurrency, on_outcome=keep
         )

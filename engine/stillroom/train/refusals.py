@@ -55,9 +55,5 @@ REFUSED_VALUES: dict[tuple[str, str], tuple[str, str]] = {
         "rewards are tracked, not trained on",
         "leave it out",
     ),
-    ("rollout.termination_policy", "max_turns"): (
-        "a rollout ends with the first turn that calls no tool",
-        "use last_tool and limit the turns with rollout.max_turns",
-    ),
 }
 """By dotted key and value: why, and what to do."""

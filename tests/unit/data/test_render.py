@@ -119,7 +119,7 @@ def test_tokens_fed_and_sampled_turn_by_turn_are_those_of_the_rendered_row(famil
 
     ids = renders.prompt_ids(messages[:1], [PRICE])
     ids += tokenizer.encode(first, add_special_tokens=False)
-    ids += renders.tool_reply_ids(messages[1], messages[2:-1], [PRICE])
+    ids += renders.reply_ids(messages[1], messages[2:-1], [PRICE])
     ids += tokenizer.encode(last, add_special_tokens=False)
 
     whole = renders.conversation(messages, [PRICE]).ids
@@ -134,8 +134,8 @@ def test_replies_in_two_rounds_continue_the_rendered_row(family):
     messages = [user("Compare."), first, reply("12", 0), second, reply("30", 1), answer("12 < 30")]
     whole = renders.conversation(messages, [PRICE])
 
-    after_first = renders.tool_reply_ids(first, messages[2:3], [PRICE])
-    after_second = renders.tool_reply_ids(second, messages[4:5], [PRICE])
+    after_first = renders.reply_ids(first, messages[2:3], [PRICE])
+    after_second = renders.reply_ids(second, messages[4:5], [PRICE])
 
     starts = [i for i in range(1, len(whole.ids)) if whole.trained[i] and not whole.trained[i - 1]]
     ends = [i for i in range(1, len(whole.ids)) if whole.trained[i - 1] and not whole.trained[i]]
@@ -143,9 +143,37 @@ def test_replies_in_two_rounds_continue_the_rendered_row(family):
     assert whole.ids[ends[1] : starts[2]] == after_second
 
 
+@pytest.mark.parametrize("family", [*HERMES, "llama3", "gemma", "mistral", "deepseek"])
+def test_a_users_reply_to_an_answer_continues_the_rendered_row(family):
+    renders = renderer(family)
+    messages = [user("And the lamp?"), answer("It costs 12."), user("Sure?"), answer("Three.")]
+    whole = renders.conversation(messages, [])
+
+    after_first = renders.reply_ids(messages[1], messages[2:3], [])
+
+    starts = [i for i in range(1, len(whole.ids)) if whole.trained[i] and not whole.trained[i - 1]]
+    ends = [i for i in range(1, len(whole.ids)) if whole.trained[i - 1] and not whole.trained[i]]
+    assert whole.ids[ends[0] : starts[1]] == after_first
+
+
+@pytest.mark.parametrize("family", [*HERMES, "llama3"])
+def test_a_users_reply_may_come_where_there_are_tools(family):
+    renders = renderer(family)
+
+    with_tools = renders.reply_ids(answer("It costs 12."), [user("Sure?")], [PRICE])
+
+    assert with_tools == renders.reply_ids(answer("It costs 12."), [user("Sure?")], [])
+
+
+def test_a_template_that_moves_its_tools_to_the_last_user_is_refused_a_users_reply():
+    with pytest.raises(ModelError, match="when a user replies") as caught:
+        renderer("mistral").reply_ids(answer("12."), [user("Sure?")], [PRICE])
+    assert "last_tool" in caught.value.fix
+
+
 def test_a_template_that_drops_a_call_once_it_is_answered_is_refused():
     with pytest.raises(ModelError, match="rewrites earlier turns") as caught:
-        renderer("forgetful").tool_reply_ids(calls(LAMP), [reply("12")], [PRICE])
+        renderer("forgetful").reply_ids(calls(LAMP), [reply("12")], [PRICE])
     assert "run without tools" in caught.value.fix
 
 

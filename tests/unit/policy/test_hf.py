@@ -113,6 +113,32 @@ def test_tools_are_called_and_their_replies_continue_the_tokens(clerk):
         assert clerk.tokenizer.decode(whole.ids[len(trace.ids) :]) == "\n"
 
 
+def test_a_users_reply_continues_the_tokens_and_is_not_the_models(clerk):
+    async def main():
+        async with (
+            HFPolicy(clerk, SAMPLING, max_rows=1) as policy,
+            policy.converse(PROMPT, [PRICE], seed_key="a") as conversation,
+        ):
+            messages, texts = list(PROMPT), 0
+            for _ in range(6):
+                with anyio.fail_after(10):
+                    turn = await conversation.sample()
+                made = turn.message.get("tool_calls", [])
+                texts += not made
+                told = [{**reply("12"), "tool_call_id": call["id"]} for call in made]
+                messages += [turn.message, *(told or [user("Sure?")])]
+                conversation.reply(turn.message, told or [user("Sure?")])
+            return messages, texts, conversation.trace()
+
+    messages, texts, trace = anyio.run(main)
+
+    assert 0 < texts < 6
+    whole = ChatRenderer(clerk.tokenizer).conversation(messages, [PRICE])
+    header = len(trace.ids) - len(whole.ids)
+    assert (trace.ids[:-header], trace.sampled[:-header]) == (whole.ids, whole.trained)
+    assert clerk.tokenizer.decode(trace.ids[-header:]) == ChatRenderer(clerk.tokenizer).header
+
+
 def test_calls_of_a_conversation_have_different_ids(clerk):
     turns = max((turns for turns, _ in play(clerk, "abcdefgh").values()), key=len)
 

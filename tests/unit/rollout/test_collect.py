@@ -262,6 +262,19 @@ def test_a_rollout_starts_over_where_its_tools_have_lost_their_state(
     assert len(tools.calls) == (replied == "now")
 
 
+def test_a_conversation_that_is_all_on_record_needs_no_state_of_its_tools() -> None:
+    recorder = half_done(with_replies=True)
+    recorder.turns[1] = turn(assistant("7"))
+    tools = stateful()
+    arena = arena_of(ScriptedPolicy(lambda _key: CALL_THEN_ANSWER), tools=tools)
+
+    [rollout] = collected(TASKS[:1], arena, recorder_for=lambda _key: recorder)
+
+    assert isinstance(rollout, Trajectory)
+    assert recorder.order == tools.calls == []
+    assert rollout.turns == 2
+
+
 def test_more_conversations_are_begun_as_the_policy_can_take_more() -> None:
     policy = ScriptedPolicy(lambda _key: CALL_THEN_ANSWER)
     widths = iter([0, 1, 2])

@@ -22,6 +22,8 @@ from stillroom.rollout.loop import (
     Episode,
     ForgetfulRecorder,
     OfferedTools,
+    TurnRules,
+    needs_lost_state,
     offered_tools,
     play_episode,
 )
@@ -51,20 +53,21 @@ class Play:
         tools: ScriptedTools | None = None,
         recorder: Any = None,
         max_turns: int = 10,
+        nudge: str | None = None,
     ) -> None:
         self.episode = Episode(messages=list(task.messages))
         self.conversation = ScriptedConversation(turns)
         self.recorder = recorder or MemoryRecorder()
-        run_async(self._play, task, tools, max_turns)
+        run_async(self._play, task, tools, TurnRules(max_turns, nudge))
 
-    async def _play(self, task: Task, tools: ScriptedTools | None, max_turns: int) -> None:
+    async def _play(self, task: Task, tools: ScriptedTools | None, rules: TurnRules) -> None:
         session = ScriptedSession(tools, task.metadata) if tools else None
         await play_episode(
             self.episode,
             self.conversation,
             self.recorder,
             OfferedTools(offered_tools(task, tools), session),
-            max_turns=max_turns,
+            rules,
         )
 
 
@@ -222,7 +225,7 @@ def test_a_failed_call_leaves_what_has_happened() -> None:
 
     async def main() -> None:
         no_tools = OfferedTools([], None)
-        await play_episode(episode, conversation, ForgetfulRecorder(), no_tools, max_turns=5)
+        await play_episode(episode, conversation, ForgetfulRecorder(), no_tools, TurnRules(5))
 
     with pytest.raises(CallFailedError):
         run_async(main)
@@ -231,6 +234,75 @@ def test_a_failed_call_leaves_what_has_happened() -> None:
 
 
 TURNS = [calling(tool_call("price", "a")), calling(tool_call("prize", "b")), DONE]
+
+
+@pytest.mark.parametrize(
+    ("last", "stop"), [(DONE, StopReason.ANSWERED), (calling(tool_call()), StopReason.MAX_TURNS)]
+)
+def test_with_a_nudge_the_model_goes_on_until_max_turns(last: Any, stop: StopReason) -> None:
+    tools = ScriptedTools(["price"], echo)
+    call = tool_call("price", "a")
+
+    play = Play([DONE, calling(call), DONE, last], tools=tools, max_turns=4, nudge="And now?")
+
+    episode = play.episode
+    assert episode.messages == [
+        user("How much?"),
+        DONE.message,
+        user("And now?"),
+        assistant(None, call),
+        {**tool_reply("price {}", "a"), "name": "price"},
+        DONE.message,
+        user("And now?"),
+        last.message,
+    ]
+    assert (episode.stop_reason, episode.turns) == (stop, 4)
+    assert play.conversation.seen == episode.messages[1:]
+
+
+@pytest.mark.parametrize("finish", ["length", "context"])
+def test_a_turn_that_was_cut_off_is_the_last_also_with_a_nudge(finish: str) -> None:
+    play = Play([turn(assistant("cut o"), finish=finish), DONE], nudge="And now?")
+
+    assert play.episode.turns == 1
+    assert play.episode.messages[-1]["role"] == "assistant"
+
+
+NUDGED = [DONE, calling(tool_call("price", "a")), DONE, DONE]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 5), st.booleans())
+def test_a_rollout_that_nobody_goes_on_with_needs_no_state(num_known: int, goes_on: bool) -> None:
+    rules = TurnRules(4, "And now?" if goes_on else None)
+    turns = NUDGED if goes_on else NUDGED[1:3]
+    whole = Play(turns, tools=ScriptedTools(["price"], echo), max_turns=4, nudge=rules.nudge)
+    known = MemoryRecorder()
+    done = whole.recorder.order[:num_known]
+    for kind, index in done:
+        steps = "turns" if kind == "turn" else "replies"
+        getattr(known, steps)[index] = getattr(whole.recorder, steps)[index]
+
+    is_over = num_known >= len(whole.recorder.order)
+    has_replies = any(kind == "replies" for kind, _index in done)
+
+    assert needs_lost_state(known, rules) is (has_replies and not is_over)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 5))
+def test_nudged_turns_are_replayed_and_the_episode_comes_out_the_same(num_known: int) -> None:
+    options: Any = {"max_turns": 4, "nudge": "And now?"}
+    whole = Play(NUDGED, tools=ScriptedTools(["price"], echo), **options)
+    known = MemoryRecorder()
+    for kind, index in whole.recorder.order[:num_known]:
+        steps = "turns" if kind == "turn" else "replies"
+        getattr(known, steps)[index] = getattr(whole.recorder, steps)[index]
+
+    again = Play(NUDGED, tools=ScriptedTools(["price"], echo), recorder=known, **options)
+
+    assert again.episode == whole.episode
+    assert again.conversation.seen == whole.conversation.seen
 
 
 @settings(deadline=None)

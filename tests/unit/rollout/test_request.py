@@ -149,8 +149,16 @@ def test_a_fingerprint_has_what_shapes_a_rollout_and_nothing_else(tmp_path: Path
         assert of(**changes) == first
     for changes in ({"model": "x"}, {"max_turns": 3}, {"seed": 1}, {"top_p": 0.5}):
         assert of(**changes) != first
+    nudged = {"termination_policy": "max_turns"}
+    assert first["nudge"] is None
+    assert of(**nudged)["nudge"] != of(**nudged, nudge="Sure?")["nudge"] == "Sure?"
     (tmp_path / "tools.py").write_text("x = 2\n", encoding="utf-8")
     assert [name for name, value in of().items() if value != first[name]] == ["tools_sha256"]
     prompts.write_text('{"prompt": "b"}\n', encoding="utf-8")
     assert "input_sha256" in [name for name, value in of().items() if value != first[name]]
     assert fingerprint(workspace, request(), prompts=prompts, system="s")["system"] == "s"
+
+
+def test_a_nudge_that_nobody_says_is_refused() -> None:
+    with pytest.raises(ValueError, match="nudge is said only with termination_policy max_turns"):
+        request(nudge="Sure?")

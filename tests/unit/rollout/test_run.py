@@ -187,6 +187,36 @@ def test_after_an_abort_at_any_call_no_finished_call_is_made_again(
     assert told == conversations(read_rows(tmp_path / "whole" / OUTPUT))
 
 
+@pytest.mark.parametrize("num_served", range(1, 3 * NUM_PROMPTS, 2))
+def test_a_nudged_run_that_was_cut_goes_on_as_the_unbroken_one(
+    workspace: Workspace, tmp_path: Path, num_served: int
+) -> None:
+    nudged: Any = {"termination_policy": "max_turns", "max_turns": 3, "nudge": "Sure?"}
+    whole = ScriptedTeacher()
+    run_of(Workspace(shutil.copytree(workspace.root, tmp_path / "whole")), whole, **nudged)
+
+    async def cut(_served: Served) -> None:
+        if len(first.served) == num_served:
+            raise PowerCutError
+
+    first, second = ScriptedTeacher(before=cut), ScriptedTeacher()
+    with pytest.RaisesGroup(PowerCutError, flatten_subgroups=True):
+        run_of(workspace, first, **nudged)
+    with pytest.raises(InputError, match="begun with other settings: nudge was 'Sure\\?'"):
+        run_of(workspace, second, max_turns=3)
+    run_of(workspace, second, **nudged)
+
+    assert sorted([*first.served, *second.served]) == sorted(whole.served)
+    told = conversations(rows_of(workspace))
+    assert told == conversations(read_rows(tmp_path / "whole" / OUTPUT))
+    for messages, _reward, _usage in told.values():
+        # A call and its reply, an answer, the nudge, the last answer.
+        assert [message["role"] for message in messages] == [
+            *("user", "assistant", "tool", "assistant", "user", "assistant")
+        ]
+        assert messages[4]["content"] == "Sure?"
+
+
 @pytest.fixture
 def unfinished(workspace: Workspace, tmp_path: Path) -> Path:
     """A workspace whose run did all but the last rollout's last call, so its journal is there."""

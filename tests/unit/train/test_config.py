@@ -57,10 +57,19 @@ def test_what_is_not_said_is_the_documented_default(tmp_path):
     assert (config.rollout.max_turns, config.rollout.max_tokens) == (1, 2048)
     assert config.rollout.max_context_window == 32768
     assert config.rollout.termination_policy == "last_tool"
+    assert "complete answer" in config.rollout.nudge
     assert (config.rollout.tool_timeout, config.rollout.reward_timeout) == (60, 60)
     assert config.rollout.include_thinking is False
     assert config.trainer.learning_rate == 1e-4
     assert config.trainer.save_step == -1
+
+
+def test_a_nudge_that_nobody_says_is_refused(tmp_path):
+    given = load(tmp_path, SFT, "rollout.termination_policy=max_turns", "rollout.nudge=Sure?")
+    assert given.rollout.nudge == "Sure?"
+
+    with pytest.raises(ConfigError, match="nudge is said only with termination_policy"):
+        load(tmp_path, SFT, "rollout.nudge=Sure?")
 
 
 def test_a_json_file_is_read_too(tmp_path):

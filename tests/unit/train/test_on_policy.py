@@ -236,6 +236,21 @@ def test_the_tokens_of_tools_are_read_and_not_trained(tmp_path, tiny_models):
         assert metrics["tool_errors"] == 0
 
 
+def test_a_rollout_with_a_nudge_takes_every_turn_it_has(tmp_path, tiny_models):
+    clerk = tiny_models.folder("llama", "clerk")
+    rollout = {"max_turns": 4, "max_tokens": 8, "termination_policy": "max_turns", "nudge": "And?"}
+    project = distill(tmp_path, clerk, clerk, rollout=rollout)
+    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+
+    project.train()
+
+    for metrics in project.reporter.measured:
+        assert metrics["turns"] == 4
+        # Two tokens of each turn, and none of what the user says.
+        assert metrics["response_tokens"] == pytest.approx(8)
+        assert metrics["logprob_gap"] < 1e-5
+
+
 def test_a_reply_that_fills_the_context_ends_the_rollout_and_costs_no_memory(tmp_path, tiny_models):
     clerk = tiny_models.folder("llama", "clerk")
     project = distill(tmp_path, clerk, clerk, rollout={"max_turns": 4})
