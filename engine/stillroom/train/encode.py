@@ -26,6 +26,8 @@ class EncodedSft:
     """The rows that can be trained."""
 
     sequences: list[TokenSequence] = field(default_factory=list[TokenSequence])
+    """One a row, and more for rows that a template shows otherwise turn by turn."""
+    num_rows: int = 0
     skipped: Counter[str] = field(default_factory=Counter[str])
 
 
@@ -38,20 +40,22 @@ class EncodedPairs:
 
 
 def encode_sft(rows: Sequence[SftRow], renderer: ChatRenderer, *, max_length: int) -> EncodedSft:
-    """Returns the rows as sequences. Raises DataError if none is left."""
+    """Returns the rows as sequences, each row whole or not. Raises DataError if none is left."""
     encoded = EncodedSft()
     for row in rows:
         try:
-            rendered = renderer.conversation(row.messages, row.tools)
+            rendered = renderer.sequences(row.messages, row.tools)
         except ModelError as error:
             encoded.skipped[_unrenderable(error)] += 1
             continue
-        sequence = TokenSequence(rendered.ids, rendered.trained)
-        if reason := _unusable(sequence, max_length):
-            encoded.skipped[reason] += 1
+        sequences = [TokenSequence(one.ids, one.trained) for one in rendered]
+        reasons = [reason for one in sequences if (reason := _unusable(one, max_length))]
+        if reasons:
+            encoded.skipped[reasons[0]] += 1
         else:
-            encoded.sequences.append(sequence)
-    _need_some(len(encoded.sequences), encoded.skipped, max_length)
+            encoded.sequences += sequences
+            encoded.num_rows += 1
+    _need_some(encoded.num_rows, encoded.skipped, max_length)
     return encoded
 
 

@@ -53,7 +53,7 @@ def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> T
             if held_out and optimizer.num_steps % per_epoch == 0:
                 metrics["val_loss"] = validation_loss(student, held_out)
             session.after_step(optimizer.num_steps, per_epoch * epochs, metrics)
-    return session.finish(optimizer.num_steps, rows=len(train), skipped=encoded.skipped)
+    return session.finish(optimizer.num_steps, rows=encoded.num_rows, skipped=encoded.skipped)
 
 
 def split_validation(

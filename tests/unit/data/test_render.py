@@ -177,12 +177,12 @@ def test_a_template_that_drops_a_call_once_it_is_answered_is_refused():
     assert "run without tools" in caught.value.fix
 
 
-def test_a_template_whose_turns_cannot_be_told_apart_is_refused():
+def test_a_final_token_of_the_whole_text_is_no_end_of_a_turn():
     messages = [user("a"), answer("b"), user("c"), answer("d")]
 
-    with pytest.raises(ModelError, match=r"messages\[1\] cannot be told apart") as caught:
-        renderer("phi3").conversation(messages, [])
-    assert "{% generation %}" in caught.value.fix
+    rendered = renderer("phi3").conversation(messages, [])
+
+    assert trained_texts(rendered, "phi3") == ["b<|end|>", "d<|end|>"]
 
 
 def test_one_turn_of_a_template_with_a_final_token_is_trained_to_its_end_of_turn():
@@ -193,8 +193,9 @@ def test_one_turn_of_a_template_with_a_final_token_is_trained_to_its_end_of_turn
 
 
 def test_a_header_that_opens_the_thinking_is_refused_for_answers_without_it():
-    with pytest.raises(ModelError, match="cannot be told apart"):
+    with pytest.raises(ModelError, match=r"messages\[1\] cannot be told apart") as caught:
         renderer("always-thinks").conversation([user("a"), answer("b")], [])
+    assert "{% generation %}" in caught.value.fix
 
 
 def test_the_first_turns_of_a_preference_are_context():
@@ -213,13 +214,16 @@ THOUGHTS = [
 ]
 
 
-def test_thinking_is_trained_where_the_template_keeps_it_and_it_was_asked_for():
-    rendered = renderer("qwen3", include_thinking=True).conversation(THOUGHTS, [])
+def test_thinking_that_a_later_turn_takes_away_is_trained_in_a_sequence_of_its_own():
+    renders = renderer("qwen3", include_thinking=True)
 
-    assert trained_texts(rendered, "qwen3") == [
-        "b<|im_end|>",
-        "<think>\nsecond thought\n</think>\n\nd<|im_end|>",
-    ]
+    first, second = renders.sequences(THOUGHTS, [])
+
+    assert trained_texts(first, "qwen3") == ["<think>\nfirst thought\n</think>\n\nb<|im_end|>"]
+    assert trained_texts(second, "qwen3") == ["<think>\nsecond thought\n</think>\n\nd<|im_end|>"]
+    assert "first thought" not in second.text
+    with pytest.raises(ModelError, match=r"messages\[1\] otherwise once the conversation goes on"):
+        renders.conversation(THOUGHTS, [])
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])

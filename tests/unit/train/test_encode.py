@@ -34,6 +34,23 @@ def test_a_row_becomes_the_tokens_and_mask_of_its_rendering():
     assert sequence.trained == rendered.trained
 
 
+def test_a_row_whose_template_drops_thinking_is_trained_turn_by_turn_or_not_at_all():
+    tokenizer = build_tokenizer("qwen3")
+    row = sft(
+        user("a"), answer("b", reasoning_content="one"),
+        user("c"), answer("d", reasoning_content="two"),
+    )  # fmt: skip
+    short = sft(user("a"), answer("b", reasoning_content="one"))
+    renderer = ChatRenderer(tokenizer, include_thinking=True)
+    longest = max(len(one.ids) for one in renderer.sequences(row.messages, []))
+
+    encoded = encode_sft([row, short], renderer, max_length=longest)
+    cut = encode_sft([row, short], renderer, max_length=longest - 1)
+
+    assert (encoded.num_rows, len(encoded.sequences)) == (2, 3)
+    assert (cut.num_rows, len(cut.sequences), cut.skipped) == (1, 1, {TOO_LONG: 1})
+
+
 def test_rows_that_cannot_be_trained_are_left_out_and_counted_by_reason():
     rows = [
         sft(user("a"), answer("b")),

@@ -1,0 +1,177 @@
+"""A tokenizer's own chat template: conversations as text, and the marks of an assistant's turn."""
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, cast
+
+from stillroom.errors import ModelError
+from stillroom.types import Message, ToolSchema
+
+PROBE: list[Message] = [{"role": "user", "content": "x"}]
+SENTINEL = "0123456789"
+_GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Names under which rows hold thinking and templates look for it."""
+
+
+class ChatTemplate:
+    """Renders conversations as text. `tokenizer` is a transformers tokenizer.
+
+    Raises ModelError where the template refuses a conversation.
+    """
+
+    def __init__(self, tokenizer: Any, *, include_thinking: bool) -> None:
+        self._tokenizer = tokenizer
+        self.include_thinking = include_thinking
+
+    @cached_property
+    def is_tagged(self) -> bool:
+        """Whether the template itself marks what the assistant says."""
+        return _GENERATION_TAG.search(self._tokenizer.chat_template) is not None
+
+    @cached_property
+    def end_of_turn(self) -> str:
+        """The text of the special token that ends an assistant's turn, e.g. `<|im_end|>`."""
+        tail = self._probe_answer.partition(SENTINEL)[2]
+        special = [str(t) for t in self._tokenizer.get_added_vocab() if tail.lstrip().startswith(t)]
+        if not special:
+            raise ModelError(
+                "this model's chat template does not end an assistant's turn with a special token",
+                "add one to chat_template.jinja, else the model can't learn to stop",
+            )
+        return max(special, key=len)
+
+    @cached_property
+    def header(self) -> str:
+        """The text that opens an assistant's turn, e.g. `<|im_start|>assistant` and a newline."""
+        before = self.text(PROBE, [])
+        after = self.text(PROBE, [], add_generation_prompt=True)
+        return after[len(before) :] if after.startswith(before) else ""
+
+    @cached_property
+    def lead(self) -> str:
+        """What a last turn begins with before its first word, e.g. an empty thinking block."""
+        before = self.text(PROBE, [], add_generation_prompt=True)
+        answered = self._probe_answer
+        return answered[len(before) :].partition(SENTINEL)[0] if answered.startswith(before) else ""
+
+    @cached_property
+    def control(self) -> list[str]:
+        """The texts of all control tokens."""
+        return [str(t) for t in self._tokenizer.added_tokens_decoder.values() if t.special]
+
+    @cached_property
+    def _probe_answer(self) -> str:
+        return self.text([*PROBE, {"role": "assistant", "content": SENTINEL}], [])
+
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        *,
+        add_generation_prompt: bool = False,
+        include_thinking: bool | None = None,
+    ) -> str:
+        """Returns the conversation as text; with the header of an answer to come if asked for."""
+        return self._render(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            include_thinking=include_thinking,
+        )[0]
+
+    def tagged(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Returns the text and the spans that the template marks as the assistant's."""
+        return self._render(messages, tools, with_spans=True)
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        *,
+        add_generation_prompt: bool = False,
+        include_thinking: bool | None = None,
+        with_spans: bool = False,
+    ) -> tuple[str, list[tuple[int, int]]]:
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        is_kept = self.include_thinking if include_thinking is None else include_thinking
+        prepared = [_for_template(message, include_thinking=is_kept) for message in messages]
+        try:
+            rendered: Any = render_jinja_template(
+                [prepared],
+                tools=cast("list[Any]", list(tools)) or None,
+                chat_template=self._tokenizer.chat_template,
+                return_assistant_tokens_mask=with_spans,
+                add_generation_prompt=add_generation_prompt,
+                **self._tokenizer.special_tokens_map,
+            )
+        except (TemplateError, TypeError) as error:
+            raise ModelError(
+                f"the model's chat template refuses this conversation: {error}",
+                "check the order of the roles; some templates take no system or tool messages",
+            ) from error
+        texts, spans = rendered
+        return texts[0], [(start, end) for start, end in spans[0]] if with_spans else []
+
+
+def _for_template(message: Message, *, include_thinking: bool) -> dict[str, Any]:
+    """Returns the message as chat templates expect it: arguments as objects, text as a string."""
+    prepared: dict[str, Any] = dict(message)
+    prepared["content"] = plain_text(message)
+    thinking = thinking_of(message)
+    for name in _THINKING_FIELDS:
+        prepared.pop(name, None)
+        if include_thinking and thinking:
+            prepared[name] = thinking
+    if message.get("tool_calls"):
+        prepared["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _arguments(call)}}
+            for call in message.get("tool_calls", [])
+        ]
+    return prepared
+
+
+def thinking_of(message: Message) -> str:
+    """Returns what a message holds of thinking apart from its content; "" if nothing."""
+    held = (cast("dict[str, Any]", message).get(name) for name in _THINKING_FIELDS)
+    return next((text for text in held if isinstance(text, str) and text), "")
+
+
+def without_thinking(message: Message) -> Message:
+    """Returns the message without what it holds of thinking apart from its content."""
+    kept = {key: value for key, value in message.items() if key not in _THINKING_FIELDS}
+    return cast("Message", kept)
+
+
+def _arguments(call: Any) -> Any:
+    written = call["function"]["arguments"]
+    try:
+        value = json.loads(written)
+    except (ValueError, RecursionError):
+        return written
+    return value if isinstance(value, dict) else written
+
+
+def plain_text(message: Message) -> str:
+    """Returns a message's content as text; a list of parts is joined.
+
+    Raises ModelError for parts that are not text.
+    """
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts: list[str] = []
+    for part in content:
+        if part.get("type") not in ("text", "input_text", "output_text"):
+            raise ModelError(
+                f"a message holds a part of type {part.get('type')!r}; only text can be rendered",
+                "leave images and audio out of the rows",
+            )
+        texts.append(str(part.get("text", "")))
+    return "".join(texts)

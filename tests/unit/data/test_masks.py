@@ -1,0 +1,208 @@
+"""What is trained of a conversation, for ten families of chat templates.
+
+The golden files were read by eye. What they hold is checked by a second account of it, made of
+nothing but the templates' texts: before each trained turn stands exactly what the model sees when
+it has to write that turn, and the turn is exactly what the template makes of it then.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.conversations import CHAIR, LAMP, PRICE, answer, calls, reply, system, user
+from fakes.mask_families import GLM_BARE, MASK_FAMILIES, MaskFamily, mask_tokenizer
+from stillroom.data.inspect import mask_view
+from stillroom.data.render import ChatRenderer, RenderedConversation
+from stillroom.errors import ModelError
+from stillroom.types import Message
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "masks"
+TOKENIZERS = {name: mask_tokenizer(family) for name, family in MASK_FAMILIES.items()}
+# Only the last turn gets it, and it says nothing: what stays in the history is trained without.
+EMPTY_THINKING = {"qwen": "<think>\n\n</think>\n\n"}
+NEVER_TRAINED = ("USER", "SYSTEM", "REPLY", "looks up")
+ENDS = {
+    "llama": {"<|eot_id|>"},
+    "mistral": {"</s>"},
+    "gemma": {"<end_of_turn>"},
+    "phi": {"<|end|>"},
+    "deepseek": {"<|eos|>"},
+    "harmony": {"<|return|>", "<|call|>"},
+    "glm": {"<|endoftext|>"},
+}
+CHAT = [
+    user("USER What does the lamp cost?"),
+    answer("The lamp costs 12."),
+    user("USER And the chair?"),
+    answer("The chair costs 30."),
+]
+TOOLS = [
+    user("USER What do lamp and chair cost?"),
+    calls(LAMP),
+    reply("REPLY 12"),
+    calls(CHAIR, first=1),
+    reply("REPLY 30", 1),
+    answer("12 and 30."),
+    user("USER Again, the lamp?"),
+    calls(LAMP, first=2),
+    reply("REPLY 12", 2),
+    answer("Still 12."),
+]
+SEES = {**PRICE, "function": {**PRICE["function"], "description": "It looks up a price."}}
+
+
+def thoughtful(messages: list[Message]) -> list[Message]:
+    thoughts = (f"Thought {number}." for number in range(1, 9))
+    return [
+        {**m, "reasoning_content": next(thoughts)} if m["role"] == "assistant" else m
+        for m in messages
+    ]
+
+
+def scenarios(family: MaskFamily) -> dict[str, tuple[list[Message], list[Any]]]:
+    head = [system("SYSTEM Be brief.")] if family.has_system else []
+    made = {"chat": ([*head, *CHAT], [])}
+    if family.has_tools:
+        made["tools"] = ([*head, *TOOLS], [SEES])
+    if family.has_thinking:
+        made["thinking"] = ([*head, *thoughtful(CHAT)], [])
+    if family.has_thinking and family.has_tools:
+        made["thinking-tools"] = ([*head, *thoughtful(TOOLS)], [SEES])
+    return made
+
+
+CASES = [
+    (name, scenario) for name, family in MASK_FAMILIES.items() for scenario in scenarios(family)
+]
+
+
+def rendered(name: str, scenario: str) -> list[RenderedConversation]:
+    messages, tools = scenarios(MASK_FAMILIES[name])[scenario]
+    is_thinking = scenario.startswith("thinking")
+    return ChatRenderer(TOKENIZERS[name], include_thinking=is_thinking).sequences(messages, tools)
+
+
+@pytest.mark.parametrize("name", MASK_FAMILIES)
+def test_masks_are_as_reviewed(name: str, request: pytest.FixtureRequest) -> None:
+    parts: list[str] = []
+    renderer = ChatRenderer(TOKENIZERS[name])
+    for scenario in scenarios(MASK_FAMILIES[name]):
+        for number, one in enumerate(rendered(name, scenario), start=1):
+            parts.append(f"=== {scenario}, sequence {number}\n{mask_view(one, renderer)}\n")
+    shown, path = "".join(parts), GOLDEN / f"{name}.txt"
+    if request.config.getoption("--update-golden"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(shown, encoding="utf-8")
+    assert shown == path.read_text(encoding="utf-8")
+
+
+def template_text(name: str, messages: list[Message], tools: list[Any], **options: bool) -> str:
+    """The template's own words, through transformers' own door."""
+    plain = json.loads(json.dumps(messages))
+    for message in plain:
+        if "reasoning_content" in message:
+            message["thinking"] = message["reasoning_content"]
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return TOKENIZERS[name].apply_chat_template(
+        plain, tools=tools or None, tokenize=False, **options
+    )
+
+
+def written_text(name: str, messages: list[Message], tools: list[Any]) -> str:
+    """What the last message is as text, by its template alone."""
+    text = template_text(name, messages, tools)
+    before = template_text(name, messages[:-1], tools, add_generation_prompt=True)
+    if not text.startswith(before):
+        # gpt-oss drops the thinking of calls as soon as an answer follows, so leave it out.
+        bare = [{k: v for k, v in m.items() if k != "reasoning_content"} for m in messages[:-1]]
+        text = template_text(name, [*bare, messages[-1]], tools)
+        before = template_text(name, bare, tools, add_generation_prompt=True)
+    assert text.startswith(before)
+    return text[len(before) :]
+
+
+def stretches(one: RenderedConversation, name: str) -> list[tuple[str, list[int], str]]:
+    """Every trained stretch: the text before it, its tokens, its text; by the tokens alone."""
+    found, start = [], 0
+    marks = [*one.trained, False]
+    for index in range(1, len(marks)):
+        if marks[index] != marks[index - 1]:
+            if marks[index - 1]:
+                ids = one.ids[start:index]
+                before, upto = (
+                    TOKENIZERS[name].decode(one.ids[:n], skip_special_tokens=False)
+                    for n in (start, index)
+                )
+                assert upto.startswith(before)
+                found.append((before, ids, upto[len(before) :]))
+            start = index
+    return found
+
+
+@pytest.mark.parametrize(("name", "scenario"), CASES)
+def test_each_turn_is_trained_once_after_what_the_model_sees_when_it_writes_it(
+    name: str, scenario: str
+) -> None:
+    messages, tools = scenarios(MASK_FAMILIES[name])[scenario]
+    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    seen = {template_text(name, messages[:i], tools, add_generation_prompt=True): i for i in turns}
+    assert len(seen) == len(turns)
+    trained: list[int] = []
+    for one in rendered(name, scenario):
+        for before, _, turn in stretches(one, name):
+            index = seen[before]
+            written = written_text(name, messages[: index + 1], tools)
+            empty = EMPTY_THINKING.get(name, "")
+            whole = turn if written.startswith(turn) else empty + turn
+            rest = written.removeprefix(whole)
+            assert written.startswith(whole)
+            # Behind the end of the turn stands nothing that the model says.
+            assert rest.strip() in ("", "<|endoftext|>")
+            trained.append(index)
+    assert sorted(trained) == turns
+
+
+@pytest.mark.parametrize(("name", "scenario"), CASES)
+def test_turns_end_with_their_token_and_hold_no_word_of_others(name: str, scenario: str) -> None:
+    for one in rendered(name, scenario):
+        assert len(one.ids) == len(one.trained)
+        assert TOKENIZERS[name].decode(one.ids, skip_special_tokens=False) == one.text
+        for _, ids, turn in stretches(one, name):
+            assert TOKENIZERS[name].convert_ids_to_tokens(ids[-1]) in ENDS.get(name, {"<|im_end|>"})
+            assert not any(word in turn for word in NEVER_TRAINED)
+            if scenario.startswith("thinking"):
+                assert "Thought" in turn
+
+
+def test_a_family_that_drops_thinking_takes_a_sequence_for_every_question() -> None:
+    assert [len(rendered(name, "thinking-tools")) for name in ("qwen", "glm", "smollm")] == [
+        2,
+        2,
+        1,
+    ]
+    assert len(rendered("qwen", "tools")) == 1
+
+
+def test_a_pair_whose_answer_is_not_one_sequence_is_refused() -> None:
+    messages, tools = scenarios(MASK_FAMILIES["qwen"])["thinking-tools"]
+    renderer = ChatRenderer(TOKENIZERS["qwen"], include_thinking=True)
+    with pytest.raises(ModelError, match="otherwise once the conversation goes on"):
+        renderer.conversation(messages, tools)
+    given = renderer.conversation(messages, tools, num_given_turns=3)
+    assert "Thought 4." in stretches(given, "qwen")[0][2]
+
+
+def test_thinking_that_a_template_never_shows_is_refused_when_it_was_asked_for() -> None:
+    with pytest.raises(ModelError, match="leaves out the thinking") as caught:
+        ChatRenderer(TOKENIZERS["chatml"], include_thinking=True).sequences(thoughtful(CHAT), [])
+    assert "include_thinking" in caught.value.fix
+
+
+def test_a_template_whose_turns_have_no_end_is_refused() -> None:
+    tokenizer = mask_tokenizer(MASK_FAMILIES["glm"])
+    tokenizer.chat_template = GLM_BARE
+    with pytest.raises(ModelError, match="does not end an assistant's turn"):
+        ChatRenderer(tokenizer).sequences(CHAT, [])
