@@ -7,14 +7,16 @@ import secrets
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import msgspec
 
 BOM = b"\xef\xbb\xbf"
+_BLANKS = b"\r\n \t"
+_BLOCK = 1 << 20
+_BEGINNING = 200
 
 
 def canonical_json(value: Any) -> bytes:
@@ -95,8 +97,7 @@ class LineWriter:
         self.num_rows += 1
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True, gc=False):
     """One line of a file: its bytes without blanks around them, and where they stand."""
 
     number: int
@@ -104,18 +105,41 @@ class Line:
     offset: int
     """Of the first byte of `data` in the file."""
     data: bytes
+    is_cut: bool = False
+    """Whether it was too long, and `data` is no more than its beginning."""
 
 
-def read_lines(path: Path) -> Iterator[Line]:
-    """Yields the non-blank lines of a file in constant memory; BOM and CRLF are taken off."""
-    start = 0
-    with path.open("rb") as stream:
-        for number, raw in enumerate(stream, start=1):
+def read_lines(path: Path, *, max_bytes: int | None = None) -> Iterator[Line]:
+    """Yields the non-blank lines of a file in constant memory; BOM and CRLF are taken off.
+
+    Of a line of over `max_bytes` only the beginning is given; the rest is never held in memory.
+    """
+    start = number = 0
+    with path.open("rb", buffering=_BLOCK) as stream:
+        while raw := stream.readline(-1 if max_bytes is None else max_bytes):
+            number += 1
+            num_bytes = len(raw)
+            is_cut = False
+            if num_bytes == max_bytes and not raw.endswith(b"\n"):
+                rest = _skip_line(stream)
+                num_bytes, is_cut = num_bytes + rest, rest > 0
             head = len(BOM) if number == 1 and raw.startswith(BOM) else 0
-            data = raw[head:].strip(b"\r\n \t")
-            if data:
-                yield Line(number, start + raw.index(data, head), data)
-            start += len(raw)
+            body = raw[head:_BEGINNING] if is_cut else raw[head:]
+            data = body.strip(_BLANKS)
+            if data or is_cut:
+                lead = len(body) - len(body.lstrip(_BLANKS)) if body[:1] != data[:1] else 0
+                yield Line(number, start + head + lead, data, is_cut)
+            start += num_bytes
+
+
+def _skip_line(stream: BinaryIO) -> int:
+    """Reads on to the end of a line, and returns how many bytes that was."""
+    num_bytes = 0
+    while part := stream.readline(_BLOCK):
+        num_bytes += len(part)
+        if part.endswith(b"\n"):
+            break
+    return num_bytes
 
 
 class AppendLog:

@@ -11,7 +11,8 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stillroom.curate.rows import check_output, own_row, read_rollouts, without_ids
-from stillroom.data.row_files import read_row, rollout_files
+from stillroom.data.layouts import RolloutLayout
+from stillroom.data.row_files import RowReader, rollout_files
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
 from stillroom.lineage import write_manifest
@@ -118,8 +119,8 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     # So far only whole rollouts were skipped.
     read = sum(len(e) for index in indexes for e in index.values()) + skipped.total()
     better, worse = indexes[0], indexes[-1]
-    writer = _PairWriter(request, skipped)
-    with atomic_output(output) as rows:
+    with atomic_output(output) as rows, RowReader() as reader:
+        writer = _PairWriter(request, skipped, reader)
         for task_id in better:
             writer.write_task(task_id, better[task_id], worse.get(task_id, []), rows)
         if rows.num_rows == 0:
@@ -146,8 +147,8 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
 class _PairWriter:
     """Turns the rollouts of one task after the other into pairs."""
 
-    def __init__(self, request: MakeDpoPairs, skipped: Counter[str]) -> None:
-        self._request, self._skipped = request, skipped
+    def __init__(self, request: MakeDpoPairs, skipped: Counter[str], reader: RowReader) -> None:
+        self._request, self._skipped, self._reader = request, skipped, reader
         self.differences: list[float] = []
         self.tasks_with_pairs = 0
 
@@ -188,7 +189,7 @@ class _PairWriter:
         return sorted(enough, key=lambda pair: pair[1].reward - pair[0].reward)
 
     def _pair(self, task_id: str, chosen: _Entry, rejected: _Entry) -> _PairRow | None:
-        one, other = _read(chosen), _read(rejected)
+        one, other = _read(chosen, self._reader), _read(rejected, self._reader)
         start = _first_difference(one.messages, other.messages)
         if start is None:
             self._skipped["pair of equal conversations"] += 1
@@ -223,14 +224,14 @@ def _index(source: Path, skipped: Counter[str]) -> _Index:
             skipped["rollout without an assistant message"] += 1
         else:
             line = rollout.line
-            is_own = rollout.own is line.data
+            is_own = rollout.layout is RolloutLayout.STILLROOM
             entry = _Entry(rollout.path, line.offset, line.num_bytes, facts.reward, is_own)
             index.setdefault(facts.task_id, []).append(entry)
     return index
 
 
-def _read(entry: _Entry) -> _Row:
-    data = read_row(entry.path, entry.offset, entry.num_bytes)
+def _read(entry: _Entry, reader: RowReader) -> _Row:
+    data = reader.read(entry.path, entry.offset, entry.num_bytes)
     own = None if entry.is_own else own_row(data)
     return _ROW.decode(own or data)
 

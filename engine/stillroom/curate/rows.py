@@ -1,140 +1,218 @@
 """Rollout rows as curation sees them: the few fields that decide, beside the untouched bytes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stillroom.data.checks import Problem, decode_row
+from stillroom.curate.facts import (
+    NULL,
+    DecodedFields,
+    LongFields,
+    MessageFacts,
+    RawFields,
+    RolloutFacts,
+    RolloutParts,
+    TaskPrompt,
+    is_sound,
+    layout_of_fields,
+    own_facts,
+    rnow_facts,
+)
+from stillroom.data.checks import Problem, decode_row, tool_schema_problems
 from stillroom.data.foreign import ORIGIN
-from stillroom.data.layouts import RULES, RolloutLayout, layout_of
-from stillroom.data.row_files import RowLine, read_row_lines, rollout_files
+from stillroom.data.layouts import RULES, RolloutLayout, layout_of, own_problems
+from stillroom.data.row_files import RowLine, decode_line, read_row_lines, rollout_files
 from stillroom.errors import DataError, InputError
+from stillroom.files import content_hash
 from stillroom.rollout.journal import holds_rollouts
-from stillroom.rollout.rewards import SUCCESS_THRESHOLD
 
 
-class CallFunction(msgspec.Struct, frozen=True):
-    """The name of a called function."""
-
-    name: str = ""
-
-
-class CallFacts(msgspec.Struct, frozen=True):
-    """A tool call, as far as it decides."""
-
-    function: CallFunction = CallFunction()
+class _Whole(msgspec.Struct):
+    messages: list[dict[str, Any]] = []
+    conversation: list[dict[str, Any]] = []
 
 
-class MessageFacts(msgspec.Struct, frozen=True):
-    """A message, as far as it decides."""
-
-    role: str
-    content: Any = None
-    tool_calls: list[CallFacts] | None = None
-
-
-class RolloutFacts(msgspec.Struct, frozen=True):
-    """A rollout row, as far as it decides."""
-
-    messages: list[MessageFacts]
-    stop_reason: str
-    id: str | None = None
-    task_id: str | None = None
-    reward: float | None = None
-    success: bool | None = None
-    tool_errors: int | None = None
-    metadata: dict[str, Any] | None = None
-    error: Any = None
-
-    @property
-    def num_turns(self) -> int:
-        """Assistant turns."""
-        return sum(message.role == "assistant" for message in self.messages)
-
-    @property
-    def has_final_answer(self) -> bool:
-        """Whether it ends with an assistant's text and not with a tool call."""
-        last = self.messages[-1] if self.messages else None
-        if last is None or last.role != "assistant" or last.tool_calls:
-            return False
-        return bool(last.content.strip() if isinstance(last.content, str) else last.content)
-
-    @property
-    def tools_used(self) -> set[str]:
-        """Names of the tools that were called."""
-        return {
-            call.function.name for message in self.messages for call in message.tool_calls or ()
-        }
-
-    @property
-    def is_success(self) -> bool:
-        """The row's own word; without one the reward decides, then whether the answer is complete.
-
-        What infrastructure ended is no success.
-        """
-        if self.success is not None:
-            return self.success
-        if self.error is not None:
-            return False
-        if self.reward is not None:
-            return self.reward >= SUCCESS_THRESHOLD
-        return self.has_final_answer and self.stop_reason == "answered"
-
-    @property
-    def is_success_derived(self) -> bool:
-        """Whether the row itself does not say if it succeeded."""
-        return self.success is None
+_DECODED = msgspec.json.Decoder(DecodedFields)
+_RAW = msgspec.json.Decoder(RawFields)
+_OWN = msgspec.json.Decoder(RolloutFacts)
+_PARTS = msgspec.json.Decoder(RolloutParts)
+_MESSAGES = msgspec.json.Decoder(list[MessageFacts])
+_NUMBER = msgspec.json.Decoder(float | None)
+_OBJECT: msgspec.json.Decoder[dict[str, Any] | None] = msgspec.json.Decoder(dict[str, Any] | None)
+_WHOLE = msgspec.json.Decoder(_Whole)
+_PROMPT = msgspec.json.Decoder(TaskPrompt)
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutLine:
+class RolloutLine(msgspec.Struct, frozen=True, gc=False):
     """One row of a rollouts file; `facts` is None for what is not a rollout."""
 
     path: Path
     line: RowLine
-    facts: RolloutFacts | None
-    problem: str | None
-    own: bytes
-    """The row in our layout: the very bytes of `line`, unless another system wrote it."""
+    facts: RolloutFacts | None = None
+    problem: str | None = None
+    parts: RolloutParts | None = None
+    """Of rollouts, where they were asked for."""
+    layout: RolloutLayout | None = None
+    translated: bytes | None = None
+    """The row in our layout, where it had to be made to read it."""
 
     @property
     def where(self) -> str:
         """`file:line`."""
         return f"{self.path}:{self.line.number}"
 
+    @property
+    def own(self) -> bytes:
+        """The row in our layout: the very bytes of `line`, unless another system wrote it."""
+        if self.translated is not None:
+            return self.translated
+        other = own_row(self.line.data) if self.layout is RolloutLayout.RNOW else None
+        return other or self.line.data
 
-_DECODER = msgspec.json.Decoder(RolloutFacts)
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """All of the messages' fields."""
+        whole = _WHOLE.decode(self.translated or self.line.data)
+        is_theirs = self.layout is RolloutLayout.RNOW and self.translated is None
+        return whole.conversation if is_theirs else whole.messages
 
 
-def read_rollouts(path: Path) -> Iterator[RolloutLine]:
-    """Yields the rows of a rollouts file, or of all files of a folder, one at a time."""
+def read_rollouts(path: Path, *, with_parts: bool = False) -> Iterator[RolloutLine]:
+    """Yields the rows of a rollouts file, or of all files of a folder, one at a time.
+
+    `with_parts` also gives the bytes that go into training rows.
+    """
+    reader = _Reader(with_parts=with_parts)
     for file in rollout_files(path):
         for line in read_row_lines(file):
-            yield _rollout_line(file, line)
+            yield reader.read(file, line)
 
 
-def _rollout_line(file: Path, line: RowLine) -> RolloutLine:
-    try:
-        if not line.data.isascii():
-            line.data.decode()  # what the decoder passes over may be no UTF-8
-        return RolloutLine(file, line, _DECODER.decode(line.data), None, line.data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _foreign_line(file, line, problem=str(error))
+class _Reader:
+    """Tells what a line is: in one pass over ours and rnow's, by way of our layout for others."""
+
+    def __init__(self, *, with_parts: bool) -> None:
+        self._with_parts = with_parts
+        self._sound_tools = b"null"
+
+    def read(self, file: Path, line: RowLine) -> RolloutLine:
+        try:
+            if not line.is_cut and (found := self._at_once(file, line)) is not None:
+                return found
+        except _UNREADABLE:
+            pass  # the long way tells what is wrong with it, or that it is of another layout
+        return self._the_long_way(file, line)
+
+    def _at_once(self, file: Path, line: RowLine) -> RolloutLine | None:
+        data = line.data
+        if not data.isascii():
+            data.decode()  # what the decoder passes over may be no UTF-8
+        row = (_RAW if self._with_parts else _DECODED).decode(data)
+        layout = layout_of_fields(row)
+        if layout is None or not self._are_tools_sound(row.tools):
+            return None
+        is_own = layout is RolloutLayout.STILLROOM
+        long = _long_fields(row, is_own=is_own)
+        if long is None or not is_sound(long.messages):
+            return None
+        facts = own_facts(row, long) if is_own else rnow_facts(row, long)
+        if facts is None:
+            return None
+        facts = _with_task_id(facts, data)
+        parts = _parts(row, facts, is_own=is_own) if isinstance(row, RawFields) else None
+        return RolloutLine(file, line, facts, None, parts, layout)
+
+    def _are_tools_sound(self, tools: msgspec.Raw) -> bool:
+        given = bytes(tools)
+        # Most rows of a file have the same tools.
+        if given != self._sound_tools:
+            if any(tool_schema_problems(msgspec.json.decode(given))):
+                return False
+            self._sound_tools = given
+        return True
+
+    def _the_long_way(self, file: Path, line: RowLine) -> RolloutLine:
+        try:
+            layout, own = _in_our_layout(line)
+            facts = _with_task_id(_OWN.decode(own), own)
+            parts = _PARTS.decode(own) if self._with_parts else None
+        except DataError as error:
+            return RolloutLine(file, line, problem=error.problem)
+        except _UNREADABLE as error:
+            return RolloutLine(file, line, problem=str(error))
+        translated = None if layout is RolloutLayout.STILLROOM else own
+        return RolloutLine(file, line, facts, None, parts, layout, translated)
 
 
-def _foreign_line(file: Path, line: RowLine, *, problem: str) -> RolloutLine:
-    try:
-        own = own_row(line.data)
-        if own is not None:
-            return RolloutLine(file, line, _DECODER.decode(own), None, own)
-    except DataError as error:
-        problem = error.problem
-    except (msgspec.DecodeError, RecursionError) as error:
-        problem = str(error)
-    return RolloutLine(file, line, None, problem, line.data)
+def _long_fields(row: DecodedFields | RawFields, *, is_own: bool) -> LongFields | None:
+    if isinstance(row, RawFields):
+        messages = _MESSAGES.decode(row.messages if is_own else row.conversation)
+        reward = _NUMBER.decode(row.reward if is_own else row.total_reward)
+        return LongFields(messages, reward, _OBJECT.decode(row.metadata))
+    found = row.messages if is_own else row.conversation
+    reward = row.reward if is_own else row.total_reward
+    return None if found is None else LongFields(found, reward, row.metadata)
+
+
+def _parts(row: RawFields, facts: RolloutFacts, *, is_own: bool) -> RolloutParts:
+    reward = row.reward if is_own else row.total_reward
+    return RolloutParts(
+        row.messages if is_own else row.conversation,
+        row.tools,
+        row.metadata,
+        NULL if facts.reward is None else reward,
+    )
+
+
+def _with_task_id(facts: RolloutFacts, data: bytes) -> RolloutFacts:
+    """Returns the facts with the hash of the prompt for a task_id that the row lacks."""
+    if facts.task_id:
+        return facts
+    roles = [message.role for message in facts.messages]
+    count = roles.index("assistant") if "assistant" in roles else len(roles)
+    row = _PROMPT.decode(data)
+    given = [msgspec.json.decode(raw) for raw in (row.messages or row.conversation)[:count]]
+    return msgspec.structs.replace(facts, task_id=content_hash({"messages": given}))
+
+
+def _in_our_layout(line: RowLine) -> tuple[RolloutLayout, bytes]:
+    """Returns whose row it is, and the row in our layout. Raises DataError if it has a problem."""
+    row = decode_line(line)
+    if isinstance(row, Problem):
+        raise DataError(f"the line {row.message}", row.fix)
+    layout = layout_of(row)
+    if layout is None:
+        raise DataError(
+            "the line is a rollout of no known layout",
+            "give rollouts of stillroom, rnow or NeMo Gym; validate_dataset says what a file holds",
+        )
+    if layout is RolloutLayout.STILLROOM:
+        _raise_first(_own_problems(row))
+        return layout, line.data
+    _raise_first(RULES[layout].problems(row))
+    return layout, _translated(row, layout)
+
+
+def _own_problems(row: dict[str, Any]) -> Iterator[Problem]:
+    """Yields what is wrong with a rollout of ours, but for what curation can do without."""
+    for problem in own_problems(row):
+        is_absent = problem.field in ("id", "task_id") and row.get(problem.field) is None
+        if not is_absent and not (problem.field == "messages" and row.get("messages") == []):
+            yield problem
+
+
+def _raise_first(problems: Iterator[Problem]) -> None:
+    for problem in problems:
+        raise DataError(f"{problem.field} {problem.message}".strip(), problem.fix)
+
+
+def _translated(row: dict[str, Any], layout: RolloutLayout) -> bytes:
+    own = RULES[layout].read(row)
+    # Curation needs no way back, and with it every row would be twice as long.
+    return msgspec.json.encode({key: own[key] for key in own if key != ORIGIN})
 
 
 def own_row(data: bytes) -> bytes | None:
@@ -146,12 +224,8 @@ def own_row(data: bytes) -> bytes | None:
     layout = None if isinstance(row, Problem) else layout_of(row)
     if isinstance(row, Problem) or layout is None or layout is RolloutLayout.STILLROOM:
         return None
-    problem = next(iter(RULES[layout].problems(row)), None)
-    if problem is not None:
-        raise DataError(f"{problem.field} {problem.message}", problem.fix)
-    own = RULES[layout].read(row)
-    # Curation needs no way back, and with it every row would be twice as long.
-    return msgspec.json.encode({key: own[key] for key in own if key != ORIGIN})
+    _raise_first(RULES[layout].problems(row))
+    return _translated(row, layout)
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import msgspec
 # An option of `docker run` begins with a dash; a name never does.
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_SPARE_FRAMES = 16
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -207,12 +208,19 @@ RowCheck = Callable[[dict[str, Any]], Iterator[Problem]]
 def decode_row(data: bytes) -> dict[str, Any] | Problem:
     """Returns the JSON object a line holds, or the problem with it."""
     try:
-        value = msgspec.json.decode(data)
+        value = _decode(data, spare_frames=_SPARE_FRAMES)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Problem("", f"is not valid JSON: {error}", "write one JSON object per line")
     if not isinstance(value, dict):
         return Problem("", f"must be a JSON object, not {describe(value)}", "write {…} on the line")
     return cast("dict[str, Any]", value)
+
+
+def _decode(data: bytes, *, spare_frames: int) -> Any:
+    """Decodes from deeper in the stack, so that what was read can be written from less deep."""
+    if spare_frames:
+        return _decode(data, spare_frames=spare_frames - 1)
+    return msgspec.json.decode(data)
 
 
 def decode_text_row(data: bytes) -> dict[str, Any] | Problem:

@@ -9,8 +9,6 @@ import msgspec
 
 from stillroom.data.checks import (
     Problem,
-    decode_row,
-    decode_text_row,
     describe,
     docker_problems,
     message_problems,
@@ -26,7 +24,7 @@ from stillroom.data.nemo_gym import (
     request_schemas,
     row_metadata,
 )
-from stillroom.data.row_files import read_row_lines
+from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines
 from stillroom.errors import DataError
 from stillroom.files import content_hash
 from stillroom.types import Message, ToolSchema, Trajectory
@@ -196,9 +194,9 @@ def read_rows(path: Path, expected: RowFormat) -> Iterator[dict[str, Any]]:
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder, not a data file", "give one of the files in it")
-    check, decode = CHECKS[expected], decode_text_row if path.suffix == ".txt" else decode_row
+    check, decode = CHECKS[expected], decode_text_line if path.suffix == ".txt" else decode_line
     for line in read_row_lines(path):
-        row = decode(line.data)
+        row = decode(line)
         problems = [row] if isinstance(row, Problem) else list(check(row))
         if problems:
             raise _row_error(path, line.number, problems)

@@ -57,12 +57,17 @@ def rnow_problems(row: Row) -> Iterator[Problem]:
     yield from object_problems(row, "rewards")
     yield from tool_schema_problems(row.get("tools"))
     for name, value in as_object(row.get("rewards")).items():
-        if value is not None and value not in _NO_REWARD and as_number(value) is None:
+        if value is not None and not is_rnow_reward(value):
             yield Problem(
                 f"rewards.{name}",
                 f"must be a number, 'error' or 'timeout', not {describe(value)}",
                 "write the reward",
             )
+
+
+def is_rnow_reward(value: Any) -> bool:
+    """Whether a named reward is a number, or the word for why there is none."""
+    return value in _NO_REWARD or as_number(value) is not None
 
 
 def rollout_from_rnow(row: Row) -> Row:
@@ -73,7 +78,7 @@ def rollout_from_rnow(row: Row) -> Row:
 
 def _read(row: Row) -> Row:
     messages: list[Row] = row["conversation"]
-    failure = _failure(row)
+    failure = failure_of(row)
     is_truncated = row.get("truncated") is True
     success = row.get("success")
     prompt_tokens = count(row.get("promptTokens"))
@@ -100,7 +105,8 @@ def _read(row: Row) -> Row:
     }
 
 
-def _failure(row: Row) -> dict[str, str] | None:
+def failure_of(row: Row) -> dict[str, str] | None:
+    """Returns what went wrong in a rollout, but for the answer; None if nothing did."""
     failed = [name for name, v in as_object(row.get("rewards")).items() if v in _NO_REWARD]
     if failed:
         kind, what = FailureClass.REWARD, f"no value of {', '.join(failed)}"

@@ -1,22 +1,27 @@
 """Which files hold rows, and their rows one by one: .jsonl, .txt, and .json with one row each."""
 
+import itertools
+import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, Self
 
 import msgspec
 
+from stillroom.data.checks import Problem, decode_row, decode_text_row
 from stillroom.errors import DataError
 from stillroom.files import BOM, read_lines
 
-MAX_DOCUMENT_BYTES = 256 << 20
+MAX_ROW_BYTES = 64 << 20
+TOO_LONG = f"is longer than {MAX_ROW_BYTES >> 20} MB"
+_MAX_OPEN = 16
 _MANIFEST = ".manifest.json"
 _BLANKS = re.compile(rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")|[ \t\r\n]++')
+_JSON = msgspec.json.Decoder(msgspec.Raw)
 
 
-@dataclass(frozen=True, slots=True)
-class RowLine:
+class RowLine(msgspec.Struct, frozen=True, gc=False):
     """One row of a file, as bytes that may stand on a line, and where it is."""
 
     number: int
@@ -25,6 +30,8 @@ class RowLine:
     num_bytes: int
     """From `offset`, in the file: `data` is shorter where blanks were taken out."""
     data: bytes
+    is_cut: bool = False
+    """Whether it is longer than MAX_ROW_BYTES, and `data` no more than its beginning."""
 
 
 def read_row_lines(path: Path) -> Iterator[RowLine]:
@@ -36,40 +43,82 @@ def read_row_lines(path: Path) -> Iterator[RowLine]:
     if document is not None:
         yield document
         return
-    for line in read_lines(path):
-        yield RowLine(line.number, line.offset, len(line.data), line.data)
+    for line in read_lines(path, max_bytes=MAX_ROW_BYTES):
+        yield RowLine(line.number, line.offset, len(line.data), line.data, line.is_cut)
 
 
-def read_row(path: Path, offset: int, num_bytes: int) -> bytes:
-    """Returns the bytes of a row again, as it stands in its file."""
-    with path.open("rb") as stream:
-        stream.seek(offset)
-        return stream.read(num_bytes)
+def decode_line(line: RowLine) -> dict[str, Any] | Problem:
+    """Returns the JSON object that a line holds, or the problem with it."""
+    return _too_long() if line.is_cut else decode_row(line.data)
+
+
+def decode_text_line(line: RowLine) -> dict[str, Any] | Problem:
+    """Returns the prompt row that a line of a text file stands for, or the problem with it."""
+    return _too_long() if line.is_cut else decode_text_row(line.data)
+
+
+def _too_long() -> Problem:
+    return Problem("", TOO_LONG, "take it out, or split what it holds into rows")
+
+
+class RowReader:
+    """Reads rows again from where they stand, of a few files at a time."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, BinaryIO] = {}
+
+    def read(self, path: Path, offset: int, num_bytes: int) -> bytes:
+        """Returns the bytes of a row as read_row_lines gave them.
+
+        Raises DataError if the file has become shorter since.
+        """
+        stream = self._open.get(path)
+        if stream is None:
+            if len(self._open) == _MAX_OPEN:
+                self._open.pop(next(iter(self._open))).close()
+            stream = self._open[path] = path.open("rb", buffering=0)
+        data = os.pread(stream.fileno(), num_bytes, offset)
+        if len(data) != num_bytes:
+            raise DataError(f"{path} has become shorter while it was read", "run it again")
+        return _without_blanks(data) if b"\n" in data else data
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in self._open.values():
+            stream.close()
 
 
 def _document(path: Path) -> RowLine | None:
     """Returns the one row of a .json file; None where each line is a row, or nothing is one."""
-    first = next(read_lines(path), None)
-    if first is None or _is_json(first.data):
+    first = next(read_lines(path, max_bytes=MAX_ROW_BYTES), None)
+    if first is None or first.is_cut or _is_json(first.data):
         return None
     num_bytes = path.stat().st_size
-    if num_bytes > MAX_DOCUMENT_BYTES:
-        raise DataError(
-            f"{path} is one JSON document of over {MAX_DOCUMENT_BYTES >> 20} MB",
-            "write one row a line as .jsonl",
-        )
+    if num_bytes > MAX_ROW_BYTES:
+        return None if _holds_rows(path) else RowLine(1, 0, num_bytes, first.data, is_cut=True)
     data = path.read_bytes()
     start = len(BOM) if data.startswith(BOM) else 0
     if not _is_json(data[start:]):
         return None
-    plain = _BLANKS.sub(lambda match: match[1] or b"", data[start:])
-    return RowLine(1, start, num_bytes - start, plain)
+    return RowLine(1, start, num_bytes - start, _without_blanks(data[start:]))
+
+
+def _holds_rows(path: Path) -> bool:
+    """Whether one of the first lines is a JSON object: a broken one may stand before it."""
+    lines = itertools.islice(read_lines(path, max_bytes=MAX_ROW_BYTES), 20)
+    return any(line.data.startswith(b"{") and _is_json(line.data) for line in lines)
+
+
+def _without_blanks(data: bytes) -> bytes:
+    return _BLANKS.sub(lambda match: match[1] or b"", data)
 
 
 def _is_json(data: bytes) -> bool:
     try:
-        msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        _JSON.decode(data)
+    except (msgspec.DecodeError, RecursionError):
         return False
     return True
 

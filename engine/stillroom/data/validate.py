@@ -8,10 +8,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from stillroom.data.checks import Problem, as_number, decode_row, decode_text_row
+from stillroom.data.checks import Problem, as_number
 from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_row
 from stillroom.data.layouts import RolloutLayout, as_rollout, layout_of
-from stillroom.data.row_files import read_row_lines, rollout_files
+from stillroom.data.row_files import (
+    decode_line,
+    decode_text_line,
+    read_row_lines,
+    rollout_files,
+)
 from stillroom.errors import DataError
 from stillroom.files import content_hash
 from stillroom.settings import Workspace
@@ -170,8 +175,8 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | Problem, int]]:
     for file in rollout_files(path):
         for line in read_row_lines(file):
             where = f"{file}:{line.number}"
-            decode = decode_text_row if file.suffix == ".txt" else decode_row
-            yield where, decode(line.data), len(line.data)
+            decode = decode_text_line if file.suffix == ".txt" else decode_line
+            yield where, decode(line), line.num_bytes
 
 
 def _format_of(path: Path, wanted: str) -> RowFormat:

@@ -8,12 +8,18 @@ from typing import Any, cast
 
 import msgspec
 
-from stillroom.data.checks import Problem, as_number, decode_row
+from stillroom.data.checks import Problem, as_number
 from stillroom.data.foreign import as_object, prompt_length
 from stillroom.data.formats import Task
 from stillroom.data.layouts import RULES, RolloutLayout, layout_of
-from stillroom.data.row_files import read_row_lines, rollout_files
-from stillroom.errors import FailureClass
+from stillroom.data.row_files import (
+    TOO_LONG,
+    RowLine,
+    decode_line,
+    read_row_lines,
+    rollout_files,
+)
+from stillroom.errors import DataError, FailureClass
 from stillroom.rollout.rewards import Judgement
 from stillroom.types import Message
 
@@ -56,11 +62,14 @@ def entries(source: Path) -> Iterator[Entry]:
     for file in rollout_files(source):
         for line in read_row_lines(file):
             where = f"{file}:{line.number}"
-            yield _entry(where, line.data)
+            if line.is_cut:
+                # Every row is copied; this one is not held in memory.
+                raise DataError(f"{where} {TOO_LONG}", "take that line out of the file")
+            yield _entry(where, line)
 
 
-def _entry(where: str, data: bytes) -> Entry:
-    row = decode_row(data)
+def _entry(where: str, line: RowLine) -> Entry:
+    row, data = decode_line(line), line.data
     layout = None if isinstance(row, Problem) else layout_of(row)
     if isinstance(row, Problem) or layout is None or any(RULES[layout].problems(row)):
         return Entry(where, data, None, NOT_A_ROLLOUT)

@@ -86,11 +86,25 @@ def test_every_task_has_its_own_pairs_and_no_other(tmp_path: Path) -> None:
     assert texts_of(tmp_path, rows, strategy="all") == ["a0>a1", "b1>b0"]
 
 
-def test_rollouts_that_say_no_task_are_not_taken_for_one(tmp_path: Path) -> None:
-    nameless = [{**row, "task_id": ""} for row in answers(1, 0, task_id="x")]
+def test_rollouts_that_say_no_task_are_of_one_where_their_prompts_are_equal(
+    tmp_path: Path,
+) -> None:
+    nameless = [
+        {**row, "task_id": task_id}
+        for prompt in ("x", "y")
+        for task_id, row in zip(("", None), answers(1, 0, task_id=prompt), strict=True)
+    ]
+    for row in nameless:
+        row["messages"][0] = user(row["id"][0])
 
-    assert texts_of(tmp_path, [*nameless, *answers(1, 0, task_id="a")]) == ["a0>a1"]
-    assert pairs_of(tmp_path).skipped == {"rollout without a task_id": 2}
+    assert texts_of(tmp_path, [*nameless, *answers(1, 0, task_id="a")]) == [
+        "x0>x1",
+        "y0>y1",
+        "a0>a1",
+    ]
+    x, y, _ = (row["task_id"] for row in read_rows(tmp_path / "pairs.jsonl"))
+    assert len(x) == len(y) == 16
+    assert x != y
 
 
 @pytest.mark.parametrize(("high", "low"), [(0.5, 0.4), (1.0, 0.9), (0.3, 0.2), (0.7, 0.6)])
@@ -218,7 +232,8 @@ def test_a_request_that_is_not_clear_is_refused(options: dict) -> None:
 
 
 def test_tools_and_metadata_of_the_chosen_are_taken_byte_for_byte(tmp_path: Path) -> None:
-    rest = rb'"stop_reason":"answered","tools":[{"b":1.00, "a":null}],"metadata":{"x": -0.0}'
+    tools = rb'"tools":[{"function":{"name":"f","parameters":{"b":1.00, "a":null}}}]'
+    rest = rb'"stop_reason":"answered",%s,"metadata":{"x": -0.0}' % tools
     lines = [
         rb'{"task_id":"t","reward":1,"messages":[{"role":"assistant","content":"\u00fc"}],%s}'
         % rest,
@@ -231,7 +246,7 @@ def test_tools_and_metadata_of_the_chosen_are_taken_byte_for_byte(tmp_path: Path
     pairs_of(tmp_path)
 
     line = (tmp_path / "pairs.jsonl").read_bytes()
-    assert rb'"tools":[{"b":1.00, "a":null}]' in line
+    assert tools in line
     assert rb'"metadata":{"x": -0.0}' in line
     assert json.loads(line)["chosen"][0]["content"] == "ü"
 

@@ -1,15 +1,21 @@
 import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
+from fakes.mangling import mangled
 from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines, row_with
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_lines
-from stillroom.curate.rows import RolloutFacts, own_row, read_rollouts
-from stillroom.data.layouts import as_rollout
+from stillroom.curate.facts import RolloutFacts
+from stillroom.curate.rows import own_row, read_rollouts
+from stillroom.data.layouts import RULES, RolloutLayout, as_rollout, layout_of
+from stillroom.data.rnow import rnow_from_rollout
+from stillroom.data.row_files import MAX_ROW_BYTES, RowReader
 
 TALK = [user("a"), assistant(None, tool_call()), tool_reply("7"), assistant("7")]
 
@@ -135,3 +141,56 @@ def test_a_document_on_many_lines_is_one_row(tmp_path: Path) -> None:
     assert line.where == f"{path}:1"
     assert b"\n" not in line.line.data
     assert json.loads(line.own) == ours
+
+
+def long_way(row: Any) -> RolloutFacts | None:
+    """The facts as they follow from all of a row's problems and from our row of it."""
+    layout = layout_of(row)
+    if layout is None or any(RULES[layout].problems(row)):
+        return None
+    return msgspec.json.decode(msgspec.json.encode(as_rollout(row)), type=RolloutFacts)
+
+
+@settings(deadline=None, max_examples=300)
+@given(mangled([rollout_row(messages=TALK), RNOW_ROW, GYM_ROW, rnow_from_rollout(rollout_row())]))
+def test_one_pass_over_a_row_finds_what_all_its_checks_find(
+    tmp_path_factory: pytest.TempPathFactory, row: dict
+) -> None:
+    path = write_lines(tmp_path_factory.mktemp("rows") / "rollouts.jsonl", [encoded(row)])
+
+    [line] = read_rollouts(path)
+    [with_parts] = read_rollouts(path, with_parts=True)
+
+    assert line.facts == with_parts.facts
+    assert (line.facts is None) == (line.problem is not None)
+    try:
+        expected = long_way(row)
+    except msgspec.ValidationError:  # e.g. a success that is no boolean
+        expected = None
+    if expected is not None and expected.task_id:
+        assert line.facts == expected
+    elif layout_of(row) is not RolloutLayout.STILLROOM:
+        assert line.facts is None
+    if line.facts is not None:
+        parts = with_parts.parts
+        assert parts is not None
+        own = json.loads(line.own)
+        assert json.loads(bytes(parts.messages)) == own["messages"] == line.messages
+        assert (json.loads(bytes(parts.tools)) or []) == (own.get("tools") or [])
+
+
+def test_a_line_that_is_too_long_is_a_problem_and_its_neighbours_are_read(tmp_path: Path) -> None:
+    good = encoded(rollout_row())
+    path = tmp_path / "rollouts.jsonl"
+    with path.open("wb") as stream:
+        stream.write(good + b"\n" + good[:-1])
+        stream.write(b" " * MAX_ROW_BYTES)
+        stream.write(b"}\n" + good)
+
+    lines = list(read_rollouts(path))
+
+    assert [line.facts is None for line in lines] == [False, True, False]
+    assert lines[1].problem == "the line is longer than 64 MB"
+    with RowReader() as reader:
+        last = lines[2].line
+        assert reader.read(path, last.offset, last.num_bytes) == good
