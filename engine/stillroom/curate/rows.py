@@ -20,7 +20,7 @@ from stillroom.curate.facts import (
     own_facts,
     rnow_facts,
 )
-from stillroom.data.checks import Problem, decode_row, tool_schema_problems
+from stillroom.data.checks import Problem, decode_deeper, decode_row, tool_schema_problems
 from stillroom.data.foreign import ORIGIN
 from stillroom.data.layouts import RULES, RolloutLayout, layout_of, own_problems
 from stillroom.data.row_files import RowLine, decode_line, read_row_lines, rollout_files
@@ -43,6 +43,8 @@ _NUMBER = msgspec.json.Decoder(float | None)
 _OBJECT: msgspec.json.Decoder[dict[str, Any] | None] = msgspec.json.Decoder(dict[str, Any] | None)
 _WHOLE = msgspec.json.Decoder(_Whole)
 _PROMPT = msgspec.json.Decoder(TaskPrompt)
+# More than decode_row has: what is made of a row here is read there.
+_SPARE_FRAMES = 16
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -110,7 +112,8 @@ class _Reader:
         data = line.data
         if not data.isascii():
             data.decode()  # what the decoder passes over may be no UTF-8
-        row = (_RAW if self._with_parts else _DECODED).decode(data)
+        decode = _RAW.decode if self._with_parts else _DECODED.decode
+        row = decode_deeper(decode, data, frames=_SPARE_FRAMES)
         layout = layout_of_fields(row)
         if layout is None or not self._are_tools_sound(row.tools):
             return None

@@ -3,14 +3,15 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 # An option of `docker run` begins with a dash; a name never does.
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_SPARE_FRAMES = 16
+_VALUE = msgspec.json.Decoder()
+_T = TypeVar("_T")
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -208,7 +209,7 @@ RowCheck = Callable[[dict[str, Any]], Iterator[Problem]]
 def decode_row(data: bytes) -> dict[str, Any] | Problem:
     """Returns the JSON object a line holds, or the problem with it."""
     try:
-        value = _decode(data, spare_frames=_SPARE_FRAMES)
+        value = decode_deeper(_VALUE.decode, data, frames=8)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Problem("", f"is not valid JSON: {error}", "write one JSON object per line")
     if not isinstance(value, dict):
@@ -216,11 +217,12 @@ def decode_row(data: bytes) -> dict[str, Any] | Problem:
     return cast("dict[str, Any]", value)
 
 
-def _decode(data: bytes, *, spare_frames: int) -> Any:
-    """Decodes from deeper in the stack, so that what was read can be written from less deep."""
-    if spare_frames:
-        return _decode(data, spare_frames=spare_frames - 1)
-    return msgspec.json.decode(data)
+def decode_deeper(decode: Callable[[bytes], _T], data: bytes, *, frames: int) -> _T:
+    """Decodes from `frames` deeper in the stack, which bounds how deep a value may be nested.
+
+    So what is read here can be written, and read again, from any place less deep than that.
+    """
+    return decode_deeper(decode, data, frames=frames - 1) if frames else decode(data)
 
 
 def decode_text_row(data: bytes) -> dict[str, Any] | Problem:
