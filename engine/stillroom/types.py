@@ -108,6 +108,27 @@ def total_usd(costs: Iterable[float | None]) -> float | None:
     return None if None in known else sum(cost for cost in known if cost is not None)
 
 
+class CallTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """How many calls, and what they were billed."""
+
+    calls: int = 0
+    usage: Usage = Usage()
+    cost_usd: float | None = 0.0
+    """None where a price is unknown."""
+
+    @classmethod
+    def of(cls, turn: "SampledTurn") -> "CallTotals":
+        """Returns those of one call."""
+        return cls(calls=1, usage=turn.usage, cost_usd=turn.cost_usd)
+
+    def __add__(self, other: "CallTotals") -> "CallTotals":
+        return CallTotals(
+            calls=self.calls + other.calls,
+            usage=self.usage + other.usage,
+            cost_usd=total_usd((self.cost_usd, other.cost_usd)),
+        )
+
+
 class TokenTrace(msgspec.Struct, frozen=True, kw_only=True):
     """The exact tokens of an in-process rollout: what was fed and what was sampled.
 
@@ -158,7 +179,11 @@ class TeacherRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished rollout: a line of a rollouts file."""
+    """One finished rollout: a line of a rollouts file.
+
+    What it took in all is `usage`, that of `judge` and that of `dropped`; `cost_usd` is that of
+    all three.
+    """
 
     id: str
     task_id: str
@@ -175,10 +200,15 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     tool_errors: int
     error: Failure | None
     usage: Usage
+    """Of the turns in `messages`."""
     cost_usd: float | None
     teacher: TeacherRecord
     started_at: str
     duration_s: float
+    judge: CallTotals | None = None
+    """Of the judge's calls; None where no judge was asked."""
+    dropped: CallTotals | None = None
+    """Of calls before the rollout was begun again, since its tools' state was lost."""
     tokens: TokenTrace | None = None
     variables: dict[str, Any] = {}
     """Of the task's row: what its rewards may read beside the metadata."""

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from stillroom.tools.base import ToolResult, ToolTask
-from stillroom.types import Message, SampledTurn, TokenTrace, ToolSchema, Usage
+from stillroom.types import CallTotals, Message, SampledTurn, TokenTrace, ToolSchema, Usage
 
 
 def turn(message: Any, *, finish: Any = "stop", cost_usd: float | None = None) -> SampledTurn:
@@ -106,7 +106,9 @@ class MemoryRecorder:
     def __init__(self) -> None:
         self.turns: dict[int, SampledTurn] = {}
         self.replies: dict[int, list[ToolResult]] = {}
+        self.judged: list[SampledTurn] = []
         self.order: list[tuple[str, int]] = []
+        self._dropped = CallTotals()
 
     def known_turn(self, index: int) -> SampledTurn | None:
         return self.turns.get(index)
@@ -116,8 +118,22 @@ class MemoryRecorder:
 
     def start_over(self) -> None:
         self.order.append(("restart", 0))
+        made = [*self.turns.values(), *self.judged]
+        self._dropped = sum((CallTotals.of(turn) for turn in made), start=self._dropped)
         self.turns.clear()
         self.replies.clear()
+        self.judged.clear()
+
+    def dropped(self) -> CallTotals:
+        return self._dropped
+
+    def judge_turns(self) -> list[SampledTurn]:
+        return self.judged
+
+    def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
+        assert index == len(self.judged)
+        self.order.append(("judge", index))
+        self.judged.append(turn)
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:
         self.order.append(("turn", index))

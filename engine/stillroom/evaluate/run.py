@@ -20,7 +20,7 @@ from stillroom.rollout.collect import (
     key_of,
     specs_for,
 )
-from stillroom.rollout.journal import RolloutKey
+from stillroom.rollout.records import RolloutKey
 from stillroom.rollout.request import sampling_settings, select_entries
 from stillroom.settings import Workspace
 from stillroom.types import SamplingSettings, Trajectory

@@ -21,7 +21,7 @@ from stillroom.teachers.openai_http import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.providers import IN_PROCESS, endpoint_for
 from stillroom.tools.base import ToolSource
 from stillroom.tools.user_pool import UserPool
-from stillroom.types import SampledTurn, SamplingSettings, TeacherRecord
+from stillroom.types import SamplingSettings, TeacherRecord
 
 DEMO_TEACHER = "demo/teacher"
 
@@ -34,7 +34,6 @@ async def open_arena(
     tasks: Sequence[Task],
     *,
     spending: Spending | None = None,
-    on_judge_turn: Callable[[SampledTurn], None] = lambda _turn: None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> AsyncGenerator[Arena]:
     """Gives everything the tasks' rollouts share, and closes it again.
@@ -57,7 +56,6 @@ async def open_arena(
             options,
             timeout_s=options.request_timeout,
             budget=spending.budget if spending else None,
-            on_turn=on_judge_turn,
             transport=transport,
         )
         rewarder = Rewarder(pool, judge=judge, match=options.default_match)

@@ -11,12 +11,8 @@ import anyio
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError, EngineError, FailureClass
 from stillroom.lineage import now
-from stillroom.rollout.journal import RolloutKey
 from stillroom.rollout.loop import (
-    Conversation,
     Episode,
-    EpisodeRecorder,
-    ForgetfulRecorder,
     OfferedTools,
     Policy,
     TurnRules,
@@ -25,10 +21,20 @@ from stillroom.rollout.loop import (
     play_episode,
     tool_task,
 )
+from stillroom.rollout.recorder import EpisodeRecorder, ForgetfulRecorder
+from stillroom.rollout.records import RolloutKey
 from stillroom.rollout.rewards import Judgement, Rewarder
 from stillroom.teachers.budget import BudgetSpentError
 from stillroom.tools.base import ToolSource
-from stillroom.types import Failure, StopReason, TeacherRecord, Trajectory, total_usd
+from stillroom.types import (
+    CallTotals,
+    Failure,
+    StopReason,
+    TeacherRecord,
+    TokenTrace,
+    Trajectory,
+    total_usd,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +183,12 @@ async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorde
             arena.policy.converse(task.messages, tools.schemas, seed_key=seed_key) as conversation,
         ):
             await play_episode(episode, conversation, recorder, tools, arena.rules)
-            judgement = await arena.rewarder.judge(task, episode.messages)
-            return _trajectory(
-                spec,
-                arena,
-                episode,
-                conversation,
-                judgement,
-                started_at,
-                time.monotonic() - started,
+            judgement = await arena.rewarder.judge(task, episode.messages, recorder=recorder)
+            seconds = time.monotonic() - started
+            played = _Played(
+                episode, judgement, recorder.dropped(), conversation.trace(), started_at, seconds
             )
+            return _trajectory(spec, arena, played)
     except CallFailedError as error:
         failure = Failure(kind=error.kind, message=error.message)
     # What stops every rollout (a refused key, a full disk, a spent budget) stops the run.
@@ -212,15 +214,26 @@ async def _open_tools(
         yield OfferedTools(schemas, session, max_characters)
 
 
-def _trajectory(
-    spec: RolloutSpec,
-    arena: Arena,
-    episode: Episode,
-    conversation: Conversation,
-    judgement: Judgement,
-    started_at: str,
-    duration_s: float,
-) -> Trajectory:
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """A rollout that has come to its end."""
+
+    episode: Episode
+    judgement: Judgement
+    dropped: CallTotals
+    trace: TokenTrace | None
+    started_at: str
+    seconds: float
+
+    @property
+    def cost_usd(self) -> float | None:
+        judge = self.judgement.judge
+        judge_usd = judge.cost_usd if judge else 0.0
+        return total_usd((self.episode.cost_usd, self.dropped.cost_usd, judge_usd))
+
+
+def _trajectory(spec: RolloutSpec, arena: Arena, played: _Played) -> Trajectory:
+    episode, judgement = played.episode, played.judgement
     return Trajectory(
         id=f"{spec.task.task_id}-{spec.sample}",
         task_id=spec.task.task_id,
@@ -237,10 +250,12 @@ def _trajectory(
         tool_errors=episode.tool_errors,
         error=None,
         usage=episode.usage,
-        cost_usd=total_usd((episode.cost_usd, judgement.cost_usd)),
+        cost_usd=played.cost_usd,
         teacher=arena.teacher,
-        started_at=started_at,
-        duration_s=round(duration_s, 3),
-        tokens=conversation.trace(),
+        started_at=played.started_at,
+        duration_s=round(played.seconds, 3),
+        judge=judgement.judge,
+        dropped=played.dropped if played.dropped.calls else None,
+        tokens=played.trace,
         variables=spec.task.variables,
     )

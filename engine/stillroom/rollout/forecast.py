@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from stillroom.rollout.collect import RolloutSpec
-from stillroom.rollout.journal import FinishedRow, RolloutKey
+from stillroom.rollout.records import FinishedRow, RolloutKey
 from stillroom.rollout.request import NO_FILE, GenerateRollouts
 from stillroom.teachers.pricing import Price
 from stillroom.types import Usage

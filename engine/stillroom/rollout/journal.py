@@ -5,102 +5,34 @@ of the output file; until then its steps stand in the journal, and a new process
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import msgspec
 
-from stillroom.errors import DataError, InputError
-from stillroom.files import AppendLog, FileLock, cut_torn_line, read_lines, write_json
+from stillroom.errors import InputError
+from stillroom.files import AppendLog, FileLock, cut_torn_line, write_atomic, write_json
+from stillroom.rollout.records import (
+    FinishedRow,
+    JudgeRecord,
+    KnownSteps,
+    Record,
+    RepliesRecord,
+    RestartRecord,
+    RolloutKey,
+    StepRecord,
+    TurnRecord,
+    UnconfirmedRecord,
+    finished_rows,
+    read_journal,
+)
 from stillroom.teachers.budget import Cost
 from stillroom.tools.base import ToolResult
-from stillroom.types import SampledTurn, Trajectory, Usage
+from stillroom.types import CallTotals, SampledTurn, Trajectory
 
 _SYNC_EVERY_S = 1.0
 _SETTINGS = "settings.json"
-
-
-class RolloutKey(NamedTuple):
-    """Which rollout: the task and the number of its sample."""
-
-    task_id: str
-    sample: int
-
-
-class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
-    """A finished model call."""
-
-    task_id: str
-    sample: int
-    index: int
-    turn: SampledTurn
-
-
-class RepliesRecord(msgspec.Struct, frozen=True, kw_only=True, tag="replies"):
-    """The tools' replies to a turn."""
-
-    task_id: str
-    sample: int
-    index: int
-    replies: list[ToolResult]
-
-
-class RestartRecord(msgspec.Struct, frozen=True, kw_only=True, tag="restart"):
-    """What stands before this of the rollout counts no more: its tools' state is gone."""
-
-    task_id: str
-    sample: int
-
-
-class UnconfirmedRecord(msgspec.Struct, frozen=True, kw_only=True, tag="unconfirmed"):
-    """A call that broke off and may have been billed; its worst case."""
-
-    tokens: int
-    usd: float
-
-
-_Record = TurnRecord | RepliesRecord | RestartRecord | UnconfirmedRecord
-RECORD: msgspec.json.Decoder[_Record] = msgspec.json.Decoder(_Record)
-_T = TypeVar("_T")
-
-
-class FinishedRow(msgspec.Struct, frozen=True):
-    """The part of a row that counts."""
-
-    task_id: str
-    sample: int
-    reward: float | None
-    success: bool | None
-    truncated: bool
-    turns: int = 1
-    usage: Usage = Usage()
-    cost_usd: float | None = None
-
-
-_ROW = msgspec.json.Decoder(FinishedRow)
-
-
-@dataclass(slots=True)
-class KnownSteps:
-    """The steps of one unfinished rollout that are on record."""
-
-    turns: dict[int, SampledTurn] = field(default_factory=dict[int, SampledTurn])
-    replies: dict[int, list[ToolResult]] = field(default_factory=dict[int, list[ToolResult]])
-
-    @property
-    def unanswered_turn(self) -> int | None:
-        """The last turn, where it calls tools whose replies are not there yet."""
-        last = len(self.turns) - 1
-        if last < 0 or last in self.replies or not self.turns[last].message.get("tool_calls"):
-            return None
-        return last
-
-    @property
-    def next_turn(self) -> int | None:
-        """The turn that may come next; None before the replies to the last one are there."""
-        return len(self.turns) if self.unanswered_turn is None else None
 
 
 def holds_rollouts(path: Path) -> bool:
@@ -143,7 +75,8 @@ class RolloutStore:
             cut_torn_line(output)
             cut_torn_line(journal)
             self.finished = finished_rows(output)
-            self.known, self._paid = _known_steps(journal, self.finished)
+            self._before = read_journal(journal, self.finished)
+            self.known, self._unconfirmed = self._before.known, self._before.unconfirmed
             self._rows, self._journal = AppendLog(output), AppendLog(journal)
         except BaseException:
             self._lock.release()
@@ -156,8 +89,10 @@ class RolloutStore:
         """Returns what records and replays the steps of one rollout."""
         return StepRecorder(self, key, self.known.pop(key, None) or KnownSteps())
 
-    def append(self, record: _Record) -> None:
+    def append(self, record: Record) -> None:
         """Puts a step on record; the disk is waited for once a second at most."""
+        if isinstance(record, UnconfirmedRecord):
+            self._unconfirmed = self._unconfirmed + Cost(record.tokens, record.usd)
         now = time.monotonic()
         durable = now - self._synced_at >= _SYNC_EVERY_S
         self._journal.append(record, durable=durable)
@@ -168,16 +103,7 @@ class RolloutStore:
         """Writes the row of a finished rollout."""
         self._rows.append(trajectory)
         key = RolloutKey(trajectory.task_id, trajectory.sample)
-        self.finished[key] = FinishedRow(
-            trajectory.task_id,
-            trajectory.sample,
-            trajectory.reward,
-            trajectory.success,
-            trajectory.truncated,
-            trajectory.turns,
-            trajectory.usage,
-            trajectory.cost_usd,
-        )
+        self.finished[key] = FinishedRow.of(trajectory)
 
     def record_unconfirmed(self, worst: Cost) -> None:
         """Puts on record that a call broke off which may have been billed."""
@@ -186,20 +112,35 @@ class RolloutStore:
     def spent(self) -> Cost:
         """Returns what is on record as spent by earlier runs, calls that broke off included.
 
-        Of a rollout that was begun again, the journal knows more than the row.
+        Where a row says less than the journal (older ones do), the journal is right.
         """
-        by_row = {key: Cost.of(row.usage, row.cost_usd) for key, row in self.finished.items()}
-        costs = [_larger(cost, self._paid.get(key, Cost())) for key, cost in by_row.items()]
-        costs += [cost for key, cost in self._paid.items() if key not in by_row]
-        return Cost(sum(cost.tokens for cost in costs), sum(cost.usd for cost in costs))
+        by_step = self._before.spent
+        by_row = {key: row.spent for key, row in self.finished.items()}
+        costs = [_larger(cost, by_step.get(key, Cost())) for key, cost in by_row.items()]
+        costs += [cost for key, cost in by_step.items() if key not in by_row]
+        return sum(costs, start=self._before.unconfirmed)
+
+    def paid(self) -> CallTotals:
+        """Returns all calls on record, those of unfinished rollouts included."""
+        totals = [row.paid for row in self.finished.values()]
+        by_step = self._before.paid
+        totals += [paid for key, paid in by_step.items() if key not in self.finished]
+        return sum(totals, start=CallTotals())
 
     def close(self, *, is_complete: bool) -> None:
-        """Closes the files; a journal that nothing depends on any more is removed."""
+        """Closes the files; a journal that nothing depends on any more is removed.
+
+        What may have been billed stays on record: no row tells of it.
+        """
         self._rows.close()
         self._journal.close()
         # Steps that no recorder took belong to rollouts that were not asked for this time.
         if is_complete and not self.known:
-            self._journal.path.unlink()
+            if self._unconfirmed == Cost():
+                self._journal.path.unlink()
+            else:
+                left = UnconfirmedRecord(tokens=self._unconfirmed.tokens, usd=self._unconfirmed.usd)
+                write_atomic(self._journal.path, msgspec.json.encode(left) + b"\n")
         self._lock.release()
 
     def _check_settings(self, settings: dict[str, Any], journal: Path) -> None:
@@ -241,72 +182,38 @@ class StepRecorder:
     def start_over(self) -> None:
         """Drops what is known, on record too: the state of the tools that it led to is gone."""
         task_id, sample = self._key
-        self._store.append(RestartRecord(task_id=task_id, sample=sample))
+        self._put(RestartRecord(task_id=task_id, sample=sample))
         self._store.num_restarted += 1
-        self._known = KnownSteps()
+
+    def dropped(self) -> CallTotals:
+        """Returns what was paid for and dropped, by this and by earlier runs."""
+        return self._known.dropped
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:
         """Puts a finished turn on record."""
         task_id, sample = self._key
-        self._store.append(TurnRecord(task_id=task_id, sample=sample, index=index, turn=turn))
+        self._put(TurnRecord(task_id=task_id, sample=sample, index=index, turn=turn))
         self._store.on_turn(turn)
 
     def record_replies(self, index: int, replies: list[ToolResult]) -> None:
         """Puts the tools' replies on record."""
         task_id, sample = self._key
-        record = RepliesRecord(task_id=task_id, sample=sample, index=index, replies=replies)
+        self._put(RepliesRecord(task_id=task_id, sample=sample, index=index, replies=replies))
+
+    def judge_turns(self) -> list[SampledTurn]:
+        """Returns the judge's replies that came earlier."""
+        return self._known.judge
+
+    def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
+        """Puts a reply of the judge on record."""
+        task_id, sample = self._key
+        self._put(JudgeRecord(task_id=task_id, sample=sample, index=index, turn=turn))
+        self._store.on_turn(turn)
+
+    def _put(self, record: StepRecord) -> None:
         self._store.append(record)
-
-
-def finished_rows(output: Path) -> dict[RolloutKey, FinishedRow]:
-    """Returns what counts of the rows that an output has."""
-    rows = _decoded(output, _ROW, "a rollout")
-    return {RolloutKey(row.task_id, row.sample): row for row in rows}
-
-
-_Paid = dict[RolloutKey | None, Cost]
-"""By rollout; under None what broke off."""
-
-
-def _known_steps(
-    journal: Path, finished: Collection[RolloutKey]
-) -> tuple[dict[RolloutKey, KnownSteps], _Paid]:
-    """Returns the steps of unfinished rollouts, and what was paid for all on record."""
-    known: dict[RolloutKey, KnownSteps] = {}
-    paid: _Paid = {}
-    for record in _decoded(journal, RECORD, "a step of a rollout"):
-        if isinstance(record, UnconfirmedRecord):
-            paid[None] = paid.get(None, Cost()) + Cost(record.tokens, record.usd)
-            continue
-        key = RolloutKey(record.task_id, record.sample)
-        if isinstance(record, TurnRecord):
-            cost = Cost.of(record.turn.usage, record.turn.cost_usd)
-            paid[key] = paid.get(key, Cost()) + cost
-        if key in finished:
-            continue
-        if isinstance(record, RestartRecord):
-            known.pop(key, None)
-            continue
-        steps = known.setdefault(key, KnownSteps())
-        # A step that does not follow the one before it belongs to another conversation.
-        if isinstance(record, TurnRecord) and record.index == steps.next_turn:
-            steps.turns[record.index] = record.turn
-        elif isinstance(record, RepliesRecord) and record.index == steps.unanswered_turn:
-            steps.replies[record.index] = record.replies
-    return known, paid
+        self._known.add(record)
 
 
 def _larger(one: Cost, other: Cost) -> Cost:
     return Cost(max(one.tokens, other.tokens), max(one.usd, other.usd))
-
-
-def _decoded(path: Path, decoder: msgspec.json.Decoder[_T], what: str) -> Iterator[_T]:
-    for line in read_lines(path) if path.exists() else ():
-        try:
-            yield decoder.decode(line.data)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise DataError(
-                f"{path}:{line.number} is not {what}: {error}",
-                "the file was changed from outside: take the line out (what it held is done "
-                "again), or choose another output",
-            ) from error

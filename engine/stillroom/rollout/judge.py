@@ -10,8 +10,9 @@ from typing import Any, Literal, Protocol, cast
 from stillroom.data.checks import as_number
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError, FailureClass, InputError
+from stillroom.rollout.recorder import ForgetfulRecorder, JudgeRecorder
 from stillroom.settings import Workspace
-from stillroom.types import Message, SampledTurn, ToolSchema, Usage, total_usd
+from stillroom.types import CallTotals, Message, SampledTurn, ToolSchema
 
 MAX_TRIES = 3
 MAX_TEXT_CHARACTERS = 100_000
@@ -79,18 +80,12 @@ class Verdict:
 
     score: float
     reasoning: str
-    usage: Usage
-    calls: int
-    cost_usd: float | None = None
-    """None where the price is unknown."""
+    paid: CallTotals
+    """Of all its calls, those of earlier runs and those that can't be read included."""
 
 
 class Judge:
-    """Asks a teacher how well an answer meets a rubric.
-
-    `on_turn` hears of every reply as soon as it is there, also of one that can't be read: what was
-    billed counts even where the judge fails in the end. `nonce` gives the ends of the fences.
-    """
+    """Asks a teacher how well an answer meets a rubric. `nonce` gives the ends of the fences."""
 
     def __init__(
         self,
@@ -99,14 +94,13 @@ class Judge:
         *,
         sees: JudgeSees = "answer",
         reply_format: ReplyFormat = "json_schema",
-        on_turn: Callable[[SampledTurn], None] = lambda _turn: None,
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self._teacher, self._rubric, self._sees = teacher, rubric, sees
         wanted = _RESPONSE_FORMATS[reply_format]
         # Left out where nothing is wanted: a teacher without structured output may not know it.
         self._options: dict[str, Any] = {"response_format": wanted} if wanted else {}
-        self._on_turn, self._nonce = on_turn, nonce
+        self._nonce = nonce
 
     async def judge(
         self,
@@ -115,28 +109,39 @@ class Judge:
         conversation: Sequence[Message] = (),
         *,
         seed: int | None = None,
+        recorder: JudgeRecorder | None = None,
     ) -> Verdict:
         """Returns the score of a final answer; `conversation` is what followed the task's prompt.
 
+        Replies that the recorder knows are not asked for again; where an earlier run had given up
+        on them, `MAX_TRIES` more are.
         Raises:
             CallFailedError: a call failed, or no reply in `MAX_TRIES` was a judgement.
         """
         shown = conversation if self._sees == "conversation" else ()
-        messages = judge_messages(self._rubric, task, answer, shown, nonce=self._nonce())
-        usage, problem, costs = Usage(), "", list[float | None]()
-        for tries in range(1, MAX_TRIES + 1):
-            turn = await self._teacher.complete(list(messages), [], seed=seed, **self._options)
-            self._on_turn(turn)
-            usage += turn.usage
-            costs.append(turn.cost_usd)
+        question = judge_messages(self._rubric, task, answer, shown, nonce=self._nonce())
+        recorder = recorder or ForgetfulRecorder()
+        known = list(recorder.judge_turns())
+        messages, paid = list(question), CallTotals()
+        while True:
+            is_known = paid.calls < len(known)
+            if is_known:
+                turn = known[paid.calls]
+            else:
+                turn = await self._teacher.complete(list(messages), [], seed=seed, **self._options)
+                recorder.record_judge_turn(paid.calls, turn)
+            paid += CallTotals.of(turn)
             reply = _text_of(turn.message)
             read = read_judgement(reply, is_cut=turn.finish_reason != "stop")
             if isinstance(read, JudgementReply):
-                return Verdict(read.score, read.reasoning, usage, tries, total_usd(costs))
-            problem = read
-            messages += _correction(reply, problem)
-        message = f"the judge gave no judgement in {MAX_TRIES} tries: {problem}"
-        raise CallFailedError(FailureClass.REWARD, message)
+                return Verdict(read.score, read.reasoning, paid)
+            if paid.calls % MAX_TRIES:
+                messages += _correction(reply, read)
+            elif is_known:
+                messages = list(question)
+            else:
+                message = f"the judge gave no judgement in {MAX_TRIES} tries: {read}"
+                raise CallFailedError(FailureClass.REWARD, message)
 
 
 def judge_messages(

@@ -1,6 +1,5 @@
 """Which judge a request asks for; a judge is described in a file, the same for every operation."""
 
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +16,7 @@ from stillroom.teachers.budget import Budget
 from stillroom.teachers.openai_http import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.pricing import price_for
 from stillroom.teachers.providers import Endpoint, endpoint_for
-from stillroom.types import SampledTurn, SamplingSettings
+from stillroom.types import SamplingSettings
 from stillroom.validation import describe_errors
 
 NO_JUDGE = "none"
@@ -83,7 +82,6 @@ async def open_judge(
     *,
     timeout_s: float,
     budget: Budget | None = None,
-    on_turn: Callable[[SampledTurn], None] = lambda _turn: None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Judge | None:
     """Returns the judge that was asked for; None if none was. Its calls count in the budget."""
@@ -107,7 +105,6 @@ async def open_judge(
         asked.rubric,
         sees=asked.sees,
         reply_format=asked.reply_format,
-        on_turn=on_turn,
     )
 
 

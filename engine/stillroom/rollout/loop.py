@@ -10,6 +10,7 @@ import msgspec
 
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError
+from stillroom.rollout.recorder import EpisodeRecorder
 from stillroom.tools.base import ToolResult, ToolSession, ToolSource, ToolTask, error_result
 from stillroom.types import (
     Message,
@@ -67,49 +68,6 @@ class Policy(Protocol):
     ) -> AbstractAsyncContextManager[Conversation]:
         """Opens a conversation that begins with the given messages."""
         ...
-
-
-class EpisodeRecorder(Protocol):
-    """Remembers the finished steps of one rollout, so that none is paid for twice."""
-
-    def known_turn(self, index: int) -> SampledTurn | None:
-        """Returns the turn `index` if it was finished earlier."""
-        ...
-
-    def known_replies(self, index: int) -> list[ToolResult] | None:
-        """Returns the tools' replies to turn `index` if they came earlier."""
-        ...
-
-    def start_over(self) -> None:
-        """Drops what is known: the tools' state that it led to is gone."""
-        ...
-
-    def record_turn(self, index: int, turn: SampledTurn) -> None:
-        """Keeps a finished turn; called before anything is done with it."""
-        ...
-
-    def record_replies(self, index: int, replies: list[ToolResult]) -> None:
-        """Keeps the tools' replies; called before the model sees them."""
-        ...
-
-
-class ForgetfulRecorder:
-    """Remembers nothing: for rollouts that cost nothing to do again."""
-
-    def known_turn(self, index: int) -> SampledTurn | None:
-        """Knows none."""
-
-    def known_replies(self, index: int) -> list[ToolResult] | None:
-        """Knows none."""
-
-    def start_over(self) -> None:
-        """Has nothing to drop."""
-
-    def record_turn(self, index: int, turn: SampledTurn) -> None:
-        """Keeps nothing."""
-
-    def record_replies(self, index: int, replies: list[ToolResult]) -> None:
-        """Keeps nothing."""
 
 
 @dataclass(slots=True)

@@ -24,9 +24,10 @@ from stillroom.lineage import write_manifest
 from stillroom.reporting import Reporter
 from stillroom.rollout.collect import specs_for
 from stillroom.rollout.forecast import Forecast
-from stillroom.rollout.journal import FinishedRow, RolloutKey, RolloutStore
+from stillroom.rollout.journal import RolloutStore
 from stillroom.rollout.ray_cluster import ray_cluster
 from stillroom.rollout.ray_worker import ShardEnd, ShardJob, ShardWorker, Standing
+from stillroom.rollout.records import FinishedRow, RolloutKey
 from stillroom.rollout.request import GenerateRollouts, price_of
 from stillroom.rollout.run import (
     PHASE,

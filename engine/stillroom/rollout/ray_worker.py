@@ -11,7 +11,7 @@ import anyio
 
 from stillroom import __version__
 from stillroom.errors import EngineError, RunCancelledError, RunError
-from stillroom.rollout.journal import RolloutKey
+from stillroom.rollout.records import RolloutKey
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.run import RolloutsResult, generate_rollouts
 from stillroom.rollout.shards import Share

@@ -1,15 +1,16 @@
 """Rewards of a finished conversation: the user's rewards.py, a match with the answer, a judge."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stillroom.data.formats import Task
 from stillroom.errors import DataError
 from stillroom.rollout.answers import without_thinking
 from stillroom.rollout.judge import Judge, Verdict
 from stillroom.rollout.matchers import AnswerKey, AnswerMatch, answer_key, is_accepted
+from stillroom.rollout.recorder import JudgeRecorder
 from stillroom.tools.user_pool import UserPool
-from stillroom.types import Message, Usage
+from stillroom.types import CallTotals, Message
 
 EXPECTED_ANSWER = "expected_answer"
 JUDGE = "judge"
@@ -23,14 +24,10 @@ class Judgement:
 
     total: float | None
     by_name: Mapping[str, float]
-    usage: Usage = field(default_factory=Usage)
-    """What the judge's calls were billed; nothing where no judge was asked."""
-    calls: int = 0
-    """Calls of the judge."""
+    judge: CallTotals | None = None
+    """Of the judge's calls; None where no judge was asked."""
     reasoning: str | None = None
     """The judge's."""
-    cost_usd: float | None = 0.0
-    """Of the judge's calls; None where their price is unknown."""
 
     @property
     def success(self) -> bool | None:
@@ -78,7 +75,12 @@ class Rewarder:
         return bool(self._names(task))
 
     async def judge(
-        self, task: Task, messages: list[Message], *, seed: int | None = None
+        self,
+        task: Task,
+        messages: list[Message],
+        *,
+        seed: int | None = None,
+        recorder: JudgeRecorder | None = None,
     ) -> Judgement:
         """Returns the rewards of a finished conversation; a precondition of 0 makes the sum 0.
 
@@ -96,18 +98,15 @@ class Rewarder:
                 key = self._answer_key(task)
                 by_name[name] = float(key is not None and is_accepted(last_answer(messages), key))
             elif self._judge is not None and not self._is_blocked(by_name):
-                verdict = await self._judge.judge(
-                    task, last_answer(messages), messages[len(task.messages) :], seed=seed
-                )
+                answer, talk = last_answer(messages), messages[len(task.messages) :]
+                verdict = await self._judge.judge(task, answer, talk, seed=seed, recorder=recorder)
                 by_name[name] = verdict.score
         if not by_name:
             return Judgement(None, {})
         total = 0.0 if self._is_blocked(by_name) else sum(by_name.values())
         if verdict is None:
             return Judgement(total, by_name)
-        return Judgement(
-            total, by_name, verdict.usage, verdict.calls, verdict.reasoning, verdict.cost_usd
-        )
+        return Judgement(total, by_name, verdict.paid, verdict.reasoning)
 
     def _is_blocked(self, by_name: Mapping[str, float]) -> bool:
         return any(

@@ -25,7 +25,8 @@ from stillroom.rollout.collect import (
     specs_for,
 )
 from stillroom.rollout.forecast import Forecast, forecast
-from stillroom.rollout.journal import FinishedRow, RolloutStore, finished_rows
+from stillroom.rollout.journal import RolloutStore
+from stillroom.rollout.records import FinishedRow, finished_rows
 from stillroom.rollout.request import (
     GenerateRollouts,
     fingerprint,
@@ -65,7 +66,7 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     num_success: int
     truncated: int
     calls: int
-    """Model calls of this run, replayed ones not counted."""
+    """Model and judge calls of this run, replayed ones not counted."""
     usage: Usage
     """Tokens of this run's calls."""
     cost_usd: float | None
@@ -148,7 +149,6 @@ async def generate_rollouts(
             sampling,
             tasks,
             spending=spending,
-            on_judge_turn=tally.count_call,
             transport=transport,
         ) as arena:
             for note in arena.notes:

@@ -133,7 +133,6 @@ async def score_rollouts(
             workspace,
             request,
             timeout_s=request.request_timeout,
-            on_turn=tally.count_call,
             transport=transport,
         )
         rewarder = Rewarder(pool, judge=judge, match=request.default_match)
@@ -170,7 +169,11 @@ class _Tally:
         self.after: list[float] = []
         self.problems: list[str] = []
 
-    def count_call(self, turn: SampledTurn) -> None:
+    def judge_turns(self) -> Sequence[SampledTurn]:
+        """Knows none: what is on record are whole judgements."""
+        return ()
+
+    def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
         """Counts a judge's reply, also one that can't be read."""
         self.calls += 1
         self.usage += turn.usage
@@ -256,10 +259,12 @@ class _Run:
     ) -> Judgement | CallFailedError:
         known = self._verdicts.known(entry.key)
         if known is not None:
-            self._tally.replayed += known.calls
+            self._tally.replayed += known.judge.calls if known.judge else 0
             return known
         try:
-            judgement = await self._rewarder.judge(rollout.task, rollout.messages, seed=seed)
+            judgement = await self._rewarder.judge(
+                rollout.task, rollout.messages, seed=seed, recorder=self._tally
+            )
         except CallFailedError as error:
             return error
         # What fails for every row (a refused key, a full disk) ends the run.

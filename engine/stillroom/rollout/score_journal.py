@@ -8,6 +8,7 @@ import msgspec
 
 from stillroom.files import AppendLog, read_lines
 from stillroom.rollout.rewards import Judgement
+from stillroom.types import CallTotals
 
 
 class _KnownVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,16 +49,16 @@ class ScoreJournal:
         verdict = self._known.get(row)
         if verdict is None:
             return None
-        return Judgement(verdict.total, verdict.by_name, calls=verdict.calls)
+        return Judgement(verdict.total, verdict.by_name, CallTotals(calls=verdict.calls))
 
     def keep(self, row: str, judgement: Judgement) -> None:
         """Puts a judgement that has cost something on record."""
-        if judgement.calls:
+        if judgement.judge is not None:
             verdict = _KnownVerdict(
                 settings=self._settings,
                 row=row,
                 total=judgement.total,
                 by_name=dict(judgement.by_name),
-                calls=judgement.calls,
+                calls=judgement.judge.calls,
             )
             self._log.append(verdict, durable=True)

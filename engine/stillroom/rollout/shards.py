@@ -8,7 +8,7 @@ rerun brings in what the shards of a run that was killed left, and cuts the rest
 import math
 import shutil
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -19,18 +19,16 @@ import msgspec
 from stillroom.data.formats import decode_trajectory
 from stillroom.errors import InputError
 from stillroom.files import FileLock, read_lines, write_json
-from stillroom.rollout.journal import (
+from stillroom.rollout.journal import RolloutStore, journal_folder
+from stillroom.rollout.records import (
     RECORD,
     FinishedRow,
     KnownSteps,
-    RepliesRecord,
     RolloutKey,
-    RolloutStore,
-    TurnRecord,
-    journal_folder,
+    UnconfirmedRecord,
 )
 from stillroom.teachers.budget import Budget, Cost
-from stillroom.types import Trajectory, Usage, total_usd
+from stillroom.types import Trajectory, Usage
 
 _WRITER_WAIT_S = 30.0
 """How long a process may live on whose driver is gone."""
@@ -184,7 +182,7 @@ def prepare_shards(
         store = RolloutStore(path, settings)
         num_records = 0
         for key in shard.keys:
-            for record in _records(key, known.get(key) or KnownSteps()):
+            for record in known.get(key, KnownSteps()).records(key):
                 store.append(record)
                 num_records += 1
         store.close(is_complete=False)
@@ -240,7 +238,7 @@ def _merge(path: Path, settings: _Settings, into: RolloutStore) -> None:
         for line in islice(read_lines(journal_folder(path) / "journal.jsonl"), num_known, None):
             record = RECORD.decode(line.data)
             into.append(record)
-            if isinstance(record, TurnRecord):
+            if not isinstance(record, UnconfirmedRecord):
                 # Steps of a rollout that is not finished keep the journal.
                 into.known.setdefault(RolloutKey(record.task_id, record.sample), KnownSteps())
     finally:
@@ -254,27 +252,12 @@ def _finish(trajectory: Trajectory, into: RolloutStore) -> bool:
     return is_new
 
 
-def _records(key: RolloutKey, steps: KnownSteps) -> Iterator[TurnRecord | RepliesRecord]:
-    task_id, sample = key
-    for index, turn in sorted(steps.turns.items()):
-        yield TurnRecord(task_id=task_id, sample=sample, index=index, turn=turn)
-        if index in steps.replies:
-            replies = steps.replies[index]
-            yield RepliesRecord(task_id=task_id, sample=sample, index=index, replies=replies)
-
-
 def recorded(path: Path, settings: _Settings) -> Recorded:
     """Returns what a shard has on record; waits until no process writes it."""
     store = _open_ended(path, settings)
     store.close(is_complete=False)
-    rows = store.finished.values()
-    turns = [turn for steps in store.known.values() for turn in steps.turns.values()]
-    return Recorded(
-        calls=sum(row.turns for row in rows) + len(turns),
-        usage=sum((one.usage for one in (*rows, *turns)), start=Usage()),
-        cost_usd=total_usd(one.cost_usd for one in (*rows, *turns)),
-        spent=store.spent(),
-    )
+    paid = store.paid()
+    return Recorded(paid.calls, paid.usage, paid.cost_usd, store.spent())
 
 
 def _open_ended(path: Path, settings: _Settings) -> RolloutStore:

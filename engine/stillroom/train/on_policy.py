@@ -37,8 +37,8 @@ from stillroom.rollout.collect import (
     collect_rollouts,
     key_of,
 )
-from stillroom.rollout.journal import RolloutKey
 from stillroom.rollout.loop import nudge_for
+from stillroom.rollout.records import RolloutKey
 from stillroom.rollout.rewards import Rewarder
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.tools.user_pool import UserPool

@@ -18,7 +18,7 @@ from stillroom.rollout.collect import (
     key_of,
     specs_for,
 )
-from stillroom.rollout.journal import RolloutKey
+from stillroom.rollout.records import RolloutKey
 from stillroom.rollout.rewards import Rewarder
 from stillroom.teachers.budget import BudgetSpentError
 from stillroom.tools.base import ToolResult
@@ -257,6 +257,8 @@ def test_a_rollout_starts_over_where_its_tools_have_lost_their_state(
     assert isinstance(rollout, Trajectory)
     assert recorder.order == steps
     assert rollout.messages[1].get("tool_calls") == [tool_call(call_id=called)]
+    restarted = ("restart", 0) in steps
+    assert (rollout.dropped.calls if rollout.dropped else 0) == restarted
     replied = "earlier" if with_replies and not keeps_state else "now"
     assert rollout.messages[2].get("content") == replied
     assert len(tools.calls) == (replied == "now")

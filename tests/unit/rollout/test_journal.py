@@ -3,16 +3,28 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fakes.folders import names_in
 from fakes.rollout_rows import assistant, rollout_row, tool_call
 from fakes.scripted_policy import turn
 from stillroom.data.formats import decode_trajectory
 from stillroom.errors import DataError, InputError
-from stillroom.rollout.journal import RolloutKey, RolloutStore
+from stillroom.rollout.journal import RolloutStore
+from stillroom.rollout.records import (
+    RECORD,
+    JournalContent,
+    JudgeRecord,
+    KnownSteps,
+    RepliesRecord,
+    RestartRecord,
+    RolloutKey,
+    TurnRecord,
+)
 from stillroom.teachers.budget import Cost
 from stillroom.tools.base import ToolResult
-from stillroom.types import SampledTurn, Trajectory
+from stillroom.types import CallTotals, SampledTurn, Trajectory
 
 SETTINGS: dict[str, Any] = {"model": "m", "temperature": 0.7, "seed": None}
 CALL, DONE = turn(assistant(None, tool_call())), turn(assistant("7"))
@@ -307,3 +319,69 @@ def test_what_was_paid_before_a_restart_still_counts(tmp_path: Path) -> None:
     store = RolloutStore(tmp_path / "o.jsonl", SETTINGS)
     assert store.spent() == Cost(tokens=37, usd=0.625)
     store.close(is_complete=False)
+
+
+def test_what_may_have_been_billed_stays_on_record_when_all_is_done(tmp_path: Path) -> None:
+    output = tmp_path / "o.jsonl"
+    for _ in range(2):
+        store = RolloutStore(output, SETTINGS)
+        store.recorder(RolloutKey("task", 0)).record_turn(0, DONE)
+        store.record_unconfirmed(Cost(tokens=7, usd=0.125))
+        store.finish(trajectory(usage={"prompt_tokens": 10, "completion_tokens": 5}))
+        store.close(is_complete=True)
+    store = RolloutStore(output, SETTINGS)
+    assert store.spent().tokens == 15 + 2 * 7
+    assert store.known == {}
+    store.close(is_complete=True)
+
+
+STEPS = st.sampled_from(["turn", "replies", "judge", "restart"])
+
+
+@settings(deadline=None)
+@given(st.lists(STEPS, max_size=12))
+def test_the_records_of_known_steps_are_the_same_steps_again(kinds: list[str]) -> None:
+    key, steps, paid = RolloutKey("a", 2), KnownSteps(), 0
+    for kind in kinds:
+        where: Any = {"task_id": "a", "sample": 2}
+        if kind == "turn":
+            paid += steps.next_turn is not None
+            steps.add(TurnRecord(**where, index=len(steps.turns), turn=CALL))
+        elif kind == "replies":
+            steps.add(RepliesRecord(**where, index=len(steps.turns) - 1, replies=REPLIES))
+        elif kind == "judge":
+            paid += 1
+            steps.add(JudgeRecord(**where, index=len(steps.judge), turn=DONE))
+        else:
+            steps.add(RestartRecord(**where))
+
+    content = JournalContent()
+    for record in steps.records(key):
+        content.add(RECORD.decode(msgspec.json.encode(record)), ())
+
+    assert content.known.get(key, KnownSteps()) == steps
+    assert steps.paid.calls == paid
+    # What a shard is begun with counts there as it does in the whole.
+    assert content.paid.get(key, CallTotals()).calls == paid
+
+
+def test_the_calls_before_a_restart_are_those_of_the_row(tmp_path: Path) -> None:
+    output, priced = tmp_path / "o.jsonl", turn(assistant("7"), cost_usd=0.25)
+    dropped = CallTotals.of(priced) + CallTotals.of(priced)
+    for _ in range(2):
+        store = RolloutStore(output, SETTINGS)
+        recorder = store.recorder(RolloutKey("a", 0))
+        recorder.record_turn(0, priced)
+        recorder.record_judge_turn(0, priced)
+        recorder.start_over()
+        assert recorder.dropped() == dropped
+        assert recorder.judge_turns() == []
+        store.close(is_complete=False)
+        dropped += dropped
+    store = RolloutStore(output, SETTINGS)
+    assert store.paid().calls == store.recorder(RolloutKey("a", 0)).dropped().calls == 4
+    store.finish(trajectory("a", dropped=msgspec.to_builtins(recorder.dropped()), cost_usd=1.25))
+    store.close(is_complete=True)
+    store = RolloutStore(output, SETTINGS)
+    assert (store.spent(), store.paid().calls) == (Cost(tokens=65, usd=1.25), 5)
+    store.close(is_complete=True)

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from fakes.judges import ScriptedJudge, judgement
 from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
-from fakes.scripted_policy import turn
+from fakes.scripted_policy import MemoryRecorder, turn
 from stillroom.data.formats import task_from_row
 from stillroom.errors import CallFailedError, FailureClass, InputError
 from stillroom.rollout.judge import (
     MAX_TEXT_CHARACTERS,
+    MAX_TRIES,
     Judge,
     JudgementReply,
     Verdict,
@@ -22,18 +23,20 @@ from stillroom.rollout.judge import (
     rubric_text,
 )
 from stillroom.settings import Workspace
-from stillroom.types import SampledTurn, Usage
+from stillroom.types import CallTotals, Usage
 
 TASK = task_from_row({"prompt": "How much?", "metadata": {"expected_answer": ["12", "twelve"]}})
 TALK: Any = [assistant(None, tool_call()), tool_reply("7"), assistant("12")]
 
 
-def judged(*replies: Any, **options: Any) -> tuple[Verdict, ScriptedJudge]:
+def judged(
+    *replies: Any, recorder: MemoryRecorder | None = None, **options: Any
+) -> tuple[Verdict, ScriptedJudge]:
     teacher = ScriptedJudge(replies)
 
     async def main() -> Verdict:
         judge = Judge(teacher, "Be right.", nonce=lambda: "f00d", **options)
-        return await judge.judge(TASK, "12", TALK, seed=5)
+        return await judge.judge(TASK, "12", TALK, seed=5, recorder=recorder)
 
     return run_async(main), teacher
 
@@ -42,7 +45,7 @@ def test_a_judge_gives_a_score_with_its_reason_and_cost() -> None:
     verdict, teacher = judged(judgement(0.25, "too short"))
 
     usage = Usage(prompt_tokens=10, completion_tokens=5)
-    assert verdict == Verdict(0.25, "too short", usage, 1)
+    assert verdict == Verdict(0.25, "too short", CallTotals(calls=1, usage=usage, cost_usd=None))
     [asked_format] = teacher.formats
     schema = asked_format["json_schema"]
     assert (asked_format["type"], schema["strict"]) == ("json_schema", True)
@@ -88,12 +91,12 @@ def test_each_judgement_has_a_fence_of_its_own() -> None:
 
 
 def test_a_reply_that_is_no_judgement_is_asked_for_again_with_the_reason() -> None:
-    heard: list[SampledTurn] = []
-    verdict, teacher = judged("0.5!", judgement(7), judgement(0.5), on_turn=heard.append)
+    recorder = MemoryRecorder()
+    verdict, teacher = judged("0.5!", judgement(7), judgement(0.5), recorder=recorder)
 
-    assert (verdict.score, verdict.calls) == (0.5, 3)
-    assert verdict.usage == Usage(prompt_tokens=30, completion_tokens=15)
-    assert len(heard) == 3
+    assert (verdict.score, verdict.paid.calls) == (0.5, 3)
+    assert verdict.paid.usage == Usage(prompt_tokens=30, completion_tokens=15)
+    assert len(recorder.judged) == 3
     second, third = teacher.asked[1], teacher.asked[2]
     assert [message["role"] for message in third] == ["system", "user", *["assistant", "user"] * 2]
     assert "no JSON object" in str(second[-1]["content"])
@@ -101,13 +104,39 @@ def test_a_reply_that_is_no_judgement_is_asked_for_again_with_the_reason() -> No
 
 
 def test_no_judgement_after_all_tries_is_a_failure_and_not_a_reward_of_zero() -> None:
-    heard: list[SampledTurn] = []
+    recorder = MemoryRecorder()
 
     with pytest.raises(CallFailedError, match=r"3 tries.*must be a number") as caught:
-        judged(*[judgement("high")] * 3, on_turn=heard.append)
+        judged(*[judgement("high")] * 3, recorder=recorder)
 
     assert caught.value.kind is FailureClass.REWARD
-    assert len(heard) == 3
+    assert len(recorder.judged) == 3
+
+    # What it said is not asked for again, but neither does it stand for ever.
+    verdict, teacher = judged(judgement(0.5), recorder=recorder)
+    assert (verdict.score, verdict.paid.calls, len(teacher.asked)) == (0.5, 4, 1)
+    assert [message["role"] for message in teacher.asked[0]] == ["system", "user"]
+
+
+def all_tries(num_bad: int) -> list[str]:
+    return [*["no"] * num_bad, judgement(0.5)]
+
+
+@pytest.mark.parametrize(
+    ("num_bad", "num_known"),
+    [(bad, known) for bad in range(MAX_TRIES) for known in range(bad + 2)],
+)
+def test_replies_that_were_paid_for_are_not_asked_for_again(num_bad: int, num_known: int) -> None:
+    replies, recorder = all_tries(num_bad), MemoryRecorder()
+    whole, teacher = judged(*replies, recorder=recorder)
+    known = MemoryRecorder()
+    known.judged = recorder.judged[:num_known]
+
+    again, asked = judged(*replies[num_known:], recorder=known)
+
+    assert again == whole
+    assert asked.asked == teacher.asked[num_known:]
+    assert known.judged == recorder.judged
 
 
 def test_a_call_that_fails_keeps_its_own_class() -> None:

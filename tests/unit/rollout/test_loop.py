@@ -20,13 +20,13 @@ from stillroom.data.formats import Task, task_from_row
 from stillroom.errors import CallFailedError, FailureClass
 from stillroom.rollout.loop import (
     Episode,
-    ForgetfulRecorder,
     OfferedTools,
     TurnRules,
     needs_lost_state,
     offered_tools,
     play_episode,
 )
+from stillroom.rollout.recorder import ForgetfulRecorder
 from stillroom.tools.base import ToolResult, error_result
 from stillroom.types import StopReason, Usage
 

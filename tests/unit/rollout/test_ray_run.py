@@ -16,9 +16,10 @@ from fakes.rollout_rows import read_rows, write_rows
 from stillroom.errors import InputError, MissingExtraError, RunError
 from stillroom.files import FileLock
 from stillroom.rollout.collect import specs_for
-from stillroom.rollout.journal import RolloutKey, RolloutStore, TurnRecord
+from stillroom.rollout.journal import RolloutStore
 from stillroom.rollout.ray_run import generate_on_ray
 from stillroom.rollout.ray_worker import ShardJob, ShardWorker
+from stillroom.rollout.records import RolloutKey, TurnRecord
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.run import generate_rollouts, requested_tasks, settings_of
 from stillroom.rollout.shards import (

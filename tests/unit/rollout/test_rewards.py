@@ -191,7 +191,8 @@ def test_a_judge_comes_before_the_match_and_its_cost_is_told() -> None:
         one = task(metadata={"expected_answer": "12"})
         result = await Rewarder(None, judge=judge).judge(one, said("13"))
         assert (result.total, result.by_name) == (0.75, {"judge": 0.75})
-        assert (result.calls, result.usage.prompt_tokens) == (1, 10)
+        assert result.judge is not None
+        assert (result.judge.calls, result.judge.usage.prompt_tokens) == (1, 10)
         assert (result.reasoning, result.success) == ("kind", True)
         assert len(teacher.asked) == 1
 
@@ -210,7 +211,7 @@ def test_a_judge_counts_beside_others_where_it_is_named(tmp_path: Path) -> None:
             assert result.total == 1.75
             # Not paid for where nothing can come of it, nor where the row does not want it.
             blocked = await rewarder.judge(named, said("now!"))
-            assert (blocked.total, blocked.calls) == (0.0, 0)
+            assert (blocked.total, blocked.judge) == (0.0, None)
             other = await rewarder.judge(task(rewards=["brief"]), said("please"))
             assert other.by_name == {"brief": 0.25}
             assert len(teacher.asked) == 1

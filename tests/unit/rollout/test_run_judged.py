@@ -1,0 +1,215 @@
+"""Whole rollout runs with a judging model: what it is paid is on record, once, and in the rows."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from fakes.chat_transport import ScriptedTeacher, completion, refused
+from fakes.judges import judgement
+from fakes.loops import run_async
+from fakes.reporters import KeptReporter
+from fakes.rollout_rows import read_rows, write_rows
+from stillroom.rollout.request import GenerateRollouts
+from stillroom.rollout.run import RolloutsResult, generate_rollouts
+from stillroom.settings import Workspace
+from stillroom.types import Usage
+
+NUM_PROMPTS = 3
+JUDGE = {"model": "j", "base_url": "http://judge.test/v1", "rubric": "Be right."}
+OUTPUT = Path("rollouts") / "out.jsonl"
+JOURNAL = Path("rollouts") / ".out.jsonl" / "journal.jsonl"
+# A teacher's call takes 10 + 5 tokens, a judge's 100 + 7.
+TEACHER_USD, JUDGE_USD = 0.00007, 0.000807
+
+
+class PowerCutError(OSError):
+    """Ends a run where it stands."""
+
+
+class Served:
+    """A teacher and a judge; `served` has whose call was answered, in their order.
+
+    The judge's first reply to each conversation can't be read. Before call `cut_at` the power goes.
+    """
+
+    def __init__(self, *, cut_at: int | None = None, judge_refuses: bool = False) -> None:
+        self.teacher = ScriptedTeacher()
+        self.served: list[str] = []
+        self._cut_at, self._judge_refuses = cut_at, judge_refuses
+
+    async def handle(self, request: httpx.Request) -> httpx.Response:
+        if len(self.served) == self._cut_at:
+            raise PowerCutError
+        is_judge = request.url.host == "judge.test"
+        messages = json.loads(request.content)["messages"]
+        if is_judge and self._judge_refuses:
+            return refused(400)
+        self.served.append("judge" if is_judge else "teacher")
+        if not is_judge:
+            return await self.teacher._handle(request)
+        usage = {"prompt_tokens": 100, "completion_tokens": 7}
+        return completion(judgement(0.75) if len(messages) > 2 else "Well", usage=usage)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    root = tmp_path / "workspace"
+    write_rows(root / "prompts.jsonl", [{"prompt": f"prompt {i}"} for i in range(NUM_PROMPTS)])
+    (root / "judge.yml").write_text(json.dumps(JUDGE), encoding="utf-8")
+    prices = {"m": {"input": 2, "output": 10}, "j": {"input": 8, "output": 1}}
+    (root / "prices.yml").write_text(json.dumps(prices), encoding="utf-8")
+    return Workspace(root)
+
+
+def run_of(workspace: Workspace, endpoint: Served, **changes: Any) -> RolloutsResult:
+    given = {
+        "input": "prompts.jsonl",
+        "output": str(OUTPUT),
+        "model": "m",
+        "provider": "openai",
+        "base_url": "http://teacher.test/v1",
+        "judge": "judge.yml",
+        "concurrency": 1,
+        "max_concurrency": 1,
+        "seed": 7,
+    }
+
+    async def main() -> Any:
+        with anyio.fail_after(20):
+            return await generate_rollouts(
+                workspace,
+                GenerateRollouts(**{**given, **changes}),
+                folder=workspace.runs / "run",
+                reporter=KeptReporter(),
+                transport=httpx.MockTransport(endpoint.handle),
+            )
+
+    return run_async(main)
+
+
+def rows_of(workspace: Workspace) -> list[dict[str, Any]]:
+    return read_rows(workspace.root / OUTPUT)
+
+
+def price_of(served: list[str]) -> float:
+    return sum(JUDGE_USD if who == "judge" else TEACHER_USD for who in served)
+
+
+def tokens_of(served: list[str]) -> int:
+    return sum(107 if who == "judge" else 15 for who in served)
+
+
+def tokens_in(row: dict[str, Any]) -> int:
+    parts = [row, row["judge"] or {}, row["dropped"] or {}]
+    return sum(sum(part.get("usage", {}).values()) for part in parts)
+
+
+def test_a_row_tells_what_its_judge_took_and_the_rows_add_up_to_the_run(
+    workspace: Workspace,
+) -> None:
+    endpoint = Served()
+
+    result = run_of(workspace, endpoint)
+
+    rows = rows_of(workspace)
+    assert [row["rewards"] for row in rows] == [{"judge": 0.75}] * NUM_PROMPTS
+    for row in rows:
+        assert row["judge"] == {
+            "calls": 2,
+            "usage": {"prompt_tokens": 200, "completion_tokens": 14},
+            "cost_usd": pytest.approx(2 * JUDGE_USD),
+        }
+        assert row["usage"] == {"prompt_tokens": 20, "completion_tokens": 10}
+        assert row["cost_usd"] == pytest.approx(2 * TEACHER_USD + 2 * JUDGE_USD)
+        assert row["dropped"] is None
+    assert result.calls == len(endpoint.served) == 4 * NUM_PROMPTS
+    assert result.usage == Usage(prompt_tokens=220 * 3, completion_tokens=24 * 3)
+    assert result.cost_usd == pytest.approx(price_of(endpoint.served))
+    assert sum(row["cost_usd"] for row in rows) == pytest.approx(result.cost_usd)
+
+
+@pytest.mark.parametrize("cut_at", range(4 * NUM_PROMPTS))
+def test_after_a_cut_at_any_call_no_call_of_the_judge_is_made_again(
+    workspace: Workspace, tmp_path: Path, cut_at: int
+) -> None:
+    whole = Served()
+    run_of(Workspace(shutil.copytree(workspace.root, tmp_path / "whole")), whole)
+    first, second = Served(cut_at=cut_at), Served()
+
+    with pytest.RaisesGroup(PowerCutError, flatten_subgroups=True):
+        run_of(workspace, first)
+    result = run_of(workspace, second)
+
+    assert first.served + second.served == whole.served
+    assert result.calls == len(second.served)
+    assert result.cost_usd == pytest.approx(price_of(second.served))
+    rows = rows_of(workspace)
+    unbroken = read_rows(tmp_path / "whole" / OUTPUT)
+    compared = ("messages", "reward", "usage", "cost_usd", "judge", "dropped")
+    assert [[row[n] for n in compared] for row in rows] == [
+        [row[n] for n in compared] for row in unbroken
+    ]
+    assert sum(map(tokens_in, rows)) == tokens_of(whole.served)
+
+
+def test_a_verdict_whose_row_was_lost_is_not_paid_for_again(workspace: Workspace) -> None:
+    with pytest.RaisesGroup(PowerCutError, flatten_subgroups=True):
+        run_of(workspace, Served(cut_at=4))
+    # The last byte of the row never reached the disk.
+    torn = (workspace.root / OUTPUT).read_bytes()[:-1]
+    (workspace.root / OUTPUT).write_bytes(torn)
+    second = Served()
+
+    run_of(workspace, second, n=1)
+
+    assert second.served == []
+    assert [row["judge"]["calls"] for row in rows_of(workspace)] == [2]
+
+
+def test_what_an_unfinished_rollouts_judge_was_paid_counts_in_the_budget(
+    workspace: Workspace,
+) -> None:
+    with pytest.RaisesGroup(PowerCutError, flatten_subgroups=True):
+        run_of(workspace, Served(cut_at=3))
+    # Two calls of the teacher and one of the judge are on record: no other call can be paid.
+    spent = 2 * TEACHER_USD + JUDGE_USD
+    second = Served()
+
+    result = run_of(workspace, second, budget_usd=spent + TEACHER_USD / 10)
+
+    assert (result.stopped_by, second.served) == ("budget_usd", [])
+
+
+def test_a_judge_that_gave_up_is_asked_anew_and_all_it_was_paid_is_in_the_row(
+    workspace: Workspace,
+) -> None:
+    class Mumbling(Served):
+        async def handle(self, request: httpx.Request) -> httpx.Response:
+            response = await super().handle(request)
+            if request.url.host == "judge.test":
+                usage = {"prompt_tokens": 100, "completion_tokens": 7}
+                return completion("Hm", usage=usage)
+            return response
+
+    failed = run_of(workspace, Mumbling(), n=1)
+    assert failed.failed_by_class == {"reward": 1}
+    second = Served()
+
+    result = run_of(workspace, second, n=1)
+
+    assert second.served == ["judge"] * 2
+    [row] = rows_of(workspace)
+    assert (row["reward"], row["judge"]["calls"]) == (0.75, 5)
+    assert row["cost_usd"] == pytest.approx(failed.cost_usd + result.cost_usd)
+    assert not (workspace.root / JOURNAL).exists()
+
+
+def test_where_no_judge_is_asked_the_row_says_so(workspace: Workspace) -> None:
+    run_of(workspace, Served(), judge="none")
+
+    assert [row["judge"] for row in rows_of(workspace)] == [None] * NUM_PROMPTS
