@@ -69,6 +69,8 @@ def after_inspect_examples(request: api.InspectExamples, result: api.ExamplesPag
         return "validate_dataset lists every problem of the file"
     if request.model is None:
         return "give model=<student> to see which tokens are trained"
+    if result.html:
+        return f"let a person open {result.html}: what is trained is highlighted, token by token"
     return "only the assistant's turns with their end-of-turn token must stand in ⟦ ⟧"
 
 

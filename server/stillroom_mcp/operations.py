@@ -142,7 +142,6 @@ OPERATIONS = (
         call=api.inspect_examples,
         next_step=next_steps.after_inspect_examples,
         positional=("path",),
-        is_read_only=True,
         is_idempotent=True,
     ),
     Operation(

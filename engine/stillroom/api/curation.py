@@ -1,5 +1,7 @@
 """Operations on data files; they end at once or stream through a file in constant memory."""
 
+import msgspec
+
 from stillroom.curate.convert import convert_rollouts
 from stillroom.curate.filters import filter_dataset
 from stillroom.curate.pairs import make_dpo_pairs
@@ -20,9 +22,21 @@ __all__ = [
 
 
 def inspect_examples(workspace: Workspace, request: InspectExamples) -> ExamplesPage:
-    """Returns rows as text; with a model its token mask, rendered in a child process."""
-    if request.model is None:
-        return inspection.inspect_examples(workspace, request)
+    """Returns rows as text, and writes a page of them if asked.
+
+    With a model they come with its token mask, rendered in a child process.
+    """
+    page = workspace.output_file(request.html, what="html") if request.html else None
     workspace.existing(request.path, what="path")
-    locate_model(workspace, request.model)
-    return inspect_with_model(workspace, request)
+    if request.model is None:
+        found = inspection.inspect_examples(workspace, request)
+    else:
+        locate_model(workspace, request.model)
+        found = inspect_with_model(workspace, request)
+    if page is None:
+        return found.page
+    # Only an operation that draws a page loads what draws it.
+    from stillroom.report.rows_page import write_rows_page
+
+    write_rows_page(page, found, request)
+    return msgspec.structs.replace(found.page, html=workspace.shown(page))

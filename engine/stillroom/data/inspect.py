@@ -1,7 +1,7 @@
 """Rows as a person reads them, and as the trainer sees them: which tokens are trained."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +11,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from stillroom.data.checks import Problem, as_number, decode_row
 from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_row
 from stillroom.data.layouts import as_rollout
-from stillroom.data.render import ChatRenderer, RenderedConversation, plain_text
+from stillroom.data.render import ChatRenderer
 from stillroom.data.row_files import read_row_lines, rollout_files
+from stillroom.data.template import plain_text
+from stillroom.data.views import (
+    MAX_TOKENS_SHOWN,
+    PageName,
+    RowView,
+    Section,
+    SequenceView,
+    sections_of,
+    sequence_view,
+    titled_sequences,
+)
 from stillroom.errors import DataError, InputError, ModelError
 from stillroom.settings import Workspace
 
@@ -31,6 +42,10 @@ class InspectExamples(BaseModel):
     model: Annotated[str | None, Field(description="Student: mark the trained tokens with ⟦ ⟧")] = (
         None
     )
+    include_thinking: bool = False
+    html: Annotated[str | None, AfterValidator(page_name), Field(description="Page to write")] = (
+        None
+    )
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,15 +61,6 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """A row as text; with the student's template also how many tokens it has."""
-
-    text: str
-    num_tokens: int | None = None
-    num_trained_tokens: int | None = None
-
-
 class ExamplesPage(msgspec.Struct, frozen=True, kw_only=True):
     """Some rows of a file."""
 
@@ -62,32 +68,45 @@ class ExamplesPage(msgspec.Struct, frozen=True, kw_only=True):
     total_count: int
     has_more: bool
     next_start: int | None
+    html: str | None = None
+    """The page that was written, if one was asked for."""
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """Some rows: as an agent reads them, and as a page shows them."""
+
+    page: ExamplesPage
+    rows: list[RowView]
 
 
 def inspect_examples(
     workspace: Workspace, request: InspectExamples, *, tokenizer: Any = None
-) -> ExamplesPage:
+) -> Inspection:
     """Returns the asked rows; `tokenizer` (of the student) is needed for the mask."""
     path = workspace.existing(request.path, what="path")
-    renderer = ChatRenderer(tokenizer) if tokenizer is not None else None
+    renderer = None
+    if tokenizer is not None:
+        renderer = ChatRenderer(tokenizer, include_thinking=request.include_thinking)
     end = request.start + request.n
-    examples: list[Example] = []
+    limit = MAX_TOKENS_SHOWN if request.html else _MAX_TEXT
+    views: list[RowView] = []
     total = 0
     for total, (where, data) in enumerate(_lines(path), start=1):
         if request.start < total <= end:
-            examples.append(_example(where, data, renderer))
+            views.append(_view(where, data, renderer, limit=limit))
     if request.start >= total:
         raise InputError(
             f"start {request.start} is beyond the {total} rows of {request.path!r}",
             f"choose a start below {total}" if total else "the file holds no rows",
         )
     has_more = total > end
-    return ExamplesPage(
-        examples=examples,
+    page = ExamplesPage(
+        examples=[_example(view) for view in views],
         total_count=total,
         has_more=has_more,
         next_start=end if has_more else None,
     )
+    return Inspection(page=page, rows=views)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -99,7 +118,7 @@ def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
             yield f"{file.name}:{line.number}", data
 
 
-def _example(where: str, data: bytes, renderer: ChatRenderer | None) -> Example:
+def _view(where: str, data: bytes, renderer: ChatRenderer | None, *, limit: int) -> RowView:
     row = decode_row(data)
     row_format = None if isinstance(row, Problem) else detect_format(row)
     if isinstance(row, Problem) or row_format is None:
@@ -110,17 +129,21 @@ def _example(where: str, data: bytes, renderer: ChatRenderer | None) -> Example:
         return _broken(where, row_format, f"{problems[0].field} {problems[0].message}", data)
     row = _chat_row(row, row_format)
     try:
-        shown = _shown(row, None if row_format is RowFormat.PROMPTS else renderer)
+        can_train = row_format is not RowFormat.PROMPTS
+        sequences = _sequences(row, renderer if can_train else None, limit=limit)
+        sections = sections_of(row)
+        for section in sections:
+            _section_text(section)
     except (ModelError, DataError) as error:
         return _broken(where, row_format, error.problem, data)
-    return Example(
+    return RowView(
         where=where,
         format=row_format,
-        text=_cut(shown.text),
-        num_tokens=shown.num_tokens,
-        num_trained_tokens=shown.num_trained_tokens,
         reward=as_number(row.get("reward")),
         problem=None,
+        raw=None,
+        sections=sections,
+        sequences=sequences,
     )
 
 
@@ -131,55 +154,53 @@ def _chat_row(row: dict[str, Any], row_format: RowFormat) -> dict[str, Any]:
     return {"messages": task_from_row(row).messages} if row_format is RowFormat.PROMPTS else row
 
 
-def _shown(row: dict[str, Any], renderer: ChatRenderer | None) -> _Shown:
+def _sequences(
+    row: dict[str, Any], renderer: ChatRenderer | None, *, limit: int
+) -> list[SequenceView]:
     if renderer is None:
-        return _Shown(_plain_view(row))
-    rendered = _rendered(row, renderer)
-    return _Shown(
-        "\n".join(mask_view(conversation, renderer) for conversation in rendered),
-        sum(len(conversation.ids) for conversation in rendered),
-        sum(sum(conversation.trained) for conversation in rendered),
+        return []
+    views: list[SequenceView] = []
+    for title, rendered in titled_sequences(row, renderer):
+        said = [*row["prompt"], *row[title]] if title in ("chosen", "rejected") else row["messages"]
+        views.append(sequence_view(title, rendered, said, renderer, limit=limit))
+    return views
+
+
+def _example(view: RowView) -> Example:
+    """Returns a row as text; with the student's template also how many tokens it has."""
+    sequences = view.sequences
+    if view.raw is not None:
+        text = view.raw
+    elif sequences:
+        text = _cut("\n".join(_titled(one.title, mask_text(one)) for one in sequences))
+    else:
+        text = _cut("\n".join(_titled(one.title, _section_text(one)) for one in view.sections))
+    return Example(
+        where=view.where,
+        format=view.format,
+        text=text,
+        num_tokens=sum(one.num_tokens for one in sequences) if sequences else None,
+        num_trained_tokens=sum(one.num_trained for one in sequences) if sequences else None,
+        reward=view.reward,
+        problem=view.problem,
     )
 
 
-def _rendered(row: dict[str, Any], renderer: ChatRenderer) -> list[RenderedConversation]:
-    tools = row.get("tools") or []
-    if "chosen" not in row:
-        return [renderer.conversation(row["messages"], tools)]
-    given = sum(message["role"] == "assistant" for message in row["prompt"])
-    return [
-        renderer.conversation([*row["prompt"], *row[side]], tools, num_given_turns=given)
-        for side in ("chosen", "rejected")
-    ]
-
-
-def mask_view(conversation: RenderedConversation, renderer: ChatRenderer) -> str:
+def mask_text(sequence: SequenceView) -> str:
     """Returns the text of the tokens, with ⟦ ⟧ around what is trained."""
     parts: list[str] = []
-    for is_trained, ids in _stretches(conversation):
-        text = renderer.decode(ids)
+    for is_trained, pieces in groupby(sequence.pieces, key=lambda piece: piece.is_trained):
+        text = "".join(piece.text for piece in pieces)
         parts.append(f"{TRAINED_OPEN}{text}{TRAINED_CLOSE}" if is_trained else text)
     return "".join(parts)
 
 
-def _stretches(conversation: RenderedConversation) -> Iterator[tuple[bool, list[int]]]:
-    start = 0
-    trained = conversation.trained
-    for index in range(1, len(trained) + 1):
-        if index == len(trained) or trained[index] != trained[start]:
-            yield trained[start], conversation.ids[start:index]
-            start = index
+def _titled(title: str | None, text: str) -> str:
+    return f"== {title}\n{text}" if title else text
 
 
-def _plain_view(row: dict[str, Any]) -> str:
-    if "chosen" in row:
-        sides = [
-            ("prompt", row["prompt"]),
-            ("chosen", row["chosen"]),
-            ("rejected", row["rejected"]),
-        ]
-        return "\n".join(f"== {name}\n{_conversation_view(side)}" for name, side in sides)
-    return _conversation_view(row["messages"])
+def _section_text(section: Section) -> str:
+    return _conversation_view(section.messages)
 
 
 def _conversation_view(messages: Sequence[Any]) -> str:
@@ -194,16 +215,9 @@ def _conversation_view(messages: Sequence[Any]) -> str:
     return "\n".join(lines)
 
 
-def _broken(where: str, row_format: str, problem: str, data: bytes) -> Example:
-    return Example(
-        where=where,
-        format=row_format,
-        text=_cut(data.decode("utf-8", errors="replace")),
-        num_tokens=None,
-        num_trained_tokens=None,
-        reward=None,
-        problem=problem,
-    )
+def _broken(where: str, row_format: str, problem: str, data: bytes) -> RowView:
+    raw = _cut(data.decode("utf-8", errors="replace"))
+    return RowView(where=where, format=row_format, reward=None, problem=problem, raw=raw)
 
 
 def _cut(text: str) -> str:

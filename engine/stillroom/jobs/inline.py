@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
-from stillroom.data.inspect import ExamplesPage, InspectExamples, inspect_examples
+from stillroom.data.inspect import InspectExamples, Inspection, inspect_examples
 from stillroom.errors import EngineError, RunError, missing_extra
 from stillroom.settings import Workspace, training_environment
 
@@ -28,10 +28,10 @@ class _Failed(msgspec.Struct, tag="failed"):
 
 
 class _Done(msgspec.Struct, tag="done"):
-    page: ExamplesPage
+    inspection: Inspection
 
 
-def inspect_with_model(workspace: Workspace, request: InspectExamples) -> ExamplesPage:
+def inspect_with_model(workspace: Workspace, request: InspectExamples) -> Inspection:
     """Returns the rows with the model's mask, rendered in a child process with a deadline."""
     asked = _Asked(str(workspace.root), request.model_dump(mode="json"))
     try:
@@ -57,10 +57,10 @@ def inspect_with_model(workspace: Workspace, request: InspectExamples) -> Exampl
     answer = msgspec.json.decode(finished.stdout, type=_Failed | _Done)
     if isinstance(answer, _Failed):
         raise EngineError(answer.problem, answer.fix)
-    return answer.page
+    return answer.inspection
 
 
-def _inspect(asked: _Asked) -> ExamplesPage:
+def _inspect(asked: _Asked) -> Inspection:
     workspace = Workspace(Path(asked.workspace))
     request = InspectExamples.model_validate(asked.request)
     try:

@@ -1,15 +1,18 @@
 """Conversations as the page shows them: flat lists of parts, none of them too long."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import msgspec
 
+from stillroom.data.template import thinking_of
 from stillroom.report.wording import cut
+from stillroom.types import Message
 
 MAX_TEXT = 800
 """Characters of one part."""
+_MAX_UNFOLDED, _MAX_REST = 1500, 200_000
 _HEAD, _TAIL = 9, 5
 """Parts of a long conversation that are kept at its beginning and at its end."""
 
@@ -47,6 +50,8 @@ class Part:
     text: str
     num_hidden: int
     """Characters that were left out at the end."""
+    rest: str = ""
+    """Those characters, where the page can unfold them."""
     name: str = ""
     """The tool."""
     is_error: bool = False
@@ -61,12 +66,33 @@ class Conversation:
     tail: Sequence[Part]
 
 
-def conversation(messages: Sequence[ChatMessage]) -> Conversation:
-    """Returns the messages as parts."""
-    parts = [part for message in messages for part in _parts(message)]
+def conversation(messages: Sequence[ChatMessage], *, is_whole: bool = False) -> Conversation:
+    """Returns the messages as parts; `is_whole` leaves none out and lets long ones be unfolded."""
+    limit = _MAX_UNFOLDED if is_whole else MAX_TEXT
+    parts = [part for message in messages for part in _parts(message, limit)]
+    if is_whole:
+        return Conversation(parts, 0, ())
     if len(parts) <= _HEAD + _TAIL:
         return Conversation(parts, 0, ())
     return Conversation(parts[:_HEAD], len(parts) - _HEAD - _TAIL, parts[-_TAIL:])
+
+
+def chat_messages(rows: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
+    """Returns the messages of a row that has no problems."""
+    return [
+        ChatMessage(
+            role=row["role"],
+            content=row.get("content"),
+            tool_calls=[
+                Call(function=Function(name=made["name"], arguments=made["arguments"]))
+                for call in row.get("tool_calls") or []
+                for made in [call["function"]]
+            ],
+            name=name if isinstance(name := row.get("name"), str) else None,
+            reasoning_content=thinking_of(cast("Message", row)) or None,
+        )
+        for row in rows
+    ]
 
 
 def num_given(messages: Sequence[ChatMessage], turns: int) -> int:
@@ -75,34 +101,38 @@ def num_given(messages: Sequence[ChatMessage], turns: int) -> int:
     return replies[-turns] if 0 < turns <= len(replies) else len(messages)
 
 
-def _parts(message: ChatMessage) -> Iterator[Part]:
+def _parts(message: ChatMessage, limit: int) -> Iterator[Part]:
     text = _text(message)
     match message.role:
         case "system":
-            yield _part("system", text)
+            yield _part("system", text, limit)
         case "assistant":
-            yield from _assistant_parts(message, text)
+            yield from _assistant_parts(message, text, limit)
         case "tool":
             # The engine's own errors begin so, see stillroom.tools.base.
             is_error = text.startswith("error:")
-            yield _part("reply", text or "(empty)", name=message.name or "", is_error=is_error)
+            name = message.name or ""
+            yield _part("reply", text or "(empty)", limit, name=name, is_error=is_error)
         case _:
-            yield _part("user", text)
+            yield _part("user", text, limit)
 
 
-def _assistant_parts(message: ChatMessage, text: str) -> Iterator[Part]:
+def _assistant_parts(message: ChatMessage, text: str, limit: int) -> Iterator[Part]:
     if message.reasoning_content:
-        yield _part("thinking", message.reasoning_content)
+        yield _part("thinking", message.reasoning_content, limit)
     calls = message.tool_calls or []
     if text.strip() or not calls:
-        yield _part("text" if calls else "answer", text if text.strip() else "(empty)")
+        yield _part("text" if calls else "answer", text if text.strip() else "(empty)", limit)
     for call in calls:
-        yield _part("call", _arguments(call.function.arguments), name=call.function.name)
+        yield _part("call", _arguments(call.function.arguments), limit, name=call.function.name)
 
 
-def _part(kind: PartKind, text: str, *, name: str = "", is_error: bool = False) -> Part:
-    shown = cut(text.strip("\n"), MAX_TEXT)
-    return Part(kind, shown.text, shown.num_hidden, name, is_error)
+def _part(kind: PartKind, text: str, limit: int, *, name: str = "", is_error: bool = False) -> Part:
+    text = text.strip("\n")
+    shown = cut(text, limit)
+    # What a page does not leave out it can unfold.
+    rest = text[limit : limit + _MAX_REST] if limit == _MAX_UNFOLDED else ""
+    return Part(kind, shown.text, shown.num_hidden, rest, name, is_error)
 
 
 def _text(message: ChatMessage) -> str:

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
-
 from stillroom import __version__
-from stillroom.files import write_atomic
 from stillroom.lineage import now
 from stillroom.report.curves import Training, read_settings, trainings
+from stillroom.report.environment import render_page, write_page
 from stillroom.report.examples import BeforeAfter, before_after
 from stillroom.report.folders import TRAINING_KINDS, FolderReader, Unreadable
 from stillroom.report.headline import Headline, headline
@@ -42,9 +40,7 @@ def write_report(runs: Path, output: Path, *, title: str) -> Path:
 
     The page needs no other file and no network. What cannot be read is left out and listed.
     """
-    html = render(read_page(runs, title=title))
-    # A file name that is not UTF-8 must not cost the whole page.
-    write_atomic(output, html.encode("utf-8", errors="replace"))
+    write_page(output, render(read_page(runs, title=title)))
     return output
 
 
@@ -70,13 +66,4 @@ def read_page(path: Path, *, title: str) -> Page:
 
 def render(page: Page) -> str:
     """Returns the page as HTML; every text in it is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        # Models write part of the page, so no text may ever become markup.
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    template = environment.get_template(_TEMPLATE)
-    return template.render(page=page, width=WIDTH, height=HEIGHT)
+    return render_page(_TEMPLATE, page=page, width=WIDTH, height=HEIGHT)

@@ -35,7 +35,7 @@ DPO: dict[str, Any] = {
 
 
 def page_of(folder: Path, name: str = "rows.jsonl", **options: Any) -> ExamplesPage:
-    return inspect_examples(Workspace(folder), InspectExamples(path=name, **options))
+    return inspect_examples(Workspace(folder), InspectExamples(path=name, **options)).page
 
 
 def test_a_row_is_shown_as_a_conversation(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from fakes.conversations import CHAIR, LAMP, PRICE, answer, calls, reply, system, user
 from fakes.mask_families import GLM_BARE, MASK_FAMILIES, MaskFamily, mask_tokenizer
-from stillroom.data.inspect import mask_view
+from stillroom.data.inspect import mask_text
 from stillroom.data.render import ChatRenderer, RenderedConversation
+from stillroom.data.views import sequence_view
 from stillroom.errors import ModelError
 from stillroom.types import Message
 
@@ -90,7 +91,8 @@ def test_masks_are_as_reviewed(name: str, request: pytest.FixtureRequest) -> Non
     renderer = ChatRenderer(TOKENIZERS[name])
     for scenario in scenarios(MASK_FAMILIES[name]):
         for number, one in enumerate(rendered(name, scenario), start=1):
-            parts.append(f"=== {scenario}, sequence {number}\n{mask_view(one, renderer)}\n")
+            text = mask_text(sequence_view(None, one, [], renderer, limit=9999))
+            parts.append(f"=== {scenario}, sequence {number}\n{text}\n")
     shown, path = "".join(parts), GOLDEN / f"{name}.txt"
     if request.config.getoption("--update-golden"):
         path.parent.mkdir(exist_ok=True)

@@ -1,0 +1,47 @@
+"""From a template to a page that is one file: styles and script inside, every text escaped."""
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from stillroom import __version__
+from stillroom.files import write_atomic
+from stillroom.lineage import now
+from stillroom.report.wording import count, moment, number, percent, plural
+
+_FOLDER = Path(__file__).parent
+
+
+def render_page(template: str, *, script: str | None = None, **shown: Any) -> str:
+    """Returns a page as HTML; every text in it is escaped.
+
+    script: a file of this folder. It is the only one that the page lets a browser run.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        # Models write part of the page, so no text may ever become markup.
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters: dict[str, Any] = environment.filters
+    filters.update(count=count, number=number, percent=percent, plural=plural)
+    code = (_FOLDER / script).read_text(encoding="utf-8") if script else ""
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    return environment.get_template(template).render(
+        script=Markup(code),  # noqa: S704 - our own file
+        script_policy=f"script-src 'sha256-{digest}'; " if code else "",
+        written_at=moment(now()),
+        version=__version__,
+        **shown,
+    )
+
+
+def write_page(path: Path, html: str) -> None:
+    """Writes a page whole; a text that is not UTF-8 must not cost the whole of it."""
+    write_atomic(path, html.encode("utf-8", errors="replace"))
