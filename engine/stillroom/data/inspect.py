@@ -43,9 +43,7 @@ class InspectExamples(BaseModel):
         None
     )
     include_thinking: bool = False
-    html: Annotated[str | None, AfterValidator(page_name), Field(description="Page to write")] = (
-        None
-    )
+    html: Annotated[PageName, Field(description="Page to write")] = None
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):
