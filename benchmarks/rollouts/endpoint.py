@@ -91,6 +91,19 @@ class Endpoint:
             },
         }
 
+    def told(self) -> bytes:
+        """The headers that say what is left of each limit."""
+        buckets = {b"requests": self.requests_bucket, b"tokens": self.tokens_bucket}
+        if not self.options.tell:
+            return b""
+        now = time.monotonic()
+        return b"".join(
+            b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %d\r\nx-ratelimit-reset-%b: %dms\r\n"
+            % (name, b.burst, name, b.level, name, 1000 * (b.burst - b.level) / b.rate(now))
+            for name, b in buckets.items()
+            if b
+        )
+
     def bill(self, reply: bytes) -> None:
         for name, count in msgspec.json.decode(reply)["usage"].items():
             self.counts[name] += count
@@ -200,7 +213,8 @@ class Connection(asyncio.Protocol):
             wait, why = refusal
             endpoint.counts["refused"] += 1
             error = json.dumps({"error": {"message": why, "type": "rate_limit_exceeded"}}).encode()
-            return self.transport.write(response(429, error, b"retry-after: %.3f\r\n" % wait))
+            extra = b"retry-after: %.3f\r\n%b" % (wait, endpoint.told())
+            return self.transport.write(response(429, error, extra))
         key = hashlib.blake2b(body, digest_size=8).digest()
         draw = UNUSED
         if options.draws:
@@ -212,13 +226,13 @@ class Connection(asyncio.Protocol):
         latency = options.latency
         if options.sigma:
             latency = draw.lognormvariate(math.log(latency) - options.sigma**2 / 2, options.sigma)
-        data, fault = self.reply_to(body, draw)
+        data, fault = self.reply_to(body, draw, endpoint.told())
         if fault == "hang":
             return None
         self.loop.call_later(latency, self.send, data, key if fault is None else None)
         return None
 
-    def reply_to(self, body: bytes, draw: random.Random) -> tuple[bytes, str | None]:
+    def reply_to(self, body: bytes, draw: random.Random, extra: bytes) -> tuple[bytes, str | None]:
         fault = None
         if self.options.draws:
             fault = draw.choices(FAULTS, self.options.faults)[0]
@@ -231,7 +245,7 @@ class Connection(asyncio.Protocol):
         if fault == "malformed":
             return response(200, reply[: -len(reply) // 3]), fault
         self.endpoint.bill(reply)
-        return response(200, reply), fault
+        return response(200, reply, extra), fault
 
     def send(self, data: bytes, key: bytes | None) -> None:
         endpoint = self.endpoint
@@ -271,6 +285,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--burst", type=float, default=20)
     parser.add_argument("--tps", default="", help="request tokens per second")
     parser.add_argument("--token-burst", type=float, default=10_000)
+    parser.add_argument("--tell", action="store_true", help="say in x-ratelimit-* what is left")
     parser.add_argument("--max-in-flight", type=int, default=0)
     parser.add_argument("--long-waits", type=int, default=0, help="so many 429s say --long-wait-s")
     parser.add_argument("--long-wait-s", type=float, default=60)

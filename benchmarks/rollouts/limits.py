@@ -1,6 +1,6 @@
 """How much of an endpoint's limit is used, and how many requests it refuses: 40 s each, one JSON line a case.
 
-limits.py [CASE …]: rate, moving, tokens, concurrency, long_waits.
+limits.py [CASE …]: rate, moving, tokens, tokens_told, concurrency, long_waits.
 """
 
 import sys
@@ -13,6 +13,7 @@ CASES = {
     "rate": (["--rps", "200"], 2000),
     "moving": (["--rps", "0:200,13:100,26:300"], 2000),
     "tokens": (["--tps", "40000", "--token-burst", "4000"], 1500),
+    "tokens_told": (["--tps", "40000", "--token-burst", "40000", "--tell"], 1500),
     "concurrency": (["--max-in-flight", "20", "--latency", "0.1", "--sigma", "0.4"], 1900),
     "long_waits": (["--rps", "200", "--long-waits", "5", "--long-wait-s", "60"], 4000),
 }

@@ -52,10 +52,7 @@ def input_schema(operation: Operation) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Takes out what a model need not read: titles, `or null`, defaults that say "not asked for".
-
-    The check of the arguments still has all of it.
-    """
+    """Takes out titles, and writes `X or null, default null` as X: leaving it out says null."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if not isinstance(value, dict):
@@ -65,8 +62,6 @@ def _plain(value: Any) -> Any:
         key: _plain(inner)
         for key, inner in value.items()
         if not (key == "title" and isinstance(inner, str))
-        and not (key == "default" and (inner is False or inner == []))
-        and not (key == "exclusiveMinimum" and inner == 0)
     }
     choices = plain.get("anyOf")
     if isinstance(choices, list) and plain.get("default", "") is None:

@@ -44,10 +44,7 @@ def after_filter_dataset(request: api.FilterDataset, result: api.FilterResult) -
     """What to do with filtered rollouts."""
     if result.kept == 0:
         return f"nothing passed: look at {result.dropped_file} and loosen a filter"
-    return (
-        f"convert_rollouts(input={result.output}, output=…/sft.jsonl); rows that are supervised "
-        "already are ready for start_training"
-    )
+    return f"convert_rollouts(input={result.output}, output=…/sft.jsonl)"
 
 
 def after_convert_rollouts(request: api.ConvertRollouts, result: api.ConvertResult) -> str:

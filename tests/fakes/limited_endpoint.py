@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from stillroom.teachers.limits import LimitController, LimitKind, LimitSettings
+from stillroom.teachers.allowance import Allowance
+from stillroom.teachers.limit_types import LimitKind, LimitSettings, LimitUnit
+from stillroom.teachers.limits import LimitController
 
 
 @dataclass
@@ -23,9 +25,16 @@ class Bucket:
     def __post_init__(self) -> None:
         self.level = self.offered = self.burst
 
+    def rate(self, now: float) -> float:
+        return [rate for second, rate in self.schedule if second <= now][-1]
+
+    def allowance(self, now: float, times: float) -> Allowance:
+        """What an endpoint says of it in its headers; wrong by `times`."""
+        reset_s = (self.burst - self.level) / self.rate(now)
+        return Allowance(self.burst * times, self.level * times, reset_s)
+
     def take(self, now: float, amount: float) -> bool:
-        rate = [rate for second, rate in self.schedule if second <= now][-1]
-        gained = (now - self.at) * rate
+        gained = (now - self.at) * self.rate(now)
         self.at, self.offered = now, self.offered + gained
         self.level = min(self.burst, self.level + gained)
         if self.level < amount:
@@ -57,19 +66,31 @@ def simulate(
     refusal_s: float = 0.002,
     num_clients: int = 256,
     cost: Callable[[random.Random], float] = lambda _rng: 1.0,
+    lateness_s: float = 0.0,
     kind: LimitKind = LimitKind.UNKNOWN,
+    tells: LimitUnit | None = None,
+    told_times: float = 1.0,
     seed: int = 0,
+    controller: LimitController | None = None,
 ) -> Simulated:
-    """Lets clients send whenever the controller allows it, each waiting for its answer."""
-    controller, rng, numbers = LimitController(settings), random.Random(seed), count()
+    """Lets clients send whenever the controller allows it, each waiting for its answer.
+
+    `cost` is what a request counts in the bucket, in tokens where the controller asks for those.
+    Requests go out late by `lateness_s` on average, as they do on a busy machine. With `tells` each
+    answer says what is left in the bucket, and how much that is, `told_times` as much as it is.
+    """
+    controller = controller or LimitController(settings)
+    rng, numbers = random.Random(seed), count()
     result = Simulated()
     events: list = []
     now, waiting, answering = 0.0, num_clients, 0
+    amount, late_s = cost(rng), 0.0
     while now < seconds:
-        ready_at = controller.ready_at(now) if waiting else math.inf
+        ready_at = controller.ready_at(now, amount) if waiting else math.inf
+        if ready_at > now:
+            late_s = rng.expovariate(1 / lateness_s) if lateness_s else 0.0
         if ready_at <= now:
-            sent, waiting = controller.send(now), waiting - 1
-            amount = cost(rng)
+            sent, waiting = controller.send(now, amount), waiting - 1
             is_taken = answering < most_at_once and (bucket is None or bucket.take(now, amount))
             if is_taken:
                 answering += 1
@@ -79,14 +100,22 @@ def simulate(
                 result.busy += trip
             else:
                 trip = refusal_s
-            heapq.heappush(events, (now + trip, next(numbers), sent, is_taken))
+            told = (
+                bucket.allowance(now, told_times)
+                if tells is not None and bucket is not None
+                else None
+            )
+            heapq.heappush(events, (now + trip, next(numbers), sent, is_taken, told))
+            amount = cost(rng)
             result.most_in_flight = max(result.most_in_flight, controller.in_flight)
             continue
-        next_at = min(ready_at, events[0][0] if events else math.inf)
+        next_at = min(ready_at + late_s, events[0][0] if events else math.inf)
         now = next_at
         while events and events[0][0] <= now:
-            _, _, sent, is_taken = heapq.heappop(events)
+            _, _, sent, is_taken, told = heapq.heappop(events)
             waiting += 1
+            if tells is not None and told is not None:
+                controller.told(sent, now, tells, told)
             if is_taken:
                 answering -= 1
                 controller.accepted(sent, now)

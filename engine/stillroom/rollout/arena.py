@@ -16,7 +16,7 @@ from stillroom.rollout.request import RolloutOptions, locate_policy, user_file
 from stillroom.rollout.rewards import Rewarder
 from stillroom.rollout.tool_sources import ToolSources
 from stillroom.settings import Workspace
-from stillroom.teachers.limits import LimitSettings
+from stillroom.teachers.limit_types import LimitSettings, LimitUnit
 from stillroom.teachers.openai_http import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.providers import IN_PROCESS, endpoint_for
 from stillroom.tools.base import ToolSource
@@ -126,10 +126,14 @@ def _watched(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str, 
     limiter = policy.limiter
 
     def figures() -> dict[str, float]:
-        pace = {} if limiter.pace is None else {"calls_per_s_allowed": round(limiter.pace, 2)}
+        pace = {}
+        if limiter.pace is not None:
+            what = "calls" if limiter.unit is LimitUnit.REQUESTS else "tokens"
+            pace[f"{what}_per_s_allowed"] = round(limiter.pace, 2)
         return {"at_once_allowed": float(limiter.window), **pace}
 
-    return lambda: limiter.window, figures
+    # While some conversations are with their tools, others can have the teacher.
+    return lambda: limiter.window + limiter.window // 4, figures
 
 
 def open_teacher(

@@ -1,12 +1,13 @@
 """Calls that wait until a controller lets them go."""
 
-import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import anyio
 
-from stillroom.teachers.limits import LimitController, LimitKind, LimitSettings, Sent
+from stillroom.teachers.allowance import Allowance
+from stillroom.teachers.limit_types import LimitKind, LimitSettings, LimitUnit, Sent
+from stillroom.teachers.limits import LimitController
 
 
 class Limiter:
@@ -27,22 +28,29 @@ class Limiter:
 
     @property
     def pace(self) -> float | None:
-        """Calls a second that are let go now; None where nothing was refused so far."""
-        pace = self._controller.pace
-        return pace if pace is not None and pace < math.inf else None
+        """How much is let go in a second, in `unit`; None where nothing limits that so far."""
+        return self._controller.pace
 
-    async def acquire(self) -> Sent:
-        """Waits for this call's turn; each call must end in accepted, refused or failed."""
-        if not self._queue and self._controller.ready_at(self._clock()) <= self._clock():
-            return self._controller.send(self._clock())
+    @property
+    def unit(self) -> LimitUnit:
+        """What the pace counts."""
+        return self._controller.unit
+
+    async def acquire(self, tokens: float = 0.0) -> Sent:
+        """Waits for this call's turn; each call must end in accepted, refused or failed.
+
+        `tokens` is about what it counts where tokens are limited; right up to a factor is enough.
+        """
+        if not self._queue and self._controller.ready_at(self._clock(), tokens) <= self._clock():
+            return self._controller.send(self._clock(), tokens)
         is_first = anyio.Event()
         if not self._queue:
             is_first.set()
         self._queue.append(is_first)
         try:
             await is_first.wait()
-            await self._wait_until_ready()
-            return self._controller.send(self._clock())
+            await self._wait_until_ready(tokens)
+            return self._controller.send(self._clock(), tokens)
         finally:
             self._queue.remove(is_first)
             if self._queue:
@@ -63,8 +71,13 @@ class Limiter:
         self._controller.failed(sent)
         self._is_first_woken.set()
 
-    async def _wait_until_ready(self) -> None:
-        while (ready_at := self._controller.ready_at(self._clock())) > self._clock():
+    def told(self, sent: Sent, allowances: Mapping[LimitUnit, Allowance]) -> None:
+        """Tells what the endpoint's answer to a call says is left of its limits."""
+        for unit, allowance in allowances.items():
+            self._controller.told(sent, self._clock(), unit, allowance)
+
+    async def _wait_until_ready(self, tokens: float) -> None:
+        while (ready_at := self._controller.ready_at(self._clock(), tokens)) > self._clock():
             self._is_first_woken = anyio.Event()
             with anyio.move_on_after(ready_at - self._clock()):
                 await self._is_first_woken.wait()

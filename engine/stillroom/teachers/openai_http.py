@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Literal, Self, cast
@@ -17,6 +18,7 @@ import httpx
 import msgspec
 
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
+from stillroom.teachers.allowance import allowances
 from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.http_channel import (
     ConnectionFailedError,
@@ -25,8 +27,8 @@ from stillroom.teachers.http_channel import (
     UnreadableReplyError,
     open_channel,
 )
+from stillroom.teachers.limit_types import LimitKind, LimitSettings, Sent
 from stillroom.teachers.limiter import Limiter
-from stillroom.teachers.limits import LimitKind, LimitSettings
 from stillroom.teachers.pricing import Price
 from stillroom.teachers.providers import Endpoint, sampling_fields
 from stillroom.types import (
@@ -42,6 +44,8 @@ MAX_ATTEMPTS = 6
 """Of a call that fails; waiting for a rate limit is no failure."""
 PATIENCE_S = 900.0
 """How long a call waits for a rate limit in all."""
+_BYTES_PER_TOKEN = 4.0
+"""About; only how requests compare with each other matters."""
 _MAX_TOKENS_OF_A_CALL = 1 << 40
 _REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
 _REASONING_BACK = ("reasoning_details",)
@@ -221,9 +225,9 @@ class OpenAITeacher:
         return Cost(usage.prompt_tokens + usage.completion_tokens, usd)
 
     async def _paced_attempt(self, body: bytes) -> SampledTurn | _Retry:
-        sent = await self.limiter.acquire()
+        sent = await self.limiter.acquire(len(body) / _BYTES_PER_TOKEN)
         try:
-            outcome = await self._attempt(body)
+            outcome = await self._attempt(body, sent)
         except BaseException:
             self.limiter.failed(sent)
             raise
@@ -274,7 +278,7 @@ class OpenAITeacher:
             return message
         return cast("Message", {key: value for key, value in message.items() if key not in dropped})
 
-    async def _attempt(self, body: bytes) -> SampledTurn | _Retry:
+    async def _attempt(self, body: bytes, sent: Sent) -> SampledTurn | _Retry:
         try:
             reply = await self._channel.post(body, timeout_s=self.calls.timeout_s)
         except TimeoutError:
@@ -288,6 +292,7 @@ class OpenAITeacher:
         except UnreadableReplyError as error:
             message = f"unreadable response: {error}"
             return _Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
+        self.limiter.told(sent, allowances(reply.headers, datetime.now(UTC)))
         if reply.status == 200:
             return _turn(reply.body, self.spending)
         return self._refusal(reply)
@@ -402,8 +407,10 @@ def _limit_kind(message: str) -> LimitKind:
     """Returns what the words of a refusal say is limited."""
     if re.search(r"concurren|simultaneous|in parallel|in flight", message, re.IGNORECASE):
         return LimitKind.CONCURRENCY
-    if re.search(r"per (second|minute|day)|\b[rt]p[smd]\b|quota", message, re.IGNORECASE):
-        return LimitKind.RATE
+    if re.search(r"tokens? per|\btp[smd]\b", message, re.IGNORECASE):
+        return LimitKind.TOKENS
+    if re.search(r"(requests?|calls|queries) per|\b[rq]p[smd]\b", message, re.IGNORECASE):
+        return LimitKind.REQUESTS
     return LimitKind.UNKNOWN
 
 

@@ -3,8 +3,8 @@ import anyio.lowlevel
 import pytest
 
 from fakes.loops import run_async
+from stillroom.teachers.limit_types import LimitKind, LimitSettings
 from stillroom.teachers.limiter import Limiter
-from stillroom.teachers.limits import LimitKind, LimitSettings
 
 
 def test_calls_go_in_the_order_in_which_they_asked() -> None:
@@ -80,7 +80,7 @@ def test_what_it_does_now_can_be_shown(refusals: int) -> None:
         sent = [await limiter.acquire() for _ in range(4)]
         limiter.accepted(sent[0])
         for one in sent[1 : 1 + refusals]:
-            limiter.refused(one, LimitKind.RATE)
+            limiter.refused(one, LimitKind.REQUESTS)
         return limiter.window, limiter.pace
 
     window, pace = run_async(main)
