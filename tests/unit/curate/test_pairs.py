@@ -130,7 +130,8 @@ def test_what_cannot_be_paired_is_counted_with_its_reason(tmp_path: Path) -> Non
     assert (result.pairs, result.tasks_with_pairs, result.mean_difference) == (1, 1, 1.0)
     assert result.skipped == {
         "rollout without a reward": 1,
-        "task whose rewards differ too little": 2,
+        "task whose rewards differ too little": 1,
+        "task with a single rollout": 1,
         "rollout without an assistant message": 1,
         "pair of equal conversations": 1,
         "not a rollout row": 1,
@@ -379,3 +380,104 @@ def test_rollouts_of_other_systems_are_paired_by_their_tasks(tmp_path: Path) -> 
     assert gym.chosen[0]["reasoning_content"] == "I look it up."
     assert rnow.prompt == RNOW_ROW["conversation"][:2]
     assert (rnow.chosen, rnow.rejected) == ([RNOW_ROW["conversation"][2]], [worse_talk[2]])
+
+
+def expected_pairs(rewards: list[float], strategy: str, least: float) -> list[tuple[int, int]]:
+    """The pairs of one task's rollouts, worked out one by one."""
+    if strategy == "best_worst":
+        both = [(rewards.index(max(rewards)), rewards.index(min(rewards)))]
+    elif strategy == "adjacent":
+        ranked = sorted(range(len(rewards)), key=lambda index: -rewards[index])
+        both = list(itertools.pairwise(ranked))
+    else:
+        both = list(itertools.product(range(len(rewards)), repeat=2))
+    return [(one, other) for one, other in both if rewards[one] - rewards[other] >= least]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from([0, 0.25, 0.5, 1]) | st.none(), max_size=5), max_size=4),
+    st.sampled_from(["best_worst", "all", "adjacent"]),
+    st.sampled_from([0.25, 0.3, 1]),
+)
+def test_every_rollout_and_every_task_is_paired_or_counted(
+    tmp_path_factory: pytest.TempPathFactory,
+    tasks: list[list[float | None]],
+    strategy: str,
+    least: float,
+) -> None:
+    folder = tmp_path_factory.mktemp("pairs")
+    rows = [row for name, some in enumerate(tasks) for row in answers(*some, task_id=f"t{name}_")]
+    write_lines(folder / "rollouts.jsonl", map(encoded, rows))
+    known = [[reward for reward in some if reward is not None] for some in tasks]
+    known = [rewards for rewards in known if rewards]
+    expected = [expected_pairs(rewards, strategy, least) for rewards in known]
+
+    try:
+        result = pairs_of(folder, strategy=strategy, min_difference=least)
+    except DataError:
+        assert not any(expected)
+        return
+
+    assert result.pairs == sum(map(len, expected))
+    assert result.tasks == len(known)
+    assert result.tasks_with_pairs == sum(map(bool, expected))
+    without = {"task with a single rollout", "task whose rewards differ too little"}
+    counted = sum(count for reason, count in result.skipped.items() if reason in without)
+    assert counted == result.tasks - result.tasks_with_pairs
+    assert result.read == len(rows)
+    assert result.skipped.get("rollout without a reward", 0) == sum(
+        some.count(None) for some in tasks
+    )
+
+
+def test_two_hundred_rollouts_of_a_task_are_paired_from_the_largest_difference_down(
+    tmp_path: Path,
+) -> None:
+    rows = answers(*[index / 256 for index in range(200)])
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+
+    result = pairs_of(tmp_path, strategy="all", max_pairs_per_task=500, min_difference=0.5)
+
+    assert (result.pairs, result.tasks_with_pairs) == (500, 1)
+    differences = [row["quality_difference"] for row in read_rows(tmp_path / "pairs.jsonl")]
+    every = [(one - other) / 256 for one in range(200) for other in range(one)]
+    assert differences == sorted(every, reverse=True)[:500]
+
+
+def test_pairs_say_which_rollouts_they_are_made_of(tmp_path: Path) -> None:
+    rows = answers(1, 0)
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+
+    pairs_of(tmp_path)
+
+    [pair] = read_rows(tmp_path / "pairs.jsonl")
+    assert (pair["chosen_id"], pair["rejected_id"]) == ("t-0", "t-1")
+
+
+def test_documents_of_many_lines_become_pairs_of_one(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    for name, row in zip("ab", answers(1, 0), strict=True):
+        path = tmp_path / "rollouts" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({**row, "tools": tools}, indent=2), encoding="utf-8")
+
+    assert pairs_of(tmp_path, input="rollouts").pairs == 1
+
+    [pair] = load_dpo_rows(tmp_path / "pairs.jsonl")
+    assert pair.tools == tools
+
+
+def test_tasks_of_one_side_are_counted(tmp_path: Path) -> None:
+    write_lines(tmp_path / "teacher.jsonl", map(encoded, answers(1) + answers(1, task_id="a")))
+    student = [*answers(0, task_id="b"), *answers(0)]
+    student[1]["messages"][1] = assistant("other")
+    write_lines(tmp_path / "student.jsonl", map(encoded, student))
+
+    result = pairs_of(tmp_path, chosen_from="teacher.jsonl", rejected_from="student.jsonl")
+
+    assert (result.read, result.pairs) == (4, 1)
+    assert result.skipped == {
+        "task on the chosen side only": 1,
+        "task on the rejected side only": 1,
+    }

@@ -1,0 +1,167 @@
+"""Which rollouts of a task make a pair, and where they part; only rewards and places are held."""
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+
+from stillroom.curate.facts import NULL
+from stillroom.curate.rows import own_row, read_rollouts, without_ids
+from stillroom.data.layouts import RolloutLayout
+from stillroom.data.row_files import RowReader
+from stillroom.errors import DataError
+
+Strategy = Literal["best_worst", "all", "adjacent"]
+_MAX_KEPT_BYTES = 16 << 20
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """Where a rollout is, and what it is worth."""
+
+    path: Path
+    offset: int
+    num_bytes: int
+    reward: float
+    messages_field: Literal["messages", "conversation"]
+    is_translated: bool
+    """Whether it is read by way of its row in our layout."""
+
+
+Index = dict[str, list[Entry]]
+
+
+def index_rollouts(files: Iterable[Path], skipped: Counter[str]) -> Index:
+    """Returns where each task's rollouts are; those that cannot take part are counted."""
+    index: Index = {}
+    for rollout in itertools.chain.from_iterable(map(read_rollouts, files)):
+        facts = rollout.facts
+        if facts is None or rollout.layout is None or facts.task_id is None:
+            skipped["not a rollout row"] += 1
+        elif facts.reward is None:
+            skipped["rollout without a reward"] += 1
+        elif facts.num_turns == 0:
+            skipped["rollout without an assistant message"] += 1
+        else:
+            line = rollout.line
+            is_raw = rollout.translated is None
+            field = (
+                "conversation" if is_raw and rollout.layout is RolloutLayout.RNOW else "messages"
+            )
+            entry = Entry(
+                rollout.path, line.offset, line.num_bytes, facts.reward, field, not is_raw
+            )
+            index.setdefault(facts.task_id, []).append(entry)
+    return index
+
+
+def ranked_pairs(
+    better: Sequence[Entry], worse: Sequence[Entry], strategy: Strategy, *, least: float
+) -> Iterator[tuple[Entry, Entry]]:
+    """Yields (chosen, rejected) with rewards at least `least` apart, the largest difference first.
+
+    Needs memory for the rollouts of a task, not for all its pairs.
+    """
+    ranked = sorted(better, key=lambda entry: -entry.reward)
+    lowest = sorted(worse, key=lambda entry: entry.reward)
+    match strategy:
+        case "best_worst":
+            pairs = iter([(ranked[0], lowest[0])])
+        case "adjacent":
+            neighbours = list(itertools.pairwise(ranked))
+            pairs = iter(sorted(neighbours, key=_difference, reverse=True))
+        case "all":
+            rows = [zip(itertools.repeat(chosen), lowest, strict=False) for chosen in ranked]
+            pairs = heapq.merge(*rows, key=_difference, reverse=True)
+    return itertools.takewhile(lambda pair: _difference(pair) >= least, pairs)
+
+
+def _difference(pair: tuple[Entry, Entry]) -> float:
+    return pair[0].reward - pair[1].reward
+
+
+class PairSide(msgspec.Struct, frozen=True):
+    """What a pair takes from a rollout, as the very bytes it is written with."""
+
+    messages: list[msgspec.Raw]
+    tools: msgspec.Raw | bytes
+    metadata: msgspec.Raw | bytes
+    id: str | None
+
+
+class _Fields(msgspec.Struct, frozen=True):
+    messages: list[msgspec.Raw] = []
+    conversation: list[msgspec.Raw] = []
+    tools: msgspec.Raw = NULL
+    metadata: msgspec.Raw = NULL
+    id: Any = None
+
+
+_FIELDS = msgspec.json.Decoder(_Fields)
+
+
+class PairReader:
+    """Reads rollouts again; those of the task at hand are kept, as far as they are small."""
+
+    def __init__(self) -> None:
+        self._rows = RowReader()
+        self._kept: dict[Entry, PairSide] = {}
+        self._num_bytes = 0
+
+    def read(self, entry: Entry) -> PairSide:
+        """Returns the messages and fields of a rollout."""
+        side = self._kept.get(entry)
+        if side is None:
+            side = self._read(entry)
+            if self._num_bytes + entry.num_bytes <= _MAX_KEPT_BYTES:
+                self._kept[entry] = side
+                self._num_bytes += entry.num_bytes
+        return side
+
+    def _read(self, entry: Entry) -> PairSide:
+        data = self._rows.read(entry.path, entry.offset, entry.num_bytes)
+        try:
+            row = _FIELDS.decode((own_row(data) or data) if entry.is_translated else data)
+        except msgspec.DecodeError as error:
+            raise DataError(
+                f"{entry.path} has changed while it was read", "run it again"
+            ) from error
+        is_theirs = entry.messages_field == "conversation"
+        return PairSide(
+            messages=row.conversation if is_theirs else row.messages,
+            tools=b"[]" if row.tools == NULL else row.tools,
+            metadata=b"{}" if row.metadata == NULL else row.metadata,
+            id=row.id if isinstance(row.id, str) and row.id else None,
+        )
+
+    def forget(self) -> None:
+        """Lets go of what was kept; a new task begins."""
+        self._kept.clear()
+        self._num_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._rows.__exit__(*error)
+
+
+def first_difference(one: Sequence[msgspec.Raw], other: Sequence[msgspec.Raw]) -> int | None:
+    """Returns the index of the first message that differs, ids of tool calls apart."""
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right and _said(left) != _said(right):
+            return index
+    shorter = min(len(one), len(other))
+    return shorter if len(one) != len(other) else None
+
+
+def _said(message: msgspec.Raw) -> dict[str, Any]:
+    return without_ids(msgspec.json.decode(message))
+
+
+def both_answer(one: Sequence[msgspec.Raw], other: Sequence[msgspec.Raw], index: int) -> bool:
+    """Whether both go on with an assistant's turn at `index`."""
+    return all(len(m) > index and _said(m[index])["role"] == "assistant" for m in (one, other))
