@@ -5,8 +5,11 @@ import hashlib
 import os
 import secrets
 import tempfile
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -17,6 +20,7 @@ BOM = b"\xef\xbb\xbf"
 _BLANKS = b"\r\n \t"
 _BLOCK = 1 << 20
 _BEGINNING = 200
+_MAX_WAITING = 4
 
 
 def canonical_json(value: Any) -> bytes:
@@ -29,10 +33,16 @@ def content_hash(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()[:16]
 
 
-def file_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file's bytes in hex, read in constant memory."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def file_sha256(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -> str:
+    """Returns the SHA-256 of a file's bytes in hex, read in constant memory.
+
+    What is read at once is large: a thread that hashes then seldom asks others for their turn.
+    """
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(4 * _BLOCK))
+    with path.open("rb", buffering=0) as stream:
+        while not is_stopped() and (size := stream.readinto(buffer)):
+            digest.update(buffer[:size])
+    return digest.hexdigest()
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
@@ -68,10 +78,9 @@ def atomic_output(path: Path) -> Generator["LineWriter"]:
     # A name of its own: two calls that write the same output must not write into one file.
     temporary = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
     try:
-        with temporary.open("xb") as stream:
-            writer = LineWriter(stream)
+        with temporary.open("xb", buffering=0) as stream, LineWriter(stream) as writer:
             yield writer
-            stream.flush()
+            writer.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
     except BaseException:
@@ -80,11 +89,14 @@ def atomic_output(path: Path) -> Generator["LineWriter"]:
 
 
 class LineWriter:
-    """Writes JSONL rows to an open binary stream and counts them."""
+    """Writes JSONL rows to an open binary stream, in blocks, and counts and hashes them."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: FileIO) -> None:
         self._stream = stream
-        self.num_rows = 0
+        self._parts: list[bytes] = []
+        self._num_waiting = 0
+        self._digest = _BackgroundSha256()
+        self.num_rows = self.num_bytes = 0
 
     def write(self, row: Any) -> None:
         """Encodes one row and writes it as a line."""
@@ -92,9 +104,57 @@ class LineWriter:
 
     def write_raw(self, line: bytes) -> None:
         """Writes the bytes of one already encoded row (without a newline) as a line."""
-        self._stream.write(line)
-        self._stream.write(b"\n")
+        self._parts += (line, b"\n")
+        self._num_waiting += len(line) + 1
         self.num_rows += 1
+        if self._num_waiting >= _BLOCK:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands all that was written to the system."""
+        if not self._parts:
+            return
+        block = b"".join(self._parts)
+        self._parts.clear()
+        self.num_bytes += len(block)
+        self._num_waiting = 0
+        rest = memoryview(block)
+        while rest:
+            rest = rest[self._stream.write(rest) :]
+        self._digest.update(block)
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of what was flushed, in hex."""
+        return self._digest.hexdigest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._digest.close()
+
+
+class _BackgroundSha256:
+    """Hashes blocks in a thread of its own, holding a few of them at a time."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._thread = ThreadPoolExecutor(1)
+        self._waiting: deque[Future[None]] = deque()
+
+    def update(self, block: bytes) -> None:
+        if len(self._waiting) == _MAX_WAITING:
+            self._waiting.popleft().result()
+        self._waiting.append(self._thread.submit(self._digest.update, block))
+
+    def hexdigest(self) -> str:
+        while self._waiting:
+            self._waiting.popleft().result()
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        self._thread.shutdown()
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):

@@ -52,7 +52,10 @@ def input_schema(operation: Operation) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Takes out titles, and writes `X or null, default null` as X: leaving it out says null."""
+    """Takes out what a model need not read: titles, `or null`, defaults that say "not asked for".
+
+    The check of the arguments still has all of it.
+    """
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if not isinstance(value, dict):
@@ -62,6 +65,8 @@ def _plain(value: Any) -> Any:
         key: _plain(inner)
         for key, inner in value.items()
         if not (key == "title" and isinstance(inner, str))
+        and not (key == "default" and (inner is False or inner == []))
+        and not (key == "exclusiveMinimum" and inner == 0)
     }
     choices = plain.get("anyOf")
     if isinstance(choices, list) and plain.get("default", "") is None:

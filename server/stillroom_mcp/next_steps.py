@@ -44,7 +44,10 @@ def after_filter_dataset(request: api.FilterDataset, result: api.FilterResult) -
     """What to do with filtered rollouts."""
     if result.kept == 0:
         return f"nothing passed: look at {result.dropped_file} and loosen a filter"
-    return f"convert_rollouts(input={result.output}, output=…/sft.jsonl)"
+    return (
+        f"convert_rollouts(input={result.output}, output=…/sft.jsonl); rows that are supervised "
+        "already are ready for start_training"
+    )
 
 
 def after_convert_rollouts(request: api.ConvertRollouts, result: api.ConvertResult) -> str:

@@ -98,9 +98,9 @@ OPERATIONS = (
     ),
     Operation(
         name="filter_dataset",
-        title="Filter rollouts",
-        description="Keep the rollouts that pass every given filter; the rest goes to a side file "
-        "with reasons.",
+        title="Filter rows",
+        description="Keep the rollouts or SFT rows that pass every given filter; the rest goes to "
+        "a side file with reasons.",
         request=api.FilterDataset,
         result=api.FilterResult,
         call=api.filter_dataset,

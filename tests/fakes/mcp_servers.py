@@ -36,6 +36,11 @@ def sdk_server() -> list[str]:
     return [sys.executable, str(Path(__file__).resolve()), "sdk"]
 
 
+def port_server(*options: str) -> list[str]:
+    """The command line of the odd server over HTTP, at a port that it is given."""
+    return [sys.executable, "-S", "-E", str(Path(__file__).resolve()), "port", "{port}", *options]
+
+
 def counting_server() -> Any:
     """A server whose tool counts the calls of each session."""
     from mcp.server.mcpserver import Context, MCPServer
@@ -315,6 +320,17 @@ def serve_odd(*options: str, port: int = 0) -> Iterator[ThreadingHTTPServer]:
         server.socket.close()
 
 
+def _serve_port(port: int, *options: str) -> None:
+    if "die" in options:
+        sys.stderr.write("no licence found\n")
+        sys.exit(3)
+    if "deaf" in options:
+        time.sleep(600)
+    with serve_odd(port=port):
+        # Its input ends when it is to end, or when who started it was killed.
+        sys.stdin.read()
+
+
 def _serve_container(port_file: Path) -> None:
     """Does what a container's server does; the port it has is told in a file."""
     with serve_odd() as server:
@@ -328,6 +344,8 @@ if __name__ == "__main__":
     match sys.argv[1]:
         case "odd":
             _OddServer(sys.argv[2:]).run()
+        case "port":
+            _serve_port(int(sys.argv[2]), *sys.argv[3:])
         case "container":
             _serve_container(Path(sys.argv[2]))
         case _:

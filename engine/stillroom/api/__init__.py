@@ -30,7 +30,7 @@ from stillroom.api.runs import (
     start_training,
 )
 from stillroom.curate.convert import ConvertResult, ConvertRollouts
-from stillroom.curate.filters import FilterDataset, FilterResult
+from stillroom.curate.filter_request import FilterDataset, FilterResult
 from stillroom.curate.pairs import MakeDpoPairs, PairsResult
 from stillroom.data.inspect import ExamplesPage, InspectExamples
 from stillroom.data.validate import ValidateDataset, ValidationReport

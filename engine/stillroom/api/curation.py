@@ -2,13 +2,14 @@
 
 import msgspec
 
+from stillroom.curate import filters
 from stillroom.curate.convert import convert_rollouts
-from stillroom.curate.filters import filter_dataset
+from stillroom.curate.filter_request import FilterDataset, FilterResult
 from stillroom.curate.pairs import make_dpo_pairs
 from stillroom.data import inspect as inspection
 from stillroom.data.inspect import ExamplesPage, InspectExamples
 from stillroom.data.validate import validate_dataset
-from stillroom.jobs.inline import inspect_with_model
+from stillroom.jobs.inline import filter_in_child, inspect_with_model
 from stillroom.models.resolve import locate_model
 from stillroom.settings import Workspace
 
@@ -19,6 +20,16 @@ __all__ = [
     "make_dpo_pairs",
     "validate_dataset",
 ]
+
+
+def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult:
+    """Writes the rows that pass; filters that are more than a look at each row run in a child."""
+    if not request.is_heavy:
+        return filters.filter_dataset(workspace, request)
+    workspace.existing(request.input, what="input")
+    if request.model is not None:
+        locate_model(workspace, request.model)
+    return filter_in_child(workspace, request)
 
 
 def inspect_examples(workspace: Workspace, request: InspectExamples) -> ExamplesPage:

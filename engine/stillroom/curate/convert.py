@@ -1,20 +1,22 @@
 """Rollouts become supervised rows."""
 
 from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+from stillroom.curate.facts import NULL, RolloutFacts, RolloutParts
 from stillroom.curate.rows import RolloutLine, check_output, read_rollouts
-from stillroom.data.row_files import rollout_files
+from stillroom.curate.sources import SourceFile, source_files
 from stillroom.errors import DataError
-from stillroom.files import atomic_output
-from stillroom.lineage import write_manifest
+from stillroom.files import LineWriter, atomic_output
+from stillroom.lineage import Recording, write_manifest
 from stillroom.settings import Workspace
 
 MAX_EXAMPLES = 5
+MAX_SOURCES = 20
 
 
 class ConvertRollouts(BaseModel):
@@ -22,11 +24,23 @@ class ConvertRollouts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    input: Annotated[str, Field(description="Rollouts file or folder; also of rnow or NeMo Gym")]
+    input: Annotated[
+        str | tuple[str, ...],
+        Field(description="Rollouts: file, folder or run id; also rnow, NeMo Gym"),
+    ]
     output: Annotated[str, Field(description="Supervised rows (.jsonl); replaced when complete")]
     include_failed: Annotated[bool, Field(description="Keep rollouts that were no success too")] = (
         False
     )
+
+
+class SourceCount(msgspec.Struct, frozen=True, kw_only=True):
+    """What one file came to. read = converted + the sum of left_out, always."""
+
+    source: str
+    read: int
+    converted: int
+    left_out: dict[str, int]
 
 
 class ConvertResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,72 +50,131 @@ class ConvertResult(msgspec.Struct, frozen=True, kw_only=True):
     read: int
     converted: int
     left_out: dict[str, int]
+    sources: list[SourceCount]
+    """By file, with the run that was given; those beyond the first 20 together."""
     success_derived: int
     """Rows without `success`: a reward from 0.5, else a complete final answer, was taken as one."""
     problems: list[str]
     """The first lines that are no rollouts, with file:line."""
 
 
-class _Passed(msgspec.Struct):
-    """The fields that go into a supervised row, byte for byte."""
-
-    messages: msgspec.Raw
-    tools: msgspec.Raw = msgspec.Raw(b"[]")
-    metadata: msgspec.Raw = msgspec.Raw(b"{}")
-    reward: msgspec.Raw = msgspec.Raw(b"null")
-    task_id: msgspec.Raw = msgspec.Raw(b"null")
-
-
 def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
     """Writes the rows and returns the counts. Raises DataError if nothing was converted."""
-    source = workspace.existing(request.input, what="input")
+    sources = source_files(workspace, request.input)
+    files = [source.path for source in sources]
     output = workspace.output_file(request.output, what="output")
-    check_output(output, [source])
-    left_out: Counter[str] = Counter()
-    problems: list[str] = []
-    read = derived = 0
-    decoder = msgspec.json.Decoder(_Passed)
-    with atomic_output(output) as rows:
-        for rollout in read_rollouts(source):
-            read += 1
-            reason = _reason_to_leave_out(rollout, include_failed=request.include_failed)
-            if reason is not None:
-                left_out[reason] += 1
-                if rollout.problem and len(problems) < MAX_EXAMPLES:
-                    problems.append(f"{rollout.where}: {rollout.problem}")
-                continue
-            derived += _is_derived(rollout)
-            rows.write(decoder.decode(rollout.own))
-        if rows.num_rows == 0:
-            raise _nothing_converted(source, read, left_out, problems)
-        converted = rows.num_rows
-    result = ConvertResult(
-        output=workspace.shown(output),
-        read=read,
-        converted=converted,
-        left_out=dict(left_out),
-        success_derived=derived,
-        problems=problems,
-    )
-    write_manifest(
-        output,
-        operation="convert_rollouts",
-        inputs=rollout_files(source),
-        request=request.model_dump(mode="json"),
-        counts={"read": read, "converted": converted},
-    )
+    check_output(output, files)
+    with Recording(files) as recording:
+        with atomic_output(output) as rows:
+            conversion = _Conversion(rows, include_failed=request.include_failed)
+            for source in sources:
+                conversion.convert(source)
+            if rows.num_rows == 0:
+                raise _nothing_converted(sources, conversion)
+        result = conversion.result(workspace.shown(output))
+        write_manifest(
+            output,
+            written=rows,
+            operation="convert_rollouts",
+            inputs=recording.records(),
+            request=request.model_dump(mode="json"),
+            counts={"read": result.read, "converted": result.converted},
+        )
     return result
 
 
-def _is_derived(rollout: RolloutLine) -> bool:
-    facts = rollout.facts
-    return facts is not None and facts.is_success_derived and facts.is_success
+class _Conversion:
+    """Writes the rows of one file after the other, and counts."""
+
+    def __init__(self, rows: LineWriter, *, include_failed: bool) -> None:
+        self._rows, self._include_failed = rows, include_failed
+        self.sources: list[SourceCount] = []
+        self.problems: list[str] = []
+        self._derived = 0
+
+    def convert(self, source: SourceFile) -> None:
+        """Writes the rows of a file."""
+        left_out: Counter[str] = Counter()
+        before = self._rows.num_rows
+        for rollout in read_rollouts(source.path, with_parts=True):
+            reason = self._write(rollout)
+            if reason is not None:
+                left_out[reason] += 1
+        converted = self._rows.num_rows - before
+        self.sources.append(
+            SourceCount(
+                source=source.name,
+                read=converted + left_out.total(),
+                converted=converted,
+                left_out=dict(left_out),
+            )
+        )
+
+    def _write(self, rollout: RolloutLine) -> str | None:
+        """Writes a row, or returns the reason why it is left out."""
+        facts, parts = rollout.facts, rollout.parts
+        if facts is None or parts is None:
+            if len(self.problems) < MAX_EXAMPLES:
+                self.problems.append(f"{rollout.where}: {rollout.problem}")
+            return "not a rollout row"
+        reason = _reason_to_leave_out(facts, include_failed=self._include_failed)
+        if reason is None:
+            self._rows.write_raw(supervised_row(facts, parts))
+            self._derived += facts.is_success_derived and facts.is_success
+        return reason
+
+    def result(self, output: str) -> ConvertResult:
+        """Returns what all files came to."""
+        whole = _together("all", self.sources)
+        shown = self.sources
+        if len(shown) > MAX_SOURCES:
+            rest = shown[MAX_SOURCES:]
+            shown = [*shown[:MAX_SOURCES], _together(f"{len(rest)} more files", rest)]
+        return ConvertResult(
+            output=output,
+            read=whole.read,
+            converted=whole.converted,
+            left_out=whole.left_out,
+            sources=shown,
+            success_derived=self._derived,
+            problems=self.problems,
+        )
 
 
-def _reason_to_leave_out(rollout: RolloutLine, *, include_failed: bool) -> str | None:
-    facts = rollout.facts
-    if facts is None:
-        return "not a rollout row"
+def supervised_row(facts: RolloutFacts, parts: RolloutParts) -> bytes:
+    """Returns the row of a rollout; its long fields are the very bytes they were."""
+    return b"".join(
+        (
+            b'{"messages":',
+            parts.messages,
+            b',"tools":',
+            b"[]" if parts.tools == NULL else parts.tools,
+            b',"metadata":',
+            b"{}" if parts.metadata == NULL else parts.metadata,
+            b',"reward":',
+            parts.reward,
+            b',"task_id":',
+            msgspec.json.encode(facts.task_id),
+            b',"rollout_id":',
+            msgspec.json.encode(facts.id or None),
+            b"}",
+        )
+    )
+
+
+def _together(name: str, counts: Sequence[SourceCount]) -> SourceCount:
+    left_out: Counter[str] = Counter()
+    for count in counts:
+        left_out.update(count.left_out)
+    return SourceCount(
+        source=name,
+        read=sum(count.read for count in counts),
+        converted=sum(count.converted for count in counts),
+        left_out=dict(left_out),
+    )
+
+
+def _reason_to_leave_out(facts: RolloutFacts, *, include_failed: bool) -> str | None:
     if facts.error is not None:
         return "ended by an infrastructure failure"
     if facts.num_turns == 0:
@@ -109,12 +182,12 @@ def _reason_to_leave_out(rollout: RolloutLine, *, include_failed: bool) -> str |
     return None if include_failed or facts.is_success else "no success"
 
 
-def _nothing_converted(
-    source: Path, read: int, left_out: Counter[str], problems: list[str]
-) -> DataError:
-    why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
-    example = f"; the first: {problems[0]}" if problems else ""
+def _nothing_converted(sources: Sequence[SourceFile], conversion: _Conversion) -> DataError:
+    whole = _together("all", conversion.sources)
+    why = ", ".join(f"{count} {reason}" for reason, count in whole.left_out.items())
+    example = f"; the first: {conversion.problems[0]}" if conversion.problems else ""
+    where = ", ".join(source.name for source in sources[:3]) + (", …" if len(sources) > 3 else "")
     return DataError(
-        f"none of the {read} rows in {source} can be converted ({why}){example}",
+        f"none of the {whole.read} rows in {where} can be converted ({why}){example}",
         "give a file that generate_rollouts wrote; with include_failed also those without success",
     )

@@ -1,242 +1,191 @@
-"""Filtering rollouts: each filter on its own and together, every dropped row with its reasons."""
+"""Filtering rows: each filter on its own and together, every dropped row with its reasons."""
 
-import hashlib
-import random
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-from pydantic import BaseModel, ConfigDict, Field
-
+from stillroom.curate.contamination import ContaminationIndex
 from stillroom.curate.convert import MAX_EXAMPLES
-from stillroom.curate.rows import (
-    RolloutFacts,
-    RolloutLine,
-    check_output,
-    read_rollouts,
-    without_ids,
+from stillroom.curate.distributions import Histogram
+from stillroom.curate.evaluation_prompts import evaluation_prompts
+from stillroom.curate.filter_request import (
+    Distributions,
+    DroppedRow,
+    FilterDataset,
+    FilterResult,
 )
+from stillroom.curate.filter_rows import Row, read_filter_rows
+from stillroom.curate.filter_rules import Knowledge, asked_text, num_tokens, success_of
+from stillroom.curate.filter_sets import Reasons, judged
+from stillroom.curate.rows import check_output
+from stillroom.curate.verdicts import read_verdicts
+from stillroom.data.render import ChatRenderer
 from stillroom.data.row_files import rollout_files
-from stillroom.files import atomic_output, canonical_json
+from stillroom.files import atomic_output
 from stillroom.lineage import write_manifest
 from stillroom.settings import Workspace
 
-ANY_TOOL = "any"
-NOT_A_ROLLOUT = "not a rollout row"
+_MAX_CATEGORIES = 50
+_OTHERS = "(others)"
+_Read = Callable[[], Iterator[Row]]
 
 
-class FilterDataset(BaseModel):
-    """Ask for the rollouts that pass every given filter; a filter left out lets all pass."""
+def filter_dataset(
+    workspace: Workspace, request: FilterDataset, *, tokenizer: Any = None
+) -> FilterResult:
+    """Writes the rows that pass, untouched, and the others' reasons; returns the counts.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    input: Annotated[str, Field(description="Rollouts file or folder; also of rnow or NeMo Gym")]
-    output: Annotated[str, Field(description="Rows that pass; replaced when complete")]
-    min_reward: float | None = None
-    success: Annotated[bool | None, Field(description="Keep only these")] = None
-    min_turns: Annotated[int | None, Field(ge=0, description="Assistant turns")] = None
-    max_turns: Annotated[int | None, Field(ge=1)] = None
-    require_final_answer: Annotated[
-        bool, Field(description="Must end with text, not with a tool call")
-    ] = False
-    require_tool_use: Annotated[
-        str | None, Field(description="any, or the name of a tool that must have been called")
-    ] = None
-    max_tool_errors: Annotated[int | None, Field(ge=0)] = None
-    dedupe: Annotated[bool, Field(description="Drop rows with the same messages")] = False
-    max_per_category: Annotated[
-        int | None, Field(ge=1, description="Keep at most so many of each category, at random")
-    ] = None
-    category_field: Annotated[str, Field(description="Metadata field of the category")] = (
-        "task_type"
-    )
-    seed: int = 0
-
-
-class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What filtering came to. read = kept + the sum of dropped, always."""
-
-    output: str
-    read: int
-    kept: int
-    dropped: dict[str, int]
-    """By the first reason; the side file has all reasons of each row."""
-    dropped_file: str
-    categories_before: dict[str, int]
-    categories_after: dict[str, int]
-    success_derived: int
-    """Rollouts without `success`: their reward (from 0.5), else a complete answer, decided."""
-    problems: list[str]
-    """The first lines that are no rollouts, with file:line."""
-
-
-class DroppedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the side file."""
-
-    file: str
-    line: int
-    id: str | None
-    reasons: list[str]
-
-
-class _Messages(msgspec.Struct):
-    messages: list[dict[str, Any]]
-
-
-_MESSAGES = msgspec.json.Decoder(_Messages)
-Rule = Callable[[RolloutFacts], str | None]
-
-
-def rules_of(request: FilterDataset) -> list[Rule]:
-    """Returns the filters that were asked for; each gives a reason to drop a row, or None."""
-    rules: list[Rule] = []
-    if (least := request.min_reward) is not None:
-        rules.append(lambda row: None if _reward_reaches(row, least) else f"reward below {least:g}")
-    if (wanted := request.success) is not None:
-        word = "no success" if wanted else "a success"
-        rules.append(lambda row: None if row.is_success == wanted else word)
-    if (fewest := request.min_turns) is not None:
-        rules.append(lambda row: None if row.num_turns >= fewest else f"under {fewest} turns")
-    if (most := request.max_turns) is not None:
-        rules.append(lambda row: None if row.num_turns <= most else f"over {most} turns")
-    if request.require_final_answer:
-        rules.append(lambda row: None if row.has_final_answer else "no final answer")
-    if (tool := request.require_tool_use) is not None:
-        rules.append(lambda row: None if _uses(row, tool) else f"tool use missing ({tool})")
-    if (errors := request.max_tool_errors) is not None:
-        rules.append(
-            lambda row: None if (row.tool_errors or 0) <= errors else f"over {errors} tool errors"
-        )
-    return rules
-
-
-def _reward_reaches(row: RolloutFacts, least: float) -> bool:
-    return row.reward is not None and row.reward >= least
-
-
-def _uses(row: RolloutFacts, tool: str) -> bool:
-    return bool(row.tools_used) if tool == ANY_TOOL else tool in row.tools_used
-
-
-def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult:
-    """Writes the rows that pass, untouched, and the others' reasons; returns the counts."""
+    `tokenizer` is the student's; what `request.model` asks for needs it.
+    """
     source = workspace.existing(request.input, what="input")
     output = workspace.output_file(request.output, what="output")
     dropped_file = output.with_name(output.name + ".dropped")
+    others = _other_inputs(workspace, request)
     for path in (output, dropped_file):
-        check_output(path, [source])
-    chosen = _chosen_by_category(source, request) if request.max_per_category else None
-    counts, problems = _Counts(), list[str]()
+        check_output(path, [source, *others])
+    read = functools.partial(read_filter_rows, source)
+    renderer = ChatRenderer(tokenizer) if tokenizer is not None else None
+    known = _knowledge(workspace, request, read, renderer)
+    tally = _Tally(request, renderer)
     with atomic_output(output) as kept, atomic_output(dropped_file) as dropped:
-        for index, (rollout, found) in enumerate(_judged(source, request)):
-            is_surplus = chosen is not None and not found and index not in chosen
-            reasons = [f"over {request.max_per_category} of its category"] if is_surplus else found
-            counts.add(rollout, reasons, request.category_field)
+        for row, reasons in judged(read, request, known):
+            tally.add(row, reasons)
             if reasons:
-                dropped.write(_dropped_row(rollout, reasons))
-                if rollout.problem and len(problems) < MAX_EXAMPLES:
-                    problems.append(f"{rollout.where}: {rollout.problem}")
+                dropped.write(_dropped_row(row, reasons))
             else:
-                kept.write_raw(rollout.line.data)
-    result = FilterResult(
-        output=workspace.shown(output),
-        read=counts.read,
-        kept=counts.kept,
-        dropped=dict(counts.dropped),
-        dropped_file=workspace.shown(dropped_file),
-        categories_before=dict(sorted(counts.before.items())),
-        categories_after=dict(sorted(counts.after.items())),
-        success_derived=counts.success_derived,
-        problems=problems,
-    )
+                kept.write_raw(row.line.line.data)
     write_manifest(
         output,
         operation="filter_dataset",
-        inputs=rollout_files(source),
+        inputs=[*rollout_files(source), *(f for path in others for f in rollout_files(path))],
         request=request.model_dump(mode="json"),
-        counts={"read": counts.read, "kept": counts.kept},
+        counts={"read": tally.read, "kept": tally.kept},
     )
-    return result
+    return tally.result(workspace, output, dropped_file, set(known.verdicts))
 
 
-class _Counts:
-    """What came in and what went out."""
+def _other_inputs(workspace: Workspace, request: FilterDataset) -> list[Path]:
+    names = [*request.decontaminate, *([request.verdicts] if request.verdicts else [])]
+    return [workspace.existing(name, what="file") for name in names]
+
+
+def _knowledge(
+    workspace: Workspace, request: FilterDataset, read: _Read, renderer: ChatRenderer | None
+) -> Knowledge:
+    """Returns what the filters need to know; for some of them the rows are read once before."""
+    verdicts = read_verdicts(workspace.path(request.verdicts)) if request.verdicts else {}
+    paths = map(workspace.path, request.decontaminate)
+    prompts = [prompt for path in paths for prompt in evaluation_prompts(path)]
+    index = ContaminationIndex(prompts) if prompts else None
+    known: Counter[str] = Counter()
+    succeeded: Counter[str] = Counter()
+    if index is not None or request.min_success_rate is not None:
+        for row in read():
+            if row.facts is None:
+                continue
+            if index is not None:
+                index.count_prompt(asked_text(row))
+            # What infrastructure ended says nothing about its task.
+            if row.facts.error is None and (success := success_of(row.facts)) is not None:
+                known[row.task] += 1
+                succeeded[row.task] += success
+    if index is not None:
+        index.close()
+    rates = {task: succeeded[task] / count for task, count in known.items()}
+    return Knowledge(renderer, rates, index, verdicts)
+
+
+class _Measured:
+    """How some rows are distributed."""
 
     def __init__(self) -> None:
-        self.read = self.kept = self.success_derived = 0
-        self.dropped: Counter[str] = Counter()
-        self.before: Counter[str] = Counter()
-        self.after: Counter[str] = Counter()
+        self._reward, self._turns = Histogram(), Histogram()
+        self._characters, self._tokens = Histogram(), Histogram()
+        self._categories: Counter[str] = Counter()
 
-    def add(self, rollout: RolloutLine, reasons: list[str], category_field: str) -> None:
+    def add(self, row: Row, category: str) -> None:
+        self._categories[category] += 1
+        if row.facts is None:
+            return
+        self._turns.add(row.facts.num_turns)
+        self._characters.add(len(row.line.line.data))
+        if row.facts.reward is not None:
+            self._reward.add(row.facts.reward)
+        if row.num_tokens is not None:
+            self._tokens.add(row.num_tokens)
+
+    def distributions(self) -> Distributions:
+        return Distributions(
+            reward=self._reward.quantiles(),
+            turns=self._turns.quantiles(),
+            characters=self._characters.quantiles(),
+            tokens=self._tokens.quantiles(),
+        )
+
+    def categories(self) -> dict[str, int]:
+        """Returns the counts by name; of many the largest, and the others together."""
+        if len(self._categories) <= _MAX_CATEGORIES:
+            return dict(sorted(self._categories.items()))
+        largest = dict(self._categories.most_common(_MAX_CATEGORIES))
+        return {**largest, _OTHERS: self._categories.total() - sum(largest.values())}
+
+
+class _Tally:
+    """What came in and what went out."""
+
+    def __init__(self, request: FilterDataset, renderer: ChatRenderer | None) -> None:
+        self._request, self._renderer = request, renderer
+        self._before, self._after = _Measured(), _Measured()
+        self.read = self.kept = self._success_derived = 0
+        self._dropped: Counter[str] = Counter()
+        self._problems: list[str] = []
+        self._ids: set[str] = set()
+
+    def add(self, row: Row, reasons: Reasons) -> None:
         self.read += 1
-        category = _category(rollout, category_field)
-        self.before[category] += 1
-        self.success_derived += rollout.facts is not None and rollout.facts.is_success_derived
-        if reasons:
-            self.dropped[reasons[0]] += 1
-        else:
-            self.kept += 1
-            self.after[category] += 1
+        self.kept += not reasons
+        category = row.category(self._request.category_field)
+        if row.facts is not None:
+            self._success_derived += row.facts.success is None
+            if self._renderer is not None:
+                num_tokens(row, self._renderer)
+        self._before.add(row, category)
+        if self._request.verdicts and row.id:
+            self._ids.add(row.id)
+        if not reasons:
+            self._after.add(row, category)
+            return
+        self._dropped[reasons[0].text] += 1
+        if row.line.problem and row.facts is None and len(self._problems) < MAX_EXAMPLES:
+            self._problems.append(f"{row.line.where}: {row.line.problem}")
+
+    def result(
+        self, workspace: Workspace, output: Path, dropped_file: Path, verdicts: set[str]
+    ) -> FilterResult:
+        if unmatched := len(verdicts - self._ids):
+            self._problems.append(f"{unmatched} of {len(verdicts)} verdicts name no row by its id")
+        return FilterResult(
+            output=workspace.shown(output),
+            read=self.read,
+            kept=self.kept,
+            dropped=dict(self._dropped),
+            dropped_file=workspace.shown(dropped_file),
+            before=self._before.distributions(),
+            after=self._after.distributions(),
+            categories_before=self._before.categories(),
+            categories_after=self._after.categories(),
+            success_derived=self._success_derived,
+            problems=self._problems,
+        )
 
 
-def _judged(source: Path, request: FilterDataset) -> Iterator[tuple[RolloutLine, list[str]]]:
-    """Yields every row with the reasons to drop it."""
-    rules = rules_of(request)
-    seen: set[bytes] = set()
-    for rollout in read_rollouts(source):
-        facts = rollout.facts
-        if facts is None:
-            yield rollout, [NOT_A_ROLLOUT]
-            continue
-        reasons = [reason for rule in rules if (reason := rule(facts)) is not None]
-        # Only rows that are kept otherwise can make another one a duplicate.
-        if request.dedupe and not reasons:
-            digest = _digest(rollout)
-            if digest in seen:
-                reasons.append("duplicate")
-            seen.add(digest)
-        yield rollout, reasons
-
-
-def _digest(rollout: RolloutLine) -> bytes:
-    """Returns what two rows share if and only if their messages say the same."""
-    messages = [without_ids(message) for message in _MESSAGES.decode(rollout.own).messages]
-    return hashlib.sha256(canonical_json(messages)).digest()[:16]
-
-
-def _chosen_by_category(source: Path, request: FilterDataset) -> set[int]:
-    """Returns the positions of a random `max_per_category` of each category's passing rows."""
-    limit = request.max_per_category or 0
-    source_of_chance = random.Random(request.seed)
-    chosen: dict[str, list[int]] = {}
-    passed: Counter[str] = Counter()
-    for index, (rollout, reasons) in enumerate(_judged(source, request)):
-        if reasons:
-            continue
-        category = _category(rollout, request.category_field)
-        passed[category] += 1
-        slots = chosen.setdefault(category, [])
-        if len(slots) < limit:
-            slots.append(index)
-        elif (slot := source_of_chance.randrange(passed[category])) < limit:
-            slots[slot] = index
-    return {index for slots in chosen.values() for index in slots}
-
-
-def _category(rollout: RolloutLine, field: str) -> str:
-    if rollout.facts is None:
-        return "(unreadable)"
-    category = (rollout.facts.metadata or {}).get(field)
-    return "(none)" if category is None else str(category)
-
-
-def _dropped_row(rollout: RolloutLine, reasons: list[str]) -> DroppedRow:
+def _dropped_row(row: Row, reasons: Reasons) -> DroppedRow:
     return DroppedRow(
-        file=str(rollout.path),
-        line=rollout.line.number,
-        id=rollout.facts.id if rollout.facts else None,
-        reasons=reasons,
+        file=str(row.line.path),
+        line=row.line.line.number,
+        id=row.id,
+        reasons=[reason.text for reason in reasons],
+        like=next((reason.like for reason in reasons if reason.like), None),
     )

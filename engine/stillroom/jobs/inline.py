@@ -6,19 +6,24 @@ The child reads the request from its standard input and writes the result to its
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 
+from stillroom.curate.filter_request import FilterDataset, FilterResult
+from stillroom.curate.filters import filter_dataset
 from stillroom.data.inspect import InspectExamples, Inspection, inspect_examples
 from stillroom.errors import EngineError, RunError, missing_extra
 from stillroom.settings import Workspace, training_environment
 
-TIMEOUT_S = 60.0
+INSPECT_TIMEOUT_S = 60.0
+FILTER_TIMEOUT_S = 3600.0
 
 
 class _Asked(msgspec.Struct):
     workspace: str
+    operation: str
     request: dict[str, Any]
 
 
@@ -27,56 +32,102 @@ class _Failed(msgspec.Struct, tag="failed"):
     fix: str
 
 
-class _Done(msgspec.Struct, tag="done"):
-    inspection: Inspection
+class _Inspected(msgspec.Struct, tag="inspected"):
+    result: Inspection
+
+
+class _Filtered(msgspec.Struct, tag="filtered"):
+    result: FilterResult
+
+
+_Answer = _Failed | _Inspected | _Filtered
 
 
 def inspect_with_model(workspace: Workspace, request: InspectExamples) -> Inspection:
     """Returns the rows with the model's mask, rendered in a child process with a deadline."""
-    asked = _Asked(str(workspace.root), request.model_dump(mode="json"))
+    answer = _in_child(
+        workspace,
+        "inspect",
+        request,
+        timeout_s=INSPECT_TIMEOUT_S,
+        what=f"rendering with the chat template of {request.model!r}",
+        fix="look at fewer rows, or check the tokenizer files of the model",
+    )
+    assert isinstance(answer, _Inspected)  # noqa: S101 the child's answer to what it was asked
+    return answer.result
+
+
+def filter_in_child(workspace: Workspace, request: FilterDataset) -> FilterResult:
+    """Returns what filtering came to in a child process, whose memory goes when it is done."""
+    answer = _in_child(
+        workspace,
+        "filter",
+        request,
+        timeout_s=FILTER_TIMEOUT_S,
+        what=f"filtering {request.input!r}",
+        fix="filter a part of the rows first, and check the regular expressions",
+    )
+    assert isinstance(answer, _Filtered)  # noqa: S101 the child's answer to what it was asked
+    return answer.result
+
+
+def _in_child(
+    workspace: Workspace,
+    operation: str,
+    request: BaseModel,
+    *,
+    timeout_s: float,
+    what: str,
+    fix: str,
+) -> _Inspected | _Filtered:
+    asked = _Asked(str(workspace.root), operation, request.model_dump(mode="json"))
     try:
         finished = subprocess.run(
             [sys.executable, "-P", "-m", "stillroom.jobs.inline"],
             input=msgspec.json.encode(asked),
             capture_output=True,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             env=training_environment(),
             check=True,
         )
     except subprocess.TimeoutExpired as error:
-        raise RunError(
-            f"rendering with the chat template of {request.model!r} took over {TIMEOUT_S:g} s",
-            "look at fewer rows, or check the template of the model",
-        ) from error
+        raise RunError(f"{what} took over {timeout_s:g} s", fix) from error
     except subprocess.CalledProcessError as error:
         last = error.stderr.decode("utf-8", errors="replace").strip().splitlines()[-1:]
-        raise RunError(
-            f"rendering with the chat template of {request.model!r} failed: {''.join(last)}",
-            "check the model's tokenizer files",
-        ) from error
-    answer = msgspec.json.decode(finished.stdout, type=_Failed | _Done)
+        raise RunError(f"{what} failed: {''.join(last)}", fix) from error
+    answer = msgspec.json.decode(finished.stdout, type=_Answer)
     if isinstance(answer, _Failed):
         raise EngineError(answer.problem, answer.fix)
-    return answer.inspection
+    return answer
 
 
-def _inspect(asked: _Asked) -> Inspection:
+def _answer(asked: _Asked) -> _Answer:
     workspace = Workspace(Path(asked.workspace))
-    request = InspectExamples.model_validate(asked.request)
+    if asked.operation == "filter":
+        filtering = FilterDataset.model_validate(asked.request)
+        tokenizer = _tokenizer(workspace, filtering.model, "counting tokens")
+        return _Filtered(filter_dataset(workspace, filtering, tokenizer=tokenizer))
+    inspecting = InspectExamples.model_validate(asked.request)
+    tokenizer = _tokenizer(workspace, inspecting.model, "showing a model's mask")
+    return _Inspected(inspect_examples(workspace, inspecting, tokenizer=tokenizer))
+
+
+def _tokenizer(workspace: Workspace, model: str | None, what: str) -> Any:
+    if model is None:
+        return None
     try:
         from stillroom.models.load import load_tokenizer
         from stillroom.models.resolve import locate_model
     except ModuleNotFoundError as error:
-        raise missing_extra("train", "showing a model's mask") from error
-    location = locate_model(workspace, cast("str", request.model))
-    return inspect_examples(workspace, request, tokenizer=load_tokenizer(location))
+        raise missing_extra("train", what) from error
+    return load_tokenizer(locate_model(workspace, model))
 
 
 def main() -> None:
     """Answers one request."""
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=_Asked)
     try:
-        answer: _Done | _Failed = _Done(_inspect(asked))
+        answer = _answer(asked)
     except EngineError as error:
         answer = _Failed(error.problem, error.fix)
     sys.stdout.buffer.write(msgspec.json.encode(answer))

@@ -22,6 +22,7 @@ from stillroom.tools.docker_engine import (
 )
 from stillroom.tools.mcp_connection import ConnectFailedError
 from stillroom.tools.mcp_servers import FoundTools, MCPSession, find_tools
+from stillroom.tools.mcp_shared import Opener
 from stillroom.tools.mcp_spec import ServerSpec
 from stillroom.types import ToolSchema
 
@@ -151,12 +152,11 @@ class DockerTools:
             except (DockerError, ConnectFailedError) as error:
                 message = f"docker: {task.docker!r} did not start for this rollout: {error}"
                 raise CallFailedError(FailureClass.TOOL_HOST, message) from error
+            spec = ServerSpec(url=container.url)
             session = MCPSession(
-                ServerSpec(url=container.url),
+                Opener(spec, self._background, timeout_s=self._start_timeout_s),
                 prepared.found.way,
-                self._background,
                 tool_timeout_s=self._tool_timeout_s,
-                start_timeout_s=self._start_timeout_s,
             )
             stack.push_async_callback(session.close)
             yield session
@@ -214,7 +214,7 @@ class DockerTools:
             left = max(deadline - anyio.current_time(), _RETRY_S)
             try:
                 return await find_tools(
-                    spec, self._background, timeout_s=min(left, _ATTEMPT_TIMEOUT_S)
+                    Opener(spec, self._background, timeout_s=min(left, _ATTEMPT_TIMEOUT_S))
                 )
             except ConnectFailedError:
                 words = await engine.last_words(container)

@@ -32,6 +32,10 @@ class ConnectFailedError(Exception):
         return self.reason
 
 
+class NoAnswerError(ConnectFailedError):
+    """The server is there and does not answer in time."""
+
+
 class ConnectionLostError(Exception):
     """An open session is of no use any more."""
 
@@ -63,8 +67,8 @@ class Connection:
                 await self._settled.wait()
         except TimeoutError as error:
             await self.close(now=True)
-            reason = f"it did not answer within {timeout_s:g} s{self._said()}"
-            raise ConnectFailedError(reason) from error
+            reason = f"it did not answer within {timeout_s:g} s{self._words.told()}"
+            raise NoAnswerError(reason) from error
         except BaseException:
             await self.close(now=True)
             raise
@@ -91,10 +95,10 @@ class Connection:
         except TimeoutError as error:
             reason = f"it did not list its tools within {timeout_s:g} s"
             await self.close(now=True)
-            raise ConnectFailedError(reason + self._said()) from error
+            raise ConnectFailedError(reason + self._words.told()) from error
         except (MCPError, ConnectionLostError, ValidationError) as error:
             await self.close()
-            reason = f"it did not list its tools: {error}{self.ending()}{self._said()}"
+            reason = f"it did not list its tools: {error}{self.ending()}{self._words.told()}"
             raise ConnectFailedError(reason) from error
         except BaseException:
             await self.close(now=True)
@@ -223,23 +227,20 @@ class Connection:
         return self._done.is_set() or is_forgotten or error.code == CONNECTION_CLOSED
 
     def _reason(self) -> str:
-        leaf = _leaf(self._error)
+        leaf = leaf_of(self._error)
         found = str(leaf) or type(leaf).__name__ if leaf else "the connection ended"
-        return f"{found}{self.ending()}{self._said()}"
-
-    def _said(self) -> str:
-        words = str(self._words)
-        return f"; the last it wrote:\n{words}" if words else ""
+        return f"{found}{self.ending()}{self._words.told()}"
 
 
 def _code_of(error: BaseException | None) -> int | None:
     from mcp import MCPError
 
-    leaf = _leaf(error)
+    leaf = leaf_of(error)
     return leaf.code if isinstance(leaf, MCPError) else None
 
 
-def _leaf(error: BaseException | None) -> BaseException | None:
+def leaf_of(error: BaseException | None) -> BaseException | None:
+    """Returns what a group of groups is about: the first error in it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

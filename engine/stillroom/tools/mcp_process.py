@@ -61,6 +61,44 @@ class LastWords:
         lines = bytes(self._kept).decode("utf-8", errors="replace").split("\n")
         return "\n".join(line.rstrip() for line in lines if line.strip())
 
+    def told(self) -> str:
+        """Returns what is added to an error, if the server said anything."""
+        words = str(self)
+        return f"; the last it wrote:\n{words}" if words else ""
+
+
+@asynccontextmanager
+async def server_process(
+    command: Sequence[str],
+    words: LastWords,
+    *,
+    environment: Mapping[str, str],
+    folder: Path,
+    guard: Guard,
+) -> AsyncGenerator[anyio.abc.Process]:
+    """Starts a server that is ended, with all that it started, at the end of the block.
+
+    Raises:
+        OSError: the command cannot be run.
+    """
+    mark = uuid.uuid4().hex
+    # No await between the two: a cancellation there would leave the process.
+    process = await anyio.open_process(
+        command, env={**environment, MARK: mark}, cwd=folder, start_new_session=True
+    )
+    grace_s = GRACE_S
+    try:
+        await guard.watch(process.pid, mark)
+        yield process
+    except anyio.get_cancelled_exc_class():
+        # It hangs, or everything is to end.
+        grace_s = 0.0
+        raise
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process, words, mark, grace_s=grace_s)
+            await guard.forget(process.pid, mark)
+
 
 @asynccontextmanager
 async def stdio_streams(
@@ -73,45 +111,32 @@ async def stdio_streams(
 ) -> AsyncGenerator[Streams]:
     """Starts a server and gives the streams of its messages, for one session.
 
-    Raises:
+    Raises, in a group:
         OSError: the command cannot be run.
     """
-    mark = uuid.uuid4().hex
-    process = await anyio.open_process(
-        command, env={**environment, MARK: mark}, cwd=folder, start_new_session=True
-    )
-    # No await until the task group is entered: a cancellation in between would leave the process.
     to_session, incoming = anyio.create_memory_object_stream[Any](0)
     outgoing, from_session = anyio.create_memory_object_stream[Any](0)
-    stdin = cast("ByteSendStream", process.stdin)
-    stdout = cast("ByteReceiveStream", process.stdout)
-    grace_s = GRACE_S
     with to_session, from_session, incoming, outgoing:
+        # The group is around the process: what it says last is read while it ends.
         async with anyio.create_task_group() as group:
-            group.start_soon(_receive, stdout, to_session, words)
-            group.start_soon(_send, from_session, stdin, to_session)
-            group.start_soon(_watch, process, to_session, words)
-            group.start_soon(_listen, cast("ByteReceiveStream", process.stderr), words)
-            try:
-                await guard.watch(process.pid, mark)
+            async with server_process(
+                command, words, environment=environment, folder=folder, guard=guard
+            ) as process:
+                stdin = cast("ByteSendStream", process.stdin)
+                group.start_soon(_receive, process.stdout, to_session, words)
+                group.start_soon(_send, from_session, stdin, to_session)
+                group.start_soon(_watch, process, to_session, words)
+                group.start_soon(listen, process.stderr, words)
                 with incoming, outgoing:
                     yield incoming, outgoing
-            except anyio.get_cancelled_exc_class():
-                # It hangs, or everything is to end.
-                grace_s = 0.0
-                raise
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await _end(process, words, mark, grace_s=grace_s)
-                    await guard.forget(process.pid, mark)
-                group.cancel_scope.cancel()
+            group.cancel_scope.cancel()
 
 
-async def _receive(stdout: ByteReceiveStream, session: _Sink, words: LastWords) -> None:
+async def _receive(stdout: ByteReceiveStream | None, session: _Sink, words: LastWords) -> None:
     """Hands the server's messages to the session, and closes it with the server's last one."""
     from mcp.shared.message import SessionMessage
 
-    lines = BufferedByteReceiveStream(stdout)
+    lines = BufferedByteReceiveStream(cast("ByteReceiveStream", stdout))
     try:
         while True:
             line = await lines.receive_until(b"\n", MAX_LINE_BYTES)
@@ -166,10 +191,11 @@ async def _watch(process: anyio.abc.Process, session: _Sink, words: LastWords) -
     session.close()
 
 
-async def _listen(stderr: ByteReceiveStream, words: LastWords) -> None:
+async def listen(stream: ByteReceiveStream | None, words: LastWords) -> None:
+    """Keeps the end of what a server writes, until it writes no more."""
     with suppress(*_LOST):
-        while True:
-            words.add(await stderr.receive())
+        while stream is not None:
+            words.add(await stream.receive())
 
 
 async def _end(process: anyio.abc.Process, words: LastWords, mark: str, *, grace_s: float) -> None:

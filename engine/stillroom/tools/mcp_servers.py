@@ -12,11 +12,8 @@ import anyio
 from stillroom.errors import CallFailedError, FailureClass, InputError
 from stillroom.tools.background import Background
 from stillroom.tools.base import ToolResult, ToolTask, error_result
-from stillroom.tools.mcp_connection import (
-    ConnectFailedError,
-    Connection,
-    ConnectionLostError,
-)
+from stillroom.tools.mcp_connection import ConnectFailedError, Connection, ConnectionLostError
+from stillroom.tools.mcp_shared import Opener
 from stillroom.tools.mcp_spec import ServerSpec, Way, first_way, next_way, parse_spec
 from stillroom.types import ToolSchema
 
@@ -25,6 +22,7 @@ class MCPTools:
     """One MCP server as a source of tools. Use as an async context manager.
 
     A session is a process of its own, or an HTTP session of its own, and ends with its rollout.
+    The HTTP server runs already, or is started here by a command with `{port}`, once for all.
     """
 
     def __init__(
@@ -33,31 +31,32 @@ class MCPTools:
         *,
         tool_timeout_s: float = 60.0,
         start_timeout_s: float = 120.0,
-        max_sessions: int = 16,
+        max_sessions: int = 20,
         prefix: str = "",
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """`server`: a URL, a command line, or its words; it is run in `folder`.
 
+        `max_sessions`: so many rollouts have their session at once; the others wait.
         `prefix` is put before the names of its tools, for servers that have the same names.
         """
         self._prefix = prefix
         self._spec = parse_spec(server, folder=folder, environment=environment)
         self._way = first_way(self._spec)
-        self._tool_timeout_s, self._start_timeout_s = tool_timeout_s, start_timeout_s
+        self._tool_timeout_s = tool_timeout_s
         self._slots = anyio.Semaphore(max_sessions)
         self._background = Background()
+        self._opener = Opener(self._spec, self._background, timeout_s=start_timeout_s)
         self._opened = AsyncExitStack()
         self._schemas: list[ToolSchema] = []
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._background)
+            stack.push_async_callback(self._opener.close)
             try:
-                found = await find_tools(
-                    self._spec, self._background, timeout_s=self._start_timeout_s
-                )
+                found = await find_tools(self._opener)
             except ConnectFailedError as error:
                 raise _cannot_use(self._spec, error) from error
             self._opened = stack.pop_all()
@@ -101,12 +100,7 @@ class MCPTools:
         """
         async with self._slots:
             session = MCPSession(
-                self._spec,
-                self._way,
-                self._background,
-                prefix=self._prefix,
-                tool_timeout_s=self._tool_timeout_s,
-                start_timeout_s=self._start_timeout_s,
+                self._opener, self._way, prefix=self._prefix, tool_timeout_s=self._tool_timeout_s
             )
             try:
                 yield session
@@ -118,18 +112,10 @@ class MCPSession:
     """The server's tools for one rollout. It starts with the first call."""
 
     def __init__(
-        self,
-        spec: ServerSpec,
-        way: Way,
-        background: Background,
-        *,
-        prefix: str = "",
-        tool_timeout_s: float,
-        start_timeout_s: float,
+        self, opener: Opener, way: Way, *, prefix: str = "", tool_timeout_s: float
     ) -> None:
-        self._spec, self._way, self._background = spec, way, background
-        self._tool_timeout_s, self._start_timeout_s = tool_timeout_s, start_timeout_s
-        self._prefix = prefix
+        self._opener, self._way = opener, way
+        self._tool_timeout_s, self._prefix = tool_timeout_s, prefix
         self._connection: Connection | None = None
         # One call after the other, in the order they were made: they share a page or a shell.
         self._turn = anyio.Lock()
@@ -169,14 +155,12 @@ class MCPSession:
             await connection.close(now=now)
 
     async def _connect(self) -> Connection:
-        connection = Connection(self._spec, self._way, self._background)
         try:
-            await connection.open(timeout_s=self._start_timeout_s)
+            self._connection = await self._opener.open(self._way)
         except ConnectFailedError as error:
-            message = f"the MCP server `{self._spec}` gave no session: {error}"
+            message = f"the MCP server `{self._opener.spec}` gave no session: {error}"
             raise CallFailedError(FailureClass.TOOL_HOST, message) from error
-        self._connection = connection
-        return connection
+        return self._connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,18 +171,17 @@ class FoundTools:
     schemas: list[ToolSchema]
 
 
-async def find_tools(spec: ServerSpec, background: Background, *, timeout_s: float) -> FoundTools:
+async def find_tools(opener: Opener) -> FoundTools:
     """Returns the tools of a server, asked in a session that is closed again.
 
     Raises:
         ConnectFailedError: there is no way to speak to it.
     """
-    way, first = first_way(spec), None
+    way, first = first_way(opener.spec), None
     while True:
-        connection = Connection(spec, way, background)
         try:
-            await connection.open(timeout_s=timeout_s)
-            schemas = await connection.list_tools(timeout_s=timeout_s)
+            connection = await opener.open(way)
+            schemas = await connection.list_tools(timeout_s=opener.timeout_s)
         except ConnectFailedError as error:
             first = first or error
             following = next_way(way, error.code)
@@ -219,8 +202,10 @@ def _prefixed(schema: ToolSchema, prefix: str) -> ToolSchema:
 
 def _cannot_use(spec: ServerSpec, error: ConnectFailedError) -> InputError:
     fix = (
-        "start that server, or correct its URL (most end in /mcp or /sse)"
+        "start that server, or correct its URL (most end in /mcp or /sse; some servers answer to "
+        "localhost only, not to 127.0.0.1)"
         if spec.url
-        else f"run the command by hand in {spec.folder}: it must start, and then wait for input"
+        else f"run the command by hand in {spec.folder}: it must start, and then "
+        f"{'listen on the port it is given' if spec.is_shared else 'wait for input'}"
     )
     return InputError(f"the MCP server `{spec}` cannot be used: {error}", fix)

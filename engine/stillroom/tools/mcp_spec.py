@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -10,18 +10,32 @@ from urllib.parse import urlsplit
 from stillroom.errors import InputError
 from stillroom.settings import tool_environment
 
+PORT = "{port}"
+"""What stands in a command for the port that the server is to listen on."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """Which server: the command that starts one, or the URL where one runs."""
+    """Which server: the command that starts one, the URL where one runs, or both."""
 
     command: tuple[str, ...] = ()
     url: str = ""
     folder: Path = field(default_factory=Path.cwd)
     environment: Mapping[str, str] = field(default_factory=tool_environment, repr=False)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether one process serves all rollouts, over HTTP at a port that it is given."""
+        return any(PORT in word for word in self.command)
+
+    def at_port(self, port: int) -> "ServerSpec":
+        """Returns how a shared server is started on a port, and where it is then."""
+        command = tuple(word.replace(PORT, str(port)) for word in self.command)
+        # By this name: some servers answer to no other.
+        return replace(self, command=command, url=f"http://localhost:{port}/mcp")
+
     def __str__(self) -> str:
-        if not self.url:
+        if self.command:
             return shlex.join(self.command)
         # A password or a key in the query is nobody's business.
         parts = urlsplit(self.url)
@@ -67,7 +81,7 @@ class Way:
 
 def first_way(spec: ServerSpec) -> Way:
     """Returns the way that is tried first."""
-    return Way("http") if spec.url else Way("stdio")
+    return Way("http") if spec.url or spec.is_shared else Way("stdio")
 
 
 def next_way(way: Way, code: int | None) -> Way | None:

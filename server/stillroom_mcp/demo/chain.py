@@ -93,7 +93,7 @@ async def _curate(guide: Guide) -> None:
         min_reward=1,
         max_tool_errors=0,
         require_final_answer=True,
-        dedupe=True,
+        dedupe="exact",
     )
     dropped = ", ".join(f"{count} {reason}" for reason, count in kept["dropped"].items())
     guide.say(f"    read {kept['read']}, kept {kept['kept']}, dropped: {dropped or 'none'}")

@@ -20,12 +20,15 @@ from fakes.rollout_rows import (
 from stillroom.curate.convert import ConvertResult, ConvertRollouts, convert_rollouts
 from stillroom.data.formats import load_sft_rows
 from stillroom.errors import DataError, InputError
+from stillroom.files import content_hash, file_sha256
 from stillroom.settings import Workspace
 
 OPEN = [user("a"), assistant(None, tool_call())]
 
 
-def convert(folder: Path, source: str = "rollouts.jsonl", **options: Any) -> ConvertResult:
+def convert(
+    folder: Path, source: str | list[str] = "rollouts.jsonl", **options: Any
+) -> ConvertResult:
     request = ConvertRollouts(input=source, **{"output": "train.jsonl", **options})
     return convert_rollouts(Workspace(folder), request)
 
@@ -80,9 +83,11 @@ def test_what_is_taken_over_is_taken_byte_for_byte(tmp_path: Path) -> None:
 
     convert(tmp_path)
 
+    prompt = [{"role": "user", "content": "ü / 1.0"}]
+    task_id = b'"%s"' % content_hash({"messages": prompt}).encode()
     assert (tmp_path / "train.jsonl").read_bytes() == (
-        b'{"messages":%s,"tools":%s,"metadata":%s,"reward":1.50,"task_id":null}\n'
-        % (messages, tools, metadata)
+        b'{"messages":%s,"tools":%s,"metadata":%s,"reward":1.50,"task_id":%s,"rollout_id":null}\n'
+        % (messages, tools, metadata, task_id)
     )
 
 
@@ -101,6 +106,9 @@ def test_the_folder_that_rollouts_were_written_to_can_be_converted(tmp_path: Pat
     manifest = json.loads((tmp_path / "train.jsonl.manifest.json").read_bytes())
     assert [Path(file["path"]).name for file in manifest["inputs"]] == ["a.jsonl", "b.jsonl"]
     assert manifest["counts"] == {"read": 2, "converted": 2}
+    for record in (manifest["output"], *manifest["inputs"]):
+        assert record["sha256"] == file_sha256(Path(record["path"]))
+        assert record["num_bytes"] == Path(record["path"]).stat().st_size
 
 
 @pytest.mark.parametrize(
@@ -244,7 +252,7 @@ def test_the_counts_add_up_and_good_rows_are_never_lost(
     assert result.left_out.get("not a rollout row", 0) == len(lines) - len(good)
     keys = ("messages", "tools", "metadata", "reward", "task_id")
     rows = read_rows(folder / "train.jsonl")
-    assert rows == [{key: row[key] for key in keys} for row in wanted]
+    assert rows == [{key: row[key] for key in keys} | {"rollout_id": row["id"]} for row in wanted]
 
 
 def test_rollouts_of_other_systems_become_rows_too(tmp_path: Path) -> None:
@@ -265,3 +273,72 @@ def test_rollouts_of_other_systems_become_rows_too(tmp_path: Path) -> None:
     assert roles == ["system", "user", "assistant", "tool", "tool", "assistant"]
     assert gym["tools"][0]["function"]["name"] == "price"
     assert len(load_sft_rows(tmp_path / "train.jsonl")) == 2
+
+
+def write_run(folder: Path, run_id: str, request: dict, result: dict | None = None) -> None:
+    run = folder / "runs" / run_id
+    run.mkdir(parents=True)
+    (run / "request.json").write_text(json.dumps({"kind": "x", "request": request}))
+    (run / "run.json").write_text(json.dumps({"run_id": run_id, "result": result}))
+    write_lines(run / "events.jsonl", [b"{}"])
+
+
+def test_runs_files_and_folders_are_converted_together_and_counted_apart(tmp_path: Path) -> None:
+    bad = encoded(rollout_row(success=False))
+    write_lines(tmp_path / "rollouts" / "a.jsonl", [encoded(rollout_row(task_id="a")), bad])
+    write_lines(tmp_path / "rollouts" / "b.jsonl", [encoded(rollout_row(task_id="b"))])
+    write_lines(tmp_path / "c.jsonl", [encoded(rollout_row(task_id="c")), b"{"])
+    write_run(tmp_path, "rollouts-x", {"output": "rollouts/b.jsonl"})
+    rows = write_lines(tmp_path / "runs" / "eval-y" / "rollouts.jsonl", [encoded(rollout_row())])
+    write_run(tmp_path / "other", "eval-y", {}, {"rollouts": str(rows)})
+    run_folder = "other/runs/eval-y"
+
+    result = convert(tmp_path, ["rollouts-x", "rollouts", "c.jsonl", run_folder])
+
+    assert (result.read, result.converted) == (6, 4)
+    assert [(s.source, s.read, s.converted, s.left_out) for s in result.sources] == [
+        # The folder holds it too; no row is taken twice.
+        ("rollouts-x: rollouts/b.jsonl", 1, 1, {}),
+        ("rollouts/a.jsonl", 2, 1, {"no success": 1}),
+        ("c.jsonl", 2, 1, {"not a rollout row": 1}),
+        ("eval-y: runs/eval-y/rollouts.jsonl", 1, 1, {}),
+    ]
+    assert [row["rollout_id"] for row in read_rows(tmp_path / "train.jsonl")] == [
+        "b-0", "a-0", "c-0", "task-0"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [("sft-x", "has written no rollouts"), ("sft-z", "does not exist"), ("damaged", "damaged")],
+)
+def test_a_run_without_rollouts_is_refused(tmp_path: Path, source: str, text: str) -> None:
+    write_run(tmp_path, "sft-x", {"config": "sft.yml"})
+    write_run(tmp_path, "damaged", {})
+    (tmp_path / "runs" / "damaged" / "run.json").write_bytes(b"{")
+
+    with pytest.raises(InputError, match=text):
+        convert(tmp_path, source)
+
+
+def test_many_files_are_counted_in_one_after_the_first_twenty(tmp_path: Path) -> None:
+    write_rnow(tmp_path / "rollouts", *[RNOW_ROW] * 30)
+
+    result = convert(tmp_path, "rollouts")
+
+    assert len(result.sources) == 21
+    assert (result.sources[-1].source, result.sources[-1].converted) == ("10 more files", 10)
+    assert sum(source.read for source in result.sources) == result.read == 30
+
+
+def test_an_output_of_many_blocks_is_whole_and_has_its_hash(tmp_path: Path) -> None:
+    rows = [rollout_row(sample=n, metadata={"text": "x" * 90_000}) for n in range(60)]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+
+    assert convert(tmp_path).converted == 60
+
+    assert [row["rollout_id"] for row in read_rows(tmp_path / "train.jsonl")] == [
+        row["id"] for row in rows
+    ]
+    manifest = json.loads((tmp_path / "train.jsonl.manifest.json").read_bytes())
+    assert manifest["output"]["sha256"] == file_sha256(tmp_path / "train.jsonl")

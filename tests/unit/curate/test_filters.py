@@ -19,8 +19,10 @@ from fakes.rollout_rows import (
     tool_reply,
     user,
     write_lines,
+    write_rows,
 )
-from stillroom.curate.filters import FilterDataset, FilterResult, filter_dataset
+from stillroom.curate.filter_request import FilterDataset, FilterResult
+from stillroom.curate.filters import filter_dataset
 from stillroom.errors import DataError, InputError
 from stillroom.settings import Workspace
 
@@ -81,10 +83,11 @@ def test_every_dropped_row_has_all_its_reasons_in_the_side_file(tmp_path: Path) 
 
     assert (result.read, result.kept) == (7, 1)
     assert result.dropped == {
-        "reward below 0.75": 3,
+        "reward below 0.75": 2,
+        "no reward": 1,
         "under 2 turns": 1,
         "no success": 1,
-        "not a rollout row": 1,
+        "not a rollout or SFT row": 1,
     }
     assert result.dropped_file == "kept.jsonl.dropped"
     assert [p.split(": ")[0] for p in result.problems] == [f"{tmp_path}/rollouts.jsonl:7"]
@@ -94,9 +97,10 @@ def test_every_dropped_row_has_all_its_reasons_in_the_side_file(tmp_path: Path) 
         "line": 3,
         "id": "bad-0",
         "reasons": ["reward below 0.75", "no success", "under 2 turns"],
+        "like": None,
     }
     assert dropped["good-0"]["reasons"] == ["under 2 turns"]
-    assert dropped[None]["reasons"] == ["not a rollout row"]
+    assert dropped[None]["reasons"] == ["not a rollout or SFT row"]
 
 
 def test_kept_rows_are_the_very_bytes_that_came_in(tmp_path: Path) -> None:
@@ -119,8 +123,8 @@ def test_rows_with_the_same_messages_are_kept_once(tmp_path: Path) -> None:
     ]
 
     # A row that another filter drops does not make a good one a duplicate.
-    assert kept_of(tmp_path, rows, dedupe=True, min_reward=1) == ["2", "4"]
-    assert kept_of(tmp_path, rows, dedupe=True) == ["1", "4"]
+    assert kept_of(tmp_path, rows, dedupe="exact", min_reward=1) == ["2", "4"]
+    assert kept_of(tmp_path, rows, dedupe="exact") == ["1", "4"]
 
 
 def test_calls_with_other_arguments_are_no_duplicates(tmp_path: Path) -> None:
@@ -132,7 +136,7 @@ def test_calls_with_other_arguments_are_no_duplicates(tmp_path: Path) -> None:
         for item in ("lamp", "desk")
     ]
 
-    assert kept_of(tmp_path, rows, dedupe=True) == ["lamp", "desk"]
+    assert kept_of(tmp_path, rows, dedupe="exact") == ["lamp", "desk"]
 
 
 def test_the_chance_ids_of_calls_do_not_tell_rows_apart(tmp_path: Path) -> None:
@@ -148,13 +152,13 @@ def test_the_chance_ids_of_calls_do_not_tell_rows_apart(tmp_path: Path) -> None:
         for call_id in ("x1", "x2")
     ]
 
-    assert kept_of(tmp_path, rows, dedupe=True) == ["x1"]
+    assert kept_of(tmp_path, rows, dedupe="exact") == ["x1"]
 
 
 def test_fields_that_are_null_count_as_absent(tmp_path: Path) -> None:
     row = rollout_row(task_id="a", id=None, metadata=None, tool_errors=None, tools=None)
 
-    assert kept_of(tmp_path, [row], max_tool_errors=0, max_per_category=1, dedupe=True) == ["a"]
+    assert kept_of(tmp_path, [row], max_tool_errors=0, max_per_category=1, dedupe="exact") == ["a"]
 
 
 def test_nesting_at_the_limit_is_kept_or_counted_but_never_fatal(tmp_path: Path) -> None:
@@ -163,7 +167,7 @@ def test_nesting_at_the_limit_is_kept_or_counted_but_never_fatal(tmp_path: Path)
         line = b'{"messages":[' + message + b'],"stop_reason":"answered"}'
         write_lines(tmp_path / "rollouts.jsonl", [line, line, encoded(rollout_row())])
 
-        result = filtered(tmp_path, dedupe=True, max_per_category=9)
+        result = filtered(tmp_path, dedupe="exact", max_per_category=9)
 
         assert result.read == result.kept + sum(result.dropped.values()) == 3
         assert result.kept >= 1
@@ -179,7 +183,7 @@ def test_what_a_message_thinks_or_is_called_tells_it_from_another(tmp_path: Path
         ),
     ]
 
-    assert kept_of(tmp_path, rows, dedupe=True) == ["1", "2"]
+    assert kept_of(tmp_path, rows, dedupe="exact") == ["1", "2"]
 
 
 def categories(*names: Any) -> list[dict]:
@@ -201,7 +205,7 @@ def test_at_most_so_many_of_each_category_are_kept(tmp_path: Path) -> None:
     assert result.dropped == {
         "no success": 1,
         "over 2 of its category": 2,
-        "not a rollout row": 1,
+        "not a rollout or SFT row": 1,
     }
 
 
@@ -235,7 +239,7 @@ def test_a_balanced_set_has_no_duplicates_and_no_gaps_left_by_them(tmp_path: Pat
         for index in range(12)
     ]
 
-    kept = kept_of(tmp_path, rows, dedupe=True, max_per_category=3)
+    kept = kept_of(tmp_path, rows, dedupe="exact", max_per_category=3)
 
     assert kept == ["0", "4", "8"]
 
@@ -308,20 +312,37 @@ OPTIONS = st.fixed_dictionaries(
         "require_final_answer": st.booleans(),
         "require_tool_use": st.sampled_from(["any", "price"]),
         "max_tool_errors": st.integers(0, 2),
-        "dedupe": st.booleans(),
+        "dedupe": st.sampled_from(["exact", "near"]),
         "max_per_category": st.integers(1, 2),
         "seed": st.integers(0, 3),
+        "min_success_rate": st.sampled_from([0.5, 1.0]),
+        "contains": st.sampled_from(["1", "ü"]),
+        "not_contains": st.sampled_from(["13", "7"]),
+        "match": st.sampled_from(["answer", "conversation"]),
+        "language": st.just("en"),
+        "drop_secrets": st.booleans(),
+        "drop_pii": st.booleans(),
+        "decontaminate": st.just(["held.txt"]),
+        "verdicts": st.just("reviewed.jsonl"),
     },
+)
+SFT_LINES = st.sampled_from(
+    [
+        b'{"messages":[{"role":"user","content":"What?"},{"role":"assistant","content":"12"}]}',
+        b'{"messages":[{"role":"assistant","content":"a@b.io"}],"reward":0.5,"id":"t1-0"}',
+    ]
 )
 
 
 @settings(deadline=None)
-@given(st.lists(rollout_lines() | st.sampled_from(BAD_LINES), max_size=8), OPTIONS)
+@given(st.lists(rollout_lines() | SFT_LINES | st.sampled_from(BAD_LINES), max_size=8), OPTIONS)
 def test_the_counts_add_up_and_no_row_is_changed_or_moved(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], options: dict[str, Any]
 ) -> None:
     folder = tmp_path_factory.mktemp("filter")
     write_lines(folder / "rollouts.jsonl", lines)
+    write_lines(folder / "held.txt", [b"What?"])
+    write_rows(folder / "reviewed.jsonl", [{"id": "t1-0", "verdict": "drop"}])
 
     result = filtered(folder, **options)
 

@@ -1,0 +1,108 @@
+"""Rows as filters see them: rollouts of every layout, and supervised rows."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillroom.curate.facts import MessageFacts, RolloutFacts, is_sound
+from stillroom.curate.rows import RolloutLine, read_rollouts
+from stillroom.data.row_files import RowLine
+from stillroom.files import content_hash
+
+SUPERVISED = "supervised row"
+"""Stands where a rollout says why it ended."""
+
+
+class _Supervised(msgspec.Struct, frozen=True):
+    """A supervised row, as far as it decides."""
+
+    messages: list[MessageFacts]
+    id: str | None = None
+    rollout_id: str | None = None
+    task_id: str | None = None
+    reward: float | None = None
+    success: bool | None = None
+    metadata: dict[str, Any] | None = None
+    stop_reason: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_SUPERVISED = msgspec.json.Decoder(_Supervised)
+_WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+
+
+class Row:
+    """One row: the facts that most filters need, and its messages where one asks for them."""
+
+    def __init__(self, line: RolloutLine, facts: RolloutFacts | None) -> None:
+        self.line, self.facts = line, facts
+        self.num_tokens: int | None = None
+        """As the student sees it, once it is counted."""
+
+    @cached_property
+    def whole(self) -> dict[str, Any]:
+        """All that it says, in our layout."""
+        return _WHOLE.decode(self.line.own)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation."""
+        return self.whole["messages"]
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The schemas of the tools that the model saw."""
+        return self.whole.get("tools") or []
+
+    @property
+    def id(self) -> str | None:
+        """By which a review knows it."""
+        return self.facts.id if self.facts else None
+
+    @cached_property
+    def task(self) -> str:
+        """What its rollouts have in common: the task's id, else a hash of the prompt."""
+        if self.facts is not None and self.facts.task_id:
+            return self.facts.task_id
+        roles = [message.get("role") for message in self.messages]
+        end = roles.index("assistant") if "assistant" in roles else len(roles)
+        return content_hash(self.messages[:end])
+
+    def category(self, field: str) -> str:
+        """Returns the value of a metadata field."""
+        if self.facts is None:
+            return "(unreadable)"
+        value = (self.facts.metadata or {}).get(field)
+        return "(none)" if value is None else str(value)
+
+
+def read_filter_rows(source: Path) -> Iterator[Row]:
+    """Yields the rows of a file or folder; `facts` is None for what is no row of ours."""
+    for line in read_rollouts(source):
+        yield Row(line, line.facts or _supervised_facts(line.line))
+
+
+def _supervised_facts(line: RowLine) -> RolloutFacts | None:
+    if line.is_cut:
+        return None
+    try:
+        if not line.data.isascii():
+            line.data.decode()  # what the decoder passes over may be no UTF-8
+        row = _SUPERVISED.decode(line.data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    is_answered = bool(row.messages) and row.messages[-1].role == "assistant"
+    # With a stop_reason it is a rollout, and one that could not be read.
+    if not is_answered or row.stop_reason is not msgspec.UNSET or not is_sound(row.messages):
+        return None
+    return RolloutFacts(
+        messages=row.messages,
+        stop_reason=SUPERVISED,
+        id=row.id or row.rollout_id,
+        task_id=row.task_id,
+        reward=row.reward,
+        success=row.success,
+        metadata=row.metadata,
+    )

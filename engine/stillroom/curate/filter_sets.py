@@ -1,0 +1,181 @@
+"""Filters that judge a row by the others: duplicates, near duplicates, balance of categories.
+
+The rows are read twice: once to judge, once to write. Between, only what is needed to compare them
+is held in memory.
+"""
+
+import hashlib
+import math
+import random
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillroom.curate.filter_request import FilterDataset
+from stillroom.curate.filter_rows import Row
+from stillroom.curate.filter_rules import FactRule, Knowledge, Reason, Rule, fact_rules, row_rules
+from stillroom.curate.near_duplicates import NearDuplicates
+from stillroom.curate.rows import own_row, without_ids
+from stillroom.curate.words import shingles_of, spoken_text
+from stillroom.data.layouts import RolloutLayout
+from stillroom.data.row_files import RowReader
+from stillroom.errors import DataError
+from stillroom.files import canonical_json
+
+NOT_A_ROW = Reason("not a rollout or SFT row")
+TOO_DEEP = Reason("nested too deeply")
+_DUPLICATE, _NEAR_DUPLICATE = "duplicate", "near duplicate"
+
+Reasons = tuple[Reason, ...]
+_MESSAGES: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+
+
+class Judge:
+    """Judges one row after the other; remembers the conversations that it let pass."""
+
+    def __init__(self, request: FilterDataset, known: Knowledge) -> None:
+        self._fact_rules: list[FactRule] = fact_rules(request)
+        self._row_rules: list[Rule] = row_rules(request, known)
+        self._seen: dict[bytes, tuple[Path, int]] | None = {} if request.dedupe else None
+
+    def reasons(self, row: Row) -> Reasons:
+        """Returns why to drop a row; nothing means that it passes."""
+        facts = row.facts
+        if facts is None:
+            return (NOT_A_ROW,)
+        found = [reason for rule in self._fact_rules if (reason := rule(facts)) is not None]
+        try:
+            found += [reason for rule in self._row_rules if (reason := rule(row)) is not None]
+            # Only rows that are kept otherwise can make another one a duplicate.
+            if self._seen is not None and not found and (like := self._earlier(row, self._seen)):
+                found.append(Reason(_DUPLICATE, like))
+        except (msgspec.DecodeError, RecursionError):
+            found.append(TOO_DEEP)
+        return tuple(found)
+
+    def _earlier(self, row: Row, seen: dict[bytes, tuple[Path, int]]) -> str | None:
+        messages = [without_ids(message) for message in row.messages]
+        digest = hashlib.sha256(canonical_json(messages)).digest()[:16]
+        here = (row.line.path, row.line.line.number)
+        path, number = seen.setdefault(digest, here)
+        return f"{path}:{number}" if (path, number) != here else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a row can be read again."""
+
+    path: Path
+    number: int
+    offset: int
+    num_bytes: int
+    is_own: bool
+    """Whether it is written in our layout."""
+
+    def shingles(self, reader: RowReader) -> frozenset[str]:
+        data = reader.read(self.path, self.offset, self.num_bytes)
+        own = data if self.is_own else own_row(data) or data
+        return shingles_of(spoken_text(_MESSAGES.decode(own)["messages"]))
+
+
+class _Passed:
+    """The rows that pass so far, by their position in the input."""
+
+    def __init__(self, request: FilterDataset) -> None:
+        self._request = request
+        self._near = NearDuplicates() if request.dedupe == "near" else None
+        self._positions = array("q")
+        self._places: list[_Place] = []
+        self._categories: list[str] = []
+
+    def add(self, position: int, row: Row) -> None:
+        facts, line = row.facts, row.line.line
+        self._positions.append(position)
+        if self._request.max_per_category is not None:
+            self._categories.append(row.category(self._request.category_field))
+        if self._near is not None and facts is not None:
+            is_own = row.line.layout in (None, RolloutLayout.STILLROOM)
+            place = _Place(row.line.path, line.number, line.offset, line.num_bytes, is_own)
+            self._places.append(place)
+            self._near.add(
+                shingles_of(spoken_text(row.messages)),
+                worth=-math.inf if facts.reward is None else facts.reward,
+                tie=hashlib.blake2b(line.data, digest_size=8).digest(),
+            )
+
+    def decided(self) -> dict[int, Reason]:
+        """Returns the positions of the rows to drop after all."""
+        dropped: dict[int, Reason] = {}
+        if self._near is not None:
+            with RowReader() as reader:
+                repeats = self._near.repeats(lambda index: self._places[index].shingles(reader))
+            for index, kept in repeats.items():
+                place = self._places[kept]
+                reason = Reason(_NEAR_DUPLICATE, f"{place.path}:{place.number}")
+                dropped[self._positions[index]] = reason
+        if (limit := self._request.max_per_category) is not None:
+            left = [(p, c) for p, c in zip(self._positions, self._categories, strict=True)
+                    if p not in dropped]  # fmt: skip
+            surplus = Reason(f"over {limit} of its category")
+            chosen = chosen_by_category(left, limit, random.Random(self._request.seed))
+            dropped |= {position: surplus for position, _ in left if position not in chosen}
+        return dropped
+
+
+def chosen_by_category(
+    rows: Iterable[tuple[int, str]], limit: int, chance: random.Random
+) -> set[int]:
+    """Returns the positions of a random `limit` of each category, each with the same chance."""
+    chosen: dict[str, list[int]] = {}
+    passed: Counter[str] = Counter()
+    for position, category in rows:
+        passed[category] += 1
+        slots = chosen.setdefault(category, [])
+        if len(slots) < limit:
+            slots.append(position)
+        elif (slot := chance.randrange(passed[category])) < limit:
+            slots[slot] = position
+    return {position for slots in chosen.values() for position in slots}
+
+
+def judged(
+    read: Callable[[], Iterator[Row]], request: FilterDataset, known: Knowledge
+) -> Iterator[tuple[Row, Reasons]]:
+    """Yields every row with the reasons to drop it; reads them twice only where it must."""
+    judge = Judge(request, known)
+    if request.dedupe != "near" and request.max_per_category is None:
+        yield from ((row, judge.reasons(row)) for row in read())
+        return
+    verdicts: list[Reasons] = []
+    sizes, tokens = array("q"), array("q")
+    passed = _Passed(request)
+    for position, row in enumerate(read()):
+        reasons = judge.reasons(row)
+        verdicts.append(reasons)
+        sizes.append(row.line.line.num_bytes)
+        tokens.append(-1 if row.num_tokens is None else row.num_tokens)
+        if not reasons:
+            passed.add(position, row)
+    for position, reason in passed.decided().items():
+        verdicts[position] = (reason,)
+    position = -1
+    for position, row in enumerate(read()):
+        if position >= len(verdicts) or sizes[position] != row.line.line.num_bytes:
+            raise _changed(row.line.path)
+        if tokens[position] >= 0:
+            row.num_tokens = tokens[position]
+        yield row, verdicts[position]
+    if position + 1 != len(verdicts):
+        raise _changed(None)
+
+
+def _changed(path: Path | None) -> DataError:
+    return DataError(
+        f"the input {path or ''} changed while it was read",
+        "wait until nothing writes to it any more (get_run), then filter again",
+    )

@@ -1,0 +1,67 @@
+"""Filtering in a child process: what the server itself must not load."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fakes.rollout_lines import encoded
+from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_lines
+from stillroom import api
+from stillroom.errors import EngineError
+from stillroom.settings import Workspace
+
+
+def filtered(folder: Path, **options: object) -> api.FilterResult:
+    request = api.FilterDataset.model_validate(
+        {"input": "rollouts.jsonl", "output": "kept.jsonl", **options}
+    )
+    return api.filter_dataset(Workspace(folder), request)
+
+
+def test_rows_of_too_many_tokens_of_the_student_are_dropped(tmp_path: Path) -> None:
+    rows = [
+        rollout_row(task_id="short", messages=[user("price"), assistant("12")]),
+        rollout_row(task_id="long", messages=[user("price " * 50), assistant("12")]),
+        rollout_row(task_id="open", messages=[user("price")], success=False),
+    ]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+
+    result = filtered(tmp_path, max_tokens=40, model="demo/student", max_per_category=5)
+
+    assert [row["task_id"] for row in read_rows(tmp_path / "kept.jsonl")][:1] == ["short"]
+    assert result.dropped["over 40 tokens"] == 1
+    assert result.read == result.kept + sum(result.dropped.values()) == 3
+    assert result.before.tokens is not None
+    assert result.after.tokens is not None
+    assert result.after.tokens.high <= 40 < result.before.tokens.high
+
+
+def test_what_is_wrong_in_the_child_is_told_as_it_is(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row())])
+
+    with pytest.raises(EngineError, match="language 'klingon' is not known"):
+        filtered(tmp_path, language="klingon")
+    with pytest.raises(EngineError, match="there is no model 'no-such-model'"):
+        filtered(tmp_path, model="no-such-model")
+    with pytest.raises(EngineError, match=r"file 'held\.jsonl' does not exist"):
+        filtered(tmp_path, decontaminate=["held.jsonl"])
+
+
+def test_heavy_filters_load_nothing_into_this_process(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row())] * 2)
+    program = (
+        "import sys; from pathlib import Path; from stillroom import api;"
+        "from stillroom.settings import Workspace;"
+        "request = api.FilterDataset(input='rollouts.jsonl', output='kept.jsonl', dedupe='near',"
+        " language='en', drop_secrets=True);"
+        "result = api.filter_dataset(Workspace(Path.cwd()), request);"
+        "print(result.read, sorted({'rensa', 'eld', 'torch', 'numpy'} & set(sys.modules)))"
+    )
+
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+
+    assert finished.stdout == "2 []\n"
