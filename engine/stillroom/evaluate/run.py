@@ -20,6 +20,7 @@ from stillroom.rollout.collect import (
     key_of,
     specs_for,
 )
+from stillroom.rollout.judge_request import check_judge
 from stillroom.rollout.records import RolloutKey
 from stillroom.rollout.request import sampling_settings, select_entries
 from stillroom.settings import Workspace
@@ -91,8 +92,9 @@ async def _answers(
 ) -> list[Outcome]:
     """Returns the outcome of every rollout, in the order of the tasks."""
     specs = specs_for(tasks, request.samples_per_prompt)
+    judge = check_judge(workspace, request)
     done: dict[RolloutKey, Outcome] = {}
-    async with open_arena(workspace, request, sampling, tasks) as arena:
+    async with open_arena(workspace, request, sampling, tasks, judge=judge) as arena:
         unjudged = [task for task in tasks if not arena.rewarder.can_judge(task)]
         if unjudged:
             raise InputError(

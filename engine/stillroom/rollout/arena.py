@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -10,7 +11,7 @@ import httpx
 from stillroom.data.formats import Task
 from stillroom.errors import DataError, missing_extra
 from stillroom.rollout.collect import Arena
-from stillroom.rollout.judge_request import open_judge
+from stillroom.rollout.judge_request import JudgeFile, open_judge
 from stillroom.rollout.loop import Policy
 from stillroom.rollout.request import RolloutOptions, locate_policy, user_file
 from stillroom.rollout.rewards import Rewarder
@@ -26,19 +27,23 @@ from stillroom.types import SamplingSettings, TeacherRecord
 DEMO_TEACHER = "demo/teacher"
 
 
-@asynccontextmanager
-async def open_arena(
-    workspace: Workspace,
-    options: RolloutOptions,
-    sampling: SamplingSettings,
-    tasks: Sequence[Task],
-    *,
-    spending: Spending | None = None,
-    transport: httpx.AsyncBaseTransport | None = None,
-) -> AsyncGenerator[Arena]:
-    """Gives everything the tasks' rollouts share, and closes it again.
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What rollouts have around the policy."""
 
-    Raises DataError if a task names a tool or reward that the user's files do not have.
+    pool: UserPool | None
+    tools: ToolSource | None
+    notes: Sequence[str]
+    """What a user should be told of the tools."""
+
+
+@asynccontextmanager
+async def open_stage(
+    workspace: Workspace, options: RolloutOptions, tasks: Sequence[Task]
+) -> AsyncGenerator[Stage]:
+    """Starts what the tools come from, and gives them; none is called.
+
+    Raises DataError if a task names a tool that there is not.
     """
     async with AsyncExitStack() as stack:
         pool = await open_user_pool(
@@ -50,15 +55,35 @@ async def open_arena(
         sources = ToolSources(workspace, options, tasks)
         tools = await stack.enter_async_context(sources.open(pool))
         check_tools(tasks, tools)
-        judge = await open_judge(
+        yield Stage(pool, tools, sources.notes)
+
+
+@asynccontextmanager
+async def open_arena(
+    workspace: Workspace,
+    options: RolloutOptions,
+    sampling: SamplingSettings,
+    tasks: Sequence[Task],
+    *,
+    judge: JudgeFile | None,
+    spending: Spending | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> AsyncGenerator[Arena]:
+    """Gives everything the tasks' rollouts share, and closes it again.
+
+    Raises DataError if a task names a tool or reward that the user's files do not have.
+    """
+    async with AsyncExitStack() as stack:
+        stage = await stack.enter_async_context(open_stage(workspace, options, tasks))
+        asked = await open_judge(
             stack,
             workspace,
-            options,
+            judge,
             timeout_s=options.request_timeout,
             budget=spending.budget if spending else None,
             transport=transport,
         )
-        rewarder = Rewarder(pool, judge=judge, match=options.default_match)
+        rewarder = Rewarder(stage.pool, judge=asked, match=options.default_match)
         rewarder.check(tasks)
         policy = (
             await _open_model(stack, workspace, options, sampling)
@@ -72,12 +97,12 @@ async def open_arena(
         yield Arena(
             policy,
             teacher,
-            tools,
+            stage.tools,
             rewarder,
             options.max_turns,
             options.nudge_to_send,
             max_tool_characters=options.max_tool_response,
-            notes=sources.notes,
+            notes=stage.notes,
             width=width,
             figures=figures,
         )

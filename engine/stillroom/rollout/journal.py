@@ -46,6 +46,11 @@ def journal_folder(output: Path) -> Path:
     return output.with_name(f".{output.name}")
 
 
+def journal_path(output: Path) -> Path:
+    """Returns the journal of an output."""
+    return journal_folder(output) / "journal.jsonl"
+
+
 class RolloutStore:
     """The output file of a rollout run with its journal; one process at a time.
 
@@ -69,7 +74,7 @@ class RolloutStore:
                 f"another process is writing {output}",
                 "wait for that run (`stillroom list-runs`), or choose another output",
             )
-        journal = self._folder / "journal.jsonl"
+        journal = journal_path(output)
         try:
             self._check_settings(settings, journal)
             cut_torn_line(output)

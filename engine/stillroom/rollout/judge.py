@@ -33,7 +33,7 @@ _SCHEMA: dict[str, Any] = {
     "required": ["reasoning", "score"],
     "additionalProperties": False,
 }
-_RESPONSE_FORMATS: dict[ReplyFormat, dict[str, Any] | None] = {
+RESPONSE_FORMATS: dict[ReplyFormat, dict[str, Any] | None] = {
     "json_schema": {
         "type": "json_schema",
         "json_schema": {"name": "judgement", "strict": True, "schema": _SCHEMA},
@@ -97,7 +97,7 @@ class Judge:
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self._teacher, self._rubric, self._sees = teacher, rubric, sees
-        wanted = _RESPONSE_FORMATS[reply_format]
+        wanted = RESPONSE_FORMATS[reply_format]
         # Left out where nothing is wanted: a teacher without structured output may not know it.
         self._options: dict[str, Any] = {"response_format": wanted} if wanted else {}
         self._nonce = nonce

@@ -14,8 +14,8 @@ from stillroom.rollout.matchers import AnswerMatch
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget
 from stillroom.teachers.openai_http import CallSettings, OpenAITeacher, Spending
-from stillroom.teachers.pricing import price_for
-from stillroom.teachers.providers import Endpoint, endpoint_for
+from stillroom.teachers.pricing import FREE, Price, known_price, price_for
+from stillroom.teachers.providers import PROFILES, Endpoint, endpoint_for
 from stillroom.types import SamplingSettings
 from stillroom.validation import describe_errors
 
@@ -75,17 +75,26 @@ def check_judge(workspace: Workspace, options: JudgeOptions) -> JudgeFile | None
     return judge.model_copy(update={"rubric": rubric_text(workspace, judge.rubric)})
 
 
+def judge_price(workspace: Workspace, judge: JudgeFile, *, is_needed: bool = False) -> Price | None:
+    """Returns the price of the judge's tokens, or None where it is unknown.
+
+    Raises InputError for one that is needed and unknown.
+    """
+    if PROFILES[judge.provider].is_local:
+        return FREE
+    return known_price(workspace, judge.model) if is_needed else price_for(workspace, judge.model)
+
+
 async def open_judge(
     stack: AsyncExitStack,
     workspace: Workspace,
-    options: JudgeOptions,
+    asked: JudgeFile | None,
     *,
     timeout_s: float,
     budget: Budget | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Judge | None:
     """Returns the judge that was asked for; None if none was. Its calls count in the budget."""
-    asked = check_judge(workspace, options)
     if asked is None:
         return None
     endpoint = _endpoint(workspace, asked)
@@ -96,7 +105,7 @@ async def open_judge(
             SamplingSettings(temperature=0.0, max_tokens=asked.max_tokens),
             key=workspace.read_key(endpoint.api_key_env) if endpoint.api_key_env else None,
             calls=CallSettings(timeout_s=timeout_s),
-            spending=Spending(price_for(workspace, asked.model), budget or Budget()),
+            spending=Spending(judge_price(workspace, asked), budget or Budget()),
             transport=transport,
         )
     )

@@ -25,6 +25,7 @@ from stillroom.reporting import Reporter
 from stillroom.rollout.collect import specs_for
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal import RolloutStore
+from stillroom.rollout.judge_request import check_judge
 from stillroom.rollout.ray_cluster import ray_cluster
 from stillroom.rollout.ray_worker import ShardEnd, ShardJob, ShardWorker, Standing
 from stillroom.rollout.records import FinishedRow, RolloutKey
@@ -84,7 +85,7 @@ async def generate_on_ray(
     tasks = requested_tasks(prompts, request)
     keys = [spec.key for spec in specs_for(tasks, request.samples_per_prompt)]
     output = workspace.output_file(request.output, what="output")
-    settings = settings_of(workspace, request, prompts)
+    settings = settings_of(workspace, request, check_judge(workspace, request), prompts)
     with ray_cluster(request) as ray, shards_locked(output):
         run = _RayRun(ray, workspace, request, output, settings, folder, reporter)
         finished = await run.do(keys)

@@ -221,6 +221,9 @@ def _decoded(path: Path, decoder: msgspec.json.Decoder[_T], what: str) -> Iterat
         try:
             yield decoder.decode(line.data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            # Who only reads meets the line that another process is writing.
+            if line.offset + len(line.data) == path.stat().st_size:
+                return
             raise DataError(
                 f"{path}:{line.number} is not {what}: {error}",
                 "the file was changed from outside: take the line out (what it held is done "

@@ -9,7 +9,7 @@ from stillroom.data.formats import Task
 from stillroom.errors import InputError
 from stillroom.files import file_sha256
 from stillroom.models.resolve import ModelLocation, locate_model
-from stillroom.rollout.judge_request import JudgeOptions, check_judge
+from stillroom.rollout.judge_request import JudgeFile, JudgeOptions, check_judge, judge_price
 from stillroom.rollout.loop import DEFAULT_NUDGE, TerminationPolicy, nudge_for
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import FREE, Price, known_price, price_for
@@ -121,9 +121,12 @@ class GenerateRollouts(RolloutOptions):
     ray_workers: Annotated[int, Field(ge=1, le=999)] = 2
 
 
-def check_rollout_options(workspace: Workspace, options: RolloutOptions) -> None:
-    """Raises InputError for what can be known to be wrong before a process is started."""
-    check_judge(workspace, options)
+def check_rollout_options(workspace: Workspace, options: RolloutOptions) -> JudgeFile | None:
+    """Returns the judge that is asked for, if one is.
+
+    Raises InputError for what can be known to be wrong before a process is started.
+    """
+    judge = check_judge(workspace, options)
     for field in ("tools", "rewards"):
         user_file(workspace, getattr(options, field), what=field)
     if options.provider in IN_PROCESS:
@@ -136,15 +139,15 @@ def check_rollout_options(workspace: Workspace, options: RolloutOptions) -> None
         endpoint_for(
             workspace, options.provider, base_url=options.base_url, api_key_env=options.api_key_env
         )
+    return judge
 
 
 def check_rollouts(workspace: Workspace, request: GenerateRollouts) -> None:
     """Raises InputError for what can be known to be wrong before a process is started."""
-    check_rollout_options(workspace, request)
+    judge = check_rollout_options(workspace, request)
     price_of(workspace, request)
-    judge = check_judge(workspace, request)
-    if judge is not None and request.budget_usd is not None:
-        known_price(workspace, judge.model)
+    if judge is not None:
+        judge_price(workspace, judge, is_needed=request.budget_usd is not None)
 
 
 def price_of(workspace: Workspace, options: GenerateRollouts) -> Price | None:
@@ -233,7 +236,12 @@ _SHAPING = (
 
 
 def fingerprint(
-    workspace: Workspace, options: RolloutOptions, *, prompts: Path, **more: Any
+    workspace: Workspace,
+    options: RolloutOptions,
+    judge: JudgeFile | None,
+    *,
+    prompts: Path,
+    **more: Any,
 ) -> Fingerprint:
     """Returns all that shapes what a rollout becomes; a resumed run must have the same."""
     shaping: Fingerprint = {name: getattr(options, name) for name in _SHAPING}
@@ -241,6 +249,5 @@ def fingerprint(
     for kind in ("tools", "rewards"):
         path = user_file(workspace, getattr(options, kind), what=kind)
         shaping[f"{kind}_sha256"] = file_sha256(path) if path else None
-    judge = check_judge(workspace, options)
     shaping["judge"] = judge and judge.model_dump(mode="json")
     return {**shaping, "input_sha256": file_sha256(prompts), **more}

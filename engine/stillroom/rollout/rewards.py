@@ -74,6 +74,16 @@ class Rewarder:
         """Returns whether a task will get a reward."""
         return bool(self._names(task))
 
+    def asks_judge(self, task: Task) -> bool:
+        """Returns whether the judging model is asked, unless a precondition decides before it."""
+        is_named = JUDGE in self._names(task) and JUDGE not in self._descriptions
+        return self._judge is not None and is_named
+
+    def may_block(self, task: Task) -> bool:
+        """Returns whether a precondition may decide before the judge is asked."""
+        named = (self._descriptions.get(name) for name in self._names(task))
+        return any(description is not None and description.precondition for description in named)
+
     async def judge(
         self,
         task: Task,

@@ -24,9 +24,11 @@ from stillroom.rollout.collect import (
     collect_rollouts,
     specs_for,
 )
-from stillroom.rollout.forecast import Forecast, forecast
+from stillroom.rollout.dry_run import dry_run
+from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal import RolloutStore
-from stillroom.rollout.records import FinishedRow, finished_rows
+from stillroom.rollout.judge_request import JudgeFile, check_judge
+from stillroom.rollout.records import FinishedRow
 from stillroom.rollout.request import (
     GenerateRollouts,
     fingerprint,
@@ -130,13 +132,12 @@ async def generate_rollouts(
     if share is not None:
         specs = [spec for spec in specs if spec.key in share.keys]
     output = workspace.output_file(request.output, what="output")
-    # Before any file is opened: it may be refused.
-    price = price_of(workspace, request)
+    # Before any file is opened: they may be refused.
+    price, judge = price_of(workspace, request), check_judge(workspace, request)
     if request.dry_run:
-        rows_there = finished_rows(output) if output.exists() else {}
-        return forecast(request, specs, rows_there, price=price)
+        return await dry_run(workspace, request, specs, judge, output)
     tally = Tally()
-    settings = settings_of(workspace, request, prompts)
+    settings = settings_of(workspace, request, judge, prompts)
     await anyio.to_thread.run_sync(adopt_shards, output, settings)
     store = RolloutStore(output, settings, on_turn=tally.count_call)
     todo = [spec for spec in specs if spec.key not in store.finished]
@@ -148,6 +149,7 @@ async def generate_rollouts(
             request,
             sampling,
             tasks,
+            judge=judge,
             spending=spending,
             transport=transport,
         ) as arena:
@@ -293,12 +295,13 @@ def _with_system(tasks: list[Task], system: str | None) -> list[Task]:
 
 
 def settings_of(
-    workspace: Workspace, request: GenerateRollouts, prompts: Path
+    workspace: Workspace, request: GenerateRollouts, judge: JudgeFile | None, prompts: Path
 ) -> dict[str, object]:
     """Returns what an output is begun with, and must be gone on with."""
     return fingerprint(
         workspace,
         request,
+        judge,
         prompts=prompts,
         system=request.system,
         temperature=request.temperature,

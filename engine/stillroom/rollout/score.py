@@ -20,7 +20,7 @@ from stillroom.lineage import write_manifest
 from stillroom.reporting import Reporter, stop_if_cancelled
 from stillroom.rollout.arena import open_user_pool
 from stillroom.rollout.journal import holds_rollouts
-from stillroom.rollout.judge_request import JudgeOptions, check_judge, open_judge
+from stillroom.rollout.judge_request import JudgeFile, JudgeOptions, check_judge, open_judge
 from stillroom.rollout.request import NO_FILE, user_file
 from stillroom.rollout.rewards import Judgement, Rewarder
 from stillroom.rollout.score_journal import ScoreJournal
@@ -119,6 +119,7 @@ async def score_rollouts(
     source = workspace.existing(request.input, what="input")
     output = check_scoring(workspace, request)
     rewards = user_file(workspace, request.rewards, what="rewards")
+    judge_file = check_judge(workspace, request)
     tally = _Tally()
     async with AsyncExitStack() as stack:
         pool = await open_user_pool(
@@ -131,14 +132,16 @@ async def score_rollouts(
         judge = await open_judge(
             stack,
             workspace,
-            request,
+            judge_file,
             timeout_s=request.request_timeout,
             transport=transport,
         )
         rewarder = Rewarder(pool, judge=judge, match=request.default_match)
         total = _check_all(source, rewarder)
         journal = output.with_name(f".{output.name}.scores")
-        verdicts = stack.enter_context(ScoreJournal(journal, _settings(workspace, request)))
+        verdicts = stack.enter_context(
+            ScoreJournal(journal, _settings(request, judge_file, rewards))
+        )
         log = stack.enter_context(AppendLog(folder / "judgements.jsonl"))
         run = _Run(rewarder, tally, verdicts, log, reporter, total)
         with atomic_output(output) as rows:
@@ -343,14 +346,12 @@ def _batches(entries: Iterator[Entry], size: int) -> Iterator[list[Entry]]:
         yield batch
 
 
-def _settings(workspace: Workspace, request: ScoreRollouts) -> str:
+def _settings(request: ScoreRollouts, judge: JudgeFile | None, rewards: Path | None) -> str:
     """Returns a hash of all that shapes a judgement."""
-    rewards = user_file(workspace, request.rewards, what="rewards")
     shaping = request.model_dump(
         mode="json",
         exclude={"input", "output", "concurrency", "reward_timeout", "request_timeout"},
     )
-    judge = check_judge(workspace, request)
     code = rewards.read_text(encoding="utf-8", errors="replace") if rewards else None
     described = judge and judge.model_dump(mode="json")
     return content_hash({**shaping, "judge": described, "rewards": code})

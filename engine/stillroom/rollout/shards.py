@@ -19,7 +19,7 @@ import msgspec
 from stillroom.data.formats import decode_trajectory
 from stillroom.errors import InputError
 from stillroom.files import FileLock, read_lines, write_json
-from stillroom.rollout.journal import RolloutStore, journal_folder
+from stillroom.rollout.journal import RolloutStore, journal_folder, journal_path
 from stillroom.rollout.records import (
     RECORD,
     FinishedRow,
@@ -235,7 +235,7 @@ def _merge(path: Path, settings: _Settings, into: RolloutStore) -> None:
         for line in read_lines(path):
             _finish(decode_trajectory(line.data), into)
         num_known = msgspec.json.decode(_seed_path(path).read_bytes(), type=int)
-        for line in islice(read_lines(journal_folder(path) / "journal.jsonl"), num_known, None):
+        for line in islice(read_lines(journal_path(path)), num_known, None):
             record = RECORD.decode(line.data)
             into.append(record)
             if not isinstance(record, UnconfirmedRecord):

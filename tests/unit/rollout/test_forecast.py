@@ -1,20 +1,24 @@
 import math
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes.rollout_rows import rollout_row
-from stillroom.data.formats import decode_trajectory, task_from_row
-from stillroom.rollout.collect import specs_for
-from stillroom.rollout.forecast import Forecast, Span, forecast
-from stillroom.rollout.journal import RolloutStore
-from stillroom.rollout.request import GenerateRollouts
+from stillroom.rollout.forecast import (
+    ASSUMED_REPLY_TOKENS,
+    CallRules,
+    Counts,
+    Forecast,
+    JudgeLoad,
+    Prices,
+    RolloutLoad,
+    Span,
+    forecast,
+)
+from stillroom.rollout.records import FinishedRow
 from stillroom.teachers.pricing import FREE, Price
+from stillroom.types import Usage
 
 PRICE = Price(prompt=2, completion=10)
 PROMPTS = ["a", "b" * 400]
@@ -23,7 +27,6 @@ Row = tuple[int, int, int]
 
 
 def told(
-    folder: Path,
     prompts: list[str],
     rows: list[Row] | None = None,
     *,
@@ -33,28 +36,35 @@ def told(
     **changes: Any,
 ) -> Forecast:
     """The forecast where the first rollouts are rows that are there already."""
-    given = {"input": "prompts.jsonl", "output": "out.jsonl", "model": "m", "provider": "openai"}
-    given["tools"] = "tools.py" if has_tools else "none"
-    request = GenerateRollouts(**{**given, "samples_per_prompt": samples, **changes})
-    specs = specs_for([task_from_row({"prompt": prompt}) for prompt in prompts], samples)
-    store = RolloutStore(folder / "out.jsonl", {})
-    try:
-        for spec, (turns, sent, written) in zip(specs, rows or [], strict=False):
-            usage = {"prompt_tokens": sent, "completion_tokens": written}
-            key = {"task_id": spec.key.task_id, "sample": spec.key.sample}
-            row = rollout_row(**key, turns=turns, usage=usage)
-            store.finish(decode_trajectory(msgspec.json.encode(row)))
-        return forecast(request, specs, store.finished, price=price)
-    finally:
-        store.close(is_complete=False)
+    given: dict[str, Any] = {"max_turns": 10, "max_tokens": 2048, "max_tool_response": None}
+    rules = CallRules(has_tools=has_tools, **{**given, "nudge": None, **changes})
+    goes_on = has_tools or rules.nudge is not None
+    texts = [prompt for prompt in prompts for _ in range(samples)]
+    loads = [
+        RolloutLoad(
+            text_bytes=len(text.encode()),
+            request_bytes=len(text.encode()) + 30,
+            max_turns=rules.max_turns if goes_on else 1,
+        )
+        for text in texts
+    ]
+    seen = [
+        FinishedRow(
+            *("task", 0, None, None, False, turns),
+            usage=Usage(prompt_tokens=sent, completion_tokens=written),
+        )
+        for turns, sent, written in (rows or [])[: len(loads)]
+    ]
+    counts = Counts(len(loads), "out.jsonl")
+    return forecast(loads[len(seen) :], seen, rules, Prices(price), counts)
 
 
 def is_ordered(span: Span) -> bool:
     return 0 <= span.low <= span.expected <= span.high < math.inf
 
 
-def test_without_tools_a_rollout_is_one_call(tmp_path: Path) -> None:
-    seen = told(tmp_path, PROMPTS, samples=3, max_tokens=100)
+def test_without_tools_a_rollout_is_one_call() -> None:
+    seen = told(PROMPTS, samples=3, max_tokens=100)
 
     assert seen.dry_run
     assert (seen.requested, seen.already_done, seen.todo) == (6, 0, 6)
@@ -63,18 +73,18 @@ def test_without_tools_a_rollout_is_one_call(tmp_path: Path) -> None:
     assert seen.based_on == "the lengths of the prompts"
 
 
-def test_with_tools_a_rollout_may_take_every_turn_it_has(tmp_path: Path) -> None:
-    seen = told(tmp_path, PROMPTS, has_tools=True, max_turns=10, max_tokens=100)
-    short = told(tmp_path, PROMPTS, has_tools=True, max_turns=2, max_tokens=100)
+def test_with_tools_a_rollout_may_take_every_turn_it_has() -> None:
+    seen = told(PROMPTS, has_tools=True, max_turns=10, max_tokens=100)
+    short = told(PROMPTS, has_tools=True, max_turns=2, max_tokens=100)
 
     assert seen.calls == Span(2, 8, 20)
     assert seen.completion_tokens.high == 2000
     assert short.calls == Span(2, 4, 4)
 
 
-def test_a_longer_prompt_and_more_turns_are_more_tokens_to_send(tmp_path: Path) -> None:
-    short, long = (told(tmp_path, [text], has_tools=True) for text in ("a", "a" * 4000))
-    once = told(tmp_path, ["a" * 4000])
+def test_a_longer_prompt_and_more_turns_are_more_tokens_to_send() -> None:
+    short, long = (told([text], has_tools=True) for text in ("a", "a" * 4000))
+    once = told(["a" * 4000])
 
     assert long.prompt_tokens.low - short.prompt_tokens.low == 3999 / 8
     assert long.prompt_tokens.expected > short.prompt_tokens.expected
@@ -84,8 +94,8 @@ def test_a_longer_prompt_and_more_turns_are_more_tokens_to_send(tmp_path: Path) 
     assert long.prompt_tokens.expected > 4 * once.prompt_tokens.expected
 
 
-def test_the_cost_is_that_of_the_tokens(tmp_path: Path) -> None:
-    seen = told(tmp_path, PROMPTS, has_tools=True)
+def test_the_cost_is_that_of_the_tokens() -> None:
+    seen = told(PROMPTS, has_tools=True)
 
     assert seen.cost_usd is not None
     for name in ("low", "expected", "high"):
@@ -95,17 +105,15 @@ def test_the_cost_is_that_of_the_tokens(tmp_path: Path) -> None:
         )
 
 
-def test_an_unknown_price_is_an_unknown_cost_and_a_free_model_costs_nothing(
-    tmp_path: Path,
-) -> None:
-    assert told(tmp_path, PROMPTS, price=None).cost_usd is None
-    assert told(tmp_path, PROMPTS, price=FREE).cost_usd == Span(0, 0, 0)
+def test_an_unknown_price_is_an_unknown_cost_and_a_free_model_costs_nothing() -> None:
+    assert told(PROMPTS, price=None).cost_usd is None
+    assert told(PROMPTS, price=FREE).cost_usd == Span(0, 0, 0)
 
 
-def test_rows_that_are_there_already_are_not_counted_and_better_the_guess(tmp_path: Path) -> None:
+def test_rows_that_are_there_already_are_not_counted_and_better_the_guess() -> None:
     rows = [(3, 300, 30), (5, 500, 50)]
 
-    seen = told(tmp_path, PROMPTS, rows, samples=3, has_tools=True, max_turns=10, max_tokens=100)
+    seen = told(PROMPTS, rows, samples=3, has_tools=True, max_turns=10, max_tokens=100)
 
     assert (seen.requested, seen.already_done, seen.todo) == (6, 2, 4)
     assert seen.calls == Span(4, 16, 40)
@@ -114,8 +122,8 @@ def test_rows_that_are_there_already_are_not_counted_and_better_the_guess(tmp_pa
     assert seen.based_on == "2 rows of out.jsonl"
 
 
-def test_when_all_is_done_nothing_is_to_be_paid(tmp_path: Path) -> None:
-    seen = told(tmp_path, PROMPTS, [(1, 10, 5)] * 2)
+def test_when_all_is_done_nothing_is_to_be_paid() -> None:
+    seen = told(PROMPTS, [(1, 10, 5)] * 2)
 
     assert (seen.requested, seen.already_done, seen.todo) == (2, 2, 0)
     nothing = Span(0, 0, 0)
@@ -143,16 +151,14 @@ def test_what_is_expected_lies_between_the_least_and_the_most(
         )
     )
 
-    with tempfile.TemporaryDirectory() as folder:
-        seen = told(
-            Path(folder),
-            [f"p{prompt}" for prompt in prompts],
-            rows,
-            samples=data.draw(st.integers(1, 3)),
-            has_tools=has_tools,
-            max_turns=max_turns,
-            max_tokens=max_tokens,
-        )
+    seen = told(
+        [f"p{prompt}" for prompt in prompts],
+        rows,
+        samples=data.draw(st.integers(1, 3)),
+        has_tools=has_tools,
+        max_turns=max_turns,
+        max_tokens=max_tokens,
+    )
 
     assert seen.cost_usd is not None
     assert seen.todo + seen.already_done == seen.requested
@@ -160,6 +166,54 @@ def test_what_is_expected_lies_between_the_least_and_the_most(
     assert all(map(is_ordered, spans)), spans
 
 
-def test_rows_of_an_endpoint_that_ignores_max_tokens_keep_the_order(tmp_path: Path) -> None:
-    seen = told(tmp_path, PROMPTS, [(1, 10, 500)], max_tokens=100)
+def test_rows_of_an_endpoint_that_ignores_max_tokens_keep_the_order() -> None:
+    seen = told(PROMPTS, [(1, 10, 500)], max_tokens=100)
     assert is_ordered(seen.completion_tokens)
+
+
+def test_with_a_nudge_every_turn_is_expected() -> None:
+    seen = told(PROMPTS, nudge="Sure?", max_turns=6)
+
+    assert seen.calls == Span(2, 12, 12)
+    assert not any("tools' replies" in text for text in seen.assumes)
+
+
+def test_the_most_grows_with_what_the_tools_may_reply_and_says_how_much_that_is() -> None:
+    two = {"has_tools": True, "max_turns": 2, "max_tokens": 100}
+    none, short = (
+        told(["a"], **two, max_tool_response=None),
+        told(["a"], **two, max_tool_response=5),
+    )
+
+    assumed = none.prompt_tokens.high - short.prompt_tokens.high
+    assert 0 < assumed < ASSUMED_REPLY_TOKENS
+    assert f"at most {ASSUMED_REPLY_TOKENS} tokens" in none.assumes[-1]
+    assert f"at most {ASSUMED_REPLY_TOKENS - assumed:.0f} tokens" in short.assumes[-1]
+
+
+def test_turns_on_record_are_not_sampled_again() -> None:
+    loads = [RolloutLoad(100, 130, max_turns=3, num_known=known) for known in (0, 1, 3)]
+    rules = CallRules(3, 50, has_tools=True, max_tool_response=100, nudge=None)
+
+    seen = forecast(loads, [], rules, Prices(PRICE), Counts(5, "out.jsonl"))
+
+    assert seen.calls == Span(1, 5, 5)
+    assert seen.prompt_tokens.low == 100 / 8
+    assert (seen.requested, seen.already_done, seen.todo) == (5, 2, 3)
+
+
+def test_a_judge_may_be_asked_three_times_and_counts_in_the_cost() -> None:
+    judged = [JudgeLoad(80, 120, is_certain=certain) for certain in (True, False)]
+    loads = [RolloutLoad(8, 40, max_turns=1, judge=judge) for judge in [*judged, None]]
+    rules = CallRules(1, 50, False, None, None, judge_max_tokens=64)
+
+    def of(judge: Price | None) -> Forecast:
+        return forecast(loads, [], rules, Prices(FREE, judge), Counts(3, "out.jsonl"))
+
+    seen = of(PRICE)
+    assert seen.judge is not None
+    assert seen.judge.calls == Span(1, 2, 6)
+    assert seen.judge.prompt_tokens.low == 10
+    assert seen.judge.completion_tokens.high == 6 * 64
+    assert seen.cost_usd == seen.judge.cost_usd != Span(0, 0, 0)
+    assert of(None).cost_usd is None

@@ -135,7 +135,7 @@ class Sharded:
         self.workspace, request = workspace, asked()
         self.output = workspace.root / "out.jsonl"
         prompts = workspace.root / "prompts.jsonl"
-        self.settings = settings_of(workspace, request, prompts)
+        self.settings = settings_of(workspace, request, None, prompts)
         specs = specs_for(requested_tasks(prompts, request), 1)
         self.keys = [spec.key for spec in specs]
         store = RolloutStore(self.output, self.settings)

@@ -142,7 +142,7 @@ def test_a_fingerprint_has_what_shapes_a_rollout_and_nothing_else(tmp_path: Path
     (tmp_path / "tools.py").write_text("x = 1\n", encoding="utf-8")
 
     def of(**changes: Any) -> dict[str, Any]:
-        return fingerprint(workspace, request(tools="tools.py", **changes), prompts=prompts)
+        return fingerprint(workspace, request(tools="tools.py", **changes), None, prompts=prompts)
 
     first = of()
     for changes in ({"concurrency": 3}, {"n": 1}, {"entries": "0"}, {"samples_per_prompt": 4}):
@@ -156,7 +156,7 @@ def test_a_fingerprint_has_what_shapes_a_rollout_and_nothing_else(tmp_path: Path
     assert [name for name, value in of().items() if value != first[name]] == ["tools_sha256"]
     prompts.write_text('{"prompt": "b"}\n', encoding="utf-8")
     assert "input_sha256" in [name for name, value in of().items() if value != first[name]]
-    assert fingerprint(workspace, request(), prompts=prompts, system="s")["system"] == "s"
+    assert fingerprint(workspace, request(), None, prompts=prompts, system="s")["system"] == "s"
 
 
 def test_a_nudge_that_nobody_says_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Whole rollout runs against a scripted teacher: counts, aborts, resuming, failures, cancelling."""
 
 import json
+import shlex
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from fakes.chat_transport import ScriptedTeacher, Served, completion, refused
 from fakes.loops import run_async
+from fakes.mcp_servers import odd_server
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from fakes.user_files import write_tools
@@ -774,7 +776,8 @@ def test_a_resumed_run_is_not_given_up_for_prompts_that_always_fail(workspace: W
 
 def test_a_dry_run_knows_of_tools_from_servers_and_writes_nothing(workspace: Workspace) -> None:
     before = sorted(workspace.root.rglob("*"))
-    told = run_of(workspace, ScriptedTeacher(), dry_run=True, mcp_servers=("echo hi",))
+    server = shlex.join(odd_server())
+    told = run_of(workspace, ScriptedTeacher(), dry_run=True, mcp_servers=(server,))
     assert told.calls.high > NUM_PROMPTS
     assert [path for path in sorted(workspace.root.rglob("*")) if path not in before] in (
         [],

@@ -1,0 +1,275 @@
+"""A dry run's bounds against what runs with random settings come to take."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes.loops import run_async
+from fakes.metered_endpoint import JUDGE_HOST, MeteredEndpoint
+from fakes.reporters import KeptReporter
+from fakes.rollout_rows import read_rows, write_rows
+from fakes.user_files import write_tools
+from stillroom.errors import DataError
+from stillroom.rollout.forecast import Forecast, Span
+from stillroom.rollout.request import GenerateRollouts
+from stillroom.rollout.run import RolloutsResult, generate_rollouts
+from stillroom.settings import Workspace
+
+TOOLS = '''
+    @tool
+    def price(item: str) -> str:
+        """Returns the price of an item of the shop."""
+        return "{character}" * {length}
+
+    @tool
+    def stock(item: str) -> int:
+        """Returns how many there are."""
+        return 7
+    '''
+REWARDS = """
+    @reward(precondition=True)
+    def lucky(args, messages):
+        return float(len(messages[-1].get("content") or "") % 2)
+    """
+
+
+def workspace_in(folder: Path, prompts: list[str], **judge: Any) -> Workspace:
+    rows = [{"prompt": prompt, "rewards": ["judge"]} for prompt in prompts]
+    write_rows(folder / "prompts.jsonl", rows)
+    told = {"model": "j", "base_url": f"http://{JUDGE_HOST}/v1", "rubric": "Be right.", **judge}
+    (folder / "judge.yml").write_text(json.dumps(told), encoding="utf-8")
+    prices = {"m": {"input": 2, "output": 10}, "j": {"input": 8, "output": 1}}
+    (folder / "prices.yml").write_text(json.dumps(prices), encoding="utf-8")
+    return Workspace(folder)
+
+
+def run_of(workspace: Workspace, endpoint: MeteredEndpoint, **changes: Any) -> Any:
+    given = {
+        "input": "prompts.jsonl",
+        "output": "out.jsonl",
+        "model": "m",
+        "provider": "openai",
+        "base_url": "http://teacher.test/v1",
+        "judge": "judge.yml",
+        "concurrency": 2,
+    }
+
+    async def main() -> RolloutsResult | Forecast:
+        with anyio.fail_after(60):
+            return await generate_rollouts(
+                workspace,
+                GenerateRollouts(**{**given, **changes}),
+                folder=workspace.runs / "run",
+                reporter=KeptReporter(),
+                transport=endpoint.transport(),
+            )
+
+    return run_async(main)
+
+
+def holds(span: Span | None, actual: float | None) -> bool:
+    assert span is not None
+    assert actual is not None
+    return span.low <= actual * (1 + 1e-9) and actual <= span.high * (1 + 1e-9)
+
+
+def check(workspace: Workspace, endpoint: MeteredEndpoint, **changes: Any) -> Forecast:
+    """Runs dry and then in earnest; all that was told must hold."""
+    told = run_of(workspace, endpoint, dry_run=True, **changes)
+    assert isinstance(told, Forecast)
+    assert told.judge is not None
+    assert endpoint.calls == {"teacher": 0, "judge": 0}
+    result = run_of(workspace, endpoint, **changes)
+    assert result.failed == 0
+    teacher, judge = endpoint.usage["teacher"], endpoint.usage["judge"]
+    assert holds(told.calls, endpoint.calls["teacher"])
+    assert holds(told.prompt_tokens, teacher.prompt_tokens), (told, teacher)
+    assert holds(told.completion_tokens, teacher.completion_tokens)
+    assert holds(told.judge.calls, endpoint.calls["judge"])
+    assert holds(told.judge.prompt_tokens, judge.prompt_tokens), (told, judge)
+    assert holds(told.judge.completion_tokens, judge.completion_tokens)
+    assert holds(told.cost_usd, result.cost_usd)
+    for span in (told.calls, told.prompt_tokens, told.completion_tokens, told.cost_usd):
+        assert span is not None
+        assert span.low <= span.expected <= span.high
+    return told
+
+
+PROMPTS = st.lists(st.text(min_size=1, max_size=200), min_size=1, max_size=4)
+SETTINGS = st.fixed_dictionaries(
+    {
+        "samples_per_prompt": st.integers(1, 3),
+        "max_turns": st.integers(1, 6),
+        "max_tokens": st.integers(1, 4000),
+        "system": st.none() | st.just("Be brief. " * 20),
+    }
+)
+ENDPOINTS = st.builds(
+    MeteredEndpoint,
+    st.integers(0, 1 << 30),
+    wordy=st.sampled_from([1 / 8, 0.5, 1]),
+    framing=st.sampled_from([0, 1]),
+    eager=st.sampled_from([0.5, 0.9, 1.0]),
+    greedy=st.booleans(),
+)
+JUDGES = st.fixed_dictionaries(
+    {
+        "sees": st.sampled_from(["answer", "conversation"]),
+        "reply_format": st.sampled_from(["json_schema", "json_object", "none"]),
+        "max_tokens": st.integers(64, 300),
+    }
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(PROMPTS, ENDPOINTS, JUDGES, SETTINGS, st.none() | st.text(min_size=1, max_size=80))
+def test_without_tools_a_run_takes_what_the_dry_run_told(
+    prompts: list[str],
+    endpoint: MeteredEndpoint,
+    judge: dict[str, Any],
+    options: dict[str, Any],
+    nudge: str | None,
+) -> None:
+    nudged = {"termination_policy": "max_turns", "nudge": nudge} if nudge is not None else {}
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = workspace_in(Path(folder), [f"p{one}" for one in prompts], **judge)
+        told = check(workspace, endpoint, **options, **nudged)
+
+    if nudge is None:
+        assert told.calls.low == told.calls.expected == told.calls.high
+    assert told.judge is not None
+    assert told.judge.calls.low == told.todo
+
+
+@settings(deadline=None, max_examples=12)
+@given(PROMPTS, ENDPOINTS, JUDGES, SETTINGS, st.data())
+def test_with_tools_a_run_takes_what_the_dry_run_told(
+    prompts: list[str],
+    endpoint: MeteredEndpoint,
+    judge: dict[str, Any],
+    options: dict[str, Any],
+    data: st.DataObject,
+) -> None:
+    cut = data.draw(st.none() | st.integers(1, 500))
+    # Two replies to a turn take together what one may take.
+    length = data.draw(st.integers(0, 4 * cut if cut else 1500))
+    character = data.draw(st.sampled_from(["x", "é", "😀"]))
+    is_nudged = data.draw(st.booleans())
+    policy = "max_turns" if is_nudged else "last_tool"
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = workspace_in(Path(folder), [f"p{one}" for one in prompts], **judge)
+        write_tools(workspace.root, TOOLS.format(character=character, length=length))
+        told = check(
+            workspace,
+            endpoint if cut is None else one_call_a_turn(endpoint),
+            tools="tools.py",
+            max_tool_response=cut,
+            termination_policy=policy,
+            **options,
+        )
+
+    most = told.todo * options["max_turns"]
+    assert (told.calls.low, told.calls.high) == (told.todo, most)
+    if options["max_turns"] > 1:
+        assert "tools' replies" in told.assumes[-1]
+
+
+@pytest.mark.parametrize("sees", ["answer", "conversation"])
+@pytest.mark.parametrize("way", ["tools", "cut tools", "nudge"])
+def test_the_most_is_what_the_worst_endpoint_takes_and_little_more(
+    tmp_path: Path, way: str, sees: str
+) -> None:
+    workspace = workspace_in(tmp_path, ["x" * 3000] * 3, sees=sees, max_tokens=900)
+    endpoint = MeteredEndpoint(1, wordy=1, framing=1, eager=1, greedy=True)
+    endpoint.most_calls = 1
+    options: dict[str, Any] = {"max_turns": 5, "max_tokens": 700}
+    if way == "nudge":
+        options |= {"termination_policy": "max_turns", "nudge": "y" * 2000}
+    else:
+        options |= {"tools": "tools.py", "termination_policy": "max_turns"}
+        only_price = TOOLS.partition("@tool\n    def stock")[0]
+        length = 16_384 // 4 if way == "tools" else 3000
+        write_tools(tmp_path, only_price.format(character="😀", length=length))
+        options |= {"max_tool_response": 2000 if way == "cut tools" else None}
+
+    told = check(workspace, endpoint, **options)
+
+    assert told.judge is not None
+    assert told.calls.high == endpoint.calls["teacher"]
+    assert told.completion_tokens.high == endpoint.usage["teacher"].completion_tokens
+    assert told.judge.calls.high == endpoint.calls["judge"]
+    slack = 1.05
+    assert told.prompt_tokens.high < slack * endpoint.usage["teacher"].prompt_tokens
+    # The last turn of some calls a tool, and then there is no answer to be read.
+    assert told.judge.prompt_tokens.high < 1.5 * endpoint.usage["judge"].prompt_tokens
+
+
+def one_call_a_turn(endpoint: MeteredEndpoint) -> MeteredEndpoint:
+    endpoint.most_calls = 1
+    return endpoint
+
+
+def test_a_precondition_may_save_the_judge(tmp_path: Path) -> None:
+    workspace = workspace_in(tmp_path, ["a", "b", "c"])
+    rows = [{"prompt": prompt, "rewards": ["judge", "lucky"]} for prompt in "abc"]
+    write_rows(tmp_path / "prompts.jsonl", [*rows, {"prompt": "d"}])
+    write_tools(tmp_path, REWARDS, name="rewards.py")
+    endpoint = MeteredEndpoint(1, wordy=0.5, framing=0, eager=0)
+
+    told = check(workspace, endpoint, rewards="rewards.py")
+
+    assert told.judge is not None
+    assert (told.judge.calls.low, told.judge.calls.expected, told.judge.calls.high) == (0, 3, 9)
+
+
+def test_a_dry_run_counts_the_schemas_of_the_tools(tmp_path: Path) -> None:
+    workspace = workspace_in(tmp_path, ["a"])
+    endpoint = MeteredEndpoint(1, wordy=1, framing=0, eager=0)
+
+    def most(description: str) -> float:
+        code = TOOLS.replace("how many there are", description).format(character="x", length=1)
+        write_tools(tmp_path, code)
+        told = run_of(workspace, endpoint, dry_run=True, tools="tools.py", max_turns=3)
+        return told.prompt_tokens.high
+
+    # They go with each of three calls.
+    assert most("x" * 1000) - most("x" * 10) == 3 * 990
+
+
+def test_turns_on_record_are_told_as_paid(tmp_path: Path) -> None:
+    workspace = workspace_in(tmp_path, ["a", "b", "c"])
+    run_of(workspace, MeteredEndpoint(1, wordy=0.5, framing=0, eager=0), judge="judge.yml", n=2)
+    # Their rows are lost, and what was sampled is on record.
+    journal = tmp_path / ".out.jsonl" / "journal.jsonl"
+    lines = [
+        {"type": "turn", "task_id": row["task_id"], "sample": row["sample"], "index": 0}
+        | {"turn": {"message": row["messages"][-1], "finish_reason": "stop", "usage": row["usage"]}}
+        for row in read_rows(tmp_path / "out.jsonl")
+    ]
+    written = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    journal.write_bytes(written + b'{"type": "turn", "task')
+    (tmp_path / "out.jsonl").write_bytes(b"")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    told = run_of(
+        workspace, MeteredEndpoint(2, wordy=0.5, framing=0, eager=0), dry_run=True, max_turns=4
+    )
+
+    assert told.calls == Span(1, 1, 1)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_dry_run_finds_what_would_stop_the_run(tmp_path: Path) -> None:
+    workspace = workspace_in(tmp_path, ["a"])
+    write_rows(tmp_path / "prompts.jsonl", [{"prompt": "a", "tools": ["prize"]}])
+    write_tools(tmp_path, TOOLS.format(character="x", length=1))
+    endpoint = MeteredEndpoint(1, wordy=0.5, framing=0, eager=0)
+
+    with pytest.raises(DataError, match="names the tool 'prize'"):
+        run_of(workspace, endpoint, dry_run=True, tools="tools.py")
