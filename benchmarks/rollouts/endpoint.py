@@ -165,9 +165,13 @@ def answer(request: dict, options: argparse.Namespace, draw: random.Random) -> d
         "completion_tokens": completion_tokens,
         "total_tokens": total,
     }
+    reason = "tool_calls" if message.get("tool_calls") else "stop"
     return {
         "id": "x",
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "object": "chat.completion",
+        "created": 0,
+        "model": request.get("model"),
+        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
         "usage": usage,
     }
 

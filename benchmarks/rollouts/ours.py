@@ -1,4 +1,4 @@
-"""One rollout run of ours against an endpoint, in a process of its own: ours.py FOLDER BASE_URL JSON-options."""
+"""One rollout run of ours against an endpoint, or a forecast of one, in a process of its own: ours.py FOLDER BASE_URL JSON-options."""
 
 import json
 import resource
@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from stillroom.api import GenerateRollouts
 from stillroom.reporting import SilentReporter
-from stillroom.rollout.run import generate_rollouts
+from stillroom.rollout.forecast import Forecast
+from stillroom.rollout.run import RolloutsResult, generate_rollouts
 from stillroom.settings import Workspace
 
 
@@ -30,19 +32,22 @@ def main() -> None:
     run_folder.mkdir(exist_ok=True)
     started = time.perf_counter()
 
-    async def run() -> object:
+    async def run() -> RolloutsResult | Forecast:
         return await generate_rollouts(
             Workspace(folder), request, folder=run_folder, reporter=SilentReporter()
         )
 
     result = anyio.run(run, backend_options={"use_uvloop": True})
+    if isinstance(result, Forecast):
+        print("@@" + msgspec.json.encode(result).decode())
+        return
     usage = resource.getrusage(resource.RUSAGE_SELF)
     print("@@" + json.dumps({
         "wall_s": round(time.perf_counter() - started, 3),
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 2),
         "rss_mb": round(usage.ru_maxrss / 1024, 1),
         "succeeded": result.succeeded, "failed": result.failed, "omitted": result.omitted, "calls": result.calls,
-        "failed_by_class": result.failed_by_class,
+        "failed_by_class": result.failed_by_class, "cost_usd": result.cost_usd,
     }))  # fmt: skip
 
 
