@@ -31,7 +31,10 @@ def after_check_setup(request: api.CheckSetup, result: api.SetupReport) -> str:
 def after_validate_dataset(request: api.ValidateDataset, result: api.ValidationReport) -> str:
     """What to do with a checked file."""
     if result.bad:
-        return f"mend the {result.bad} bad rows, then validate_dataset again"
+        where = f" ({result.problems_file} has all problems)" if result.problems_file else ""
+        return f"mend the {result.bad} bad rows{where}, then validate_dataset again"
+    if result.left_out:
+        return "training would leave rows out (see left_out): mend them, or choose another student"
     return {
         "prompts": "generate_rollouts with this file as input",
         "rollouts": "filter_dataset, then convert_rollouts or make_dpo_pairs",

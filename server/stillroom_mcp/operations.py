@@ -66,7 +66,6 @@ OPERATIONS = (
         call=api.validate_dataset,
         next_step=next_steps.after_validate_dataset,
         positional=("path",),
-        is_read_only=True,
         is_idempotent=True,
     ),
     Operation(

@@ -7,9 +7,11 @@ from stillroom.curate.convert import convert_rollouts
 from stillroom.curate.filter_request import FilterDataset, FilterResult
 from stillroom.curate.pairs import make_dpo_pairs
 from stillroom.data import inspect as inspection
+from stillroom.data import validate as validation
 from stillroom.data.inspect import ExamplesPage, InspectExamples
-from stillroom.data.validate import validate_dataset
-from stillroom.jobs.inline import filter_in_child, inspect_with_model
+from stillroom.data.token_counts import CountTokens
+from stillroom.data.validate import ValidateDataset, ValidationReport
+from stillroom.jobs.inline import count_with_model, filter_in_child, inspect_with_model
 from stillroom.models.resolve import locate_model
 from stillroom.settings import Workspace
 
@@ -30,6 +32,33 @@ def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult
     if request.model is not None:
         locate_model(workspace, request.model)
     return filter_in_child(workspace, request)
+
+
+def validate_dataset(workspace: Workspace, request: ValidateDataset) -> ValidationReport:
+    """Returns all problems of a data file and what it holds, and writes them as a page.
+
+    With a model the tokens of a sample are counted, in a child process.
+    """
+    if request.model is not None:
+        locate_model(workspace, request.model)
+    found = validation.validate_dataset(workspace, request)
+    report, counts = found.report, None
+    if request.model is not None and report.good:
+        places = tuple(msgspec.structs.astuple(place) for place in found.survey.places)
+        asked = CountTokens(model=request.model, format=found.row_format, places=places)
+        counts = count_with_model(workspace, asked)
+        report = msgspec.structs.replace(
+            report,
+            tokens=counts.tokens,
+            trained_tokens=counts.trained,
+            token_rows=counts.rows,
+            left_out=counts.left_out,
+        )
+    if found.page is not None:
+        from stillroom.report.dataset_page import write_dataset_page
+
+        write_dataset_page(found.page, report, found.survey, counts)
+    return report
 
 
 def inspect_examples(workspace: Workspace, request: InspectExamples) -> ExamplesPage:

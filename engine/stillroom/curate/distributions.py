@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 
-from stillroom.data.validate import Quantiles
+from stillroom.data.distribution import Quantiles
 
 _STEPS = 512
 

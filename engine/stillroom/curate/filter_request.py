@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from stillroom.data.validate import Quantiles
+from stillroom.data.distribution import Quantiles
 
 ANY_TOOL = "any"
 

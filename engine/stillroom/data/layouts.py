@@ -56,6 +56,13 @@ def own_problems(row: Row) -> Iterator[Problem]:
     yield from tool_schema_problems(row.get("tools"))
     yield from number_problems(row, "reward")
     yield from object_problems(row, "metadata")
+    if not isinstance(row.get("success"), bool | None):
+        given = describe(row["success"])
+        yield Problem("success", f"must be true, false or null, not {given}", "write one of them")
+    errors = row.get("tool_errors")
+    if errors is not None and (isinstance(errors, bool) or not isinstance(errors, int)):
+        given = describe(errors)
+        yield Problem("tool_errors", f"must be a whole number, not {given}", "count the errors")
     for field in ("id", "task_id", "stop_reason"):
         if not isinstance(row.get(field), str):
             given = describe(row.get(field))

@@ -1,25 +1,30 @@
 """Checking a whole data file: every problem with its line, then what the file holds."""
 
-from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from stillroom.data.checks import Problem, as_number
-from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_row
-from stillroom.data.layouts import RolloutLayout, as_rollout, layout_of
-from stillroom.data.row_files import (
-    decode_line,
-    decode_text_line,
-    read_row_lines,
-    rollout_files,
-)
+from stillroom.data.checks import Problem
+from stillroom.data.distribution import Quantiles
+from stillroom.data.formats import CHECKS, RowFormat, detect_format
+from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines, rollout_files
+from stillroom.data.survey import RowPlace, Survey
 from stillroom.errors import DataError
-from stillroom.files import content_hash
+from stillroom.files import LineWriter, atomic_output
 from stillroom.settings import Workspace
+
+AUTO, NONE = "auto", "none"
+
+
+def _report_name(name: str) -> str:
+    if name not in (AUTO, NONE) and not name.endswith(".html"):
+        raise ValueError(f"{name!r} must end with .html, or be {AUTO} or {NONE}")
+    return name
 
 
 class ValidateDataset(BaseModel):
@@ -34,6 +39,12 @@ class ValidateDataset(BaseModel):
     ] = "auto"
     max_problems: Annotated[int, Field(ge=1, le=1000, description="How many to list")] = 20
     category_field: Annotated[str, Field(description="Metadata field to count")] = "task_type"
+    model: Annotated[str | None, Field(description="Student: count its tokens")] = None
+    report: Annotated[
+        str,
+        AfterValidator(_report_name),
+        Field(description="Page to write; auto: in reports/ beside the file; none"),
+    ] = AUTO
 
 
 class RowProblem(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,16 +55,6 @@ class RowProblem(msgspec.Struct, frozen=True, kw_only=True):
     field: str
     problem: str
     fix: str
-
-
-class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
-    """A distribution in five numbers."""
-
-    low: float
-    median: float
-    p95: float
-    high: float
-    mean: float
 
 
 class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,10 +69,14 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[RowProblem]
     duplicates: int
     """Good rows that say the same as an earlier one."""
+    size_bytes: int
+    """Of all rows, good and bad."""
     messages: Quantiles | None
-    """Per row."""
+    """Per row, as everything below."""
+    turns: Quantiles | None
+    """Messages of the assistant."""
     characters: Quantiles | None
-    """Of a row's JSON."""
+    """Of texts and calls."""
     rewards: Quantiles | None
     categories: dict[str, int]
     layouts: dict[str, int]
@@ -80,112 +85,133 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     """Good rollouts that an infrastructure failure ended; they have no reward."""
     success_unknown: int
     """Good rollouts that do not say whether they succeeded: curation goes by reward or answer."""
+    tokens: Quantiles | None = None
+    """For the student, of `token_rows` good rows."""
+    trained_tokens: Quantiles | None = None
+    token_rows: int | None = None
+    left_out: dict[str, int] = {}
+    """Of those rows the ones that training would leave out, by reason."""
+    report: str | None = None
+    """The page that was written."""
+    problems_file: str | None = None
+    """All problems, one a line, if there are any."""
 
 
-class _Survey:
-    """Collects what the good rows hold."""
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The report, and what a page shows beside it."""
 
-    def __init__(self, row_format: RowFormat, category_field: str) -> None:
-        self._format, self._category_field = row_format, category_field
-        self._seen: set[str] = set()
-        self.duplicates = 0
-        self.messages: list[float] = []
-        self.characters: list[float] = []
-        self.rewards: list[float] = []
-        self.categories: Counter[str] = Counter()
-        self.layouts: Counter[str] = Counter()
-        self.failed = self.success_unknown = 0
-
-    def add(self, row: dict[str, Any], num_bytes: int) -> None:
-        if self._format is RowFormat.ROLLOUTS:
-            self.layouts[layout_of(row) or RolloutLayout.STILLROOM] += 1
-            row = as_rollout(row)
-            self.failed += row.get("error") is not None
-            self.success_unknown += row.get("success") is None and row.get("error") is None
-        conversation = _conversation(row, self._format)
-        identity = content_hash([conversation, row.get("metadata")])
-        self.duplicates += identity in self._seen
-        self._seen.add(identity)
-        self.messages.append(len(conversation))
-        self.characters.append(num_bytes)
-        if (reward := as_number(row.get("reward"))) is not None:
-            self.rewards.append(reward)
-        category = _metadata(row, self._format).get(self._category_field)
-        if category is not None:
-            self.categories[str(category)] += 1
+    report: ValidationReport
+    survey: Survey
+    row_format: RowFormat
+    page: Path | None
+    """Where to write the page."""
 
 
-def validate_dataset(workspace: Workspace, request: ValidateDataset) -> ValidationReport:
+def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validation:
     """Returns every problem of the file (listed up to `max_problems`) and what it holds.
 
+    All problems are written beside the page, if there is to be one.
     Raises DataError if the file is empty or its format cannot be told.
     """
     path = workspace.existing(request.path, what="path")
     row_format = _format_of(path, request.format)
-    survey = _Survey(row_format, request.category_field)
-    listed: list[RowProblem] = []
-    rows = bad = num_problems = 0
-    for where, row, num_bytes in _rows(path):
-        rows += 1
-        problems = [row] if isinstance(row, Problem) else list(CHECKS[row_format](row))
-        num_problems += len(problems)
-        bad += bool(problems)
-        room = max(0, request.max_problems - len(listed))
-        listed += [_located(problem, where) for problem in problems[:room]]
-        if isinstance(row, dict) and not problems:
-            survey.add(row, num_bytes)
-    return ValidationReport(
+    page = _page_path(workspace, path, request.report)
+    side = page.with_suffix(".problems.jsonl") if page else None
+    survey = Survey(row_format, request.category_field)
+    found = _Found(request.max_problems)
+    with atomic_output(side) if side else nullcontext() as writer:
+        for row in _rows(path):
+            problems = _problems(row.value, row_format)
+            found.add(row, problems, writer)
+            if isinstance(row.value, dict) and not problems:
+                survey.add(row.value, row.place)
+    if side is not None and not found.num_problems:
+        side.unlink()
+    report = ValidationReport(
         path=workspace.shown(path),
         format=row_format,
-        rows=rows,
-        good=rows - bad,
-        bad=bad,
-        num_problems=num_problems,
-        problems=listed,
+        rows=found.rows,
+        good=found.rows - found.bad,
+        bad=found.bad,
+        num_problems=found.num_problems,
+        problems=found.listed,
         duplicates=survey.duplicates,
-        messages=quantiles(survey.messages),
-        characters=quantiles(survey.characters),
-        rewards=quantiles(survey.rewards),
+        size_bytes=found.size_bytes,
+        messages=survey.messages.quantiles(),
+        turns=survey.turns.quantiles(),
+        characters=survey.characters.quantiles(),
+        rewards=survey.rewards.quantiles(),
         categories=dict(survey.categories.most_common(50)),
         layouts=dict(sorted(survey.layouts.items())),
         failed=survey.failed,
         success_unknown=survey.success_unknown,
+        report=workspace.shown(page) if page else None,
+        problems_file=workspace.shown(side) if side and found.num_problems else None,
     )
+    return Validation(report, survey, row_format, page)
 
 
-def quantiles(values: list[float]) -> Quantiles | None:
-    """Returns a distribution in five numbers; None of no values."""
-    if not values:
+def _page_path(workspace: Workspace, path: Path, asked: str) -> Path | None:
+    """Returns where the page goes: beside the data, or in the workspace where that lies outside."""
+    if asked == NONE:
         return None
-    ordered = sorted(values)
-
-    def at(share: float) -> float:
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-    return Quantiles(
-        low=ordered[0],
-        median=at(0.5),
-        p95=at(0.95),
-        high=ordered[-1],
-        mean=sum(ordered) / len(ordered),
-    )
+    if asked != AUTO:
+        return workspace.output_file(asked, what="report")
+    is_inside = path.resolve().is_relative_to(workspace.root.resolve())
+    folder = path.resolve().parent if is_inside and path != workspace.root else workspace.root
+    return workspace.output_file(folder / "reports" / f"{path.name or 'data'}.html", what="report")
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | Problem, int]]:
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row or the problem of its line, and where it is."""
+
+    where: str
+    place: RowPlace
+    value: dict[str, Any] | Problem
+
+
+class _Found:
+    """Counts rows and problems, lists the first ones and writes all."""
+
+    def __init__(self, max_listed: int) -> None:
+        self._max_listed = max_listed
+        self.rows = self.bad = self.num_problems = self.size_bytes = 0
+        self.listed: list[RowProblem] = []
+
+    def add(self, row: _Row, problems: list[Problem], writer: LineWriter | None) -> None:
+        self.rows += 1
+        self.size_bytes += row.place.num_bytes
+        self.bad += bool(problems)
+        self.num_problems += len(problems)
+        for problem in problems:
+            located = _located(problem, row.where)
+            if len(self.listed) < self._max_listed:
+                self.listed.append(located)
+            if writer is not None:
+                writer.write(located)
+
+
+def _problems(value: dict[str, Any] | Problem, row_format: RowFormat) -> list[Problem]:
+    return [value] if isinstance(value, Problem) else list(CHECKS[row_format](value))
+
+
+def _rows(path: Path) -> Iterator[_Row]:
     for file in rollout_files(path):
+        decode = decode_text_line if file.suffix == ".txt" else decode_line
         for line in read_row_lines(file):
-            where = f"{file}:{line.number}"
-            decode = decode_text_line if file.suffix == ".txt" else decode_line
-            yield where, decode(line), line.num_bytes
+            place = RowPlace(str(file), line.offset, line.num_bytes)
+            yield _Row(f"{file}:{line.number}", place, decode(line))
 
 
 def _format_of(path: Path, wanted: str) -> RowFormat:
     empty = True
-    for _, row, _ in _rows(path):
+    for row in _rows(path):
         empty = False
         if wanted != "auto":
             return RowFormat(wanted)
-        detected = detect_format(row) if isinstance(row, dict) else None
+        detected = detect_format(row.value) if isinstance(row.value, dict) else None
         if detected is not None:
             return detected
     if empty:
@@ -194,21 +220,6 @@ def _format_of(path: Path, wanted: str) -> RowFormat:
         f"no row of {path} is a prompt, a rollout, an SFT row or a preference pair",
         "give `format`, and every problem will be listed",
     )
-
-
-def _conversation(row: dict[str, Any], row_format: RowFormat) -> list[Any]:
-    """Returns all messages of a row without problems."""
-    if row_format is RowFormat.DPO:
-        return [*row["prompt"], *row["chosen"], *row["rejected"]]
-    if row_format is RowFormat.PROMPTS:
-        return list(task_from_row(row).messages)
-    return row["messages"]
-
-
-def _metadata(row: dict[str, Any], row_format: RowFormat) -> dict[str, Any]:
-    if row_format is RowFormat.PROMPTS:
-        return task_from_row(row).metadata
-    return row.get("metadata") or {}
 
 
 def _located(problem: Problem, where: str) -> RowProblem:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from stillroom.curate.filter_request import FilterDataset, FilterResult
 from stillroom.curate.filters import filter_dataset
 from stillroom.data.inspect import InspectExamples, Inspection, inspect_examples
+from stillroom.data.token_counts import CountTokens, TokenCounts, count_tokens
 from stillroom.errors import EngineError, RunError, missing_extra
 from stillroom.settings import Workspace, training_environment
 
@@ -40,7 +41,11 @@ class _Filtered(msgspec.Struct, tag="filtered"):
     result: FilterResult
 
 
-_Answer = _Failed | _Inspected | _Filtered
+class _Counted(msgspec.Struct, tag="counted"):
+    result: TokenCounts
+
+
+_Answer = _Failed | _Inspected | _Filtered | _Counted
 
 
 def inspect_with_model(workspace: Workspace, request: InspectExamples) -> Inspection:
@@ -54,6 +59,20 @@ def inspect_with_model(workspace: Workspace, request: InspectExamples) -> Inspec
         fix="look at fewer rows, or check the tokenizer files of the model",
     )
     assert isinstance(answer, _Inspected)  # noqa: S101 the child's answer to what it was asked
+    return answer.result
+
+
+def count_with_model(workspace: Workspace, request: CountTokens) -> TokenCounts:
+    """Returns the rows' tokens for the model, counted in a child process with a deadline."""
+    answer = _in_child(
+        workspace,
+        "count",
+        request,
+        timeout_s=INSPECT_TIMEOUT_S,
+        what=f"counting tokens with the chat template of {request.model!r}",
+        fix="leave model out, or check the tokenizer files of the model",
+    )
+    assert isinstance(answer, _Counted)  # noqa: S101 the child's answer to what it was asked
     return answer.result
 
 
@@ -79,7 +98,7 @@ def _in_child(
     timeout_s: float,
     what: str,
     fix: str,
-) -> _Inspected | _Filtered:
+) -> _Inspected | _Filtered | _Counted:
     asked = _Asked(str(workspace.root), operation, request.model_dump(mode="json"))
     try:
         finished = subprocess.run(
@@ -107,6 +126,11 @@ def _answer(asked: _Asked) -> _Answer:
         filtering = FilterDataset.model_validate(asked.request)
         tokenizer = _tokenizer(workspace, filtering.model, "counting tokens")
         return _Filtered(filter_dataset(workspace, filtering, tokenizer=tokenizer))
+    if asked.operation == "count":
+        counting = CountTokens.model_validate(asked.request)
+        return _Counted(
+            count_tokens(counting, _tokenizer(workspace, counting.model, "counting tokens"))
+        )
     inspecting = InspectExamples.model_validate(asked.request)
     tokenizer = _tokenizer(workspace, inspecting.model, "showing a model's mask")
     return _Inspected(inspect_examples(workspace, inspecting, tokenizer=tokenizer))

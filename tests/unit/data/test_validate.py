@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from fakes.foreign_rollouts import FOREIGN_ROWS, GYM_ROW, RNOW_ROW, write_rnow
 from fakes.mangling import mangled
@@ -18,13 +19,21 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
+from stillroom.curate.rows import read_rollouts
+from stillroom.data.distribution import Distribution, Quantiles, bars, quantiles
 from stillroom.data.formats import RowFormat
-from stillroom.data.validate import Quantiles, ValidateDataset, quantiles, validate_dataset
+from stillroom.data.validate import ValidateDataset, validate_dataset
 from stillroom.errors import DataError, InputError
 from stillroom.settings import Workspace
 
 TALK = [user("a"), assistant(None, tool_call(call_id="a")), tool_reply("1", "a"), assistant("b")]
 SFT: dict[str, Any] = {"messages": TALK, "metadata": {"task_type": "price"}}
+PARTS: dict[str, Any] = {
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "ä"}, {"type": "text", "text": "ö"}]},
+        assistant("b"),
+    ]
+}
 DPO: dict[str, Any] = {
     "prompt": [user("a")],
     "chosen": [assistant("b")],
@@ -33,7 +42,7 @@ DPO: dict[str, Any] = {
 
 
 def report_of(folder: Path, name: str = "rows.jsonl", **options: Any) -> Any:
-    return validate_dataset(Workspace(folder), ValidateDataset(path=name, **options))
+    return validate_dataset(Workspace(folder), ValidateDataset(path=name, **options)).report
 
 
 def test_a_good_file_is_described(tmp_path: Path) -> None:
@@ -53,6 +62,52 @@ def test_a_good_file_is_described(tmp_path: Path) -> None:
     assert report.messages == Quantiles(low=2, median=4, p95=4, high=4, mean=3.5)
     assert (report.rewards.low, report.rewards.high, report.rewards.mean) == (0.25, 0.75, 0.5)
     assert report.categories == {"price": 3, "stock": 1}
+
+
+def test_lengths_are_those_of_what_is_said(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [SFT, PARTS])
+
+    report = report_of(tmp_path, format="sft")
+
+    assert report.size_bytes == path.stat().st_size - 2
+    # a, price({}), 1, b; then äö in two parts, and b
+    assert (report.characters.high, report.characters.low) == (1 + 5 + 2 + 1 + 1, 3)
+    assert (report.turns.low, report.turns.high) == (1, 2)
+
+
+def test_all_problems_are_written_beside_the_page_and_go_when_they_are_mended(
+    tmp_path: Path,
+) -> None:
+    write_lines(tmp_path / "data" / "rows.jsonl", [b"{", b'{"messages": 5, "metadata": 5}'])
+
+    report = report_of(tmp_path, "data/rows.jsonl", format="sft", max_problems=1)
+
+    assert report.report == "data/reports/rows.jsonl.html"
+    assert report.problems_file == "data/reports/rows.jsonl.problems.jsonl"
+    written = [
+        msgspec.json.decode(line)
+        for line in (tmp_path / report.problems_file).read_bytes().splitlines()
+    ]
+    assert [row["field"] for row in written] == ["", "messages", "metadata"]
+    assert all(row["where"] and row["problem"] and row["fix"] for row in written)
+    write_rows(tmp_path / "data" / "rows.jsonl", [SFT])
+    assert report_of(tmp_path, "data/rows.jsonl").problems_file is None
+    assert not (tmp_path / "data/reports/rows.jsonl.problems.jsonl").exists()
+
+
+def test_nothing_is_written_if_none_is_asked_for_nor_outside_the_workspace(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", [b"{"])
+    (tmp_path / "inside").mkdir()
+
+    assert report_of(tmp_path, format="sft", report="none").report is None
+    assert not (tmp_path / "reports").exists()
+    outside = report_of(tmp_path / "inside", "../rows.jsonl", format="sft")
+    assert outside.report == "reports/rows.jsonl.html"
+    assert (tmp_path / "inside" / outside.problems_file).is_file()
+    with pytest.raises(InputError, match="outside the workspace"):
+        report_of(tmp_path / "inside", "../rows.jsonl", format="sft", report="../a.html")
+    with pytest.raises(ValidationError, match="report"):
+        ValidateDataset(path="rows.jsonl", report="rows.jsonl")
 
 
 def test_all_problems_are_counted_and_the_first_are_listed(tmp_path: Path) -> None:
@@ -188,6 +243,20 @@ ROWS = [
 
 
 @settings(deadline=None)
+@given(mangled([rollout_row()]))
+def test_a_rollout_without_problems_is_one_for_curation_too(
+    tmp_path_factory: pytest.TempPathFactory, row: dict[str, Any]
+) -> None:
+    path = write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", [row])
+
+    report = report_of(path.parent, format="rollouts", report="none")
+
+    [read] = read_rollouts(path)
+    if report.good:
+        assert read.facts is not None, read.problem
+
+
+@settings(deadline=None)
 @given(st.lists(mangled(ROWS) | st.binary(max_size=8), max_size=6), st.sampled_from(RowFormat))
 def test_good_and_bad_rows_add_up_whatever_is_in_the_file(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Any], row_format: RowFormat
@@ -228,3 +297,36 @@ def test_quantiles_are_values_in_their_order(values: list[float]) -> None:
     assert found.mean == pytest.approx(sum(values) / len(values))
     assert sum(value <= found.median for value in values) >= len(values) / 2
     assert sum(value >= found.median for value in values) >= len(values) / 2
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200))
+def test_bars_hold_every_value_once(values: list[float]) -> None:
+    found = bars(values)
+
+    assert sum(bar.count for bar in found) == len(values)
+    assert found[0].low == min(values)
+    assert found[-1].high == max(values)
+    assert len(found) <= 24
+
+
+def test_a_few_values_have_a_bar_each_and_one_far_off_does_not_hide_the_others() -> None:
+    assert [(bar.low, bar.high, bar.count) for bar in bars([1, 0, 1])] == [(0, 0, 1), (1, 1, 2)]
+
+    found = bars([*range(1000), 1e9])
+
+    assert max(bar.count for bar in found) < 60
+
+
+def test_many_values_take_constant_memory_and_quantiles_stay_near() -> None:
+    distribution = Distribution(capacity=2000)
+    for value in range(100_000):
+        distribution.add(float(value % 1000))
+
+    found = distribution.quantiles()
+
+    assert found is not None
+    assert (found.low, found.high, found.mean) == (0, 999, 499.5)
+    assert abs(found.median - 500) < 50
+    assert abs(found.p95 - 950) < 30
+    assert sum(bar.count for bar in distribution.bars()) == 2000

@@ -1,0 +1,98 @@
+"""How many tokens rows have for a student, and which of them its training would leave out."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from pydantic import BaseModel, ConfigDict
+
+from stillroom.data.checks import Problem, decode_row, decode_text_row
+from stillroom.data.distribution import Bar, Distribution, Quantiles
+from stillroom.data.formats import RowFormat, task_from_row
+from stillroom.data.layouts import as_rollout
+from stillroom.data.render import ChatRenderer
+from stillroom.data.row_files import RowReader
+from stillroom.data.survey import RowPlace
+from stillroom.data.views import titled_sequences
+from stillroom.errors import ModelError
+
+_MAX_BYTES = 24 << 20
+"""Of rows: more would keep somebody waiting."""
+NOTHING_TRAINED = "no assistant token to train"
+
+
+class CountTokens(BaseModel):
+    """Ask how many tokens some rows have."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    format: RowFormat
+    places: tuple[tuple[str, int, int], ...]
+
+
+class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the student makes of the rows. Of several sequences of a row the longest counts."""
+
+    rows: int
+    """That were looked at."""
+    tokens: Quantiles | None
+    trained: Quantiles | None
+    """Tokens that are trained."""
+    bars: list[Bar]
+    left_out: dict[str, int]
+    """Rows that training would leave out, by reason."""
+
+
+def count_tokens(request: CountTokens, tokenizer: Any) -> TokenCounts:
+    """Returns the tokens of the rows for a student's tokenizer and chat template."""
+    renderer = ChatRenderer(tokenizer)
+    tokens, trained = Distribution(), Distribution()
+    left_out: Counter[str] = Counter()
+    rows = num_bytes = 0
+    with RowReader() as reader:
+        for place in (RowPlace(*given) for given in request.places):
+            num_bytes += place.num_bytes
+            if rows and num_bytes > _MAX_BYTES:
+                break
+            rows += 1
+            row = _read(reader, place, request.format)
+            try:
+                lengths = _lengths(row, request.format, renderer)
+            except ModelError as error:
+                left_out[f"refused by the chat template: {error.problem}"] += 1
+                continue
+            tokens.add(max(length for length, _ in lengths))
+            if request.format is not RowFormat.PROMPTS:
+                trained.add(sum(count for _, count in lengths))
+                if not all(count for _, count in lengths):
+                    left_out[NOTHING_TRAINED] += 1
+    return TokenCounts(
+        rows=rows,
+        tokens=tokens.quantiles(),
+        trained=trained.quantiles(),
+        bars=tokens.bars(),
+        left_out=dict(left_out),
+    )
+
+
+def _read(reader: RowReader, place: RowPlace, row_format: RowFormat) -> dict[str, Any]:
+    path = Path(place.path)
+    decode = decode_text_row if path.suffix == ".txt" else decode_row
+    row = decode(reader.read(path, place.offset, place.num_bytes))
+    # A row that was good a moment ago.
+    if isinstance(row, Problem):
+        raise ModelError(f"{path} has changed while it was read", "run it again")
+    return as_rollout(row) if row_format is RowFormat.ROLLOUTS else row
+
+
+def _lengths(
+    row: dict[str, Any], row_format: RowFormat, renderer: ChatRenderer
+) -> list[tuple[int, int]]:
+    """Returns of every sequence of a row how many tokens it has, and how many are trained."""
+    if row_format is RowFormat.PROMPTS:
+        task = task_from_row(row)
+        schemas = cast("list[Any]", task.tool_schemas or [])
+        return [(len(renderer.prompt_ids(task.messages, schemas)), 0)]
+    return [(len(one.ids), sum(one.trained)) for _, one in titled_sequences(row, renderer)]
