@@ -6,10 +6,11 @@ from collections import Counter
 from stillroom.data.distribution import Quantiles
 
 _STEPS = 512
+_MOST_VALUES = 8192
 
 
 class Histogram:
-    """Counts values in steps of 0.2 % of their size; whole numbers up to 512 are exact."""
+    """Counts values: few different ones as they are, many in steps of 0.2 % of their size."""
 
     def __init__(self) -> None:
         self._counts: Counter[float] = Counter()
@@ -18,10 +19,20 @@ class Histogram:
 
     def add(self, value: float) -> None:
         """Takes in one finite value."""
-        mantissa, exponent = math.frexp(value)
-        self._counts[math.ldexp(round(mantissa * _STEPS), exponent)] += 1
+        self._counts[value] += 1
         self._total += value
-        self._low, self._high = min(self._low, value), max(self._high, value)
+        self._low = min(self._low, value)
+        self._high = max(self._high, value)
+        if len(self._counts) > _MOST_VALUES:
+            self._fold()
+
+    def joined(self, other: "Histogram") -> "Histogram":
+        """Returns the histogram of the values of both."""
+        both = Histogram()
+        both._counts = self._counts + other._counts
+        both._total = self._total + other._total
+        both._low, both._high = min(self._low, other._low), max(self._high, other._high)
+        return both
 
     def quantiles(self) -> Quantiles | None:
         """Returns the distribution in five numbers; None of no values."""
@@ -36,11 +47,18 @@ class Histogram:
             mean=self._total / count,
         )
 
+    def _fold(self) -> None:
+        folded: Counter[float] = Counter()
+        for value, count in self._counts.items():
+            mantissa, exponent = math.frexp(value)
+            folded[math.ldexp(round(mantissa * _STEPS) / _STEPS, exponent)] += count
+        self._counts = folded
+
     def _at(self, rank: int) -> float:
         """Returns the value of the rank-th smallest, from 0."""
         passed = 0
-        for step in sorted(self._counts):
-            passed += self._counts[step]
+        for value in sorted(self._counts):
+            passed += self._counts[value]
             if passed > rank:
-                return min(max(step / _STEPS, self._low), self._high)
+                return min(max(value, self._low), self._high)
         return self._high

@@ -10,7 +10,6 @@ import random
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ class Judge:
     def __init__(self, request: FilterDataset, known: Knowledge) -> None:
         self._fact_rules: list[FactRule] = fact_rules(request)
         self._row_rules: list[Rule] = row_rules(request, known)
-        self._seen: dict[bytes, tuple[Path, int]] | None = {} if request.dedupe else None
+        self._seen: dict[bytes, tuple[Path, int]] | None = {} if request.dedupe == "exact" else None
 
     def reasons(self, row: Row) -> Reasons:
         """Returns why to drop a row; nothing means that it passes."""
@@ -66,20 +65,33 @@ class Judge:
         return f"{path}:{number}" if (path, number) != here else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a row can be read again."""
+class _Places:
+    """Where rows can be read again: 37 bytes each."""
 
-    path: Path
-    number: int
-    offset: int
-    num_bytes: int
-    is_own: bool
-    """Whether it is written in our layout."""
+    def __init__(self) -> None:
+        self._paths: list[Path] = []
+        self._files = array("i")
+        self._numbers, self._offsets, self._sizes = array("q"), array("q"), array("q")
+        self._is_own = array("b")
 
-    def shingles(self, reader: RowReader) -> frozenset[str]:
-        data = reader.read(self.path, self.offset, self.num_bytes)
-        own = data if self.is_own else own_row(data) or data
+    def add(self, row: Row) -> None:
+        if not self._paths or self._paths[-1] != row.line.path:
+            self._paths.append(row.line.path)
+        line = row.line.line
+        self._files.append(len(self._paths) - 1)
+        self._numbers.append(line.number)
+        self._offsets.append(line.offset)
+        self._sizes.append(line.num_bytes)
+        self._is_own.append(row.line.layout in (None, RolloutLayout.STILLROOM))
+
+    def where(self, index: int) -> str:
+        """Returns `file:line`."""
+        return f"{self._paths[self._files[index]]}:{self._numbers[index]}"
+
+    def shingles(self, index: int, reader: RowReader) -> frozenset[str]:
+        path = self._paths[self._files[index]]
+        data = reader.read(path, self._offsets[index], self._sizes[index])
+        own = data if self._is_own[index] else own_row(data) or data
         return shingles_of(spoken_text(_MESSAGES.decode(own)["messages"]))
 
 
@@ -90,22 +102,20 @@ class _Passed:
         self._request = request
         self._near = NearDuplicates() if request.dedupe == "near" else None
         self._positions = array("q")
-        self._places: list[_Place] = []
+        self._places = _Places()
         self._categories: list[str] = []
 
     def add(self, position: int, row: Row) -> None:
-        facts, line = row.facts, row.line.line
+        facts = row.facts
         self._positions.append(position)
         if self._request.max_per_category is not None:
             self._categories.append(row.category(self._request.category_field))
         if self._near is not None and facts is not None:
-            is_own = row.line.layout in (None, RolloutLayout.STILLROOM)
-            place = _Place(row.line.path, line.number, line.offset, line.num_bytes, is_own)
-            self._places.append(place)
+            self._places.add(row)
             self._near.add(
                 shingles_of(spoken_text(row.messages)),
                 worth=-math.inf if facts.reward is None else facts.reward,
-                tie=hashlib.blake2b(line.data, digest_size=8).digest(),
+                tie=hashlib.blake2b(row.line.line.data, digest_size=8).digest(),
             )
 
     def decided(self) -> dict[int, Reason]:
@@ -113,10 +123,9 @@ class _Passed:
         dropped: dict[int, Reason] = {}
         if self._near is not None:
             with RowReader() as reader:
-                repeats = self._near.repeats(lambda index: self._places[index].shingles(reader))
+                repeats = self._near.repeats(lambda index: self._places.shingles(index, reader))
             for index, kept in repeats.items():
-                place = self._places[kept]
-                reason = Reason(_NEAR_DUPLICATE, f"{place.path}:{place.number}")
+                reason = Reason(_NEAR_DUPLICATE, self._places.where(kept))
                 dropped[self._positions[index]] = reason
         if (limit := self._request.max_per_category) is not None:
             left = [(p, c) for p, c in zip(self._positions, self._categories, strict=True)

@@ -24,7 +24,7 @@ from stillroom.curate.verdicts import read_verdicts
 from stillroom.data.render import ChatRenderer
 from stillroom.data.row_files import rollout_files
 from stillroom.files import atomic_output
-from stillroom.lineage import write_manifest
+from stillroom.lineage import Recording, write_manifest
 from stillroom.settings import Workspace
 
 _MAX_CATEGORIES = 50
@@ -47,22 +47,25 @@ def filter_dataset(
         check_output(path, [source, *others])
     read = functools.partial(read_filter_rows, source)
     renderer = ChatRenderer(tokenizer) if tokenizer is not None else None
-    known = _knowledge(workspace, request, read, renderer)
-    tally = _Tally(request, renderer)
-    with atomic_output(output) as kept, atomic_output(dropped_file) as dropped:
-        for row, reasons in judged(read, request, known):
-            tally.add(row, reasons)
-            if reasons:
-                dropped.write(_dropped_row(row, reasons))
-            else:
-                kept.write_raw(row.line.line.data)
-    write_manifest(
-        output,
-        operation="filter_dataset",
-        inputs=[*rollout_files(source), *(f for path in others for f in rollout_files(path))],
-        request=request.model_dump(mode="json"),
-        counts={"read": tally.read, "kept": tally.kept},
-    )
+    files = [*rollout_files(source), *(f for path in others for f in rollout_files(path))]
+    with Recording(files) as recording:
+        known = _knowledge(workspace, request, read, renderer)
+        tally = _Tally(request, renderer)
+        with atomic_output(output) as kept, atomic_output(dropped_file) as dropped:
+            for row, reasons in judged(read, request, known):
+                tally.add(row, reasons)
+                if reasons:
+                    dropped.write(_dropped_row(row, reasons))
+                else:
+                    kept.write_raw(row.line.line.data)
+        write_manifest(
+            output,
+            written=kept,
+            operation="filter_dataset",
+            inputs=recording.records(),
+            request=request.model_dump(mode="json"),
+            counts={"read": tally.read, "kept": tally.kept},
+        )
     return tally.result(workspace, output, dropped_file, set(known.verdicts))
 
 
@@ -105,6 +108,16 @@ class _Measured:
         self._characters, self._tokens = Histogram(), Histogram()
         self._categories: Counter[str] = Counter()
 
+    def joined(self, other: "_Measured") -> "_Measured":
+        """Returns how the rows of both are distributed."""
+        both = _Measured()
+        both._reward = self._reward.joined(other._reward)
+        both._turns = self._turns.joined(other._turns)
+        both._characters = self._characters.joined(other._characters)
+        both._tokens = self._tokens.joined(other._tokens)
+        both._categories = self._categories + other._categories
+        return both
+
     def add(self, row: Row, category: str) -> None:
         self._categories[category] += 1
         if row.facts is None:
@@ -137,7 +150,7 @@ class _Tally:
 
     def __init__(self, request: FilterDataset, renderer: ChatRenderer | None) -> None:
         self._request, self._renderer = request, renderer
-        self._before, self._after = _Measured(), _Measured()
+        self._kept_rows, self._dropped_rows = _Measured(), _Measured()
         self.read = self.kept = self._success_derived = 0
         self._dropped: Counter[str] = Counter()
         self._problems: list[str] = []
@@ -151,11 +164,10 @@ class _Tally:
             self._success_derived += row.facts.success is None
             if self._renderer is not None:
                 num_tokens(row, self._renderer)
-        self._before.add(row, category)
+        (self._dropped_rows if reasons else self._kept_rows).add(row, category)
         if self._request.verdicts and row.id:
             self._ids.add(row.id)
         if not reasons:
-            self._after.add(row, category)
             return
         self._dropped[reasons[0].text] += 1
         if row.line.problem and row.facts is None and len(self._problems) < MAX_EXAMPLES:
@@ -166,16 +178,17 @@ class _Tally:
     ) -> FilterResult:
         if unmatched := len(verdicts - self._ids):
             self._problems.append(f"{unmatched} of {len(verdicts)} verdicts name no row by its id")
+        before, after = self._kept_rows.joined(self._dropped_rows), self._kept_rows
         return FilterResult(
             output=workspace.shown(output),
             read=self.read,
             kept=self.kept,
             dropped=dict(self._dropped),
             dropped_file=workspace.shown(dropped_file),
-            before=self._before.distributions(),
-            after=self._after.distributions(),
-            categories_before=self._before.categories(),
-            categories_after=self._after.categories(),
+            before=before.distributions(),
+            after=after.distributions(),
+            categories_before=before.categories(),
+            categories_after=after.categories(),
             success_derived=self._success_derived,
             problems=self._problems,
         )

@@ -219,6 +219,13 @@ def test_near_duplicates_leave_out_tool_results_and_keep_the_best(tmp_path: Path
     assert first["like"] == f"{tmp_path}/rollouts.jsonl:2"
 
 
+def test_of_rows_that_are_the_same_near_keeps_the_best_and_exact_the_first(tmp_path: Path) -> None:
+    rows = [rollout_row(task_id=str(reward), reward=reward) for reward in (0.5, 1.0, 0.75)]
+
+    assert kept_of(tmp_path, rows, dedupe="near") == ["1.0"]
+    assert kept_of(tmp_path, rows, dedupe="exact") == ["0.5"]
+
+
 def test_near_duplicates_of_other_systems_rows_are_found(tmp_path: Path) -> None:
     again = {**RNOW_ROW, "id": "again"}
     again["conversation"] = [
