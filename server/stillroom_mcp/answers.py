@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 
 from stillroom.api import RunReport
 from stillroom_mcp.next_steps import poll_after_s
@@ -46,9 +47,26 @@ def output_schema(operation: Operation) -> dict[str, Any]:
 
 def input_schema(operation: Operation) -> dict[str, Any]:
     """Returns the JSON schema of the request, without what a model need not read."""
-    schema: dict[str, Any] = operation.request.model_json_schema()
+    schema = _schema_of(operation.request)
+    if operation.explained_by is not None:
+        explained = _schema_of(operation.explained_by)["properties"]
+        schema["properties"] = {
+            name: _bare(option) if option == explained.get(name) else option
+            for name, option in schema["properties"].items()
+        }
+    return schema
+
+
+def _schema_of(request: type[BaseModel]) -> dict[str, Any]:
+    schema: dict[str, Any] = request.model_json_schema()
     schema.pop("description", None)
     return _plain(schema)
+
+
+def _bare(option: dict[str, Any]) -> dict[str, Any]:
+    """Takes the words and bounds out of an option that another tool explains."""
+    bounds = ("minimum", "maximum", "minLength")
+    return {key: value for key, value in option.items() if key not in ("description", *bounds)}
 
 
 def _plain(value: Any) -> Any:

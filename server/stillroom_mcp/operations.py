@@ -33,6 +33,8 @@ class Operation:
     is_open_world: bool = False
     """Whether it may reach beyond this machine (endpoints, model hub)."""
     starts_run: bool = False
+    explained_by: type[BaseModel] | None = None
+    """A request that another tool has: options that are the same are explained only there."""
 
 
 OPERATIONS = (
@@ -159,8 +161,9 @@ OPERATIONS = (
         name="evaluate_model",
         title="Evaluate a model",
         description="Measure accuracy on held-out prompts with 95 % intervals, and the KL to a "
-        "teacher; starts a run.",
+        "teacher; starts a run. More on its options: generate_rollouts.",
         request=api.EvaluateModel,
+        explained_by=api.GenerateRollouts,
         result=api.RunReport,
         call=api.evaluate_model,
         next_step=next_steps.after_run,

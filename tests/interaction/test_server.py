@@ -54,6 +54,18 @@ def test_the_list_of_tools_is_as_reviewed(tmp_path: Path, request: pytest.Fixtur
     assert seen == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
+def test_an_option_that_two_tools_share_is_explained_by_the_tool_that_the_other_names() -> None:
+    tools = {tool["name"]: tool for tool in json.loads(GOLDEN.read_text(encoding="utf-8"))}
+    evaluate, generate = tools["evaluate_model"], tools["generate_rollouts"]
+    assert "generate_rollouts" in evaluate["description"]
+    shared, told = (tool["input_schema"]["properties"] for tool in (evaluate, generate))
+    assert shared["max_turns"] == {"default": 10, "type": "integer"}
+    for name, option in shared.items():
+        # Its own options and defaults are told in full.
+        if name not in told or option.get("default") != told[name].get("default"):
+            assert "description" in option or name == "temperature"
+
+
 def test_what_a_model_sees_of_the_tools_stays_within_its_budget(tmp_path: Path) -> None:
     async def listed() -> list[Any]:
         async with client_of(tmp_path) as client:
