@@ -14,14 +14,18 @@ from dataclasses import dataclass
 from stillroom.curate.words import words_of
 
 RUN = 3
-LEAST_OWN_SHARE = 0.85
-"""Of a prompt's own words that must be there; one word of six is another task."""
+LEAST_OWN_SHARE = 0.75
+"""Of a prompt's own words that must be there."""
+LEAST_TEMPLATE_SHARE = 0.85
+"""Of those of a prompt with boilerplate: one value of six is another task of its template."""
 LEAST_WORDS_EMBEDDED = 8
 """A shorter prompt counts only where a message consists of it: `Why?` stands in many."""
 _LEAST_OWN_WORDS = 4
-_LEAST_SHARED_RUNS = 0.25
+_FREE_SHARE = 0.8
+_LEAST_SHARED_RUNS = 0.2
 _WINDOW = 1.4
 _LONGEST_ALIGNED = 400
+_LEAST_RUNS_OF_LONG = 0.55
 
 Run = tuple[str, ...]
 
@@ -50,6 +54,12 @@ class _Own:
     is_own: tuple[bool, ...]
     """For each word of the prompt."""
     num_words: int
+
+    @property
+    def least_words(self) -> float:
+        """How many of them must be there."""
+        is_free = self.num_words >= _FREE_SHARE * len(self.is_own)
+        return (LEAST_OWN_SHARE if is_free else LEAST_TEMPLATE_SHARE) * self.num_words
 
 
 class ContaminationIndex:
@@ -152,13 +162,13 @@ class ContaminationIndex:
         if len(prompt) > _LONGEST_ALIGNED:
             # Aligning takes quadratic time; with so many words the runs alone are sure enough.
             found = own.runs & set(_runs(window))
-            return len(found) >= (1 - RUN * (1 - LEAST_OWN_SHARE)) * len(own.runs)
+            return len(found) >= _LEAST_RUNS_OF_LONG * len(own.runs)
         matcher = difflib.SequenceMatcher(None, prompt, window, autojunk=False)
         matched = sum(
             sum(own.is_own[block.a : block.a + block.size])
             for block in matcher.get_matching_blocks()
         )
-        return matched >= LEAST_OWN_SHARE * own.num_words
+        return matched >= own.least_words
 
 
 def _runs(words: Sequence[str]) -> Iterator[Run]:

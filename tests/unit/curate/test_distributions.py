@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillroom.curate.distributions import Histogram
-from stillroom.data.validate import quantiles
+from stillroom.data.distribution import quantiles
 
 
 def histogram_of(values: list[float]) -> Histogram:
