@@ -43,6 +43,15 @@ def after_validate_dataset(request: api.ValidateDataset, result: api.ValidationR
     }[result.format]
 
 
+def after_sample_for_review(request: api.SampleForReview, result: api.ReviewSample) -> str:
+    """Who judges, and what becomes of it."""
+    return (
+        f"let the user judge in {result.page} and download the verdicts (or fill in verdict in "
+        f"{result.output}: keep or drop), then filter_dataset(input={request.input}, "
+        "verdicts=<that file>)"
+    )
+
+
 def after_filter_dataset(request: api.FilterDataset, result: api.FilterResult) -> str:
     """What to do with filtered rollouts."""
     if result.kept == 0:

@@ -98,6 +98,17 @@ OPERATIONS = (
         starts_run=True,
     ),
     Operation(
+        name="sample_for_review",
+        title="Sample rows for review",
+        description="Draw rows by reward and category for a person to judge: JSONL and a page.",
+        request=api.SampleForReview,
+        result=api.ReviewSample,
+        call=api.sample_for_review,
+        next_step=next_steps.after_sample_for_review,
+        positional=("input",),
+        is_idempotent=True,
+    ),
+    Operation(
         name="filter_dataset",
         title="Filter rows",
         description="Keep the rollouts or SFT rows that pass every given filter; the rest goes to "

@@ -146,7 +146,7 @@ def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
 
 def test_the_rollout_quality_skill_works_as_written(tmp_path: Path) -> None:
     calls = follow_documents(tmp_path, SKILLS / "rollout-quality" / "SKILL.md")
-    assert calls == 8
+    assert calls == 9
 
 
 def test_the_on_policy_skill_works_as_written(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from stillroom.api.curation import (
     filter_dataset,
     inspect_examples,
     make_dpo_pairs,
+    sample_for_review,
     validate_dataset,
 )
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport, compare_evaluations
@@ -32,6 +33,7 @@ from stillroom.api.runs import (
 from stillroom.curate.convert import ConvertResult, ConvertRollouts
 from stillroom.curate.filter_request import FilterDataset, FilterResult
 from stillroom.curate.pairs import MakeDpoPairs, PairsResult
+from stillroom.curate.review import ReviewSample, SampleForReview
 from stillroom.data.inspect import ExamplesPage, InspectExamples
 from stillroom.data.validate import ValidateDataset, ValidationReport
 from stillroom.evaluate.request import EvaluateModel
@@ -62,8 +64,10 @@ __all__ = [
     "MakeDpoPairs",
     "PairsResult",
     "ProjectResult",
+    "ReviewSample",
     "RunPage",
     "RunReport",
+    "SampleForReview",
     "ScoreRollouts",
     "SetupReport",
     "StartTraining",
@@ -82,6 +86,7 @@ __all__ = [
     "inspect_examples",
     "list_runs",
     "make_dpo_pairs",
+    "sample_for_review",
     "score_rollouts",
     "start_training",
     "validate_dataset",

@@ -2,10 +2,11 @@
 
 import msgspec
 
-from stillroom.curate import filters
+from stillroom.curate import filters, review
 from stillroom.curate.convert import convert_rollouts
 from stillroom.curate.filter_request import FilterDataset, FilterResult
 from stillroom.curate.pairs import make_dpo_pairs
+from stillroom.curate.review import ReviewSample, SampleForReview
 from stillroom.data import inspect as inspection
 from stillroom.data import validate as validation
 from stillroom.data.inspect import ExamplesPage, InspectExamples
@@ -20,6 +21,7 @@ __all__ = [
     "filter_dataset",
     "inspect_examples",
     "make_dpo_pairs",
+    "sample_for_review",
     "validate_dataset",
 ]
 
@@ -32,6 +34,15 @@ def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult
     if request.model is not None:
         locate_model(workspace, request.model)
     return filter_in_child(workspace, request)
+
+
+def sample_for_review(workspace: Workspace, request: SampleForReview) -> ReviewSample:
+    """Writes rows for a person to judge: a file to fill in, and a page that fills it in."""
+    from stillroom.report.review_page import write_review_page
+
+    sampled = review.sample_for_review(workspace, request)
+    write_review_page(sampled)
+    return sampled.result
 
 
 def validate_dataset(workspace: Workspace, request: ValidateDataset) -> ValidationReport:

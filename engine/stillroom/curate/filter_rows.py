@@ -59,7 +59,9 @@ class Row:
     @property
     def id(self) -> str | None:
         """By which a review knows it."""
-        return self.facts.id if self.facts else None
+        if self.facts is None:
+            return None
+        return self.facts.id or content_hash(self.messages)
 
     @cached_property
     def task(self) -> str:

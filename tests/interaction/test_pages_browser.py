@@ -1,0 +1,129 @@
+"""Pages about data in a real browser: no request, no error, readable; verdicts can be given."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from fakes.browser import launch_chromium
+from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_rows
+from stillroom import api
+from stillroom.settings import Workspace
+
+pytestmark = pytest.mark.browser
+
+ATTACK = "<img src=https://example.com/x.png onerror=document.title='owned'><script>1/0</script>"
+PAGES = ["review.html", "reports/rows.jsonl.html", "plain.html", "tokens.html"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = launch_chromium(playwright)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    talk = [assistant("I look.", tool_call()), tool_reply("error: " + "x" * 3000), assistant("12")]
+    rows = [
+        rollout_row(
+            task_id=f"t{n}",
+            messages=[user(f"{n} {ATTACK}"), *talk],
+            reward=n / 11,
+            metadata={"task_type": ATTACK if n % 2 else "price"},
+        )
+        for n in range(12)
+    ]
+    write_rows(folder / "rows.jsonl", [*rows, {"messages": 5}])
+    workspace = Workspace(folder)
+    api.validate_dataset(workspace, api.ValidateDataset(path="rows.jsonl", format="rollouts"))
+    api.sample_for_review(workspace, api.SampleForReview(input="rows.jsonl", output="review.jsonl"))
+    for name, model in (("plain", None), ("tokens", "demo/student")):
+        asked = api.InspectExamples(path="rows.jsonl", model=model, html=f"{name}.html")
+        api.inspect_examples(workspace, asked)
+    return folder
+
+
+def opened(browser: Browser, path: Path, *, width: int = 1280, scheme: str = "light") -> Page:
+    page = browser.new_page(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
+    )
+    page.goto(path.as_uri())
+    page.wait_for_load_state("networkidle")
+    return page
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_makes_no_request_and_no_error(browser: Browser, folder: Path, name: str) -> None:
+    requests: list[str] = []
+    errors: list[str] = []
+    page = browser.new_page()
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: errors.append(message.text))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto((folder / name).as_uri())
+    page.wait_for_load_state("networkidle")
+    assert [url for url in requests if not url.startswith("data:")] == [(folder / name).as_uri()]
+    assert errors == []
+    assert page.title() != "owned"
+    page.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_sticks_out_of_a_page(
+    browser: Browser, folder: Path, name: str, width: int, scheme: str
+) -> None:
+    page = opened(browser, folder / name, width=width, scheme=scheme)
+    assert page.get_by_role("heading").first.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.close()
+
+
+def test_verdicts_are_given_by_click_and_key_kept_and_downloaded(
+    browser: Browser, folder: Path
+) -> None:
+    page = opened(browser, folder / "review.html")
+    cards = page.locator(".card")
+    assert cards.count() == 12
+    cards.nth(0).get_by_role("button", name="Keep").click()
+    cards.nth(0).get_by_label("Notes").fill('says "12"')
+    cards.nth(1).focus()
+    page.keyboard.press("d")
+    cards.nth(4).get_by_role("button", name="Drop").click()
+    cards.nth(4).get_by_role("button", name="Drop").click()
+    assert page.locator("#count").inner_text() == "2 of 12 judged"
+    page.get_by_role("button", name="Next to judge").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download verdicts").click()
+    assert download.value.suggested_filename == "review.verdicts.jsonl"
+    lines = Path(download.value.path()).read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["verdict"] for row in rows] == ["keep", "drop", *[None] * 10]
+    assert rows[0]["notes"] == 'says "12"'
+    page.reload()
+    assert page.locator("#count").inner_text() == "2 of 12 judged"
+    page.close()
+
+    (folder / "verdicts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    asked = api.FilterDataset(input="rows.jsonl", output="kept.jsonl", verdicts="verdicts.jsonl")
+    kept = api.filter_dataset(Workspace(folder), asked)
+    assert kept.kept == 11
+
+
+def test_a_token_tells_its_id_and_long_texts_unfold(browser: Browser, folder: Path) -> None:
+    page = opened(browser, folder / "tokens.html")
+    token = page.locator(".row .tokens .trained").first
+    assert token.get_attribute("title").isdecimal()
+    page.close()
+    page = opened(browser, folder / "plain.html")
+    rest = page.locator("details.rest").first
+    assert not rest.locator(".said").is_visible()
+    rest.locator("summary").click()
+    assert rest.locator(".said").is_visible()
+    page.close()
