@@ -56,9 +56,9 @@ class Row:
         """The schemas of the tools that the model saw."""
         return self.whole.get("tools") or []
 
-    @property
+    @cached_property
     def id(self) -> str | None:
-        """By which a review knows it."""
+        """By which a review knows it: its own, else a hash of its messages."""
         if self.facts is None:
             return None
         return self.facts.id or content_hash(self.messages)

@@ -141,13 +141,11 @@ def row_rules(request: FilterDataset, known: Knowledge) -> list[Rule]:
 
 
 def _verdict_rule(verdicts: Mapping[str, Verdict], *, reviewed_only: bool) -> Rule:
-    nameless, dropped = Reason("no id to find its verdict by"), Reason("dropped in review")
+    dropped = Reason("dropped in review")
     unseen = Reason("not reviewed") if reviewed_only else None
 
     def judge(row: Row) -> Reason | None:
-        if not row.id:
-            return nameless
-        verdict = verdicts.get(row.id)
+        verdict = verdicts.get(row.id or "")
         return dropped if verdict == "drop" else unseen if verdict is None else None
 
     return judge

@@ -300,14 +300,13 @@ def test_the_verdicts_of_a_review_are_followed(tmp_path: Path) -> None:
     write_rows(tmp_path / "reviewed.jsonl", [*verdicts, {"id": "gone", "verdict": "keep"}])
     rows = [rollout_row(task_id=task) for task in "abc"] + [rollout_row(task_id="d", id=None)]
 
-    assert kept_of(tmp_path, rows, verdicts="reviewed.jsonl") == ["a", "c"]
+    assert kept_of(tmp_path, rows, verdicts="reviewed.jsonl") == ["a", "c", "d"]
     assert kept_of(tmp_path, rows, verdicts="reviewed.jsonl", reviewed_only=True) == ["a"]
     result = filtered(tmp_path, verdicts="reviewed.jsonl", reviewed_only=True)
 
     assert result.dropped == {
         "dropped in review": 1,
-        "not reviewed": 1,
-        "no id to find its verdict by": 1,
+        "not reviewed": 2,
     }
     assert result.problems == ["1 of 3 verdicts name no row by its id"]
 
