@@ -207,11 +207,15 @@ def rnow_facts(row: CommonFields, long: LongFields) -> RolloutFacts | None:
     None if it has no messages, or rewards that are neither numbers nor words for their absence.
     """
     rewards = row.rewards or {}
-    are_rewards = all(value is None or is_rnow_reward(value) for value in rewards.values())
-    if not long.messages or not are_rewards:
+    if not long.messages:
         return None
-    told = {"rewards": rewards, "error": row.error, "errors": row.errors}
-    failure = failure_of({**told, "completed": row.completed})
+    failure = None
+    is_plain = all(isinstance(value, float) for value in rewards.values())
+    if not is_plain or row.completed is not True or row.error:
+        if not all(value is None or is_rnow_reward(value) for value in rewards.values()):
+            return None
+        told = {"rewards": rewards, "error": row.error, "errors": row.errors}
+        failure = failure_of({**told, "completed": row.completed})
     last = long.messages[-1]
     ended = [{"role": last.role, "tool_calls": last.tool_calls}]
     return RolloutFacts(

@@ -113,7 +113,7 @@ class _Reader:
         if not data.isascii():
             data.decode()  # what the decoder passes over may be no UTF-8
         decode = _RAW.decode if self._with_parts else _DECODED.decode
-        row = decode_deeper(decode, data, frames=_SPARE_FRAMES)
+        row = decode_deeper(decode, data, _SPARE_FRAMES)
         layout = layout_of_fields(row)
         if layout is None or not self._are_tools_sound(row.tools):
             return None

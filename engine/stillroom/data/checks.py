@@ -209,7 +209,7 @@ RowCheck = Callable[[dict[str, Any]], Iterator[Problem]]
 def decode_row(data: bytes) -> dict[str, Any] | Problem:
     """Returns the JSON object a line holds, or the problem with it."""
     try:
-        value = decode_deeper(_VALUE.decode, data, frames=8)
+        value = decode_deeper(_VALUE.decode, data, 8)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Problem("", f"is not valid JSON: {error}", "write one JSON object per line")
     if not isinstance(value, dict):
@@ -217,12 +217,12 @@ def decode_row(data: bytes) -> dict[str, Any] | Problem:
     return cast("dict[str, Any]", value)
 
 
-def decode_deeper(decode: Callable[[bytes], _T], data: bytes, *, frames: int) -> _T:
+def decode_deeper(decode: Callable[[bytes], _T], data: bytes, frames: int) -> _T:
     """Decodes from `frames` deeper in the stack, which bounds how deep a value may be nested.
 
     So what is read here can be written, and read again, from any place less deep than that.
     """
-    return decode_deeper(decode, data, frames=frames - 1) if frames else decode(data)
+    return decode_deeper(decode, data, frames - 1) if frames else decode(data)
 
 
 def decode_text_row(data: bytes) -> dict[str, Any] | Problem:

@@ -1,0 +1,111 @@
+"""Filter, convert and pairs over one file of rollouts: ours beside json, orjson, polars and datasets scripts.
+
+disk_speed.py [--mb 1000] [--peers PYTHON] [--core 1] [--repeats 3] [--slow]: PYTHON is an interpreter with orjson
+(and polars, datasets for --slow). Every measurement is a process of its own on one core, in turn; the best of the
+repeats counts. Ours are the public operations with manifest, fsync and side files; `no_hash` is the same without the
+manifest's hashes. Prints one JSON line each, with whether the rows are those of the orjson script.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from make_rollouts import write
+
+HERE = Path(__file__).parent
+
+
+def measured(command: list[str], core: int) -> dict:
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    )
+    lines = done.stdout.splitlines()
+    return (
+        json.loads(lines[-1]) if done.returncode == 0 and lines else {"failed": done.stderr[-400:]}
+    )
+
+
+def by_origin(path: Path) -> dict[str, int]:
+    """The rows of a file, as hashes, by the rollouts that they are made of."""
+    names = ("id", "rollout_id", "chosen_id", "rejected_id")
+    with path.open("rb") as lines:
+        rows = [json.loads(line) for line in lines]
+    return {
+        str([row.get(name) for name in names]): hash(json.dumps(row, sort_keys=True))
+        for row in rows
+    }
+
+
+def differing(one: Path, other: Path) -> int:
+    """How many rows stand in only one of two files."""
+    return len(by_origin(one).items() ^ by_origin(other).items())
+
+
+def run(folder: Path, options: argparse.Namespace) -> None:
+    source = folder / "rollouts.jsonl"
+    write(str(source), options.mb)
+    size_mb = source.stat().st_size / 1e6
+    peers = (
+        ["orjson", "json", *(["polars", "datasets"] if options.slow else [])]
+        if options.peers
+        else []
+    )
+    for operation in ("filter", "convert", "pairs"):
+        ours = [sys.executable, str(HERE / "ours.py"), str(folder), operation]
+        commands = {"ours": ours, "ours_no_hash": [*ours, "--no-hash"]}
+        for peer in peers:
+            if operation == "pairs" and peer in ("polars", "datasets"):
+                continue
+            out = folder / f"{peer}_{operation}.jsonl"
+            commands[peer] = [
+                options.peers,
+                str(HERE / "peer.py"),
+                peer,
+                operation,
+                str(source),
+                str(out),
+            ]
+        found: dict[str, list[dict]] = {who: [] for who in commands}
+        for _ in range(options.repeats):
+            for who, command in commands.items():
+                found[who].append(measured(command, options.core))
+        best = {who: min(runs, key=lambda r: r.get("wall_s", 1e9)) for who, runs in found.items()}
+        for who, result in best.items():
+            if "wall_s" in result:
+                result |= {
+                    "mb_per_s": round(size_mb / result["wall_s"]),
+                    "mb_per_cpu_s": round(size_mb / result["cpu_s"]),
+                }
+                if "wall_s" in best.get("orjson", {}):
+                    result["of_orjson"] = round(best["orjson"]["wall_s"] / result["wall_s"], 2)
+            if who == "orjson":
+                result["rows_that_differ"] = differing(
+                    folder / f"ours_{operation}.jsonl", folder / f"orjson_{operation}.jsonl"
+                )
+            print(
+                json.dumps({"operation": operation, "who": who, "mb": round(size_mb), **result}),
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mb", type=float, default=1000)
+    parser.add_argument("--peers")
+    parser.add_argument("--core", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--slow", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run(Path(folder), options)
+
+
+main()

@@ -1,0 +1,45 @@
+"""One of our operations in a process of its own: ours.py FOLDER filter|convert|pairs [--no-hash]. Prints one JSON line.
+
+`--no-hash` leaves the hashes of the manifest out, to tell what they cost.
+"""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+from stillroom import api, files, lineage
+from stillroom.settings import Workspace
+
+# A duplicated conversation parts nowhere; the peers' pairs are of whole conversations.
+REQUESTS = {
+    "filter": (
+        api.filter_dataset,
+        api.FilterDataset,
+        {"min_reward": 0.7, "success": True, "min_turns": 3, "max_turns": 15},
+    ),
+    "convert": (api.convert_rollouts, api.ConvertRollouts, {}),
+    "pairs": (api.make_dpo_pairs, api.MakeDpoPairs, {"cut": "none"}),
+}
+
+
+def main() -> None:
+    folder, operation = Path(sys.argv[1]), sys.argv[2]
+    if "--no-hash" in sys.argv:
+        lineage.file_sha256 = lambda *_, **__: ""
+        files._BackgroundSha256.update = lambda *_: None
+    call, request, options = REQUESTS[operation]
+    asked = request(input="rollouts.jsonl", output=f"ours_{operation}.jsonl", **options)
+    started, cpu_before_s = time.perf_counter(), time.process_time()
+    result = call(Workspace(folder), asked)
+    wall_s = time.perf_counter() - started
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    kept = getattr(result, "kept", None) or getattr(result, "converted", None) or result.pairs
+    print(json.dumps({
+        "wall_s": round(wall_s, 3), "cpu_s": round(time.process_time() - cpu_before_s, 2),
+        "rss_mb": round(usage.ru_maxrss / 1024), "read": result.read, "kept": kept,
+    }))  # fmt: skip
+
+
+main()
