@@ -35,7 +35,9 @@ def main() -> None:
     result = call(Workspace(folder), asked)
     wall_s = time.perf_counter() - started
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    kept = getattr(result, "kept", None) or getattr(result, "converted", None) or result.pairs
+    kept = next(
+        getattr(result, name) for name in ("kept", "converted", "pairs") if hasattr(result, name)
+    )
     print(json.dumps({
         "wall_s": round(wall_s, 3), "cpu_s": round(time.process_time() - cpu_before_s, 2),
         "rss_mb": round(usage.ru_maxrss / 1024), "read": result.read, "kept": kept,
