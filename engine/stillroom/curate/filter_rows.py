@@ -56,12 +56,20 @@ class Row:
         """The schemas of the tools that the model saw."""
         return self.whole.get("tools") or []
 
-    @cached_property
+    @property
     def id(self) -> str | None:
-        """By which a review knows it: its own, else a hash of its messages."""
-        if self.facts is None:
+        """Its own, if it has one."""
+        return self.facts.id if self.facts else None
+
+    @cached_property
+    def review_id(self) -> str | None:
+        """By which a review knows it: its id, else a hash of its words where they can be read."""
+        if self.id or self.facts is None:
+            return self.id
+        try:
+            return content_hash(self.messages)
+        except (msgspec.DecodeError, RecursionError):
             return None
-        return self.facts.id or content_hash(self.messages)
 
     @cached_property
     def task(self) -> str:

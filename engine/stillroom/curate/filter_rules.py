@@ -145,7 +145,7 @@ def _verdict_rule(verdicts: Mapping[str, Verdict], *, reviewed_only: bool) -> Ru
     unseen = Reason("not reviewed") if reviewed_only else None
 
     def judge(row: Row) -> Reason | None:
-        verdict = verdicts.get(row.id or "")
+        verdict = verdicts.get(row.review_id or "")
         return dropped if verdict == "drop" else unseen if verdict is None else None
 
     return judge

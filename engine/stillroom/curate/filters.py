@@ -165,8 +165,8 @@ class _Tally:
             if self._renderer is not None:
                 num_tokens(row, self._renderer)
         (self._dropped_rows if reasons else self._kept_rows).add(row, category)
-        if self._request.verdicts and row.id:
-            self._ids.add(row.id)
+        if self._request.verdicts and row.review_id:
+            self._ids.add(row.review_id)
         if not reasons:
             return
         self._dropped[reasons[0].text] += 1
