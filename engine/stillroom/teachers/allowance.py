@@ -6,6 +6,7 @@ which it does, the same in each answer; only then is it believed. Other ways of 
 one that starts anew each minute, are found out by being refused, like those that say nothing.
 """
 
+import math
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -22,12 +23,14 @@ _FREE_S = 2.0
 _TARGET_S = 1.0
 _SLOWEST, _FASTEST = 0.7, 1.5
 _MAX_REFUSED, _PER_SENT = 4, 200.0
+_LONGEST_S = 2 * 86_400.0
+"""What is further off is no span of time, but a date or a slip."""
 _NAMES = [
     (unit, tuple(name.format(unit=unit, part=part) for part in ("limit", "remaining", "reset")))
     for unit in LimitUnit
     for name in ("x-ratelimit-{part}-{unit}", "anthropic-ratelimit-{unit}-{part}")
 ]
-_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:([\d.]+)ms)?")
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+\.?\d*)s)?(?:(\d+\.?\d*)ms)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +44,18 @@ class Allowance:
 
 
 def allowances(headers: Mapping[str, str], now: datetime) -> dict[LimitUnit, Allowance]:
-    """Returns what a response's headers (names in lower case) say, for each unit told in full."""
+    """Returns what a response's headers (names in lower case) say, for each unit told in full.
+
+    What cannot be a limit is left out.
+    """
     found: dict[LimitUnit, Allowance] = {}
     for unit, names in _NAMES:
         if all(name in headers for name in names):
             limit, remaining = _number(headers[names[0]]), _number(headers[names[1]])
             reset_s = _seconds(headers[names[2]], now)
-            if limit is not None and remaining is not None and reset_s is not None:
+            if limit is None or remaining is None or reset_s is None:
+                continue
+            if 0 <= remaining <= limit and 0 < reset_s <= _LONGEST_S:
                 found[unit] = Allowance(limit, remaining, reset_s)
     return found
 
@@ -70,7 +78,7 @@ class AllowanceFollower:
         self, allowance: Allowance, sent: Sent, total: float, unit: LimitUnit, now: float
     ) -> None:
         """Learns what the answer to a request says is left, when `total` had been sent in all."""
-        if self._is_distrusted or allowance.reset_s <= 0 or allowance.limit <= 0:
+        if self._is_distrusted or allowance.reset_s <= 0:
             return
         before = sent.before(unit) + sent.amount(unit)
         if self._noted is None or sent.at - self._noted[0] >= _APART_S:
@@ -114,9 +122,10 @@ class AllowanceFollower:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
 def _seconds(text: str, now: datetime) -> float | None:

@@ -23,6 +23,9 @@ _VARIES = 0.1
 _SPACED = 3.0
 """Where only the window holds requests back, they come at most so many times as fast as they can
 be answered: not all at the same moment, which would empty any bucket."""
+_LONGEST_HELD_S = 60.0
+"""So long after the last request the next may go whatever is thought of the limits: only an answer
+can show that they are no longer so."""
 _UNITS_OF = {LimitKind.REQUESTS: LimitUnit.REQUESTS, LimitKind.TOKENS: LimitUnit.TOKENS}
 
 
@@ -89,7 +92,7 @@ class LimitController:
         for unit, told in self._told.items():
             pacer, pace = self._told_pacers[unit], told.pace
             ready_at = max(ready_at, pacer.ready_at(_amount(unit, tokens), pace))
-        return max(now, ready_at)
+        return max(now, min(ready_at, self._last_at + _LONGEST_HELD_S))
 
     def send(self, now: float, tokens: float = 0.0) -> Sent:
         """Counts a request that goes out now."""

@@ -1,6 +1,8 @@
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stillroom.teachers.allowance import Allowance, AllowanceFollower, allowances
 from stillroom.teachers.limit_types import LimitUnit, Sent
@@ -35,9 +37,29 @@ def test_a_moment_is_as_good_as_a_span_of_time() -> None:
     assert allowances(headers, NOW) == {LimitUnit.REQUESTS: Allowance(50.0, 49.0, 1.5)}
 
 
-@pytest.mark.parametrize("reset", ["", "soon", "1 minute", "12:00"])
+@pytest.mark.parametrize(
+    "reset", ["", "soon", "1 minute", "12:00", "1.2.3s", "..s", ".ms", "nan", "inf", "1754006400"]
+)
 def test_what_cannot_be_read_says_nothing(reset: str) -> None:
     assert allowances(openai_headers(reset), NOW) == {}
+
+
+@pytest.mark.parametrize(
+    ("limit", "remaining"), [("nan", "1"), ("inf", "1"), ("10", "nan"), ("10", "-1"), ("10", "11")]
+)
+def test_what_cannot_be_a_limit_says_nothing(limit: str, remaining: str) -> None:
+    headers = {
+        "x-ratelimit-limit-tokens": limit,
+        "x-ratelimit-remaining-tokens": remaining,
+        "x-ratelimit-reset-tokens": "2s",
+    }
+    assert allowances(headers, NOW) == {}
+
+
+@given(st.text(max_size=12) | st.from_regex(r"[0-9.]{0,4}[dhms]{0,2}[0-9.]{0,4}[ms]{0,2}"))
+def test_headers_of_any_shape_are_no_error(reset: str) -> None:
+    for told in allowances(openai_headers(reset), NOW).values():
+        assert 0 < told.reset_s <= 2 * 86_400
 
 
 def test_what_is_told_in_part_says_nothing() -> None:

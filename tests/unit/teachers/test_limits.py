@@ -2,8 +2,11 @@ import math
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fakes.limited_endpoint import Bucket, Simulated, simulate
+from stillroom.teachers.allowance import Allowance
 from stillroom.teachers.limit_types import LimitKind, LimitSettings, LimitUnit
 from stillroom.teachers.limits import LimitController
 
@@ -190,3 +193,46 @@ def test_while_everything_is_refused_the_next_try_is_never_far_away() -> None:
         now = max(now, controller.ready_at(now))
         controller.refused(controller.send(now), now + 0.01)
         assert controller.ready_at(now) <= now + 2.0
+
+
+ANSWERS = st.tuples(
+    st.sampled_from(["accepted", "refused", "failed"]),
+    st.sampled_from(LimitKind),
+    st.sampled_from(LimitUnit),
+    st.floats(0.0, 1e4),
+    st.floats(0.0, 1e4),
+    st.floats(1e-6, 2e5),
+    st.floats(1e-4, 100.0),
+    st.floats(1.0, 1e6),
+)
+
+
+@given(st.lists(ANSWERS, min_size=1, max_size=60))
+def test_whatever_an_endpoint_answers_and_tells_the_next_call_is_at_most_a_minute_away(
+    answers: list[tuple[str, LimitKind, LimitUnit, float, float, float, float, float]],
+) -> None:
+    controller, now = LimitController(SETTINGS), 0.0
+    for answer, kind, unit, limit, used, reset_s, trip_s, tokens in answers:
+        ready_at = controller.ready_at(now, tokens)
+        assert now <= ready_at <= now + 60.0
+        now = ready_at
+        sent = controller.send(now, tokens)
+        now += trip_s
+        controller.told(sent, now, unit, Allowance(limit, max(0.0, limit - used), reset_s))
+        if answer == "accepted":
+            controller.accepted(sent, now)
+        elif answer == "refused":
+            controller.refused(sent, now, kind)
+        else:
+            controller.failed(sent)
+    assert controller.in_flight == 0
+
+
+def test_a_limit_that_is_told_as_hardly_anything_stops_no_run() -> None:
+    controller, now = LimitController(SETTINGS), 0.0
+    for _ in range(8):
+        now = max(now + 0.3, controller.ready_at(now))
+        sent = controller.send(now)
+        controller.told(sent, now, LimitUnit.REQUESTS, Allowance(60.0, 0.0, 86_400.0))
+        controller.accepted(sent, now)
+    assert controller.ready_at(now) <= now + 60.0
