@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -137,8 +137,17 @@ def _argument_settings(field: FieldInfo) -> dict[str, Any]:
         settings["required"] = True
     if tuple in {getattr(kind, "__origin__", None) for kind in kinds}:
         settings["nargs"] = "*"
-    settings["metavar"] = "VALUE"
+    settings["metavar"] = _metavar(field.annotation)
     return settings
+
+
+def _metavar(annotation: Any) -> str:
+    """Returns what the help says of a value: its choices, N for a number, else TEXT."""
+    kinds = [annotation, *get_args(annotation)]
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            return "{" + ",".join(map(str, get_args(kind))) + "}"
+    return "N" if {int, float} & set(kinds) else "TEXT"
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -32,6 +32,14 @@ def test_every_operation_is_a_command_with_the_same_words() -> None:
         assert set(operation.request.model_fields) <= words
 
 
+def test_the_help_says_what_a_value_may_be() -> None:
+    _, by_command = build_parser()
+    told = by_command["filter-dataset"].format_help()
+    assert "--dedupe {exact,near}" in told
+    assert "--min-reward N" in told
+    assert "--language TEXT" in told
+
+
 def test_a_run_is_waited_for_and_its_result_is_one_json_line(tmp_path: Path) -> None:
     endpoint_project(tmp_path, num_prompts=3)
     with ScriptedEndpoint() as endpoint:
