@@ -74,7 +74,8 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float | None
     """Of this run's calls; None where a price is unknown."""
     unconfirmed_usd: float
-    """Of calls that broke off and may have been billed, at worst; the budget counts it."""
+    """At worst: of calls that broke off and may have been billed, and of answers that did not say
+    what they took; the budget counts it."""
     restarted: int
     """Rollouts begun again from the first turn: the state of their tools could not be replayed."""
     stopped_by: str | None

@@ -43,7 +43,8 @@ class Budget:
     minutes: float = math.inf
     spent: Cost = Cost()
     unconfirmed: Cost = Cost()
-    """Of the spent: worst cases of calls that broke off, which may have been billed."""
+    """Of the spent: worst cases of calls that broke off, which may have been billed, and of answers
+    that did not say what they took."""
     clock: Callable[[], float] = time.monotonic
     on_unconfirmed: Callable[[Cost], None] = lambda _cost: None
     """Hears of each amount that may have been billed, to put it on record."""
@@ -66,16 +67,20 @@ class Budget:
         self.reserved = self.reserved + worst
         self.num_reserved += 1
 
-    def settle(self, worst: Cost, actual: Cost) -> None:
-        """Puts what a call did cost in the place of what was set aside for it."""
-        self.spent = self.spent + actual
+    def settle(self, worst: Cost, actual: Cost, *, unconfirmed: Cost = Cost()) -> None:
+        """Puts what a call did cost in the place of what was set aside for it.
+
+        `unconfirmed` is what it may have cost beside that.
+        """
+        if unconfirmed != Cost():
+            self.unconfirmed = self.unconfirmed + unconfirmed
+            self.on_unconfirmed(unconfirmed)
+        self.spent = self.spent + actual + unconfirmed
         self._release(worst)
 
     def settle_unconfirmed(self, worst: Cost) -> None:
         """Counts the worst case of a call that broke off after it was sent."""
-        self.unconfirmed = self.unconfirmed + worst
-        self.on_unconfirmed(worst)
-        self.settle(worst, worst)
+        self.settle(worst, Cost(), unconfirmed=worst)
 
     def _release(self, worst: Cost) -> None:
         self.num_reserved -= 1

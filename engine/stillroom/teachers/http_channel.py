@@ -7,6 +7,7 @@ Everywhere else connections of our own do, as httpx costs several times the CPU 
 import asyncio
 import select
 import ssl
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ from stillroom.settings import proxy_for
 
 MAX_BODY_BYTES = 64 << 20
 CONNECT_TIMEOUT_S = 30.0
+_GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 
 
 class ConnectionFailedError(Exception):
@@ -29,7 +31,7 @@ class ConnectionFailedError(Exception):
 
 
 class NotConnectedError(ConnectionFailedError):
-    """Nothing was sent: nobody listens, or the name is not known."""
+    """Nothing was sent: nobody listens or answers, or the name is not known."""
 
 
 class UnreadableReplyError(Exception):
@@ -80,7 +82,11 @@ class HttpxChannel:
     ) -> None:
         self._url = url
         self._client = httpx.AsyncClient(
-            headers={**headers, "content-type": "application/json"},
+            headers={
+                "accept-encoding": "identity",
+                **headers,
+                "content-type": "application/json",
+            },
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             transport=transport,
@@ -91,7 +97,10 @@ class HttpxChannel:
         try:
             # httpx's own timeout starts again with every byte that comes in.
             with anyio.fail_after(timeout_s):
-                response = await self._client.post(self._url, content=body)
+                async with self._client.stream("POST", self._url, content=body) as response:
+                    content = await _read(response)
+        except (httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise NotConnectedError(f"no connection within {CONNECT_TIMEOUT_S:g} s") from error
         except httpx.TimeoutException as error:
             raise TimeoutError(type(error).__name__) from error
         except httpx.ConnectError as error:
@@ -100,7 +109,7 @@ class HttpxChannel:
             raise ConnectionFailedError(f"{type(error).__name__}: {error}") from error
         except httpx.DecodingError as error:
             raise UnreadableReplyError(str(error)) from error
-        return HttpReply(response.status_code, dict(response.headers), response.content)
+        return HttpReply(response.status_code, dict(response.headers), content)
 
     async def aclose(self) -> None:
         """Closes the client."""
@@ -171,15 +180,15 @@ class KeepAliveChannel:
 
     async def _connect(self, timeout_s: float) -> "_Connection":
         loop = asyncio.get_running_loop()
+        timeout_s = min(timeout_s, CONNECT_TIMEOUT_S)
         try:
-            with anyio.fail_after(min(timeout_s, CONNECT_TIMEOUT_S)):
+            with anyio.fail_after(timeout_s):
                 _, connection = await loop.create_connection(
                     _Connection, self._host, self._port, ssl=self._tls if self._is_tls else None
                 )
         except OSError as error:
-            if isinstance(error, TimeoutError):
-                raise
-            message = f"cannot connect to {self._host}:{self._port}: {error}"
+            why = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else error
+            message = f"cannot connect to {self._host}:{self._port}: {why}"
             raise NotConnectedError(message) from error
         return connection
 
@@ -245,7 +254,7 @@ class _Connection(asyncio.Protocol):
         if response.is_final:
             self._finish()
         elif response.num_bytes > MAX_BODY_BYTES:
-            self._end(UnreadableReplyError(f"the answer is longer than {MAX_BODY_BYTES} bytes"))
+            self._end(_too_long())
 
     def eof_received(self) -> bool:
         """Called by asyncio; False closes the transport."""
@@ -321,12 +330,33 @@ class _Response:
         self.keeps_alive = self._parser.should_keep_alive()
 
 
+async def _read(response: httpx.Response) -> bytes:
+    parts: list[bytes] = []
+    num_bytes = 0
+    async for part in response.aiter_bytes():
+        num_bytes += len(part)
+        if num_bytes > MAX_BODY_BYTES:
+            raise _too_long()
+        parts.append(part)
+    return b"".join(parts)
+
+
 def _decoded(response: _Response) -> bytes:
     body = b"".join(response.parts)
-    if response.headers.get("content-encoding", "identity") == "identity":
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding in ("", "identity"):
         return body
     # We ask for none, but some servers compress all the same.
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise UnreadableReplyError(f"the answer is encoded as {encoding!r}")
     try:
-        return httpx.Response(200, headers=response.headers, content=body).content
-    except httpx.DecodingError as error:
+        decoded = zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, MAX_BODY_BYTES + 1)
+    except zlib.error as error:
         raise UnreadableReplyError(str(error)) from error
+    if len(decoded) > MAX_BODY_BYTES:
+        raise _too_long()
+    return decoded
+
+
+def _too_long() -> UnreadableReplyError:
+    return UnreadableReplyError(f"the answer is longer than {MAX_BODY_BYTES} bytes")

@@ -1,17 +1,13 @@
 """A teacher behind an OpenAI-compatible chat completions endpoint."""
 
 import hashlib
-import math
 import random
-import re
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import anyio
 import httpx
@@ -27,10 +23,19 @@ from stillroom.teachers.http_channel import (
     UnreadableReplyError,
     open_channel,
 )
-from stillroom.teachers.limit_types import LimitKind, LimitSettings, Sent
+from stillroom.teachers.limit_types import LimitSettings, Sent
 from stillroom.teachers.limiter import Limiter
-from stillroom.teachers.pricing import Price
+from stillroom.teachers.pricing import FREE, Price
 from stillroom.teachers.providers import Endpoint, sampling_fields
+from stillroom.teachers.replies import (
+    REASONING_KEYS,
+    UnreadableTurnError,
+    limit_kind,
+    read_turn,
+    retry_after,
+    says_flagged,
+    says_no_credit,
+)
 from stillroom.types import (
     Message,
     SampledTurn,
@@ -44,39 +49,11 @@ MAX_ATTEMPTS = 6
 """Of a call that fails; waiting for a rate limit is no failure."""
 PATIENCE_S = 900.0
 """How long a call waits for a rate limit in all."""
+_SHOWN = 300
+"""Characters of a response that are shown where it is not as it should be."""
 _BYTES_PER_TOKEN = 4.0
 """About; only how requests compare with each other matters."""
-_MAX_TOKENS_OF_A_CALL = 1 << 40
-_REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
 _REASONING_BACK = ("reasoning_details",)
-_KEPT_KEYS = ("content", "tool_calls", *_REASONING_KEYS)
-
-
-class _Function(msgspec.Struct):
-    name: str
-    arguments: str = "{}"
-
-
-class _Call(msgspec.Struct):
-    function: _Function
-    id: str | None = None
-
-
-class _Reply(msgspec.Struct):
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Reply
-    finish_reason: str | None = None
-
-
-class _Completion(msgspec.Struct):
-    """The part of a response that must be as expected."""
-
-    choices: list[_Choice]
-    usage: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +73,13 @@ class Spending:
     price: Price | None = None
     budget: Budget = field(default_factory=Budget)
 
-    def of(self, usage: Usage, reported_usd: float | None) -> float | None:
+    def of(self, usage: Usage | None, reported_usd: float | None) -> float | None:
         """Returns a call's cost in US dollars; what the endpoint says of it comes first."""
         if reported_usd is not None:
             return reported_usd
-        return None if self.price is None else self.price.of(usage)
+        if self.price == FREE:
+            return 0.0
+        return None if self.price is None or usage is None else self.price.of(usage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +90,20 @@ class _Retry:
     message: str
     wait_s: float | None = None
     may_be_billed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A turn, and whether the endpoint said what it took."""
+
+    turn: SampledTurn
+    is_counted: bool
+
+    def untold(self, worst: Cost) -> Cost:
+        """Returns what it may have cost beside what the endpoint says."""
+        if self.is_counted:
+            return Cost()
+        return Cost(worst.tokens, worst.usd if self.turn.cost_usd is None else 0.0)
 
 
 class OpenAITeacher:
@@ -138,6 +131,7 @@ class OpenAITeacher:
         self._endpoint, self._key, self._sleep = endpoint, key, sleep
         self.calls, self.spending = calls or CallSettings(), spending or Spending()
         self.limiter = Limiter(self.calls.limits)
+        self._has_answered = False
         self._jitter = random.Random(sampling.seed or 0)
         self._channel = open_channel(
             f"{endpoint.base_url}/chat/completions",
@@ -185,8 +179,8 @@ class OpenAITeacher:
         waited_s = 0.0
         while True:
             outcome = await self._limited_attempt(body)
-            if isinstance(outcome, SampledTurn):
-                return outcome
+            if isinstance(outcome, _Answer):
+                return outcome.turn
             is_refused = outcome.kind is FailureClass.RATE_LIMIT
             num_refused += is_refused
             num_failed += not is_refused
@@ -197,7 +191,7 @@ class OpenAITeacher:
             waited_s += wait_s if is_refused else 0.0
             await self._sleep(wait_s)
 
-    async def _limited_attempt(self, body: bytes) -> SampledTurn | _Retry:
+    async def _limited_attempt(self, body: bytes) -> _Answer | _Retry:
         budget, worst = self.spending.budget, self._worst_case(body)
         await budget.reserve(worst)
         try:
@@ -209,8 +203,9 @@ class OpenAITeacher:
             # Broken off on its way: it may have been billed.
             budget.settle_unconfirmed(worst)
             raise
-        if isinstance(outcome, SampledTurn):
-            budget.settle(worst, Cost.of(outcome.usage, outcome.cost_usd))
+        if isinstance(outcome, _Answer):
+            told = Cost.of(outcome.turn.usage, outcome.turn.cost_usd)
+            budget.settle(worst, told, unconfirmed=outcome.untold(worst))
         elif outcome.may_be_billed:
             budget.settle_unconfirmed(worst)
         else:
@@ -224,17 +219,17 @@ class OpenAITeacher:
         usd = price.of(usage) if price is not None else 0.0
         return Cost(usage.prompt_tokens + usage.completion_tokens, usd)
 
-    async def _paced_attempt(self, body: bytes) -> SampledTurn | _Retry:
+    async def _paced_attempt(self, body: bytes) -> _Answer | _Retry:
         sent = await self.limiter.acquire(len(body) / _BYTES_PER_TOKEN)
         try:
             outcome = await self._attempt(body, sent)
         except BaseException:
             self.limiter.failed(sent)
             raise
-        if isinstance(outcome, SampledTurn):
+        if isinstance(outcome, _Answer):
             self.limiter.accepted(sent)
         elif outcome.kind is FailureClass.RATE_LIMIT:
-            self.limiter.refused(sent, _limit_kind(outcome.message))
+            self.limiter.refused(sent, limit_kind(outcome.message))
         else:
             self.limiter.failed(sent)
         return outcome
@@ -273,12 +268,12 @@ class OpenAITeacher:
         if self.calls.returns_thinking:
             return message
         kept = _REASONING_BACK if self._endpoint.profile.wants_reasoning_back else ()
-        dropped = [key for key in _REASONING_KEYS if key in message and key not in kept]
+        dropped = [key for key in REASONING_KEYS if key in message and key not in kept]
         if not dropped:
             return message
         return cast("Message", {key: value for key, value in message.items() if key not in dropped})
 
-    async def _attempt(self, body: bytes, sent: Sent) -> SampledTurn | _Retry:
+    async def _attempt(self, body: bytes, sent: Sent) -> _Answer | _Retry:
         try:
             reply = await self._channel.post(body, timeout_s=self.calls.timeout_s)
         except TimeoutError:
@@ -294,24 +289,50 @@ class OpenAITeacher:
             return _Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
         self.limiter.told(sent, allowances(reply.headers, datetime.now(UTC)))
         if reply.status == 200:
-            return _turn(reply.body, self.spending)
+            return self._turn(reply.body)
         return self._refusal(reply)
+
+    def _turn(self, body: bytes) -> _Answer | _Retry:
+        try:
+            read = read_turn(body)
+        except UnreadableTurnError as error:
+            message = f"unreadable response: {self._without_key(str(error))[:_SHOWN]}"
+            return _Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
+        self._has_answered = True
+        cost_usd = self.spending.of(read.usage, read.reported_usd)
+        turn = SampledTurn(
+            message=read.message,
+            finish_reason=read.finish_reason,
+            usage=read.usage or Usage(),
+            cost_usd=cost_usd,
+        )
+        return _Answer(turn, is_counted=read.usage is not None)
 
     def _refusal(self, reply: HttpReply) -> _Retry:
         status = reply.status
-        detail = self._without_key(reply.body.decode("utf-8", "replace"))[:300].strip()
-        message = f"HTTP {status}: {detail}"
-        if status == 429:
-            return _Retry(FailureClass.RATE_LIMIT, message, _retry_after(reply))
-        if status >= 500 or status == 408:
-            return _Retry(FailureClass.SERVER_ERROR, message, _retry_after(reply))
+        text = self._without_key(reply.body.decode("utf-8", "replace")).strip()
+        message = f"HTTP {status}: {text[:_SHOWN]}"
         where = f"{self._endpoint.base_url} (model {self.model!r})"
-        if status in (401, 403):
+        if says_no_credit(status, text):
+            raise TeacherError(
+                f"{where} has no credit left: {message}",
+                "add credit, or lower max_tokens; the same command goes on from here",
+            )
+        if status == 429:
+            return _Retry(FailureClass.RATE_LIMIT, message, retry_after(reply.headers))
+        if status >= 500 or status == 408:
+            return _Retry(FailureClass.SERVER_ERROR, message, retry_after(reply.headers))
+        # Where the key has been good, or the words say so, one prompt is refused and not the key.
+        is_of_prompt = status == 403 and (self._has_answered or says_flagged(text))
+        if status in (401, 403) and not is_of_prompt:
             raise self._key_refused(where, message)
         if status == 404:
             raise TeacherError(
                 f"{where} was not found: {message}", "check base_url and the model's name"
             )
+        if 300 <= status < 400:
+            target = self._without_key(reply.headers.get("location", "nowhere"))[:_SHOWN]
+            message = f"{message} (it redirects to {target}: give that as base_url)"
         raise CallFailedError(FailureClass.BAD_REQUEST, message)
 
     def _key_refused(self, where: str, message: str) -> TeacherError:
@@ -362,79 +383,6 @@ class HttpConversation:
         return None
 
 
-def _turn(body: bytes, spending: Spending) -> SampledTurn | _Retry:
-    try:
-        completion = msgspec.json.decode(body, type=_Completion)
-        raw: dict[str, Any] = msgspec.json.decode(body)["choices"][0]["message"]
-    except (msgspec.DecodeError, IndexError, RecursionError, UnicodeDecodeError) as error:
-        message = f"unreadable response: {error}"
-        return _Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
-    choice = completion.choices[0]
-    message: Any = {"role": "assistant"} | {key: raw[key] for key in _KEPT_KEYS if key in raw}
-    if choice.message.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id or f"call_{index}",
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
-            }
-            for index, call in enumerate(choice.message.tool_calls)
-        ]
-    else:
-        message.pop("tool_calls", None)
-    finish: Literal["stop", "length"] = "length" if choice.finish_reason == "length" else "stop"
-    usage = Usage(
-        prompt_tokens=_count(completion.usage, "prompt_tokens"),
-        completion_tokens=_count(completion.usage, "completion_tokens"),
-    )
-    return SampledTurn(
-        message=message,
-        finish_reason=finish,
-        usage=usage,
-        cost_usd=spending.of(usage, _reported_usd(completion.usage)),
-    )
-
-
-def _reported_usd(usage: Any) -> float | None:
-    """Returns what the endpoint says that the call cost, in US dollars."""
-    value = cast("dict[str, Any]", usage).get("cost") if isinstance(usage, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 <= value < math.inf else None
-
-
-def _limit_kind(message: str) -> LimitKind:
-    """Returns what the words of a refusal say is limited."""
-    if re.search(r"concurren|simultaneous|in parallel|in flight", message, re.IGNORECASE):
-        return LimitKind.CONCURRENCY
-    if re.search(r"tokens? per|\btp[smd]\b", message, re.IGNORECASE):
-        return LimitKind.TOKENS
-    if re.search(r"(requests?|calls|queries) per|\b[rq]p[smd]\b", message, re.IGNORECASE):
-        return LimitKind.REQUESTS
-    return LimitKind.UNKNOWN
-
-
-def _count(usage: Any, name: str) -> int:
-    """Returns a number of tokens; 0 where the endpoint gives none that makes sense."""
-    value = cast("dict[str, Any]", usage).get(name) if isinstance(usage, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return 0
-    return int(value) if 0 <= value <= _MAX_TOKENS_OF_A_CALL else 0
-
-
 def _seed_of(seed: int, key: str) -> int:
     """Returns a 31-bit seed that differs between a task's samples."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:4], "big") >> 1
-
-
-def _retry_after(reply: HttpReply) -> float | None:
-    """Returns the seconds that a refusal asks to wait, written as a number or as a date."""
-    written = reply.headers.get("retry-after", "")
-    try:
-        return max(0.0, parsedate_to_datetime(written).timestamp() - time.time())
-    except ValueError:
-        pass
-    try:
-        return max(0.0, float(written))
-    except ValueError:
-        return None

@@ -151,6 +151,29 @@ def test_a_body_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
         post_once(b"HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\n", b"x" * 3000, b"x" * 2000)
 
 
+@pytest.mark.parametrize("is_proxied", [False, True])
+def test_a_small_body_that_unpacks_to_a_huge_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch, is_proxied: bool
+) -> None:
+    monkeypatch.setattr(http_channel, "MAX_BODY_BYTES", 1000)
+    bomb = gzip.compress(b"0" * 100_000)
+    head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(bomb)
+
+    async def by_httpx() -> None:
+        stream = httpx.ByteStream(bomb)
+        answer = httpx.Response(200, headers={"content-encoding": "gzip"}, stream=stream)
+        channel = HttpxChannel("http://t.test/", {}, httpx.MockTransport(lambda _request: answer))
+        await channel.post(b"{}", timeout_s=5)
+
+    with pytest.raises(UnreadableReplyError, match="longer than 1000 bytes"):
+        run_async(by_httpx) if is_proxied else post_once(head + bomb)
+
+
+def test_an_encoding_that_nobody_asked_for_is_named() -> None:
+    with pytest.raises(UnreadableReplyError, match="zstd"):
+        post_once(b"HTTP/1.1 200 OK\r\ncontent-encoding: zstd\r\ncontent-length: 2\r\n\r\nhi")
+
+
 def test_one_connection_serves_one_request_after_the_other() -> None:
     server = Server([OK], [OK], [OK])
 

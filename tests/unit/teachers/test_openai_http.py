@@ -211,6 +211,8 @@ UNREADABLE = [
     body('{"choices": [{"message": null}]}'),
     body('{"choices": [{"message": {"content": 7}}]}'),
     body('{"choices": [{"message": {"content": "a", "tool_calls": [{"function": {}}]}}]}'),
+    body('{"choices": [{"message": {"content": "a"}, "finish_reason": "error"}]}'),
+    body('data: {"choices": []}\n\ndata: [DONE]\n'),
     body(b'{"choices": [{"message": {"content": "\xff"}}]}'),
     body('{"choices": [{"message": {"content": "\\ud800"}}]}'),
     body('{"choices": [{"message": {"content": "a", "x": ' + "[" * 10_000 + "]" * 10_000 + "}}]}"),
@@ -227,6 +229,16 @@ def test_an_unreadable_body_is_asked_for_again(index: int) -> None:
     assert len(bench.requests) == 2
 
 
+def test_what_an_endpoint_says_instead_of_a_turn_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEACHER_TEST_KEY", "sk-canary")
+    text = '{"error": {"message": "no GPU is free for sk-canary", "code": 502}}'
+    bench = Bench([body(text)] * MAX_ATTEMPTS)
+
+    with pytest.raises(CallFailedError) as caught:
+        bench.complete()
+    assert "no GPU is free for [key]" in caught.value.message
+
+
 def broken_gzip() -> httpx.Response:
     return httpx.Response(
         200,
@@ -241,8 +253,8 @@ FAILURES: list[tuple[Callable[[], httpx.Response | Exception], FailureClass]] = 
     (lambda: limited(status=408), FailureClass.SERVER_ERROR),
     (lambda: limited(status=599), FailureClass.SERVER_ERROR),
     (lambda: httpx.ReadTimeout("slow"), FailureClass.TIMEOUT),
-    (lambda: httpx.ConnectTimeout("slow"), FailureClass.TIMEOUT),
-    (lambda: httpx.PoolTimeout("slow"), FailureClass.TIMEOUT),
+    (lambda: httpx.ConnectTimeout("slow"), FailureClass.CONNECTION),
+    (lambda: httpx.PoolTimeout("slow"), FailureClass.CONNECTION),
     (lambda: httpx.ConnectError("refused"), FailureClass.CONNECTION),
     (lambda: httpx.ReadError("reset"), FailureClass.CONNECTION),
     (lambda: httpx.RemoteProtocolError("cut off"), FailureClass.CONNECTION),
@@ -343,6 +355,47 @@ def test_a_refused_key_or_model_is_an_error_of_the_whole_run(status: int, text: 
     assert text in caught.value.fix
     assert "teacher.test" in caught.value.problem
     assert bench.waits == []
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (402, "Insufficient credits"),
+        (429, '{"error": {"code": "insufficient_quota"}}'),
+        (400, "Your credit balance is too low to access the API"),
+    ],
+)
+def test_an_account_without_credit_ends_the_run_instead_of_failing_all_of_it(
+    status: int, text: str
+) -> None:
+    bench = Bench([body(text, status=status)])
+
+    with pytest.raises(TeacherError) as caught:
+        bench.complete()
+    assert "no credit" in caught.value.problem
+    assert "goes on from here" in caught.value.fix
+    assert bench.waits == []
+
+
+def test_one_prompt_that_is_forbidden_fails_alone() -> None:
+    flagged = body("this input was flagged by moderation", status=403)
+    for script in ([flagged], [completion("7"), body("no", status=403)]):
+        bench = Bench(script)
+
+        async def main(bench: Bench = bench, num_calls: int = len(script)) -> None:
+            for _ in range(num_calls):
+                await bench.teacher.complete([user("hi")], [])
+
+        with pytest.raises(CallFailedError) as caught:
+            run_async(main)
+        assert caught.value.kind is FailureClass.BAD_REQUEST
+
+
+def test_where_an_endpoint_redirects_to_is_said() -> None:
+    bench = Bench([body("", status=308, location="https://elsewhere.test/v1/chat/completions")])
+
+    with pytest.raises(CallFailedError, match=r"elsewhere\.test"):
+        bench.complete()
 
 
 @pytest.mark.parametrize("status", [400, 401, 429])
@@ -615,6 +668,7 @@ COSTS_NOTHING: list[Callable[[], httpx.Response | Exception]] = [
     lambda: limited(status=503),
     lambda: limited("0"),
     lambda: httpx.ConnectError("refused"),
+    lambda: httpx.ConnectTimeout("slow"),
 ]
 
 
@@ -646,6 +700,39 @@ def test_a_call_that_was_refused_costs_nothing(
 
     assert budget.unconfirmed == Cost()
     assert budget.spent == Cost(15, pytest.approx(0.06))
+
+
+UNCOUNTED: Any = [None, "free", {}, {"prompt_tokens": 9}]
+
+
+@pytest.mark.parametrize("usage", UNCOUNTED)
+def test_an_answer_that_does_not_say_what_it_took_counts_at_its_worst(usage: Any) -> None:
+    told = completion(usage=usage or {})
+    bench = Bench([told], spending=Spending(PRICE, Budget(usd=1.0)), max_tokens=20)
+
+    assert bench.complete().cost_usd is None
+    num_bytes = len(bench.requests[0].content)
+    worst = Cost(num_bytes + 20, pytest.approx((num_bytes * 1000 + 20 * 10_000) / 1e6))
+    budget = bench.teacher.spending.budget
+    assert (budget.spent, budget.unconfirmed, budget.reserved) == (worst, worst, Cost())
+
+
+def test_dollars_that_are_told_count_where_the_tokens_are_not() -> None:
+    bench = Bench([completion(usage={"cost": 0.25})], spending=Spending(PRICE), max_tokens=20)
+
+    assert bench.complete().cost_usd == 0.25
+    budget = bench.teacher.spending.budget
+    assert (budget.spent.usd, budget.unconfirmed.usd) == (0.25, 0.0)
+    assert budget.spent.tokens == len(bench.requests[0].content) + 20
+
+
+def test_thinking_that_only_the_total_counts_is_paid_for() -> None:
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 115}
+    bench = Bench([completion(usage=usage)], spending=Spending(PRICE))
+
+    turn = bench.complete()
+    assert turn.usage == Usage(prompt_tokens=10, completion_tokens=105)
+    assert turn.cost_usd == pytest.approx(1.06)
 
 
 def test_a_call_that_might_cost_too_much_is_not_sent() -> None:

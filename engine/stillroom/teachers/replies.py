@@ -1,0 +1,188 @@
+"""Reading what a chat completions endpoint says: turns, usage, and what its refusals mean."""
+
+import math
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, Literal, cast
+
+import msgspec
+
+from stillroom.teachers.limit_types import LimitKind
+from stillroom.types import Message, ToolCall, Usage
+
+REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
+_KEPT_KEYS = ("content", *REASONING_KEYS)
+_MAX_TOKENS_OF_A_CALL = 1 << 40
+_KEPT_BYTES = 4000
+_NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low", re.IGNORECASE)
+_FLAGGED = re.compile(r"moderation|flagged|content.{0,3}polic|safety", re.IGNORECASE)
+
+
+class UnreadableTurnError(Exception):
+    """A response that came whole and holds no turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTurn:
+    """A turn as an endpoint gave it."""
+
+    message: Message
+    finish_reason: Literal["stop", "length"]
+    usage: Usage | None
+    """None where it does not say what the call took."""
+    reported_usd: float | None
+    """What it says that the call cost, in US dollars."""
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: Any = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+    id: Any = None
+
+
+class _Reply(msgspec.Struct):
+    content: str | list[dict[str, Any]] | None = None
+    refusal: Any = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Reply
+    finish_reason: str | None = None
+
+
+class _Completion(msgspec.Struct):
+    """The part of a response that must be as expected."""
+
+    choices: list[_Choice]
+    usage: Any = None
+
+
+def read_turn(body: bytes) -> ReadTurn:
+    """Returns the turn that a response holds; servers differ in the form, and none is turned down
+    for what can be told all the same.
+
+    Raises UnreadableTurnError, with the beginning of the response.
+    """
+    try:
+        completion = msgspec.json.decode(body, type=_Completion)
+        choice = completion.choices[0]
+        raw: dict[str, Any] = msgspec.json.decode(body)["choices"][0]["message"]
+    except (msgspec.DecodeError, IndexError, RecursionError, UnicodeDecodeError) as error:
+        raise UnreadableTurnError(f"{error}: {_beginning(body)}") from error
+    if choice.finish_reason == "error":
+        raise UnreadableTurnError(f"the turn ended in an error: {_beginning(body)}")
+    return ReadTurn(
+        message=_message(choice.message, raw),
+        finish_reason="length" if choice.finish_reason == "length" else "stop",
+        usage=_usage(completion.usage),
+        reported_usd=_reported_usd(completion.usage),
+    )
+
+
+def _message(reply: _Reply, raw: Mapping[str, Any]) -> Message:
+    message: Any = {"role": "assistant"} | {key: raw[key] for key in _KEPT_KEYS if key in raw}
+    if reply.tool_calls:
+        message["tool_calls"] = _calls(reply.tool_calls)
+    elif not reply.content:
+        # What a model says instead of an answer is what it says.
+        message["content"] = reply.refusal if isinstance(reply.refusal, str) else ""
+    return message
+
+
+def _calls(calls: list[_Call]) -> list[ToolCall]:
+    """Returns the calls, each with an id of its own: replies are told apart by it."""
+    made: list[ToolCall] = []
+    taken: set[str] = set()
+    for index, call in enumerate(calls):
+        given = str(call.id) if isinstance(call.id, str | int) else ""
+        identity = given or f"call_{index}"
+        while identity in taken:
+            identity = f"{identity}_{index}"
+        taken.add(identity)
+        function: Any = {"name": call.function.name, "arguments": _arguments(call.function)}
+        made.append({"id": identity, "type": "function", "function": function})
+    return made
+
+
+def _arguments(function: _Function) -> str:
+    """Returns the arguments as the JSON text that most servers send."""
+    written = function.arguments
+    if isinstance(written, str):
+        return written or "{}"
+    return "{}" if written is None else msgspec.json.encode(written).decode()
+
+
+def _beginning(body: bytes) -> str:
+    return body[:_KEPT_BYTES].decode("utf-8", "replace").strip()
+
+
+def _usage(usage: Any) -> Usage | None:
+    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    if prompt is None or completion is None:
+        return None
+    # Some count a model's thinking in the total alone, and bill it like the rest of the answer.
+    total = _count(usage, "total_tokens") or 0
+    return Usage(prompt_tokens=prompt, completion_tokens=max(completion, total - prompt))
+
+
+def _count(usage: Any, name: str) -> int | None:
+    """Returns a number of tokens; None where the endpoint gives none that makes sense."""
+    value = cast("dict[str, Any]", usage).get(name) if isinstance(usage, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if 0 <= value <= _MAX_TOKENS_OF_A_CALL else None
+
+
+def _reported_usd(usage: Any) -> float | None:
+    value = cast("dict[str, Any]", usage).get("cost") if isinstance(usage, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value < math.inf else None
+
+
+def limit_kind(message: str) -> LimitKind:
+    """Returns what the words of a refusal say is limited."""
+    if re.search(r"concurren|simultaneous|in parallel|in flight", message, re.IGNORECASE):
+        return LimitKind.CONCURRENCY
+    if re.search(r"tokens? per|\btp[smd]\b", message, re.IGNORECASE):
+        return LimitKind.TOKENS
+    if re.search(r"(requests?|calls|queries) per|\b[rq]p[smd]\b", message, re.IGNORECASE):
+        return LimitKind.REQUESTS
+    return LimitKind.UNKNOWN
+
+
+def says_no_credit(status: int, message: str) -> bool:
+    """Returns whether a refusal means that no call is paid for any more, now or later."""
+    return status == 402 or _NO_CREDIT.search(message) is not None
+
+
+def says_flagged(message: str) -> bool:
+    """Returns whether a refusal is about what one prompt says, and not about the key."""
+    return _FLAGGED.search(message) is not None
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Returns the seconds that a refusal asks to wait, written as a number or as a date."""
+    millis = _seconds(headers.get("retry-after-ms", ""))
+    if millis is not None:
+        return millis / 1000
+    written = headers.get("retry-after", "")
+    try:
+        return max(0.0, parsedate_to_datetime(written).timestamp() - time.time())
+    except (ValueError, OverflowError, OSError):
+        return _seconds(written)
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        return None
