@@ -78,6 +78,12 @@ class Workspace:
             raise InputError(
                 f"{what} {str(given)!r} is a folder", "give the path of a file, e.g. in that folder"
             )
+        above = next((parent for parent in path.parents if parent.exists()), path)
+        if not above.is_dir():
+            raise InputError(
+                f"{what} {str(given)!r} would be inside {self.shown(above)}, which is a file",
+                "give the path of a file in a folder",
+            )
         return path
 
     def read_key(self, name: str) -> str | None:

@@ -181,3 +181,12 @@ def test_tools_get_the_environment_without_what_is_withheld(
     withheld = tool_environment(without=frozenset({"OPENAI_API_KEY"}))
     assert "SHOP_KEY" in withheld
     assert "OPENAI_API_KEY" not in withheld
+
+
+def test_a_file_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("x", encoding="utf-8")
+
+    with pytest.raises(InputError, match="inside notes, which is a file"):
+        Workspace(tmp_path).output_file("notes/a/b.jsonl", what="output")
+    made = Workspace(tmp_path).output_file("new/folder/b.jsonl", what="output")
+    assert made == tmp_path / "new" / "folder" / "b.jsonl"

@@ -18,7 +18,7 @@ from stillroom.rollout.forecast import (
     RolloutLoad,
     forecast,
 )
-from stillroom.rollout.journal import journal_path
+from stillroom.rollout.journal import check_settings, journal_path
 from stillroom.rollout.judge import RESPONSE_FORMATS, judge_messages
 from stillroom.rollout.judge_request import JudgeFile, judge_price, open_judge
 from stillroom.rollout.loop import offered_tools
@@ -37,11 +37,13 @@ async def dry_run(
     specs: Sequence[RolloutSpec],
     judge: JudgeFile | None,
     output: Path,
+    settings: Mapping[str, object],
 ) -> Forecast:
     """Returns what a run would take: no model is called, no file written.
 
     Raises what the run would raise before its first call.
     """
+    check_settings(output, settings)
     finished = finished_rows(output)
     known = read_journal(journal_path(output), finished).known
     todo = [spec for spec in specs if spec.key not in finished]

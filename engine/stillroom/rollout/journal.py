@@ -5,7 +5,7 @@ of the output file; until then its steps stand in the journal, and a new process
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,33 @@ def journal_path(output: Path) -> Path:
     return journal_folder(output) / "journal.jsonl"
 
 
+def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
+    """Raises InputError if an output was begun with other settings, or by something else."""
+    if not _is_begun(output):
+        return
+    path = journal_folder(output) / _SETTINGS
+    if not path.exists():
+        raise InputError(
+            f"{output} exists and was not written by generate_rollouts",
+            "choose another output",
+        )
+    before = msgspec.json.decode(path.read_bytes())
+    given = msgspec.json.decode(msgspec.json.encode(settings))
+    names = [*given, *(before.keys() - given.keys())]
+    changed = [name for name in names if before.get(name) != given.get(name)]
+    if changed:
+        shown = "; ".join(f"{n} was {before.get(n)!r}, now {given.get(n)!r}" for n in changed)
+        raise InputError(
+            f"{output} was begun with other settings: {shown}",
+            "run with the settings it was begun with to go on, or choose another output",
+        )
+
+
+def _is_begun(output: Path) -> bool:
+    files = (output, journal_path(output))
+    return any(file.exists() and file.stat().st_size > 0 for file in files)
+
+
 class RolloutStore:
     """The output file of a rollout run with its journal; one process at a time.
 
@@ -76,7 +103,9 @@ class RolloutStore:
             )
         journal = journal_path(output)
         try:
-            self._check_settings(settings, journal)
+            check_settings(output, settings)
+            if not _is_begun(output):
+                write_json(self._folder / _SETTINGS, settings)
             cut_torn_line(output)
             cut_torn_line(journal)
             self.finished = finished_rows(output)
@@ -147,27 +176,6 @@ class RolloutStore:
                 left = UnconfirmedRecord(tokens=self._unconfirmed.tokens, usd=self._unconfirmed.usd)
                 write_atomic(self._journal.path, msgspec.json.encode(left) + b"\n")
         self._lock.release()
-
-    def _check_settings(self, settings: dict[str, Any], journal: Path) -> None:
-        path = self._folder / _SETTINGS
-        given = msgspec.json.decode(msgspec.json.encode(settings))
-        if not any(file.exists() and file.stat().st_size > 0 for file in (self.output, journal)):
-            write_json(path, given)
-            return
-        if not path.exists():
-            raise InputError(
-                f"{self.output} exists and was not written by generate_rollouts",
-                "choose another output",
-            )
-        before = msgspec.json.decode(path.read_bytes())
-        names = [*given, *(before.keys() - given.keys())]
-        changed = [name for name in names if before.get(name) != given.get(name)]
-        if changed:
-            shown = "; ".join(f"{n} was {before.get(n)!r}, now {given.get(n)!r}" for n in changed)
-            raise InputError(
-                f"{self.output} was begun with other settings: {shown}",
-                "run with the settings it was begun with to go on, or choose another output",
-            )
 
 
 class StepRecorder:

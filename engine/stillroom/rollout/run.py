@@ -135,10 +135,10 @@ async def generate_rollouts(
     output = workspace.output_file(request.output, what="output")
     # Before any file is opened: they may be refused.
     price, judge = price_of(workspace, request), check_judge(workspace, request)
-    if request.dry_run:
-        return await dry_run(workspace, request, specs, judge, output)
-    tally = Tally()
     settings = settings_of(workspace, request, judge, prompts)
+    if request.dry_run:
+        return await dry_run(workspace, request, specs, judge, output, settings)
+    tally = Tally()
     await anyio.to_thread.run_sync(adopt_shards, output, settings)
     store = RolloutStore(output, settings, on_turn=tally.count_call)
     todo = [spec for spec in specs if spec.key not in store.finished]

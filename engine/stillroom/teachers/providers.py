@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from stillroom.errors import InputError
 from stillroom.settings import Workspace
@@ -86,14 +87,27 @@ def endpoint_for(
         provider=provider,
         profile=ANY_ENDPOINT if is_generic else own,
     )
-    if not endpoint.base_url.startswith(("http://", "https://")):
+    if not _is_address(endpoint.base_url):
         raise InputError(
-            f"base_url {base_url!r} is not an http(s) address",
-            "give e.g. http://127.0.0.1:8000/v1",
+            f"base_url {base_url!r} is not an http(s) address to which /chat/completions can be "
+            "added",
+            "give e.g. http://127.0.0.1:8000/v1, without a query",
         )
     if endpoint.api_key_env is not None:
         _check_key(workspace, provider, endpoint.api_key_env)
     return endpoint
+
+
+def _is_address(url: str) -> bool:
+    # A line break or a blank would end the first line of a request.
+    if not (url.isascii() and url.isprintable()) or " " in url:
+        return False
+    try:
+        parts = urlsplit(url)
+        is_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and is_host and not (parts.query or parts.fragment)
 
 
 def sampling_fields(endpoint: Endpoint, model: str, sampling: SamplingSettings) -> dict[str, Any]:

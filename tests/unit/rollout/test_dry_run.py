@@ -15,7 +15,7 @@ from fakes.metered_endpoint import JUDGE_HOST, MeteredEndpoint
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from fakes.user_files import write_tools
-from stillroom.errors import DataError
+from stillroom.errors import DataError, InputError
 from stillroom.rollout.forecast import Forecast, Span
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.run import RolloutsResult, generate_rollouts
@@ -257,9 +257,7 @@ def test_turns_on_record_are_told_as_paid(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_bytes(b"")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
-    told = run_of(
-        workspace, MeteredEndpoint(2, wordy=0.5, framing=0, eager=0), dry_run=True, max_turns=4
-    )
+    told = run_of(workspace, MeteredEndpoint(2, wordy=0.5, framing=0, eager=0), dry_run=True)
 
     assert told.calls == Span(1, 1, 1)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -273,3 +271,13 @@ def test_a_dry_run_finds_what_would_stop_the_run(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="names the tool 'prize'"):
         run_of(workspace, endpoint, dry_run=True, tools="tools.py")
+
+
+def test_a_dry_run_of_changed_settings_is_refused_as_the_run_is(tmp_path: Path) -> None:
+    workspace = workspace_in(tmp_path, ["a"])
+    endpoint = MeteredEndpoint(1, wordy=0.5, framing=0, eager=0)
+    run_of(workspace, endpoint)
+
+    for is_dry in (True, False):
+        with pytest.raises(InputError, match="max_turns was 10, now 3"):
+            run_of(workspace, endpoint, dry_run=is_dry, max_turns=3)

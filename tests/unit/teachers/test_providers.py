@@ -74,7 +74,25 @@ def test_the_providers_own_key_is_not_sent_to_another_address(
     assert endpoint.api_key_env is None
 
 
-@pytest.mark.parametrize("base_url", ["127.0.0.1:8000", "ftp://host/v1", "file:///etc", "/v1", " "])
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "127.0.0.1:8000",
+        "ftp://host/v1",
+        "file:///etc",
+        "/v1",
+        " ",
+        "http://",
+        "http://:80/v1",
+        "http://host:99999/v1",
+        "http://host:x/v1",
+        "http://[::1/v1",
+        "http://a host/v1",
+        "http://host/v1 HTTP/1.1\r\nx: y",
+        "http://höst/v1",
+        "http://host/v1?version=1",
+    ],
+)
 def test_an_address_that_is_not_http_is_refused(base_url: str) -> None:
     with pytest.raises(InputError, match="is not an http"):
         endpoint_for(WORKSPACE, "openai", base_url=base_url, api_key_env=None)
