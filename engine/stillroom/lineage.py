@@ -1,5 +1,6 @@
 """Manifests: beside every output, what it was made from, how, and by which version."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -9,7 +10,11 @@ from typing import Any, Self
 import msgspec
 
 from stillroom import __version__
+from stillroom.errors import DataError
 from stillroom.files import LineWriter, file_sha256, write_json
+
+FOLDER_MANIFEST = "stillroom.manifest.json"
+"""Of a folder, inside it: a copy of the folder keeps it."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +23,21 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     sha256: str
     num_bytes: int
+
+
+class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as it was when it was used."""
+
+    role: str
+    """What it did: `policy`, `student`, `teacher`."""
+    name: str
+    """As it was asked for."""
+    location: str
+    """Its folder, hub id, or the endpoint that serves it."""
+    sha256: str | None = None
+    """Of a folder's files; None of what is elsewhere."""
+    revision: str | None = None
+    """The hub's commit, where it is known."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +51,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None
     stillroom_version: str
     created_at: str
+    models: list[ModelRecord] = []
+    side: list[FileRecord] = []
+    """Files written with the output: what was dropped, and why."""
 
 
 def now() -> str:
@@ -44,8 +67,29 @@ def record_file(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -
     return FileRecord(path=str(path), sha256=sha256, num_bytes=path.stat().st_size)
 
 
-def _record_written(path: Path, written: LineWriter) -> FileRecord:
+def record_folder(folder: Path) -> FileRecord:
+    """Returns the path, hash and size of a model's folder as it is now.
+
+    The hash is that of what `sha256sum` prints of its files, in the order of their names.
+    """
+    lines: list[str] = []
+    num_bytes = 0
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if name != FOLDER_MANIFEST and not any(part.startswith(".") for part in name.split("/")):
+            lines.append(f"{file_sha256(path)}  {name}\n")
+            num_bytes += path.stat().st_size
+    sha256 = hashlib.sha256("".join(lines).encode()).hexdigest()
+    return FileRecord(path=str(folder), sha256=sha256, num_bytes=num_bytes)
+
+
+def record_written(path: Path, written: LineWriter) -> FileRecord:
+    """Returns the record of a file from its closed writer, which has hashed it already."""
     return FileRecord(path=str(path), sha256=written.sha256, num_bytes=written.num_bytes)
+
+
+def _recorded(file: Path | FileRecord) -> FileRecord:
+    return file if isinstance(file, FileRecord) else record_file(file)
 
 
 class Recording:
@@ -72,33 +116,53 @@ class Recording:
 
 
 def manifest_path(output: Path) -> Path:
-    """Returns where the manifest of `output` is kept."""
+    """Returns where the manifest of `output` is kept: beside a file, inside a folder."""
+    if output.is_dir():
+        return output / FOLDER_MANIFEST
     return output.with_name(output.name + ".manifest.json")
+
+
+def read_manifest(output: Path) -> Manifest | None:
+    """Returns the manifest of a file or folder, whether or not it is still about its content."""
+    path = manifest_path(output)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise DataError(
+            f"{path} is damaged: {error}", "delete it; what it said about the file is lost"
+        ) from error
 
 
 def write_manifest(
     output: Path,
     *,
-    written: LineWriter | None = None,
+    written: LineWriter | FileRecord | None = None,
     operation: str,
-    inputs: Sequence[Path | FileRecord],
+    inputs: Sequence[Path | FileRecord | ModelRecord],
     request: Mapping[str, Any],
     counts: Mapping[str, int],
     run_id: str | None = None,
+    side: Sequence[Path | FileRecord] = (),
 ) -> Path:
-    """Writes the manifest of a finished output file and returns its path.
+    """Writes the manifest of a finished output and returns its path.
 
-    `written` is the closed writer of the output, which has hashed it already.
+    `written` is the closed writer of the output, which has hashed it already, or its record.
     """
+    if isinstance(written, LineWriter):
+        written = record_written(output, written)
     manifest = Manifest(
         operation=operation,
-        output=_record_written(output, written) if written else record_file(output),
-        inputs=[f if isinstance(f, FileRecord) else record_file(f) for f in inputs],
+        output=written or record_file(output),
+        inputs=[_recorded(i) for i in inputs if not isinstance(i, ModelRecord)],
         request=dict(request),
         counts=dict(counts),
         run_id=run_id,
         stillroom_version=__version__,
         created_at=now(),
+        models=[model for model in inputs if isinstance(model, ModelRecord)],
+        side=[_recorded(file) for file in side],
     )
     path = manifest_path(output)
     write_json(path, manifest)

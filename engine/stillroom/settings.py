@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stillroom.errors import InputError
+from stillroom.versions import find_version
 
 WORKSPACE_VARIABLE = "STILLROOM_WORKSPACE"
 
@@ -49,8 +50,13 @@ class Workspace:
         return path
 
     def existing(self, given: str | Path, *, what: str) -> Path:
-        """Returns the path of something that is read. Raises InputError if it isn't there."""
+        """Returns the path of something that is read, also of a version (`name@tag`, `name@hash`).
+
+        Raises InputError if it isn't there.
+        """
         path = self.path(given)
+        if not path.exists() and (version := find_version(self.root, path)) is not None:
+            return version
         if not path.exists():
             raise InputError(
                 f"{what} {str(given)!r} does not exist (looked at {path})",

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from stillroom import api
 from stillroom.settings import Workspace
 from stillroom_mcp.answers import structured
+from stillroom_mcp.lineage_view import lineage_lines
 from stillroom_mcp.operations import Operation
 
 _POLL_S = 0.3
@@ -60,6 +61,9 @@ def operate(
     answer = structured(operation, request, result)
     if as_json:
         _print(json.dumps(answer, ensure_ascii=False))
+    elif isinstance(result, api.Lineage):
+        for line in (*lineage_lines(result), f"next: {answer['next_step']}"):
+            _print(line)
     else:
         _show(answer)
     return _exit_code(result, is_waiting=is_waiting)

@@ -127,6 +127,20 @@ def after_compare_evaluations(request: api.CompareEvaluations, result: api.Compa
     return "where the interval holds 0 the tasks do not show a difference: evaluate on more of them"
 
 
+def after_show_lineage(request: api.ShowLineage, result: api.Lineage) -> str:
+    """What to do with a lineage."""
+    if result.tagged:
+        return f"give {result.tagged} wherever this file is an input; it never changes"
+    if result.problems:
+        return (
+            "what changed since is not what was trained on: make it again from the files as they "
+            "are now, or give a kept version (name@tag) as input"
+        )
+    if result.row:
+        return "inspect_examples(path=<file>, start=<row>) shows a row of these files"
+    return "row=<line or id> follows one row; tag=<v1.0> keeps the file under that name"
+
+
 def after_list_runs(request: api.ListRuns, result: api.RunPage) -> str:
     """What to do with the list."""
     if not result.runs:

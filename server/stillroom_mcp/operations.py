@@ -241,4 +241,16 @@ OPERATIONS = (
         is_destructive=True,
         is_idempotent=True,
     ),
+    Operation(
+        name="show_lineage",
+        title="Show where it comes from",
+        description="Back from a checkpoint or file to the prompts, hashes checked; why a row was "
+        "kept or dropped.",
+        request=api.ShowLineage,
+        result=api.Lineage,
+        call=api.show_lineage,
+        next_step=next_steps.after_show_lineage,
+        positional=("path",),
+        is_idempotent=True,
+    ),
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakes.http_endpoint import ScriptedEndpoint
+from fakes.lineages import Lineages
 from fakes.projects import endpoint_project, read_rows
 from stillroom_mcp.cli import build_parser
 from stillroom_mcp.operations import OPERATIONS
@@ -114,3 +115,28 @@ def test_an_error_exits_with_1_and_says_what_to_do(tmp_path: Path) -> None:
     assert finished.returncode == 1
     assert "there is no run 'nope'" in finished.stderr
     assert "fix: list the runs" in finished.stderr
+
+
+def test_a_lineage_is_shown_as_a_tree(tmp_path: Path) -> None:
+    project = Lineages(tmp_path)
+    project.all()
+    finished = stillroom("show-lineage", "sft-run", "--row", "1", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    lines = finished.stdout.splitlines()
+    assert lines[0].startswith("runs/sft-run/checkpoints/final  ")
+    assert lines[1].startswith("├─ config.yml")
+    assert lines[2].startswith("├─ sft.jsonl")
+    assert lines[3].startswith("│  └─ good.jsonl")
+    assert "by filter_dataset (read 8, kept 4)" in lines[3]
+    assert "row:" in lines
+    assert lines[-1].startswith("next: inspect_examples")
+
+
+def test_a_version_is_named_by_its_tag_from_the_command_line(tmp_path: Path) -> None:
+    project = Lineages(tmp_path)
+    project.all()
+    tagged = stillroom("show-lineage", "sft.jsonl", "--tag", "v1.0", cwd=tmp_path)
+    assert "tagged: sft@v1.0" in tagged.stdout.splitlines()
+    (tmp_path / "sft.jsonl").write_text("", encoding="utf-8")
+    checked = stillroom("validate-dataset", "sft@v1.0", "--json", cwd=tmp_path)
+    assert json.loads(checked.stdout)["good"] == 4, checked.stderr

@@ -141,14 +141,14 @@ def test_every_example_names_a_tool_or_is_a_configuration(document: Path, tmp_pa
 def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
     skill = SKILLS / "off-policy-distillation"
     calls = follow_documents(tmp_path, skill / "SKILL.md", skill / "references/preferences.md")
-    assert calls == 14
+    assert calls == 15
 
 
 def test_the_rollout_quality_skill_works_as_written(tmp_path: Path) -> None:
     calls = follow_documents(tmp_path, SKILLS / "rollout-quality" / "SKILL.md")
-    assert calls == 9
+    assert calls == 11
 
 
 def test_the_on_policy_skill_works_as_written(tmp_path: Path) -> None:
     calls = follow_documents(tmp_path, SKILLS / "on-policy-distillation" / "SKILL.md")
-    assert calls == 9
+    assert calls == 11

@@ -3,8 +3,19 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from stillroom import __version__
-from stillroom.lineage import manifest_path, now, record_file, write_manifest
+from stillroom.errors import DataError
+from stillroom.lineage import (
+    ModelRecord,
+    manifest_path,
+    now,
+    read_manifest,
+    record_file,
+    record_folder,
+    write_manifest,
+)
 
 
 def test_the_time_is_utc_with_milliseconds() -> None:
@@ -57,9 +68,51 @@ def test_a_manifest_says_what_the_output_was_made_from(tmp_path: Path) -> None:
         "counts": {"read": 1},
         "run_id": "run",
         "stillroom_version": __version__,
+        "models": [],
+        "side": [],
     }
 
 
 def test_the_manifest_of_a_table_is_no_table_of_its_folder(tmp_path: Path) -> None:
     # A folder of rollouts is read by its *.jsonl files.
     assert manifest_path(tmp_path / "out.jsonl").suffix == ".json"
+
+
+def test_a_manifest_tells_models_from_files(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_bytes(b"out\n")
+    model = ModelRecord(role="policy", name="m", location="openai")
+    write_manifest(output, operation="x", inputs=[model, output], request={}, counts={})
+    manifest = read_manifest(output)
+    assert manifest is not None
+    assert manifest.models == [model]
+    assert manifest.inputs == [record_file(output)]
+
+
+def test_the_hash_of_a_folder_is_that_of_its_names_and_contents(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "b").write_bytes(b"b")
+    (folder / "sub" / "a").write_bytes(b"a")
+    listed = "".join(
+        f"{hashlib.sha256(text).hexdigest()}  {name}\n"
+        for text, name in ((b"b", "b"), (b"a", "sub/a"))
+    )
+    first = record_folder(folder)
+    assert first.sha256 == hashlib.sha256(listed.encode()).hexdigest()
+    assert first.num_bytes == 2
+
+    (folder / ".cache").write_bytes(b"hidden")
+    write_manifest(folder, written=first, operation="x", inputs=[], request={}, counts={})
+    assert record_folder(folder) == first
+
+    (folder / "b").rename(folder / "c")
+    assert record_folder(folder).sha256 != first.sha256
+
+
+def test_a_damaged_manifest_is_told(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    assert read_manifest(output) is None
+    manifest_path(output).write_bytes(b"{")
+    with pytest.raises(DataError, match="is damaged"):
+        read_manifest(output)

@@ -41,6 +41,8 @@ from stillroom.projects.create import CreateProject, ProjectResult, create_proje
 from stillroom.projects.setup import CheckSetup, SetupReport, check_setup
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.score import ScoreRollouts
+from stillroom.trace.request import Lineage, LineageNode, ShowLineage
+from stillroom.trace.show import show_lineage
 from stillroom.train.request import StartTraining
 
 __all__ = [
@@ -59,6 +61,8 @@ __all__ = [
     "GetRun",
     "GetRunLogs",
     "InspectExamples",
+    "Lineage",
+    "LineageNode",
     "ListRuns",
     "LogPage",
     "MakeDpoPairs",
@@ -70,6 +74,7 @@ __all__ = [
     "SampleForReview",
     "ScoreRollouts",
     "SetupReport",
+    "ShowLineage",
     "StartTraining",
     "ValidateDataset",
     "ValidationReport",
@@ -88,6 +93,7 @@ __all__ = [
     "make_dpo_pairs",
     "sample_for_review",
     "score_rollouts",
+    "show_lineage",
     "start_training",
     "validate_dataset",
     "write_report",

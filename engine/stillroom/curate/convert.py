@@ -117,7 +117,7 @@ class _Conversion:
             if len(self.problems) < MAX_EXAMPLES:
                 self.problems.append(f"{rollout.where}: {rollout.problem}")
             return "not a rollout row"
-        reason = _reason_to_leave_out(facts, include_failed=self._include_failed)
+        reason = reason_to_leave_out(facts, include_failed=self._include_failed)
         if reason is None:
             self._rows.write_raw(supervised_row(facts, parts))
             self._derived += facts.is_success_derived and facts.is_success
@@ -174,7 +174,8 @@ def _together(name: str, counts: Sequence[SourceCount]) -> SourceCount:
     )
 
 
-def _reason_to_leave_out(facts: RolloutFacts, *, include_failed: bool) -> str | None:
+def reason_to_leave_out(facts: RolloutFacts, *, include_failed: bool) -> str | None:
+    """Returns why a rollout is not converted; None of one that is."""
     if facts.error is not None:
         return "ended by an infrastructure failure"
     if facts.num_turns == 0:

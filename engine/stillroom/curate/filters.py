@@ -24,7 +24,7 @@ from stillroom.curate.verdicts import read_verdicts
 from stillroom.data.render import ChatRenderer
 from stillroom.data.row_files import rollout_files
 from stillroom.files import atomic_output
-from stillroom.lineage import Recording, write_manifest
+from stillroom.lineage import Recording, record_written, write_manifest
 from stillroom.settings import Workspace
 
 _MAX_CATEGORIES = 50
@@ -65,6 +65,7 @@ def filter_dataset(
             inputs=recording.records(),
             request=request.model_dump(mode="json"),
             counts={"read": tally.read, "kept": tally.kept},
+            side=[record_written(dropped_file, dropped)],
         )
     return tally.result(workspace, output, dropped_file, set(known.verdicts))
 
@@ -78,8 +79,12 @@ def _knowledge(
     workspace: Workspace, request: FilterDataset, read: _Read, renderer: ChatRenderer | None
 ) -> Knowledge:
     """Returns what the filters need to know; for some of them the rows are read once before."""
-    verdicts = read_verdicts(workspace.path(request.verdicts)) if request.verdicts else {}
-    paths = map(workspace.path, request.decontaminate)
+    verdicts = (
+        read_verdicts(workspace.existing(request.verdicts, what="verdicts"))
+        if request.verdicts
+        else {}
+    )
+    paths = [workspace.existing(name, what="file") for name in request.decontaminate]
     prompts = [prompt for path in paths for prompt in evaluation_prompts(path)]
     index = ContaminationIndex(prompts) if prompts else None
     known: Counter[str] = Counter()

@@ -1,8 +1,11 @@
 """One evaluation: rollouts on held-out tasks, accuracy with intervals, KL to a teacher."""
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import anyio
 
 from stillroom.data.formats import Task, load_tasks
 from stillroom.errors import InputError, RunCancelledError, TeacherError
@@ -11,6 +14,8 @@ from stillroom.evaluate.intervals import Estimate, mean_estimate, share_estimate
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.files import AppendLog, write_json
 from stillroom.lineage import write_manifest
+from stillroom.models.identity import identify
+from stillroom.models.resolve import locate_model
 from stillroom.reporting import Reporter
 from stillroom.rollout.arena import open_arena
 from stillroom.rollout.collect import (
@@ -21,6 +26,7 @@ from stillroom.rollout.collect import (
     specs_for,
 )
 from stillroom.rollout.judge_request import check_judge
+from stillroom.rollout.origin import RolloutOrigin, origin_of
 from stillroom.rollout.records import RolloutKey
 from stillroom.rollout.request import sampling_settings, select_entries
 from stillroom.settings import Workspace
@@ -39,6 +45,7 @@ async def evaluate_model(
     data = workspace.existing(request.data, what="data")
     tasks = select_entries(load_tasks(data), n=request.n, entries=request.entries)
     sampling = sampling_settings(request, temperature=request.temperature)
+    origin = await _origin(workspace, request, data)
     outcomes = await _answers(workspace, request, sampling, tasks, reporter, PHASE)
     rollouts = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
     if not rollouts:
@@ -71,15 +78,25 @@ async def evaluate_model(
     )
     output = folder / RESULT_FILE
     write_json(output, Evaluation(result=result, tasks=scores))
-    write_manifest(
-        output,
-        operation="evaluate_model",
-        inputs=[data, rows],
-        request=request.model_dump(mode="json"),
-        counts={"tasks": len(scores), "failed": result.failed},
-        run_id=folder.name,
-    )
+    for path, inputs in ((rows, [*origin.inputs, *origin.models]), (output, [rows])):
+        write_manifest(
+            path,
+            operation="evaluate_model",
+            inputs=inputs,
+            request=request.model_dump(mode="json"),
+            counts={"tasks": len(scores), "failed": result.failed},
+            run_id=folder.name,
+        )
     return result
+
+
+async def _origin(workspace: Workspace, request: EvaluateModel, data: Path) -> RolloutOrigin:
+    origin = await origin_of(workspace, request, data)
+    if request.teacher is None:
+        return origin
+    teacher = locate_model(workspace, request.teacher)
+    record = await anyio.to_thread.run_sync(functools.partial(identify, teacher, role="teacher"))
+    return RolloutOrigin(origin.inputs, [*origin.models, record])
 
 
 async def _answers(

@@ -26,6 +26,7 @@ from stillroom.rollout.collect import specs_for
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal import RolloutStore
 from stillroom.rollout.judge_request import check_judge
+from stillroom.rollout.origin import origin_of
 from stillroom.rollout.ray_cluster import ray_cluster
 from stillroom.rollout.ray_worker import ShardEnd, ShardJob, ShardWorker, Standing
 from stillroom.rollout.records import FinishedRow, RolloutKey
@@ -86,6 +87,7 @@ async def generate_on_ray(
     keys = [spec.key for spec in specs_for(tasks, request.samples_per_prompt)]
     output = workspace.output_file(request.output, what="output")
     settings = settings_of(workspace, request, check_judge(workspace, request), prompts)
+    origin = await origin_of(workspace, request, prompts)
     with ray_cluster(request) as ray, shards_locked(output):
         run = _RayRun(ray, workspace, request, output, settings, folder, reporter)
         finished = await run.do(keys)
@@ -103,7 +105,7 @@ async def generate_on_ray(
     write_manifest(
         output,
         operation="generate_rollouts",
-        inputs=[prompts],
+        inputs=[*origin.inputs, *origin.models],
         request=request.model_dump(mode="json"),
         counts={"requested": len(keys), "rows": result.succeeded, "failed": result.failed},
         run_id=folder.name,

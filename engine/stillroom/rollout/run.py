@@ -28,6 +28,7 @@ from stillroom.rollout.dry_run import dry_run
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal import RolloutStore
 from stillroom.rollout.judge_request import JudgeFile, check_judge
+from stillroom.rollout.origin import origin_of
 from stillroom.rollout.records import FinishedRow
 from stillroom.rollout.request import (
     GenerateRollouts,
@@ -138,7 +139,7 @@ async def generate_rollouts(
     settings = settings_of(workspace, request, judge, prompts)
     if request.dry_run:
         return await dry_run(workspace, request, specs, judge, output, settings)
-    tally = Tally()
+    tally, origin = Tally(), await origin_of(workspace, request, prompts)
     await anyio.to_thread.run_sync(adopt_shards, output, settings)
     store = RolloutStore(output, settings, on_turn=tally.count_call)
     todo = [spec for spec in specs if spec.key not in store.finished]
@@ -169,7 +170,7 @@ async def generate_rollouts(
     write_manifest(
         output,
         operation="generate_rollouts",
-        inputs=[prompts],
+        inputs=[*origin.inputs, *origin.models],
         request=request.model_dump(mode="json"),
         counts={"requested": len(specs), "rows": result.succeeded, "failed": result.failed},
         run_id=folder.name,
@@ -278,12 +279,12 @@ def _budget(request: GenerateRollouts, store: RolloutStore, share: Share | None)
 
 def requested_tasks(prompts: Path, request: GenerateRollouts) -> list[Task]:
     """Returns the prompts that a run is about, as they are asked."""
-    tasks = _with_system(load_tasks(prompts), request.system)
+    tasks = with_system(load_tasks(prompts), request.system)
     return select_entries(tasks, n=request.n, entries=request.entries)
 
 
-def _with_system(tasks: list[Task], system: str | None) -> list[Task]:
-    """Puts the system message first, in place of one the row has."""
+def with_system(tasks: list[Task], system: str | None) -> list[Task]:
+    """Returns the tasks with the system message first, in place of one the row has."""
     if system is None:
         return tasks
     changed: list[Task] = []

@@ -16,7 +16,7 @@ from pydantic import Field
 from stillroom.data.row_files import rollout_files
 from stillroom.errors import CallFailedError, EngineError, FailureClass, InputError, RunError
 from stillroom.files import AppendLog, LineWriter, atomic_output, content_hash
-from stillroom.lineage import write_manifest
+from stillroom.lineage import Recording, write_manifest
 from stillroom.reporting import Reporter, stop_if_cancelled
 from stillroom.rollout.arena import open_user_pool
 from stillroom.rollout.journal import holds_rollouts
@@ -121,7 +121,10 @@ async def score_rollouts(
     rewards = user_file(workspace, request.rewards, what="rewards")
     judge_file = check_judge(workspace, request)
     tally = _Tally()
+    others = [rewards, workspace.existing(request.judge, what="judge") if judge_file else None]
+    files = [*rollout_files(source), *(file for file in others if file is not None)]
     async with AsyncExitStack() as stack:
+        recording = stack.enter_context(Recording(files))
         pool = await open_user_pool(
             stack,
             tools_file=None,
@@ -146,12 +149,13 @@ async def score_rollouts(
         run = _Run(rewarder, tally, verdicts, log, reporter, total)
         with atomic_output(output) as rows:
             await run.score(source, rows, request)
+        inputs = await anyio.to_thread.run_sync(recording.records)
     if not tally.failed:
         journal.unlink(missing_ok=True)
     write_manifest(
         output,
         operation="score_rollouts",
-        inputs=[*rollout_files(source), *([rewards] if rewards else [])],
+        inputs=inputs,
         request=request.model_dump(mode="json"),
         counts={"read": tally.read, "changed": tally.changed, "failed": tally.failed.total()},
         run_id=folder.name,

@@ -51,6 +51,8 @@ def plan_request(workspace: Workspace, request: StartTraining) -> TrainingPlan:
     config = load_config(config_file, request.overrides)
     folder = config_file.parent
     train_file = folder / config.data.train_file
+    if "@" in train_file.name:
+        train_file = workspace.existing(train_file, what="data.train_file")
     if not train_file.is_file():
         raise ConfigError(
             f"{config_file}: data.train_file {config.data.train_file!r} does not exist in {folder}",

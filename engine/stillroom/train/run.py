@@ -10,6 +10,8 @@ import msgspec
 from stillroom.data.formats import load_dpo_rows, load_sft_rows, load_tasks
 from stillroom.errors import ConfigError
 from stillroom.files import write_json
+from stillroom.lineage import ModelRecord, Recording
+from stillroom.models.identity import identify
 from stillroom.models.load import load_model
 from stillroom.models.pairing import check_pair
 from stillroom.models.resolve import locate_model
@@ -17,6 +19,7 @@ from stillroom.policy.check import check_decoding
 from stillroom.reporting import Reporter
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
+from stillroom.train.checkpoints import Origin
 from stillroom.train.config import TrainConfig
 from stillroom.train.dpo import train_dpo
 from stillroom.train.on_policy import train_on_policy
@@ -34,19 +37,36 @@ def train(
     plan = plan_request(workspace, request)
     config = plan.config
     write_json(folder / "config.json", config.model_dump(mode="json"))
-    student = load_student(workspace, config.model, seed=config.trainer.seed)
-    session = Session(config, student, folder, reporter, started)
+    given = (plan.config_file, plan.train_file, plan.tools_file, plan.rewards_file)
+    with Recording([file for file in given if file is not None]) as files:
+        student = load_student(workspace, config.model, seed=config.trainer.seed)
+        models = _models(workspace, config)
+        origin = Origin(files, models, request.model_dump(mode="json"))
+        session = Session(config, student, folder, reporter, started, origin)
+        result = _trained(workspace, session, plan)
+    shown = workspace.shown(Path(result.checkpoint))
+    return msgspec.structs.replace(result, checkpoint=shown)
+
+
+def _models(workspace: Workspace, config: TrainConfig) -> list[ModelRecord]:
+    """Returns what training starts from, and the teacher, as they are now."""
+    asked = [("student", config.model.path)]
+    if config.teacher is not None:
+        asked.append(("teacher", config.teacher.path))
+    return [identify(locate_model(workspace, name), role=role) for role, name in asked]
+
+
+def _trained(workspace: Workspace, session: Session, plan: TrainingPlan) -> TrainResult:
+    config, student = session.config, session.student
     max_length = min(config.model.max_length or student.loaded.max_context,
                      student.loaded.max_context)  # fmt: skip
     match config.dataset_type:
         case "sft":
-            result = train_sft(session, load_sft_rows(plan.train_file), max_length=max_length)
+            return train_sft(session, load_sft_rows(plan.train_file), max_length=max_length)
         case "dpo":
-            result = train_dpo(session, load_dpo_rows(plan.train_file), max_length=max_length)
+            return train_dpo(session, load_dpo_rows(plan.train_file), max_length=max_length)
         case "distill":
-            result = _distill(workspace, session, plan)
-    shown = workspace.shown(Path(result.checkpoint))
-    return msgspec.structs.replace(result, checkpoint=shown)
+            return _distill(workspace, session, plan)
 
 
 def _distill(workspace: Workspace, session: Session, plan: TrainingPlan) -> TrainResult:

@@ -10,7 +10,7 @@ import msgspec
 
 from stillroom.errors import RunCancelledError
 from stillroom.reporting import Reporter
-from stillroom.train.checkpoints import save_checkpoint
+from stillroom.train.checkpoints import Origin, save_checkpoint
 from stillroom.train.config import TrainConfig
 from stillroom.train.student import Student
 
@@ -41,6 +41,8 @@ class Session:
     run: Path
     reporter: Reporter
     started: float
+    origin: Origin | None = None
+    """For the checkpoints' manifests."""
     trained_tokens: int = 0
     saved_step: int = 0
     """Of the latest checkpoint; at step 0 there is nothing to save."""
@@ -92,7 +94,12 @@ class Session:
 
     def _save(self, step: int, *, is_final: bool) -> Path:
         return save_checkpoint(
-            self.run, self.student, method=self.config.dataset_type, step=step, is_final=is_final
+            self.run,
+            self.student,
+            method=self.config.dataset_type,
+            step=step,
+            is_final=is_final,
+            origin=self.origin,
         )
 
 

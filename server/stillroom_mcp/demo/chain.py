@@ -1,5 +1,6 @@
 """The stages of the demo, in the order of a real distillation."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,7 @@ async def run_chain(guide: Guide, settings: DemoSettings, seed: int) -> Evaluati
     await _evaluate(guide, evaluations, settings, "DPO", dpo, seed)
     on_policy = await _on_policy(guide, settings, dpo, seed)
     await _evaluate(guide, evaluations, settings, "on-policy", on_policy, seed)
+    await _lineage(guide, on_policy)
     return evaluations
 
 
@@ -201,3 +203,17 @@ async def _evaluate(
         **measured,
         **ACTING,
     )
+
+
+async def _lineage(guide: Guide, run_id: str) -> None:
+    """Says what the last student comes from: each file and model, checked by its hash."""
+    lineage = await guide.call("show_lineage", path=run_id)
+    names = list(dict.fromkeys(_names(lineage["root"])))
+    problems = "; ".join(lineage["problems"]) or "all as they were used"
+    guide.say(f"    it comes from {', '.join(names)}: {problems}")
+
+
+def _names(node: dict[str, Any]) -> Iterator[str]:
+    for child in node.get("inputs", []):
+        yield child["path"]
+        yield from _names(child)

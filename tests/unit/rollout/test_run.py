@@ -128,7 +128,11 @@ def test_a_run_leaves_a_manifest_and_reports_as_it_goes(workspace: Workspace) ->
     manifest = json.loads((workspace.root / f"{OUTPUT}.manifest.json").read_bytes())
     assert manifest["counts"] == {"requested": 3, "rows": 3, "failed": 0}
     assert manifest["run_id"] == "run"
-    assert [file["path"] for file in manifest["inputs"]] == [str(workspace.root / "prompts.jsonl")]
+    paths = [file["path"] for file in manifest["inputs"]]
+    assert paths == [str(workspace.root / "prompts.jsonl")]
+    (model,) = manifest["models"]
+    assert (model["role"], model["name"]) == ("policy", "m")
+    assert model["location"].startswith("http")
     assert reporter.progressed == [(0, 3), (1, 3), (2, 3), (3, 3)]
     told = reporter.measured[-1]
     assert (told["succeeded"], told["failed"], told["calls"], told["tokens"]) == (3, 0, 6, 90)

@@ -12,8 +12,10 @@ from fakes.reporters import KeptReporter
 from fakes.tiny_models import build_tokenizer
 from fakes.training import make_project
 from stillroom.errors import ConfigError, DataError, ModelError, RunCancelledError
+from stillroom.lineage import read_manifest, record_file, record_folder
 from stillroom.models.load import CheckpointRecord, load_model, load_weights
 from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.versions import tag_file
 
 SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]
 DPO_ROWS = [
@@ -132,6 +134,32 @@ def test_a_checkpoint_says_where_it_comes_from(tmp_path, llama):
     common = {"run_id": "run-1", "method": "sft", "base_model": str(llama)}
     assert records == {"step_000002": {**common, "step": 2}, "final": {**common, "step": 3}}
     assert CheckpointRecord(**records["final"])
+
+
+def test_a_checkpoint_holds_the_hashes_of_what_it_was_trained_on(tmp_path, llama):
+    project = sft(tmp_path, llama, trainer={"save_step": 2})
+
+    project.train()
+
+    used = [record_file(tmp_path / name) for name in ("config.yml", "train.jsonl")]
+    (tmp_path / "train.jsonl").write_text("", encoding="utf-8")
+    for name, step in (("step_000002", 2), ("final", 3)):
+        manifest = read_manifest(project.checkpoint(name))
+        assert manifest is not None
+        assert manifest.inputs == used
+        assert manifest.output == record_folder(project.checkpoint(name))
+        assert (manifest.run_id, manifest.counts) == ("run-1", {"step": step})
+        (student,) = manifest.models
+        assert (student.role, student.sha256) == ("student", record_folder(llama).sha256)
+    assert load_model(project.workspace, locate_model(project.workspace, "run-1"))
+
+
+def test_a_tagged_version_of_the_rows_is_trained_on(tmp_path, llama):
+    project = sft(tmp_path, llama, data={"train_file": "train@v1"})
+    tag_file(tmp_path, tmp_path / "train.jsonl", "v1", created_at="", manifest=None)
+    project.write(SFT_ROWS[:1])
+
+    assert project.train().rows == 10
 
 
 def test_the_configuration_that_was_used_is_written_to_the_run(tmp_path, llama):

@@ -1,0 +1,1 @@
+"""Where something comes from: back along the manifests, checked against what is there now."""

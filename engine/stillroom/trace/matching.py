@@ -1,0 +1,146 @@
+"""Which row of an input a row was made from: found again by its very content, not by its place."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillroom.curate.convert import supervised_row
+from stillroom.curate.rows import RolloutLine, read_rollouts
+from stillroom.data.checks import Problem
+from stillroom.data.formats import task_from_row
+from stillroom.data.row_files import RowLine, decode_line, decode_text_line, read_row_lines
+from stillroom.errors import DataError
+from stillroom.lineage import Manifest
+from stillroom.rollout.run import with_system
+
+MAX_ALIKE = 4
+"""Of rows with the same content so many are told."""
+
+
+class Ids(msgspec.Struct, frozen=True):
+    """The ids that rows of our formats have."""
+
+    id: Any = None
+    rollout_id: Any = None
+    task_id: Any = None
+    chosen_id: Any = None
+    rejected_id: Any = None
+
+    def has(self, wanted: str) -> bool:
+        """Whether the row is known by this id."""
+        return wanted in (self.id, self.rollout_id, self.chosen_id, self.rejected_id)
+
+
+class _Pair(msgspec.Struct, frozen=True):
+    prompt: list[Any]
+    chosen: list[Any]
+    rejected: list[Any]
+
+
+_IDS = msgspec.json.Decoder(Ids)
+_PAIR = msgspec.json.Decoder(_Pair)
+Match = tuple[Path, RowLine]
+
+
+def ids_of(data: bytes) -> Ids:
+    """Returns the ids of a row; none of what is no row of ours."""
+    try:
+        return _IDS.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Ids()
+
+
+def find_row(file: Path, wanted: int | str) -> RowLine | None:
+    """Returns the row at a line, or the first one known by an id."""
+    if isinstance(wanted, int):
+        return next((line for line in read_row_lines(file) if line.number == wanted), None)
+    needle = msgspec.json.encode(wanted)[1:-1]
+    for rollout in read_rollouts(file):
+        line = rollout.line
+        is_known = rollout.facts is not None and rollout.facts.id == wanted
+        if is_known or (needle in line.data and ids_of(line.data).has(wanted)):
+            return line
+    return None
+
+
+def converted_from(file: Path, row: bytes) -> Iterator[Match]:
+    """Yields the rollouts whose supervised row is this one, byte for byte."""
+    wanted = ids_of(row).rollout_id
+    for rollout in read_rollouts(file, with_parts=True):
+        facts, parts = rollout.facts, rollout.parts
+        if facts is None or parts is None or (facts.id or None) != wanted:
+            continue
+        if supervised_row(facts, parts) == row:
+            yield file, rollout.line
+
+
+def copied_from(file: Path, row: bytes) -> Iterator[Match]:
+    """Yields the rows that are the very same bytes."""
+    for line in read_row_lines(file):
+        if line.data == row:
+            yield file, line
+
+
+def scored_from(file: Path, row: bytes) -> Iterator[Match]:
+    """Yields the rows that say the same under the same id; their rewards may differ."""
+    ids, messages = ids_of(row).id, _messages(row)
+    for line in read_row_lines(file):
+        if ids_of(line.data).id == ids and _messages(line.data) == messages:
+            yield file, line
+
+
+def paired_from(file: Path, row: bytes, side: str) -> Iterator[Match]:
+    """Yields the rollouts that begin as one side of a pair does; `side` is chosen or rejected."""
+    ids, pair = ids_of(row), _PAIR.decode(row)
+    wanted = ids.chosen_id if side == "chosen" else ids.rejected_id
+    said = pair.prompt + (pair.chosen if side == "chosen" else pair.rejected)
+    for rollout in read_rollouts(file):
+        if _may_be(rollout, wanted, ids.task_id) and rollout.messages[: len(said)] == said:
+            yield file, rollout.line
+
+
+def asked_by(file: Path, task_id: str, manifest: Manifest) -> Iterator[Match]:
+    """Yields the prompts whose task a rollout answers."""
+    system = manifest.request.get("system")
+    decode = decode_text_line if file.suffix == ".txt" else decode_line
+    for line in read_row_lines(file):
+        row = decode(line)
+        if isinstance(row, Problem):
+            continue
+        if _task_id(row, system if isinstance(system, str) else None) == task_id:
+            yield file, line
+
+
+def _task_id(row: dict[str, Any], system: str | None) -> str | None:
+    try:
+        return with_system([task_from_row(row)], system)[0].task_id
+    except (DataError, KeyError, TypeError, AttributeError):
+        return None  # it is no prompt
+
+
+def _may_be(rollout: RolloutLine, wanted: Any, task_id: Any) -> bool:
+    facts = rollout.facts
+    return facts is not None and facts.task_id == task_id and wanted in (None, facts.id)
+
+
+def _messages(data: bytes) -> Any:
+    try:
+        row = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return data
+    return row.get("messages", row.get("conversation")) if isinstance(row, dict) else data
+
+
+def alike(files: list[Path], find: Callable[[Path], Iterator[Match]]) -> list[Match]:
+    """Returns the rows that `find` gives of the first file that has one."""
+    for file in files:
+        found: list[Match] = []
+        for match in find(file):
+            found.append(match)
+            if len(found) == MAX_ALIKE:
+                break
+        if found:
+            return found
+    return []

@@ -1,0 +1,123 @@
+"""From a recorded file or model to where it is now and to the manifest of that very content."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from stillroom.lineage import FileRecord, Manifest, ModelRecord, read_manifest
+from stillroom.settings import Workspace
+from stillroom.trace.request import State
+from stillroom.trace.states import Checker
+from stillroom.versions import copy_of, versions_with
+
+APPENDING = "generate_rollouts"
+_OTHER_CONTENT = "its manifest is of other content; how this one was made is not on record"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Where a project was when a manifest was written, and where it is now."""
+
+    before: Path
+    now: Path
+
+    def place(self, recorded: str) -> Path:
+        """Returns where a recorded path is now: where it was, else where the project went."""
+        path = Path(recorded)
+        if path.exists() or self.before == self.now or not path.is_relative_to(self.before):
+            return path
+        return self.now / path.relative_to(self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A recorded content: where it is, what has become of it, and how it was made."""
+
+    record: FileRecord
+    path: Path
+    state: State
+    manifest: Manifest | None
+    note: str | None = None
+    role: str | None = None
+    """Of a model."""
+    shown: str | None = None
+    """How a model was called."""
+
+    @property
+    def move(self) -> Move:
+        """From the manifest's paths to those of now."""
+        if self.manifest is None:
+            return Move(Path("/"), Path("/"))
+        return move_between(Path(self.manifest.output.path), self.path)
+
+    def rows(self, origins: "Origins") -> "Origin":
+        """Returns where its very rows are: a kept version where the file has other ones now."""
+        if self.state not in (State.CHANGED, State.MISSING):
+            return self
+        kept = origins.kept_copy(self.record.sha256)
+        return self if kept is None else replace(self, path=kept, state=State.SAME)
+
+    def inputs(self, origins: "Origins") -> list["Origin"]:
+        """Returns the files and models it was made from."""
+        if self.manifest is None:
+            return []
+        files = [origins.of_file(r, self.move.place(r.path)) for r in self.manifest.inputs]
+        return files + [origins.of_model(model) for model in self.manifest.models]
+
+
+class Origins:
+    """Looks up origins in a workspace."""
+
+    def __init__(self, workspace: Workspace, checker: Checker) -> None:
+        self._workspace, self._checker = workspace, checker
+
+    def of_file(self, record: FileRecord, path: Path) -> Origin:
+        """Returns the origin of a recorded content."""
+        state = self._checker.file(record, path)
+        there = read_manifest(path)
+        if there is not None and there.output.sha256 == record.sha256:
+            return Origin(record, path, state, there)
+        if there is not None and state is State.GROWN and there.operation == APPENDING:
+            return Origin(record, path, state, there, "rows were added behind those used")
+        for version in versions_with(self._workspace.root, record.sha256):
+            if version.manifest is not None:
+                kept = msgspec.convert(version.manifest, Manifest)
+                return Origin(record, path, state, kept, f"kept as {version.name}")
+        return Origin(record, path, state, None, _OTHER_CONTENT if there is not None else None)
+
+    def kept_copy(self, sha256: str) -> Path | None:
+        """Returns a file that a tag keeps with this content."""
+        for version in versions_with(self._workspace.root, sha256):
+            path = copy_of(self._workspace.root, version)
+            record = FileRecord(path=str(path), sha256=sha256, num_bytes=version.num_bytes)
+            if self._checker.file(record, path) is State.SAME:
+                return path
+        return None
+
+    def of_model(self, record: ModelRecord) -> Origin:
+        """Returns the origin of a model: its folder's manifest, where it is of these weights."""
+        state = self._checker.model(record)
+        folder = Path(record.location)
+        if record.sha256 is None:
+            note = f"hub commit {record.revision}" if record.revision else None
+            if note is None and record.location != record.name:
+                note = f"served by {record.location}"
+            content = FileRecord(path=record.name, sha256="", num_bytes=0)
+            return Origin(content, folder, state, None, note, record.role, record.name)
+        content = FileRecord(path=record.location, sha256=record.sha256, num_bytes=0)
+        there = read_manifest(folder) if folder.is_dir() else None
+        if there is not None and there.output.sha256 != record.sha256:
+            return Origin(content, folder, state, None, _OTHER_CONTENT, record.role, record.name)
+        return Origin(content, folder, state, there, None, record.role, record.name)
+
+
+def move_between(before: Path, now: Path) -> Move:
+    """Returns the move of a project in which one file went from `before` to `now`."""
+    old, new = before.parts, now.parts
+    shared = 0
+    while shared < min(len(old), len(new)) and old[-1 - shared] == new[-1 - shared]:
+        shared += 1
+    if not shared:
+        return Move(before, before)
+    return Move(Path(*old[: len(old) - shared] or "/"), Path(*new[: len(new) - shared] or "/"))

@@ -1,0 +1,226 @@
+"""One row's way back: row, rollout, filter decision, prompt; or where it was left out, and why."""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from stillroom.curate.convert import reason_to_leave_out
+from stillroom.curate.filter_request import DroppedRow
+from stillroom.curate.rows import read_rollouts
+from stillroom.data.row_files import RowLine, read_row_lines
+from stillroom.errors import InputError
+from stillroom.settings import Workspace
+from stillroom.trace.matching import (
+    Match,
+    alike,
+    asked_by,
+    converted_from,
+    copied_from,
+    find_row,
+    ids_of,
+    paired_from,
+    scored_from,
+)
+from stillroom.trace.origins import Origin, Origins
+from stillroom.trace.request import RowStep, State
+
+_CODE = (".py", ".yml", ".yaml")
+_UNSURE = "the file has changed since it was used: this may not be the row that was used"
+_DROPPED = msgspec.json.Decoder(DroppedRow)
+_KEPT = {
+    "filter_dataset": "kept by filter_dataset",
+    "convert_rollouts": "converted",
+    "score_rollouts": "scored again",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """A row that is not in a file, where it was left out, and why."""
+
+    step: RowStep
+    origin: Origin | None = None
+    line: RowLine | None = None
+    """The row, in a file it was left out from."""
+
+
+class RowTrace:
+    """Follows one row through the files of a lineage."""
+
+    def __init__(self, workspace: Workspace, origins: Origins) -> None:
+        self._workspace, self._origins = workspace, origins
+
+    def follow(self, root: Origin, wanted: int | str) -> list[RowStep]:
+        """Returns the row's steps. Raises InputError if no file of the lineage has the row."""
+        start = self._rows_of(root)
+        line = find_row(start.path, wanted)
+        if line is not None:
+            # At a line of another content may stand another row.
+            is_sure = start is root or start.state in (State.SAME, State.GROWN)
+            return list(self._steps(start, line, decision=None if is_sure else _UNSURE))
+        if isinstance(wanted, int):
+            raise InputError(
+                f"{self._at(start)} has no row at line {wanted}",
+                "give a line that holds a row, or a row's id",
+            )
+        lost = self._lost(start, wanted)
+        if lost is None:
+            raise InputError(
+                f"neither {self._at(start)} nor what it was made from has a row {wanted!r}",
+                "give a line, or the id of a rollout (rollout_id in SFT rows)",
+            )
+        rest = self._steps(lost.origin, lost.line) if lost.origin and lost.line else ()
+        return [lost.step, *rest]
+
+    def _rows_of(self, origin: Origin) -> Origin:
+        """Returns the file with rows: of a checkpoint what it was trained on."""
+        while origin.path.is_dir() or origin.path.suffix == ".json":
+            data = self._data_inputs(origin)
+            if not data or not data[0].path.is_file():
+                raise InputError(
+                    f"the rows behind {self._at(origin)} are not there",
+                    "give the file that holds the row",
+                )
+            origin = data[0]
+        return origin
+
+    def _data_inputs(self, origin: Origin) -> list[Origin]:
+        """Returns the files with rows among the inputs; models and code are none."""
+        found = [i for i in origin.inputs(self._origins) if i.role is None]
+        return [i.rows(self._origins) for i in found if i.path.suffix not in _CODE]
+
+    def _steps(self, origin: Origin, line: RowLine, alike_at: list[str] | None = None,
+               *, what: str = "row", decision: str | None = None) -> Iterator[RowStep]:  # fmt: skip
+        """Yields a row's step and those before it."""
+        ids = ids_of(line.data)
+        manifest = origin.manifest
+        operation = manifest.operation if manifest else None
+        made = decision or (_KEPT.get(operation) if operation else None)
+        known_as = ids.id or ids.rollout_id
+        yield RowStep(
+            what=what,
+            at=self._at(origin, line.number),
+            state=origin.state,
+            id=known_as if isinstance(known_as, str) else None,
+            decision=made,
+            also_at=alike_at or [],
+        )
+        for side, find in _ways_back(origin, line):
+            yield from self._before(origin, side, find)
+
+    def _before(
+        self, origin: Origin, what: str, find: Callable[[Path], Iterator[Match]]
+    ) -> Iterator[RowStep]:
+        inputs = self._data_inputs(origin)
+        by_path = {source.path: source for source in inputs if source.path.is_file()}
+        matches = alike(list(by_path), find)
+        if matches:
+            (path, line), *others = matches
+            source = by_path[path]
+            also_at = [self._at(by_path[p], other.number) for p, other in others]
+            yield from self._steps(source, line, also_at, what=what)
+            return
+        for source in inputs:
+            problem = "is missing" if source.state is State.MISSING else "does not hold it any more"
+            yield RowStep(
+                what=what, at=self._at(source), state=source.state, decision=f"the file {problem}"
+            )
+
+    def _lost(self, origin: Origin, wanted: str) -> _Lost | None:
+        """Returns where a row that a file lacks was left out."""
+        if origin.manifest is None or not origin.path.exists():
+            return None
+        operation = origin.manifest.operation
+        if operation == "filter_dataset":
+            dropped = self._dropped(origin, wanted)
+            if dropped is not None:
+                return dropped
+        for source in self._data_inputs(origin):
+            line = find_row(source.path, wanted) if source.path.is_file() else None
+            if line is not None:
+                reason = _why_left_out(operation, source.path, line)
+                step = RowStep(
+                    what="row",
+                    at=self._at(origin),
+                    state=origin.state,
+                    id=wanted,
+                    decision=f"left out by {operation}",
+                    reasons=[reason] if reason else [],
+                )
+                return _Lost(step, source, line)
+        earlier = (self._lost(source, wanted) for source in self._data_inputs(origin))
+        return next((lost for lost in earlier if lost is not None), None)
+
+    def _dropped(self, origin: Origin, wanted: str) -> _Lost | None:
+        if origin.manifest is None or not origin.manifest.side:
+            return None
+        record = origin.manifest.side[0]
+        side = origin.path.with_name(Path(record.path).name)
+        if not side.is_file():
+            return None
+        state = self._origins.of_file(record, side).state
+        for line in read_row_lines(side):
+            row = _DROPPED.decode(line.data)
+            if row.id != wanted:
+                continue
+            place = origin.move.place(row.file)
+            step = RowStep(
+                what="row",
+                at=f"{self._workspace.shown(side)}:{line.number}",
+                state=state,
+                id=wanted,
+                decision="dropped by filter_dataset",
+                reasons=row.reasons,
+                like=row.like,
+            )
+            source = next((i for i in self._data_inputs(origin) if i.path == place), None)
+            there = find_row(place, row.line) if source and place.is_file() else None
+            is_it = there is not None and ids_of(there.data).has(wanted)
+            return _Lost(step, source, there) if is_it else _Lost(step)
+        return None
+
+    def _at(self, origin: Origin, number: int | None = None) -> str:
+        shown = self._workspace.shown(origin.path)
+        return shown if number is None else f"{shown}:{number}"
+
+
+def _ways_back(
+    origin: Origin, line: RowLine
+) -> list[tuple[str, Callable[[Path], Iterator[Match]]]]:
+    """Returns how the rows that a row was made from are found, each with what it is."""
+    row, manifest = line.data, origin.manifest
+    if manifest is None:
+        return []
+    match manifest.operation:
+        case "convert_rollouts":
+            return [("rollout", functools.partial(converted_from, row=row))]
+        case "filter_dataset":
+            return [("row", functools.partial(copied_from, row=row))]
+        case "score_rollouts":
+            return [("rollout", functools.partial(scored_from, row=row))]
+        case "make_dpo_pairs":
+            return [
+                (f"{side} rollout", functools.partial(paired_from, row=row, side=side))
+                for side in ("chosen", "rejected")
+            ]
+        case "generate_rollouts" | "evaluate_model":
+            task_id = str(ids_of(row).task_id)
+            return [("prompt", functools.partial(asked_by, task_id=task_id, manifest=manifest))]
+        case _:
+            return []
+
+
+def _why_left_out(operation: str, file: Path, line: RowLine) -> str | None:
+    if operation == "make_dpo_pairs":
+        return "no pair was made of it"
+    if operation != "convert_rollouts":
+        return None
+    for rollout in read_rollouts(file):
+        if rollout.line.number == line.number:
+            if rollout.facts is None:
+                return rollout.problem
+            return reason_to_leave_out(rollout.facts, include_failed=False)
+    return None

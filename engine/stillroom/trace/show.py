@@ -1,0 +1,38 @@
+"""show_lineage: the tree, the row's way, and the tag."""
+
+import msgspec
+
+from stillroom.errors import InputError
+from stillroom.lineage import now
+from stillroom.settings import Workspace
+from stillroom.trace.origins import Origin, Origins
+from stillroom.trace.request import Lineage, ShowLineage, State
+from stillroom.trace.rows import RowTrace
+from stillroom.trace.states import Checker
+from stillroom.trace.subject import subject_of
+from stillroom.trace.walk import Walk
+from stillroom.versions import tag_file
+
+
+def show_lineage(workspace: Workspace, request: ShowLineage) -> Lineage:
+    """Returns where something comes from; with `tag` the file is kept under that name first."""
+    origins = Origins(workspace, Checker())
+    subject = subject_of(workspace, origins, request.path)
+    tagged = _tagged(workspace, subject, request.tag) if request.tag is not None else None
+    wanted = request.wanted_row
+    row = RowTrace(workspace, origins).follow(subject, wanted) if wanted is not None else []
+    walk = Walk(workspace, origins)
+    root = walk.draw(subject)
+    return Lineage(root=root, row=row, tagged=tagged, problems=walk.problems)
+
+
+def _tagged(workspace: Workspace, subject: Origin, tag: str) -> str:
+    if not subject.path.is_file():
+        raise InputError(
+            f"{workspace.shown(subject.path)} is a folder; only files are tagged",
+            "checkpoints are never written to again: the run id names them for good",
+        )
+    is_its_own = subject.manifest is not None and subject.state is State.SAME
+    manifest = msgspec.to_builtins(subject.manifest) if is_its_own else None
+    version = tag_file(workspace.root, subject.path, tag, created_at=now(), manifest=manifest)
+    return version.name

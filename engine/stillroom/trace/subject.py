@@ -1,0 +1,86 @@
+"""From what a user names (a file, a version, a run, a checkpoint) to where its lineage begins."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from stillroom.errors import InputError
+from stillroom.evaluate.files import RESULT_FILE
+from stillroom.jobs.store import RunFolder, find_run
+from stillroom.lineage import FOLDER_MANIFEST, Manifest, read_manifest, record_file
+from stillroom.models.resolve import CHECKPOINTS, FINAL
+from stillroom.settings import Workspace
+from stillroom.trace.origins import Origin, Origins
+from stillroom.trace.request import State
+
+_CHANGED = "this is not what {made_by} wrote: it was changed since"
+
+
+def subject_of(workspace: Workspace, origins: Origins, given: str) -> Origin:
+    """Returns where the lineage of something begins. Raises an EngineError for what has none."""
+    path = workspace.path(given)
+    if not path.exists() and "/" not in given and "@" not in given and not path.suffix:
+        path = output_of(workspace, find_run(workspace, given))
+    else:
+        path = workspace.existing(given, what="path")
+    if path.is_dir() and (path / "run.json").is_file():
+        path = output_of(workspace, RunFolder(path))
+    if path.is_dir():
+        return _checkpoint(origins, path)
+    return _file(origins, path)
+
+
+def output_of(workspace: Workspace, run: RunFolder) -> Path:
+    """Returns what a run has written: a file, or its last checkpoint."""
+    evaluation = run.path / RESULT_FILE
+    if evaluation.is_file():
+        return evaluation
+    checkpoints = run.path / CHECKPOINTS
+    steps = sorted(path for path in checkpoints.glob("step_*") if path.is_dir())
+    for checkpoint in (checkpoints / FINAL, *reversed(steps)):
+        if checkpoint.is_dir():
+            return checkpoint
+    output = _asked_output(run)
+    path = workspace.path(output) if output else None
+    if path is None or not path.is_file():
+        raise InputError(
+            f"run {run.run_id} has written nothing yet",
+            f"see how it stands: get_run(run_id={run.run_id})",
+        )
+    return path
+
+
+def _asked_output(run: RunFolder) -> str | None:
+    try:
+        output = run.read_request().request.get("output")
+    except (FileNotFoundError, msgspec.DecodeError) as error:
+        raise InputError(
+            f"the request of run {run.run_id} cannot be read: {error}", "give a file instead"
+        ) from error
+    return output if isinstance(output, str) else None
+
+
+def _checkpoint(origins: Origins, folder: Path) -> Origin:
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise InputError(
+            f"{folder} is a folder without {FOLDER_MANIFEST}: where it comes from is not on record",
+            "give a file, a run id, or a checkpoint that start_training wrote",
+        )
+    return _compared(origins, folder, manifest)
+
+
+def _file(origins: Origins, path: Path) -> Origin:
+    manifest = read_manifest(path)
+    if manifest is None:
+        return origins.of_file(record_file(path), path)
+    return _compared(origins, path, manifest)
+
+
+def _compared(origins: Origins, path: Path, manifest: Manifest) -> Origin:
+    """Returns the origin of something that has a manifest, which may be about what it was."""
+    origin = origins.of_file(manifest.output, path)
+    if origin.state is not State.CHANGED:
+        return origin
+    return replace(origin, note=_CHANGED.format(made_by=manifest.operation))

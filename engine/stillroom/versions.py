@@ -1,0 +1,227 @@
+"""Versions of data files: by content (`train@1a2b3c4d`) and by tag (`train@v1.0`).
+
+A tag keeps a copy of the file under `.stillroom/datasets/`, named by its content. A copy, not a
+link: rollouts are appended to, and people edit files where they stand.
+"""
+
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillroom.errors import InputError
+from stillroom.files import file_sha256
+
+LEAST_DIGITS = 8
+"""Of a SHA-256 in hex that name a content."""
+FOLDER = ".stillroom"
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CONTENT = re.compile(rf"[0-9a-f]{{{LEAST_DIGITS},64}}")
+_ENDINGS = ("", ".jsonl", ".json", ".txt")
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tag of a file stands for; it never stands for anything else."""
+
+    file: str
+    """Relative to the workspace."""
+    tag: str
+    sha256: str
+    num_bytes: int
+    copy: str
+    """Name of the kept copy."""
+    created_at: str
+    manifest: dict[str, Any] | None
+    """How the content came to be, where that was on record."""
+
+    @property
+    def name(self) -> str:
+        """By which the version is given as an input."""
+        return f"{self.file.removesuffix('.jsonl')}@{self.tag}"
+
+
+def tag_file(
+    root: Path, file: Path, tag: str, *, created_at: str, manifest: dict[str, Any] | None
+) -> Version:
+    """Keeps a file's content under a tag. Raises InputError if the tag stands for another one."""
+    _check_tag(tag)
+    known_as = _known_as(root, file)
+    if known_as is None:
+        raise InputError(
+            f"{file} is outside the workspace {root}, so it cannot be tagged", "copy it in first"
+        )
+    sha256 = file_sha256(file)
+    version = Version(
+        file=known_as,
+        tag=tag,
+        sha256=sha256,
+        num_bytes=file.stat().st_size,
+        copy=sha256 + file.suffix,
+        created_at=created_at,
+        manifest=manifest,
+    )
+    record = _record(root, known_as, tag)
+    if not record.exists():
+        _keep_copy(file, copy_of(root, version), sha256)
+        _write_once(record, version)
+    there = _read(record)
+    if there.sha256 != sha256:
+        raise InputError(
+            f"tag {tag!r} of {known_as} stands for other content ({there.sha256[:12]}; the file is "
+            f"now {sha256[:12]})",
+            "choose another tag: a tag never changes its meaning",
+        )
+    return there
+
+
+def versions_of(root: Path, file: Path) -> list[Version]:
+    """Returns the tagged versions of a file, the oldest first."""
+    known_as = _known_as(root, file)
+    if known_as is None:
+        return []
+    found = _records(_record(root, known_as, "").parent, f"{Path(known_as).name}@")
+    return sorted(found, key=lambda version: version.created_at)
+
+
+def versions_with(root: Path, sha256: str) -> list[Version]:
+    """Returns the tagged versions that have this content, whatever file they are of."""
+    folder = root / FOLDER / "tags"
+    return [v for v in _records(folder, "", is_deep=True) if v.sha256 == sha256]
+
+
+def copy_of(root: Path, version: Version) -> Path:
+    """Returns where the content of a version is kept."""
+    return root / FOLDER / "datasets" / version.copy
+
+
+def find_version(root: Path, given: str | Path) -> Path | None:
+    """Returns the file with the content that `name@hash` or `name@tag` names; None of other names.
+
+    That is the file itself as long as it has this content, else the kept copy.
+    Raises InputError if neither has it.
+    """
+    base, at, wanted = str(given).rpartition("@")
+    if not at or not base or "/" in wanted or not _TAG.fullmatch(wanted):
+        return None
+    files = [root / (base + ending) for ending in _ENDINGS]
+    if _CONTENT.fullmatch(wanted):
+        return _by_content(root, files, base, wanted)
+    tagged = [v for file in files for v in versions_of(root, file) if v.tag == wanted]
+    if not tagged:
+        raise InputError(f"there is no version {str(given)!r}", _known(root, files, base))
+    if (path := _intact(root, tagged[0])) is not None:
+        return path
+    raise InputError(
+        f"the kept copy of {tagged[0].name} ({copy_of(root, tagged[0])}) is damaged or gone",
+        f"bring back the content {tagged[0].sha256[:12]}, or make the file again",
+    )
+
+
+def _by_content(root: Path, files: list[Path], base: str, prefix: str) -> Path:
+    there = [file for file in files if file.is_file()]
+    for file in there:
+        if file_sha256(file).startswith(prefix):
+            return file
+    known = [v for file in files for v in versions_of(root, file) if v.sha256.startswith(prefix)]
+    if len({version.sha256 for version in known}) > 1:
+        raise InputError(f"{base}@{prefix} may be several versions", "give more digits of the hash")
+    for version in known:
+        if (path := _intact(root, version)) is not None:
+            return path
+    what = f"{there[0]} has other content" if there else f"there is no file {base}"
+    raise InputError(
+        f"{base}@{prefix}: {what}, and no tag keeps a copy of {prefix}", _known(root, files, base)
+    )
+
+
+def _intact(root: Path, version: Version) -> Path | None:
+    """Returns a file that has the version's very content."""
+    for path in (root / version.file, copy_of(root, version)):
+        is_alike = path.is_file() and path.stat().st_size == version.num_bytes
+        if is_alike and file_sha256(path) == version.sha256:
+            return path
+    return None
+
+
+def _known(root: Path, files: list[Path], base: str) -> str:
+    names = [f"{base}@{file_sha256(f)[:LEAST_DIGITS]} (as it is now)" for f in files if f.is_file()]
+    names += [f"{v.name} ({v.sha256[:LEAST_DIGITS]})" for f in files for v in versions_of(root, f)]
+    if not names:
+        return "check the name; show_lineage with tag keeps a version of a file"
+    return "give one of: " + ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+
+
+def _check_tag(tag: str) -> None:
+    if not _TAG.fullmatch(tag):
+        raise InputError(
+            f"tag {tag[:80]!r} cannot be used",
+            "letters, digits, dots, dashes and underscores make a tag, e.g. v1.0",
+        )
+    if _CONTENT.fullmatch(tag):
+        raise InputError(f"tag {tag!r} looks like a hash", "choose another one, e.g. v1.0")
+
+
+def _known_as(root: Path, file: Path) -> str | None:
+    try:
+        return str(file.resolve().relative_to(root.resolve()))
+    except ValueError:
+        return None
+
+
+def _record(root: Path, known_as: str, tag: str) -> Path:
+    return root / FOLDER / "tags" / f"{known_as}@{tag}.json"
+
+
+def _records(folder: Path, beginning: str, *, is_deep: bool = False) -> Iterator[Version]:
+    found = folder.rglob("*@*.json") if is_deep else folder.glob("*@*.json")
+    for path in sorted(found):
+        if path.name.startswith(beginning) and not path.name.startswith("."):
+            version = _read(path)
+            # `a@b.jsonl` may be a file's own name, too.
+            if is_deep or path.name == f"{Path(version.file).name}@{version.tag}.json":
+                yield version
+
+
+def _read(record: Path) -> Version:
+    return msgspec.json.decode(record.read_bytes(), type=Version)
+
+
+def _keep_copy(file: Path, copy: Path, sha256: str) -> None:
+    if copy.is_file() and file_sha256(copy) == sha256:
+        return
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".copy-", dir=copy.parent) as folder:
+        partial = Path(folder) / copy.name
+        shutil.copyfile(file, partial)
+        if file_sha256(partial) != sha256:
+            raise InputError(
+                f"{file} changed while it was copied", "wait until nothing writes to it any more"
+            )
+        with partial.open("rb") as stream:
+            os.fsync(stream.fileno())
+        partial.chmod(0o444)
+        partial.replace(copy)
+
+
+def _write_once(record: Path, version: Version) -> None:
+    """Writes a tag's record whole, unless somebody else has been faster."""
+    record.parent.mkdir(parents=True, exist_ok=True)
+    document = msgspec.json.format(msgspec.json.encode(version), indent=2) + b"\n"
+    partial = record.with_name(f".{record.name}.partial-{secrets.token_hex(4)}")
+    try:
+        with partial.open("xb") as stream:
+            stream.write(document)
+            stream.flush()
+            os.fsync(stream.fileno())
+        # Unlike a rename this fails where a record is.
+        record.hardlink_to(partial)
+    except FileExistsError:
+        return
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,135 @@
+from pathlib import Path
+
+import pytest
+
+from fakes.lineages import NUM_PROMPTS, RUN, Lineages
+from fakes.rollout_rows import write_rows
+from stillroom.errors import InputError
+from stillroom.trace.request import RowStep, ShowLineage
+from stillroom.trace.show import show_lineage
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Lineages:
+    lineages = Lineages(tmp_path)
+    lineages.all()
+    return lineages
+
+
+def steps(project: Lineages, path: str, row: int | str) -> list[RowStep]:
+    return show_lineage(project.workspace, ShowLineage(path=path, row=row)).row
+
+
+def ways(found: list[RowStep]) -> list[tuple[str, str]]:
+    return [(step.what, step.at) for step in found]
+
+
+@pytest.mark.parametrize("path", ["sft.jsonl", RUN])
+@pytest.mark.parametrize("number", range(1, NUM_PROMPTS + 1))
+def test_a_trained_row_leads_back_to_its_prompt(project: Lineages, path: str, number: int) -> None:
+    rollout = 2 * number - 1
+    way = [
+        ("row", f"sft.jsonl:{number}"),
+        ("rollout", f"good.jsonl:{number}"),
+        ("row", f"rollouts.jsonl:{rollout}"),
+        ("prompt", f"prompts.jsonl:{number}"),
+    ]
+    for row in (number, str(number), project.ids[rollout - 1]):
+        found = steps(project, path, row)
+        assert ways(found) == way
+        assert [step.decision for step in found] == [
+            "converted",
+            "kept by filter_dataset",
+            None,
+            None,
+        ]
+        assert {str(step.state) for step in found} == {"same"}
+
+
+def test_a_dropped_rollout_says_why_and_where_it_is(project: Lineages) -> None:
+    found = steps(project, RUN, project.ids[3])
+    assert ways(found) == [
+        ("row", "good.jsonl.dropped:2"),
+        ("row", "rollouts.jsonl:4"),
+        ("prompt", "prompts.jsonl:2"),
+    ]
+    assert found[0].decision == "dropped by filter_dataset"
+    assert found[0].reasons == ["reward below 1"]
+
+
+def test_a_rollout_that_was_not_converted_says_why(project: Lineages) -> None:
+    project.convert("rollouts.jsonl", "direct.jsonl")
+    found = steps(project, "direct.jsonl", project.ids[1])
+    assert found[0].decision == "left out by convert_rollouts"
+    assert found[0].reasons == ["no success"]
+    assert ways(found)[1:] == [("row", "rollouts.jsonl:2"), ("prompt", "prompts.jsonl:1")]
+
+
+def test_a_pair_leads_back_to_both_rollouts(project: Lineages) -> None:
+    project.pairs()
+    found = steps(project, "pairs.jsonl", 2)
+    assert ways(found) == [
+        ("row", "pairs.jsonl:2"),
+        ("chosen rollout", "rollouts.jsonl:3"),
+        ("prompt", "prompts.jsonl:2"),
+        ("rejected rollout", "rollouts.jsonl:4"),
+        ("prompt", "prompts.jsonl:2"),
+    ]
+
+
+def test_rows_that_are_the_same_are_all_told(project: Lineages) -> None:
+    rows = project.rows("rollouts.jsonl")
+    write_rows(project.root / "twice.jsonl", [rows[0], rows[0]])
+    project.convert("twice.jsonl", "two.jsonl")
+    found = steps(project, "two.jsonl", 2)
+    assert found[1].at == "twice.jsonl:1"
+    assert found[1].also_at == ["twice.jsonl:2"]
+
+
+def test_a_row_that_is_not_there_any_more_is_told_not_guessed(project: Lineages) -> None:
+    rows = project.rows("good.jsonl")
+    rows[0]["messages"][1]["content"] = "another answer"
+    write_rows(project.root / "good.jsonl", rows)
+    found = steps(project, "sft.jsonl", 1)
+    assert [(s.at, s.decision) for s in found[1:]] == [
+        ("good.jsonl", "the file does not hold it any more")
+    ]
+    assert found[1].state == "changed"
+
+
+def test_a_row_of_a_changed_training_file_is_not_taken_for_the_one_that_was_used(
+    project: Lineages,
+) -> None:
+    rows = project.rows("sft.jsonl")
+    write_rows(project.root / "sft.jsonl", rows[1:])
+    found = steps(project, RUN, 1)
+    assert found[0].at == "sft.jsonl:1"
+    assert found[0].state == "changed"
+    assert found[0].decision is not None
+    assert "may not be the row" in found[0].decision
+
+
+def test_the_kept_version_of_a_training_file_is_looked_at_where_the_file_has_changed(
+    project: Lineages,
+) -> None:
+    show_lineage(project.workspace, ShowLineage(path="sft.jsonl", tag="v1"))
+    write_rows(project.root / "sft.jsonl", project.rows("sft.jsonl")[1:])
+    found = steps(project, RUN, 1)
+    assert found[0].at.startswith(".stillroom/datasets/")
+    assert ways(found)[-1] == ("prompt", "prompts.jsonl:1")
+
+
+def test_a_missing_file_ends_the_way(project: Lineages) -> None:
+    (project.root / "good.jsonl").unlink()
+    found = steps(project, "sft.jsonl", 1)
+    assert found[-1].decision == "the file is missing"
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"), [(99, "no row at line 99"), ("x-9", "has a row 'x-9'")]
+)
+def test_a_row_that_never_was_there_is_refused(
+    project: Lineages, row: int | str, expected: str
+) -> None:
+    with pytest.raises(InputError, match=expected):
+        steps(project, RUN, row)
