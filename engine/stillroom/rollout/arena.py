@@ -13,6 +13,7 @@ from stillroom.errors import DataError, missing_extra
 from stillroom.rollout.collect import Arena
 from stillroom.rollout.judge_request import JudgeFile, open_judge
 from stillroom.rollout.loop import Policy
+from stillroom.rollout.metered import MeteredPolicy
 from stillroom.rollout.request import RolloutOptions, locate_policy, user_file
 from stillroom.rollout.rewards import Rewarder
 from stillroom.rollout.tool_sources import ToolSources
@@ -86,7 +87,7 @@ async def open_arena(
         rewarder = Rewarder(stage.pool, judge=asked, match=options.default_match)
         rewarder.check(tasks)
         policy = (
-            await _open_model(stack, workspace, options, sampling)
+            await _open_model(stack, workspace, options, sampling, spending)
             if options.provider in IN_PROCESS
             else await stack.enter_async_context(
                 open_teacher(workspace, options, sampling, spending=spending, transport=transport)
@@ -193,6 +194,7 @@ async def _open_model(
     workspace: Workspace,
     options: RolloutOptions,
     sampling: SamplingSettings,
+    spending: Spending | None,
 ) -> Policy:
     location = locate_policy(workspace, options)
     try:
@@ -205,4 +207,6 @@ async def _open_model(
     loaded = await anyio.to_thread.run_sync(load_model, workspace, location)
     OutputHead(loaded.model).check()
     check_decoding(loaded)
-    return await stack.enter_async_context(HFPolicy(loaded, sampling, max_rows=options.concurrency))
+    policy = HFPolicy(loaded, sampling, max_rows=options.concurrency)
+    opened = await stack.enter_async_context(policy)
+    return MeteredPolicy(opened, spending.budget, sampling.max_tokens) if spending else opened

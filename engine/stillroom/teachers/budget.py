@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import anyio
@@ -63,9 +64,25 @@ class Budget:
         while (limit := self._exceeded(worst)) is not None:
             if not self.num_reserved or limit == "max_minutes":
                 raise BudgetSpentError(limit)
-            await self._freed.wait()
+            with self.within_time():
+                await self._freed.wait()
         self.reserved = self.reserved + worst
         self.num_reserved += 1
+
+    @contextmanager
+    def within_time(self) -> Generator[None]:
+        """Breaks off a wait, which costs nothing, when the minutes are over.
+
+        Raises BudgetSpentError then.
+        """
+        with anyio.move_on_after(self._seconds_left()) as scope:
+            yield
+        if scope.cancelled_caught:
+            raise BudgetSpentError("max_minutes")
+
+    def _seconds_left(self) -> float:
+        passed_s = 0.0 if self._started is None else self.clock() - self._started
+        return self.minutes * 60 - passed_s
 
     def settle(self, worst: Cost, actual: Cost, *, unconfirmed: Cost = Cost()) -> None:
         """Puts what a call did cost in the place of what was set aside for it.
@@ -97,6 +114,6 @@ class Budget:
             return "budget_usd"
         if wanted.tokens > self.tokens:
             return "max_total_tokens"
-        if self._started is not None and self.clock() - self._started >= self.minutes * 60:
+        if self._seconds_left() <= 0:
             return "max_minutes"
         return None

@@ -189,13 +189,21 @@ class OpenAITeacher:
                 attempts = num_failed + num_refused
                 raise CallFailedError(outcome.kind, f"{outcome.message} ({attempts} attempts)")
             waited_s += wait_s if is_refused else 0.0
-            await self._sleep(wait_s)
+            with self.spending.budget.within_time():
+                await self._sleep(wait_s)
 
     async def _limited_attempt(self, body: bytes) -> _Answer | _Retry:
         budget, worst = self.spending.budget, self._worst_case(body)
         await budget.reserve(worst)
         try:
-            outcome = await self._paced_attempt(body)
+            with budget.within_time():
+                sent = await self.limiter.acquire(len(body) / _BYTES_PER_TOKEN)
+        except BaseException:
+            # It was not sent.
+            budget.settle(worst, Cost())
+            raise
+        try:
+            outcome = await self._paced_attempt(body, sent)
         except (CallFailedError, TeacherError):
             budget.settle(worst, Cost())
             raise
@@ -219,8 +227,7 @@ class OpenAITeacher:
         usd = price.of(usage) if price is not None else 0.0
         return Cost(usage.prompt_tokens + usage.completion_tokens, usd)
 
-    async def _paced_attempt(self, body: bytes) -> _Answer | _Retry:
-        sent = await self.limiter.acquire(len(body) / _BYTES_PER_TOKEN)
+    async def _paced_attempt(self, body: bytes, sent: Sent) -> _Answer | _Retry:
         try:
             outcome = await self._attempt(body, sent)
         except BaseException:

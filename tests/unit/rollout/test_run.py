@@ -787,3 +787,18 @@ def test_a_dry_run_knows_of_tools_from_servers_and_writes_nothing(workspace: Wor
         [],
         [workspace.root / "run"],
     )
+
+
+@pytest.mark.parametrize("limit", [{"max_total_tokens": 100}, {"max_minutes": 1e-6}])
+def test_a_model_in_this_process_keeps_to_the_limits_too(
+    workspace: Workspace, limit: dict[str, float]
+) -> None:
+    demo = {"provider": "demo", "model": "teacher", "base_url": None, "max_tokens": 8}
+
+    result = run_of(workspace, ScriptedTeacher(), **demo, **limit)
+
+    [name] = limit
+    assert (result.stopped_by, adds_up(result)) == (name, True)
+    # The minutes begin with the first turn.
+    assert result.succeeded <= (name == "max_minutes")
+    assert run_of(workspace, ScriptedTeacher(), **demo).succeeded == NUM_PROMPTS
