@@ -6,20 +6,17 @@ import os
 import secrets
 import tempfile
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import msgspec
 
-BOM = b"\xef\xbb\xbf"
-_BLANKS = b"\r\n \t"
 _BLOCK = 1 << 20
-_BEGINNING = 200
 _MAX_WAITING = 4
 
 
@@ -155,51 +152,6 @@ class _BackgroundSha256:
 
     def close(self) -> None:
         self._thread.shutdown()
-
-
-class Line(msgspec.Struct, frozen=True, gc=False):
-    """One line of a file: its bytes without blanks around them, and where they stand."""
-
-    number: int
-    """From 1."""
-    offset: int
-    """Of the first byte of `data` in the file."""
-    data: bytes
-    is_cut: bool = False
-    """Whether it was too long, and `data` is no more than its beginning."""
-
-
-def read_lines(path: Path, *, max_bytes: int | None = None) -> Iterator[Line]:
-    """Yields the non-blank lines of a file in constant memory; BOM and CRLF are taken off.
-
-    Of a line of over `max_bytes` only the beginning is given; the rest is never held in memory.
-    """
-    start = number = 0
-    with path.open("rb", buffering=_BLOCK) as stream:
-        while raw := stream.readline(-1 if max_bytes is None else max_bytes):
-            number += 1
-            num_bytes = len(raw)
-            is_cut = False
-            if num_bytes == max_bytes and not raw.endswith(b"\n"):
-                rest = _skip_line(stream)
-                num_bytes, is_cut = num_bytes + rest, rest > 0
-            head = len(BOM) if number == 1 and raw.startswith(BOM) else 0
-            body = raw[head:_BEGINNING] if is_cut else raw[head:]
-            data = body.strip(_BLANKS)
-            if data or is_cut:
-                lead = len(body) - len(body.lstrip(_BLANKS)) if body[:1] != data[:1] else 0
-                yield Line(number, start + head + lead, data, is_cut)
-            start += num_bytes
-
-
-def _skip_line(stream: BinaryIO) -> int:
-    """Reads on to the end of a line, and returns how many bytes that was."""
-    num_bytes = 0
-    while part := stream.readline(_BLOCK):
-        num_bytes += len(part)
-        if part.endswith(b"\n"):
-            break
-    return num_bytes
 
 
 class AppendLog:

@@ -16,10 +16,10 @@ from stillroom.files import (
     content_hash,
     cut_torn_line,
     file_sha256,
-    read_lines,
     write_atomic,
     write_json,
 )
+from stillroom.lines import read_lines
 
 JSON = st.recursive(
     st.none()
@@ -133,43 +133,6 @@ def test_two_writers_of_one_file_do_not_mix_their_rows(tmp_path: Path) -> None:
 
     assert path.read_bytes() == b'{"first":0}\n{"first":1}\n{"first":2}\n'
     assert names_in(tmp_path) == ["rows.jsonl"]
-
-
-def test_lines_come_without_bom_and_line_ends_but_with_their_place(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf one\r\n\r\n \t\n\ttwo \nthree")
-
-    lines = list(read_lines(path))
-
-    assert [(line.number, line.data) for line in lines] == [(1, b"one"), (4, b"two"), (5, b"three")]
-    content = path.read_bytes()
-    assert all(content[at.offset :].startswith(at.data) for at in lines)
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.binary(max_size=12).map(lambda raw: raw.replace(b"\n", b"")), max_size=6),
-    st.sampled_from([b"\n", b"\r\n"]),
-    st.booleans(),
-    st.booleans(),
-)
-def test_every_line_is_found_where_it_says_it_is(
-    tmp_path_factory: pytest.TempPathFactory,
-    lines: list[bytes],
-    newline: bytes,
-    has_bom: bool,
-    is_ended: bool,
-) -> None:
-    path = tmp_path_factory.mktemp("lines") / "rows.jsonl"
-    content = (b"\xef\xbb\xbf" if has_bom else b"") + newline.join(lines)
-    path.write_bytes(content + (newline if is_ended else b""))
-
-    found = list(read_lines(path))
-
-    assert all(content[at.offset : at.offset + len(at.data)] == at.data for at in found)
-    wanted = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    stripped = [(n, raw.strip(b"\r\n \t")) for n, raw in enumerate(wanted, start=1)]
-    assert [(at.number, at.data) for at in found] == [(n, raw) for n, raw in stripped if raw]
 
 
 def test_rows_that_were_appended_are_read_back(tmp_path: Path) -> None:

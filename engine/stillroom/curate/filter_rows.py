@@ -9,8 +9,8 @@ import msgspec
 
 from stillroom.curate.facts import MessageFacts, RolloutFacts, is_sound
 from stillroom.curate.rows import RolloutLine, read_rollouts
-from stillroom.data.row_files import RowLine
 from stillroom.files import content_hash
+from stillroom.lines import Line
 
 SUPERVISED = "supervised row"
 """Stands where a rollout says why it ended."""
@@ -94,7 +94,7 @@ def read_filter_rows(source: Path) -> Iterator[Row]:
         yield Row(line, line.facts or _supervised_facts(line.line))
 
 
-def _supervised_facts(line: RowLine) -> RolloutFacts | None:
+def _supervised_facts(line: Line) -> RolloutFacts | None:
     if line.is_cut:
         return None
     try:

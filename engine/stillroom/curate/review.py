@@ -20,8 +20,9 @@ from stillroom.data.layouts import as_rollout
 from stillroom.data.row_files import decode_line, read_row_lines
 from stillroom.data.views import Section, sections_of
 from stillroom.errors import DataError, InputError
-from stillroom.files import atomic_output, content_hash, read_lines
+from stillroom.files import atomic_output, content_hash
 from stillroom.lineage import Recording, write_manifest
+from stillroom.lines import read_lines
 from stillroom.settings import Workspace
 
 NO_REWARD, NO_CATEGORY, OTHERS = "no reward", "(none)", "(others)"

@@ -23,9 +23,10 @@ from stillroom.curate.facts import (
 from stillroom.data.checks import Problem, decode_deeper, decode_row, tool_schema_problems
 from stillroom.data.foreign import ORIGIN
 from stillroom.data.layouts import RULES, RolloutLayout, layout_of, own_problems
-from stillroom.data.row_files import RowLine, decode_line, read_row_lines, rollout_files
+from stillroom.data.row_files import decode_line, read_row_lines, rollout_files
 from stillroom.errors import DataError, InputError
 from stillroom.files import content_hash
+from stillroom.lines import Line
 from stillroom.rollout.journal import holds_rollouts
 
 
@@ -52,7 +53,7 @@ class RolloutLine(msgspec.Struct, frozen=True, gc=False):
     """One row of a rollouts file; `facts` is None for what is not a rollout."""
 
     path: Path
-    line: RowLine
+    line: Line
     facts: RolloutFacts | None = None
     problem: str | None = None
     parts: RolloutParts | None = None
@@ -100,7 +101,7 @@ class _Reader:
         self._with_parts = with_parts
         self._sound_tools = b"null"
 
-    def read(self, file: Path, line: RowLine) -> RolloutLine:
+    def read(self, file: Path, line: Line) -> RolloutLine:
         try:
             if not line.is_cut and (found := self._at_once(file, line)) is not None:
                 return found
@@ -108,7 +109,7 @@ class _Reader:
             pass  # the long way tells what is wrong with it, or that it is of another layout
         return self._the_long_way(file, line)
 
-    def _at_once(self, file: Path, line: RowLine) -> RolloutLine | None:
+    def _at_once(self, file: Path, line: Line) -> RolloutLine | None:
         data = line.data
         if not data.isascii():
             data.decode()  # what the decoder passes over may be no UTF-8
@@ -137,7 +138,7 @@ class _Reader:
             self._sound_tools = given
         return True
 
-    def _the_long_way(self, file: Path, line: RowLine) -> RolloutLine:
+    def _the_long_way(self, file: Path, line: Line) -> RolloutLine:
         try:
             layout, own = _in_our_layout(line)
             facts = _with_task_id(_OWN.decode(own), own)
@@ -181,7 +182,7 @@ def _with_task_id(facts: RolloutFacts, data: bytes) -> RolloutFacts:
     return msgspec.structs.replace(facts, task_id=content_hash({"messages": given}))
 
 
-def _in_our_layout(line: RowLine) -> tuple[RolloutLayout, bytes]:
+def _in_our_layout(line: Line) -> tuple[RolloutLayout, bytes]:
     """Returns whose row it is, and the row in our layout. Raises DataError if it has a problem."""
     row = decode_line(line)
     if isinstance(row, Problem):

@@ -11,7 +11,7 @@ import msgspec
 
 from stillroom.data.checks import Problem, decode_row, decode_text_row
 from stillroom.errors import DataError
-from stillroom.files import BOM, read_lines
+from stillroom.lines import BOM, Line, read_lines
 
 MAX_ROW_BYTES = 64 << 20
 TOO_LONG = f"is longer than {MAX_ROW_BYTES >> 20} MB"
@@ -21,20 +21,7 @@ _BLANKS = re.compile(rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")|[ \t\r\n]++')
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 
 
-class RowLine(msgspec.Struct, frozen=True, gc=False):
-    """One row of a file, as bytes that may stand on a line, and where it is."""
-
-    number: int
-    """Of its line, from 1."""
-    offset: int
-    num_bytes: int
-    """From `offset`, in the file: `data` is shorter where blanks were taken out."""
-    data: bytes
-    is_cut: bool = False
-    """Whether it is longer than MAX_ROW_BYTES, and `data` no more than its beginning."""
-
-
-def read_row_lines(path: Path) -> Iterator[RowLine]:
+def read_row_lines(path: Path) -> Iterator[Line]:
     """Yields the rows of a file; the whole of a .json document is one row.
 
     A document's blanks are taken out of `data`; nothing else is changed.
@@ -43,16 +30,15 @@ def read_row_lines(path: Path) -> Iterator[RowLine]:
     if document is not None:
         yield document
         return
-    for line in read_lines(path, max_bytes=MAX_ROW_BYTES):
-        yield RowLine(line.number, line.offset, len(line.data), line.data, line.is_cut)
+    yield from read_lines(path, max_bytes=MAX_ROW_BYTES)
 
 
-def decode_line(line: RowLine) -> dict[str, Any] | Problem:
+def decode_line(line: Line) -> dict[str, Any] | Problem:
     """Returns the JSON object that a line holds, or the problem with it."""
     return _too_long() if line.is_cut else decode_row(line.data)
 
 
-def decode_text_line(line: RowLine) -> dict[str, Any] | Problem:
+def decode_text_line(line: Line) -> dict[str, Any] | Problem:
     """Returns the prompt row that a line of a text file stands for, or the problem with it."""
     return _too_long() if line.is_cut else decode_text_row(line.data)
 
@@ -90,19 +76,19 @@ class RowReader:
             stream.close()
 
 
-def _document(path: Path) -> RowLine | None:
+def _document(path: Path) -> Line | None:
     """Returns the one row of a .json file; None where each line is a row, or nothing is one."""
     first = next(read_lines(path, max_bytes=MAX_ROW_BYTES), None)
     if first is None or first.is_cut or _is_json(first.data):
         return None
     num_bytes = path.stat().st_size
     if num_bytes > MAX_ROW_BYTES:
-        return None if _holds_rows(path) else RowLine(1, 0, num_bytes, first.data, is_cut=True)
+        return None if _holds_rows(path) else Line(1, 0, num_bytes, first.data, is_cut=True)
     data = path.read_bytes()
     start = len(BOM) if data.startswith(BOM) else 0
     if not _is_json(data[start:]):
         return None
-    return RowLine(1, start, num_bytes - start, _without_blanks(data[start:]))
+    return Line(1, start, num_bytes - start, _without_blanks(data[start:]))
 
 
 def _holds_rows(path: Path) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from stillroom.errors import InputError, RunError
-from stillroom.files import FileLock, read_lines, write_json
+from stillroom.files import FileLock, write_json
 from stillroom.lineage import now
+from stillroom.lines import read_lines
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from stillroom.files import read_lines
+from stillroom.lines import read_lines
 from stillroom.report.folders import TRAINING_KINDS, FolderReader, Run
 from stillroom.report.line_chart import LineChart, Point, Series, is_drawable, line_chart
 from stillroom.report.wording import plural, short_name

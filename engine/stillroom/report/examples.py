@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from stillroom.evaluate.files import Evaluation, TaskScore
-from stillroom.files import read_lines
+from stillroom.lines import read_lines
 from stillroom.report.conversation import ChatMessage, Conversation, conversation, num_given
 from stillroom.report.folders import FolderReader
 from stillroom.report.lineup import Entry, Lineup, shared_tasks

@@ -19,8 +19,9 @@ import msgspec
 
 from stillroom import __version__
 from stillroom.errors import EngineError, FailureClass, RunCancelledError, RunError
-from stillroom.files import AppendLog, read_lines
+from stillroom.files import AppendLog
 from stillroom.lineage import write_manifest
+from stillroom.lines import read_lines
 from stillroom.reporting import Reporter
 from stillroom.rollout.collect import specs_for
 from stillroom.rollout.forecast import Forecast

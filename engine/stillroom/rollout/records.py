@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from stillroom.errors import DataError
-from stillroom.files import read_lines
+from stillroom.lines import read_lines
 from stillroom.teachers.budget import Cost
 from stillroom.tools.base import ToolResult
 from stillroom.types import CallTotals, SampledTurn, Trajectory, Usage

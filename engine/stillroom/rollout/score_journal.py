@@ -6,7 +6,8 @@ from typing import Self
 
 import msgspec
 
-from stillroom.files import AppendLog, read_lines
+from stillroom.files import AppendLog
+from stillroom.lines import read_lines
 from stillroom.rollout.rewards import Judgement
 from stillroom.types import CallTotals
 

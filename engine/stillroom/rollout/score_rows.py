@@ -14,12 +14,12 @@ from stillroom.data.formats import Task
 from stillroom.data.layouts import RULES, RolloutLayout, layout_of
 from stillroom.data.row_files import (
     TOO_LONG,
-    RowLine,
     decode_line,
     read_row_lines,
     rollout_files,
 )
 from stillroom.errors import DataError, FailureClass
+from stillroom.lines import Line
 from stillroom.rollout.rewards import Judgement
 from stillroom.types import Message
 
@@ -68,7 +68,7 @@ def entries(source: Path) -> Iterator[Entry]:
             yield _entry(where, line)
 
 
-def _entry(where: str, line: RowLine) -> Entry:
+def _entry(where: str, line: Line) -> Entry:
     row, data = decode_line(line), line.data
     layout = None if isinstance(row, Problem) else layout_of(row)
     if isinstance(row, Problem) or layout is None or any(RULES[layout].problems(row)):

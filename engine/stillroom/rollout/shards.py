@@ -18,7 +18,8 @@ import msgspec
 
 from stillroom.data.formats import decode_trajectory
 from stillroom.errors import InputError
-from stillroom.files import FileLock, read_lines, write_json
+from stillroom.files import FileLock, write_json
+from stillroom.lines import read_lines
 from stillroom.rollout.journal import RolloutStore, journal_folder, journal_path
 from stillroom.rollout.records import (
     RECORD,

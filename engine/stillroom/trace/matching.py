@@ -10,9 +10,10 @@ from stillroom.curate.convert import supervised_row
 from stillroom.curate.rows import RolloutLine, read_rollouts
 from stillroom.data.checks import Problem
 from stillroom.data.formats import task_from_row
-from stillroom.data.row_files import RowLine, decode_line, decode_text_line, read_row_lines
+from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines
 from stillroom.errors import DataError
 from stillroom.lineage import Manifest
+from stillroom.lines import Line
 from stillroom.rollout.run import with_system
 
 MAX_ALIKE = 4
@@ -41,7 +42,7 @@ class _Pair(msgspec.Struct, frozen=True):
 
 _IDS = msgspec.json.Decoder(Ids)
 _PAIR = msgspec.json.Decoder(_Pair)
-Match = tuple[Path, RowLine]
+Match = tuple[Path, Line]
 
 
 def ids_of(data: bytes) -> Ids:
@@ -52,7 +53,7 @@ def ids_of(data: bytes) -> Ids:
         return Ids()
 
 
-def find_row(file: Path, wanted: int | str) -> RowLine | None:
+def find_row(file: Path, wanted: int | str) -> Line | None:
     """Returns the row at a line, or the first one known by an id."""
     if isinstance(wanted, int):
         return next((line for line in read_row_lines(file) if line.number == wanted), None)

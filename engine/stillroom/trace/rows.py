@@ -10,8 +10,9 @@ import msgspec
 from stillroom.curate.convert import reason_to_leave_out
 from stillroom.curate.filter_request import DroppedRow
 from stillroom.curate.rows import read_rollouts
-from stillroom.data.row_files import RowLine, read_row_lines
+from stillroom.data.row_files import read_row_lines
 from stillroom.errors import InputError
+from stillroom.lines import Line
 from stillroom.settings import Workspace
 from stillroom.trace.matching import (
     Match,
@@ -43,7 +44,7 @@ class _Lost:
 
     step: RowStep
     origin: Origin | None = None
-    line: RowLine | None = None
+    line: Line | None = None
     """The row, in a file it was left out from."""
 
 
@@ -92,7 +93,7 @@ class RowTrace:
         found = [i for i in origin.inputs(self._origins) if i.role is None]
         return [i.rows(self._origins) for i in found if i.path.suffix not in _CODE]
 
-    def _steps(self, origin: Origin, line: RowLine, alike_at: list[str] | None = None,
+    def _steps(self, origin: Origin, line: Line, alike_at: list[str] | None = None,
                *, what: str = "row", decision: str | None = None) -> Iterator[RowStep]:  # fmt: skip
         """Yields a row's step and those before it."""
         ids = ids_of(line.data)
@@ -187,9 +188,7 @@ class RowTrace:
         return shown if number is None else f"{shown}:{number}"
 
 
-def _ways_back(
-    origin: Origin, line: RowLine
-) -> list[tuple[str, Callable[[Path], Iterator[Match]]]]:
+def _ways_back(origin: Origin, line: Line) -> list[tuple[str, Callable[[Path], Iterator[Match]]]]:
     """Returns how the rows that a row was made from are found, each with what it is."""
     row, manifest = line.data, origin.manifest
     if manifest is None:
@@ -213,7 +212,7 @@ def _ways_back(
             return []
 
 
-def _why_left_out(operation: str, file: Path, line: RowLine) -> str | None:
+def _why_left_out(operation: str, file: Path, line: Line) -> str | None:
     if operation == "make_dpo_pairs":
         return "no pair was made of it"
     if operation != "convert_rollouts":

@@ -1,0 +1,98 @@
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stillroom.lines import BOM, read_lines
+
+BLOCK = 1 << 20
+SIZES = st.sampled_from([0, 1, 7, 70_000, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1, 5 * BLOCK])
+
+
+def test_lines_come_without_bom_and_line_ends_but_with_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf one\r\n\r\n \t\n\ttwo \nthree")
+
+    lines = list(read_lines(path))
+
+    assert [(line.number, line.data) for line in lines] == [(1, b"one"), (4, b"two"), (5, b"three")]
+    content = path.read_bytes()
+    assert all(content[at.offset :].startswith(at.data) for at in lines)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.binary(max_size=12).map(lambda raw: raw.replace(b"\n", b"")), max_size=6),
+    st.sampled_from([b"\n", b"\r\n"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_every_line_is_found_where_it_says_it_is(
+    tmp_path_factory: pytest.TempPathFactory,
+    lines: list[bytes],
+    newline: bytes,
+    has_bom: bool,
+    is_ended: bool,
+) -> None:
+    path = tmp_path_factory.mktemp("lines") / "rows.jsonl"
+    content = (BOM if has_bom else b"") + newline.join(lines)
+    path.write_bytes(content + (newline if is_ended else b""))
+
+    found = list(read_lines(path))
+
+    assert all(content[at.offset : at.offset + len(at.data)] == at.data for at in found)
+    wanted = path.read_bytes().removeprefix(BOM).split(b"\n")
+    stripped = [(n, raw.strip(b"\r\n \t")) for n, raw in enumerate(wanted, start=1)]
+    assert [(at.number, at.data) for at in found] == [(n, raw) for n, raw in stripped if raw]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(SIZES, max_size=5),
+    st.booleans(),
+    st.sampled_from([1, 50_000, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK]),
+)
+def test_lines_over_many_blocks_are_whole_or_cut_where_they_are_too_long(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], is_ended: bool, limit: int
+) -> None:
+    path = tmp_path_factory.mktemp("lines") / "rows.jsonl"
+    letters = [bytes([ord("a") + index]) for index in range(len(sizes))]
+    lines = [letter * size for letter, size in zip(letters, sizes, strict=True)]
+    path.write_bytes(b"\n".join(lines) + (b"\n" if is_ended else b""))
+
+    found = list(read_lines(path, max_bytes=limit))
+
+    assert list(read_lines(path)) == list(read_lines(path, max_bytes=10 * BLOCK))
+    offsets = [sum(sizes[:index]) + index for index in range(len(sizes))]
+    # The newline counts, where there is one.
+    is_cut = [
+        len(line) + (is_ended or index + 1 < len(lines)) > limit for index, line in enumerate(lines)
+    ]
+    wanted = [
+        (index + 1, offsets[index], line[: min(limit, 200)] if is_cut[index] else line)
+        for index, line in enumerate(lines)
+        if line
+    ]
+    assert [(at.number, at.offset, at.data) for at in found] == wanted
+    assert [at.is_cut for at in found] == [
+        cut for cut, line in zip(is_cut, lines, strict=True) if line
+    ]
+    assert all(at.num_bytes == len(at.data) for at in found)
+
+
+def test_of_a_line_without_end_only_the_beginning_is_held(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with path.open("wb") as stream:
+        stream.write(b"{" * (4 * BLOCK))
+        stream.truncate(64 * BLOCK)
+
+    tracemalloc.start()
+    [line] = read_lines(path, max_bytes=BLOCK)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert line.is_cut
+    assert line.data == b"{" * 200
+    assert peak < 8 * BLOCK
