@@ -6,6 +6,7 @@ The first is written out by hand: it starts in no time, and the SDK would not le
 import base64
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ NESTED_SCHEMA = {
     "additionalProperties": False,
 }
 _ANY = {"type": "object"}
+_SERVERS: list[ThreadingHTTPServer] = []
 
 
 def odd_server(*options: str) -> list[str]:
@@ -214,6 +216,12 @@ class _OddServer:
         time.sleep(600)
         return ""
 
+    def do_unlisten(self, _: dict[str, Any]) -> str:
+        """Takes no more connections, and lives on."""
+        for server in _SERVERS:
+            server.socket.shutdown(socket.SHUT_RDWR)
+        return "deaf"
+
     def do_chatter(self, _: dict[str, Any]) -> str:
         for _index in range(50):
             sys.stdout.write("p" * 50_000 + "\n")
@@ -309,6 +317,7 @@ def serve_odd(*options: str, port: int = 0) -> Iterator[ThreadingHTTPServer]:
     handler = type("Handler", (_OddHandler,), {"sessions": {}, "options": list(options)})
     server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     server.daemon_threads = True
+    _SERVERS.append(server)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

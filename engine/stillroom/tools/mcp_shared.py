@@ -16,7 +16,7 @@ from stillroom.tools.mcp_connection import (
 from stillroom.tools.mcp_process import LastWords, listen, server_process
 from stillroom.tools.mcp_spec import ServerSpec, Way
 
-_POLL_S = 0.05
+_POLL_S, _CONNECT_TIMEOUT_S = 0.05, 1.0
 # More would only wait for each other, and the first of them would be as late as the last.
 _STARTS_PER_CPU = 2
 
@@ -53,13 +53,21 @@ class Opener:
 
     async def _open_shared(self, shared: "SharedServer", way: Way) -> Connection:
         spec = await shared.running(timeout_s=self.timeout_s)
-        connection = Connection(spec, way, self._background)
         try:
-            await connection.open(timeout_s=self.timeout_s)
+            return await self._session(spec, way)
         except NoAnswerError:
             # It hangs for all of them; the next one finds a new process.
             await shared.stop(spec)
             raise
+        except ConnectFailedError:
+            if not await shared.has_lost(spec):
+                raise
+        # It had just died, and nobody had noticed yet.
+        return await self._session(await shared.running(timeout_s=self.timeout_s), way)
+
+    async def _session(self, spec: ServerSpec, way: Way) -> Connection:
+        connection = Connection(spec, way, self._background)
+        await connection.open(timeout_s=self.timeout_s)
         return connection
 
 
@@ -79,13 +87,26 @@ class SharedServer:
         """
         async with self._turn:
             if self._process is not None and self._process.has_ended:
-                self._process = None
+                # What it had started may live on.
+                process, self._process = self._process, None
+                await process.stop()
             if self._process is None:
                 port = _free_port()
                 process = _ListeningProcess(self._spec.at_port(port), port, self._background)
                 await process.start(timeout_s=timeout_s)
                 self._process = process
             return self._process.spec
+
+    async def has_lost(self, spec: ServerSpec) -> bool:
+        """Returns whether the process that was started so is no more, or listens no more."""
+        async with self._turn:
+            process = self._process
+            if process is None or process.spec != spec:
+                return True
+            if process.has_ended or not await process.listens():
+                self._process = None
+                await process.stop()
+            return self._process is None
 
     async def stop(self, spec: ServerSpec | None = None) -> None:
         """Ends the process; with `spec`, only if it is still the one that was started so."""
@@ -122,7 +143,7 @@ class _ListeningProcess:
         try:
             with anyio.move_on_after(timeout_s):
                 while not (has_ended := self.has_ended):
-                    if await self._listens():
+                    if await self.listens():
                         return
                     await anyio.sleep(_POLL_S)
         except BaseException:
@@ -159,12 +180,14 @@ class _ListeningProcess:
         finally:
             self._done.set()
 
-    async def _listens(self) -> bool:
-        try:
-            stream = await anyio.connect_tcp("localhost", self._port)
-        except OSError:
-            return False
-        await stream.aclose()
+    async def listens(self) -> bool:
+        """Returns whether it takes connections; one that is too busy for it does."""
+        with anyio.move_on_after(_CONNECT_TIMEOUT_S):
+            try:
+                stream = await anyio.connect_tcp("localhost", self._port)
+            except OSError:
+                return False
+            await stream.aclose()
         return True
 
     def _ending(self) -> str:

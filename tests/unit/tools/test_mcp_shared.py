@@ -80,6 +80,34 @@ def test_a_shared_server_that_died_is_started_again_and_the_loss_is_told() -> No
     run_async(main)
 
 
+def test_a_session_that_finds_the_shared_server_gone_begins_with_a_new_one() -> None:
+    async def main() -> None:
+        async with MCPTools(port_server()) as tools:
+            async with tools.session(TASK) as session:
+                first = await text_of(session, "pid")
+                assert await text_of(session, "unlisten") == "deaf"
+            async with tools.session(TASK) as other:
+                assert await text_of(other, "count") == "1"
+                assert await text_of(other, "pid") != first
+            assert not is_alive(int(first))
+
+    run_async(main)
+
+
+def test_what_a_shared_server_that_died_had_started_is_ended_before_the_next_one() -> None:
+    async def main() -> None:
+        async with MCPTools(port_server()) as tools, tools.session(TASK) as session:
+            first, child = [int(await text_of(session, name)) for name in ("pid", "fork")]
+            assert is_alive(child)
+            os.kill(first, signal.SIGKILL)
+            await wait_for_end(first)
+            await session.call("count", {})
+            assert await text_of(session, "count") == "1"
+            assert not is_alive(child)
+
+    run_async(main)
+
+
 def test_a_shared_server_that_hangs_is_replaced_for_the_next_session() -> None:
     async def main() -> None:
         tools = MCPTools(port_server(), tool_timeout_s=1, start_timeout_s=3)
