@@ -171,10 +171,12 @@ class AppendLog:
             os.fsync(self._stream.fileno())
 
     def close(self) -> None:
-        """Waits for the disk and closes the file."""
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        self._stream.close()
+        """Waits for the disk and closes the file, also where the disk takes no more."""
+        try:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+        finally:
+            self._stream.close()
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ of the output file; until then its steps stand in the journal, and a new process
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -166,16 +167,21 @@ class RolloutStore:
 
         What may have been billed stays on record: no row tells of it.
         """
-        self._rows.close()
-        self._journal.close()
-        # Steps that no recorder took belong to rollouts that were not asked for this time.
-        if is_complete and not self.known:
-            if self._unconfirmed == Cost():
-                self._journal.path.unlink()
-            else:
-                left = UnconfirmedRecord(tokens=self._unconfirmed.tokens, usd=self._unconfirmed.usd)
-                write_atomic(self._journal.path, msgspec.json.encode(left) + b"\n")
-        self._lock.release()
+        with ExitStack() as closing:
+            closing.callback(self._lock.release)
+            closing.callback(self._journal.close)
+            self._rows.close()
+            # Steps that no recorder took belong to rollouts that were not asked for this time.
+            if is_complete and not self.known:
+                self._drop_steps()
+
+    def _drop_steps(self) -> None:
+        unconfirmed = self._unconfirmed
+        if unconfirmed == Cost():
+            self._journal.path.unlink()
+        else:
+            left = UnconfirmedRecord(tokens=unconfirmed.tokens, usd=unconfirmed.usd)
+            write_atomic(self._journal.path, msgspec.json.encode(left) + b"\n")
 
 
 class StepRecorder:

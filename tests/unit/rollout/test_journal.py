@@ -1,3 +1,6 @@
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -385,3 +388,31 @@ def test_the_calls_before_a_restart_are_those_of_the_row(tmp_path: Path) -> None
     store = RolloutStore(output, SETTINGS)
     assert (store.spent(), store.paid().calls) == (Cost(tokens=65, usd=1.25), 5)
     store.close(is_complete=True)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """A limit on the size of files stands for a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_no_lock_behind(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    store = RolloutStore(output, SETTINGS)
+    store.recorder(RolloutKey("task", 0)).record_turn(0, CALL)
+    with full_disk():
+        with pytest.raises(OSError, match="too large"):
+            store.finish(trajectory(messages=[assistant("x" * 2000)]))
+        with pytest.raises(OSError, match="too large"):
+            store.close(is_complete=True)
+
+    # As if there were room again: what was paid for is known.
+    store = RolloutStore(output, SETTINGS)
+    assert store.finished == {}
+    assert steps_of(store, "task") == [CALL]
+    store.close(is_complete=False)
