@@ -75,6 +75,9 @@ class Budget:
 
         Raises BudgetSpentError then.
         """
+        if self.minutes == math.inf:
+            yield
+            return
         with anyio.move_on_after(self._seconds_left()) as scope:
             yield
         if scope.cancelled_caught:

@@ -1,5 +1,6 @@
 """Calls that wait until a controller lets them go."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -18,8 +19,7 @@ class Limiter:
     ) -> None:
         self._controller = LimitController(settings)
         self._clock = clock
-        self._queue: deque[anyio.Event] = deque()
-        self._is_first_woken = anyio.Event()
+        self._queue: deque[_Turn] = deque()
 
     @property
     def window(self) -> int:
@@ -43,41 +43,68 @@ class Limiter:
         """
         if not self._queue and self._controller.ready_at(self._clock(), tokens) <= self._clock():
             return self._controller.send(self._clock(), tokens)
-        is_first = anyio.Event()
-        if not self._queue:
-            is_first.set()
-        self._queue.append(is_first)
+        turn = _Turn(tokens)
+        self._queue.append(turn)
         try:
-            await is_first.wait()
-            await self._wait_until_ready(tokens)
-            return self._controller.send(self._clock(), tokens)
-        finally:
-            self._queue.remove(is_first)
-            if self._queue:
-                self._queue[0].set()
+            while turn.sent is None:
+                await self._wait(turn)
+        except BaseException:
+            if turn.sent is not None:
+                self.failed(turn.sent)
+            else:
+                self._queue.remove(turn)
+                self._let_go()
+            raise
+        return turn.sent
 
     def accepted(self, sent: Sent) -> None:
         """Tells that the endpoint answered."""
         self._controller.accepted(sent, self._clock())
-        self._is_first_woken.set()
+        self._let_go()
 
     def refused(self, sent: Sent, kind: LimitKind) -> None:
         """Tells that the endpoint found it too much."""
         self._controller.refused(sent, self._clock(), kind)
-        self._is_first_woken.set()
+        self._let_go()
 
     def failed(self, sent: Sent) -> None:
         """Tells that the call came to nothing for another reason."""
         self._controller.failed(sent)
-        self._is_first_woken.set()
+        self._let_go()
 
     def told(self, sent: Sent, allowances: Mapping[LimitUnit, Allowance]) -> None:
         """Tells what the endpoint's answer to a call says is left of its limits."""
         for unit, allowance in allowances.items():
             self._controller.told(sent, self._clock(), unit, allowance)
 
-    async def _wait_until_ready(self, tokens: float) -> None:
-        while (ready_at := self._controller.ready_at(self._clock(), tokens)) > self._clock():
-            self._is_first_woken = anyio.Event()
-            with anyio.move_on_after(ready_at - self._clock()):
-                await self._is_first_woken.wait()
+    async def _wait(self, turn: "_Turn") -> None:
+        """Waits until there is something new for a call; the first in the queue watches the clock."""
+        wait_s = math.inf
+        if turn is self._queue[0]:
+            wait_s = self._controller.ready_at(self._clock(), turn.tokens) - self._clock()
+        if wait_s < math.inf:
+            with anyio.move_on_after(wait_s):
+                await turn.woken.wait()
+            self._let_go()
+        else:
+            await turn.woken.wait()
+        turn.woken = anyio.Event()
+
+    def _let_go(self) -> None:
+        """Lets the first calls of the queue go as far as they may; the next one looks again."""
+        while self._queue:
+            first = self._queue[0]
+            first.woken.set()
+            if self._controller.ready_at(self._clock(), first.tokens) > self._clock():
+                return
+            first.sent = self._controller.send(self._clock(), first.tokens)
+            self._queue.popleft()
+
+
+class _Turn:
+    """A call that waits."""
+
+    def __init__(self, tokens: float) -> None:
+        self.tokens = tokens
+        self.sent: Sent | None = None
+        self.woken = anyio.Event()

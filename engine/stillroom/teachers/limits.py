@@ -38,13 +38,10 @@ class _Pacer:
     is_reached: bool = False
     """Whether requests have waited for the pace since this was last put to False."""
 
-    def ready_at(self, amount: float, pace: float | None) -> float:
-        return -math.inf if pace is None else self.free_at + amount / pace
+    def ready_at(self, amount: float, pace: float) -> float:
+        return self.free_at + amount / pace
 
-    def send(self, now: float, amount: float, pace: float | None) -> None:
-        if pace is None:
-            self.free_at = now
-            return
+    def send(self, now: float, amount: float, pace: float) -> None:
         ready_at = self.free_at + amount / pace
         self.is_reached |= now - ready_at < max(_CATCH_UP_S, amount / pace)
         self.free_at = max(ready_at, now - _CATCH_UP_S)
@@ -86,21 +83,26 @@ class LimitController:
         """Returns when a request may go: `now`, later, or inf while too many are out."""
         if self.in_flight >= int(self.window):
             return math.inf
-        ready_at = self._pacer.ready_at(_amount(self.unit, tokens), self.pace)
-        if self.pace is None:
+        ready_at = now
+        if self.pace is not None:
+            ready_at = self._pacer.ready_at(_amount(self.unit, tokens), self.pace)
+        elif self._crowd.is_found:
             ready_at = self._last_at + self._spacing_s()
         for unit, told in self._told.items():
-            pacer, pace = self._told_pacers[unit], told.pace
-            ready_at = max(ready_at, pacer.ready_at(_amount(unit, tokens), pace))
+            if told.pace is not None:
+                told_at = self._told_pacers[unit].ready_at(_amount(unit, tokens), told.pace)
+                ready_at = max(ready_at, told_at)
         return max(now, min(ready_at, self._last_at + _LONGEST_HELD_S))
 
     def send(self, now: float, tokens: float = 0.0) -> Sent:
         """Counts a request that goes out now."""
         self.in_flight += 1
         self._num_sent += 1
-        self._pacer.send(now, _amount(self.unit, tokens), self.pace)
+        if self.pace is not None:
+            self._pacer.send(now, _amount(self.unit, tokens), self.pace)
         for unit, told in self._told.items():
-            self._told_pacers[unit].send(now, _amount(unit, tokens), told.pace)
+            if told.pace is not None:
+                self._told_pacers[unit].send(now, _amount(unit, tokens), told.pace)
         sent = Sent(
             number=self._num_sent,
             at=now,
@@ -110,7 +112,8 @@ class LimitController:
             tokens_before=self._tokens_sent,
         )
         self._tokens_sent += tokens
-        self._last_at = max(now - _CATCH_UP_S, self._last_at + self._spacing_s())
+        spacing_s = self._spacing_s() if self._crowd.is_found else 0.0
+        self._last_at = max(now - _CATCH_UP_S, self._last_at + spacing_s)
         return sent
 
     def accepted(self, sent: Sent, now: float) -> None:
