@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import anyio
 import httpx
@@ -32,6 +32,7 @@ from stillroom.teachers.replies import (
     UnreadableTurnError,
     limit_kind,
     read_turn,
+    readable_arguments,
     retry_after,
     says_flagged,
     says_no_credit,
@@ -41,6 +42,7 @@ from stillroom.types import (
     SampledTurn,
     SamplingSettings,
     TokenTrace,
+    ToolCall,
     ToolSchema,
     Usage,
 )
@@ -272,13 +274,14 @@ class OpenAITeacher:
 
     def as_sent(self, message: Message) -> Message:
         """Returns a message of the model's as it goes back to it: most want no reasoning back."""
-        if self.calls.returns_thinking:
-            return message
         kept = _REASONING_BACK if self._endpoint.profile.wants_reasoning_back else ()
-        dropped = [key for key in REASONING_KEYS if key in message and key not in kept]
-        if not dropped:
-            return message
-        return cast("Message", {key: value for key, value in message.items() if key not in dropped})
+        if self.calls.returns_thinking:
+            kept = REASONING_KEYS
+        dropped = {key for key in REASONING_KEYS if key not in kept}
+        sent: Any = {key: value for key, value in message.items() if key not in dropped}
+        if calls := message.get("tool_calls"):
+            sent["tool_calls"] = [_as_sent(call) for call in calls]
+        return sent
 
     async def _attempt(self, body: bytes, sent: Sent) -> _Answer | _Retry:
         try:
@@ -388,6 +391,12 @@ class HttpConversation:
     def trace(self) -> TokenTrace | None:
         """Returns None: an endpoint's tokens are not known."""
         return None
+
+
+def _as_sent(call: ToolCall) -> ToolCall:
+    function = call["function"]
+    arguments = readable_arguments(function["arguments"])
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _seed_of(seed: int, key: str) -> int:

@@ -120,6 +120,18 @@ def _arguments(function: _Function) -> str:
     return "{}" if written is None else msgspec.json.encode(written).decode()
 
 
+def readable_arguments(written: str) -> str:
+    """Returns the arguments of an earlier call so that any server takes them: as a JSON object.
+
+    Many templates read them, and a server then refuses the whole conversation.
+    """
+    try:
+        is_object = isinstance(msgspec.json.decode(written), dict)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        is_object = False
+    return written if is_object else msgspec.json.encode({"malformed": written}).decode()
+
+
 def _beginning(body: bytes) -> str:
     return body[:_KEPT_BYTES].decode("utf-8", "replace").strip()
 

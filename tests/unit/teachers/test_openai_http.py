@@ -645,6 +645,26 @@ def test_reasoning_is_kept_and_goes_back_only_where_it_is_wanted(
     assert message == {**assistant(None, tool_call()), **wanted}
 
 
+def test_malformed_arguments_go_back_so_that_a_server_can_read_them() -> None:
+    call = tool_call(arguments='{"item": "la')
+    bench = Bench([completion(None, tool_calls=[call]), completion("7")])
+
+    async def main() -> SampledTurn:
+        async with (
+            bench.teacher as teacher,
+            teacher.converse([user("hi")], [SCHEMA], seed_key="task:0") as conversation,
+        ):
+            turn = await conversation.sample()
+            conversation.reply(turn.message, [tool_reply("7")])
+            await conversation.sample()
+            return turn
+
+    # What the model wrote is kept.
+    assert run_async(main).message == assistant(None, call)
+    [sent] = bench.bodies[1]["messages"][1]["tool_calls"]
+    assert sent == tool_call(arguments='{"malformed":"{\\"item\\": \\"la"}')
+
+
 def test_the_form_of_an_answer_is_asked_for() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": {}}}
     bench = Bench([completion("{}")])

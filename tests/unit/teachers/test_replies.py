@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from stillroom.teachers.replies import read_turn, retry_after
+from stillroom.teachers.replies import read_turn, readable_arguments, retry_after
 
 
 def message_of(**message: Any) -> Any:
@@ -81,3 +81,15 @@ def test_how_long_to_wait_is_read_in_all_its_forms(
     headers: dict[str, str], seconds: float | None
 ) -> None:
     assert retry_after(headers) == seconds
+
+
+@pytest.mark.parametrize("written", ['{"a": 1}', " {} ", '{"a":{"b":[1e3]}}'])
+def test_arguments_that_are_an_object_go_back_as_they_were_written(written: str) -> None:
+    assert readable_arguments(written) == written
+
+
+@pytest.mark.parametrize(
+    "written", ['{"a": "cut', '{"a": NaN}', "[1]", '"text"', "null", "", "[" * 5000, "ü{"]
+)
+def test_other_arguments_go_back_inside_an_object(written: str) -> None:
+    assert json.loads(readable_arguments(written)) == {"malformed": written}
