@@ -7,28 +7,38 @@ from stillroom.data.distribution import Quantiles
 
 _STEPS = 512
 _MOST_VALUES = 8192
+_MOST_WAITING = 4096
 
 
 class Histogram:
     """Counts values: few different ones as they are, many in steps of 0.2 % of their size."""
 
     def __init__(self) -> None:
+        self._waiting: list[float] = []
         self._counts: Counter[float] = Counter()
         self._total = 0.0
         self._low, self._high = math.inf, -math.inf
 
     def add(self, value: float) -> None:
         """Takes in one finite value."""
-        self._counts[value] += 1
-        self._total += value
-        self._low = min(self._low, value)
-        self._high = max(self._high, value)
+        self._waiting.append(value)
+        if len(self._waiting) == _MOST_WAITING:
+            self._count()
+
+    def _count(self) -> None:
+        values, self._waiting = self._waiting, []
+        self._counts.update(values)
+        self._total += sum(values)
+        self._low = min([self._low, *values])
+        self._high = max([self._high, *values])
         if len(self._counts) > _MOST_VALUES:
             self._fold()
 
     def joined(self, other: "Histogram") -> "Histogram":
         """Returns the histogram of the values of both."""
         both = Histogram()
+        self._count()
+        other._count()
         both._counts = self._counts + other._counts
         both._total = self._total + other._total
         both._low, both._high = min(self._low, other._low), max(self._high, other._high)
@@ -36,6 +46,7 @@ class Histogram:
 
     def quantiles(self) -> Quantiles | None:
         """Returns the distribution in five numbers; None of no values."""
+        self._count()
         count = self._counts.total()
         if not count:
             return None

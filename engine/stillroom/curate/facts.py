@@ -1,11 +1,10 @@
 """The few fields of a rollout that decide what becomes of it, decoded straight from its line."""
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
-from stillroom.data.foreign import ending
+from stillroom.data.foreign import stop_reason
 from stillroom.data.layouts import RolloutLayout
 from stillroom.data.rnow import failure_of, is_rnow_reward
 from stillroom.rollout.rewards import SUCCESS_THRESHOLD
@@ -60,7 +59,11 @@ class RolloutFacts(msgspec.Struct, frozen=True, gc=False):
     @property
     def num_turns(self) -> int:
         """Assistant turns."""
-        return sum([message.role == "assistant" for message in self.messages])
+        count = 0
+        for message in self.messages:
+            if message.role == "assistant":
+                count += 1
+        return count
 
     @property
     def has_final_answer(self) -> bool:
@@ -157,12 +160,12 @@ def is_sound(messages: list[MessageFacts]) -> bool:
     """
     called: set[str | None] = {None}
     for message in messages:
-        if message.role == "assistant":
+        role = message.role
+        if role == "assistant":
             if message.tool_calls:
-                called.update([call.id for call in message.tool_calls])
-        elif message.content is None or (
-            message.role == "tool" and message.tool_call_id not in called
-        ):
+                for call in message.tool_calls:
+                    called.add(call.id)
+        elif message.content is None or (role == "tool" and message.tool_call_id not in called):
             return False
     return True
 
@@ -177,8 +180,7 @@ def layout_of_fields(row: CommonFields) -> RolloutLayout | None:
     return RolloutLayout.RNOW if says_how_it_went and row.stillroom is NULL else None
 
 
-@dataclass(frozen=True, slots=True)
-class LongFields:
+class LongFields(msgspec.Struct, frozen=True, gc=False):
     """The fields of a row of one layout whose names differ, decoded."""
 
     messages: list[MessageFacts]
@@ -206,21 +208,23 @@ def rnow_facts(row: CommonFields, long: LongFields) -> RolloutFacts | None:
 
     None if it has no messages, or rewards that are neither numbers nor words for their absence.
     """
-    rewards = row.rewards or {}
-    if not long.messages:
+    messages, failure = long.messages, None
+    if not messages:
         return None
-    failure = None
-    is_plain = all(isinstance(value, float) for value in rewards.values())
+    rewards = row.rewards or {}
+    is_plain = all([isinstance(value, float) for value in rewards.values()])
     if not is_plain or row.completed is not True or row.error:
         if not all(value is None or is_rnow_reward(value) for value in rewards.values()):
             return None
         told = {"rewards": rewards, "error": row.error, "errors": row.errors}
         failure = failure_of({**told, "completed": row.completed})
-    last = long.messages[-1]
-    ended = [{"role": last.role, "tool_calls": last.tool_calls}]
+    last = messages[-1]
+    is_open = last.role != "assistant" or bool(last.tool_calls)
     return RolloutFacts(
-        messages=long.messages,
-        stop_reason=ending(ended, is_failed=bool(failure), is_truncated=row.truncated is True),
+        messages=messages,
+        stop_reason=stop_reason(
+            is_failed=failure is not None, is_truncated=row.truncated is True, is_open=is_open
+        ),
         id=row.id if isinstance(row.id, str) else "",
         task_id=row.task_id if isinstance(row.task_id, str) and row.task_id else None,
         reward=None if failure else long.reward,

@@ -1,6 +1,7 @@
 """The filters that judge each row by itself: what was asked for becomes reasons to drop."""
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -59,12 +60,8 @@ def fact_rules(request: FilterDataset) -> list[FactRule]:
         rules.append(_reward_rule(least))
     if (wanted := request.success) is not None:
         rules.append(_success_rule(wanted))
-    if (fewest := request.min_turns) is not None:
-        too_few = Reason(f"under {fewest} turns")
-        rules.append(lambda row: None if row.num_turns >= fewest else too_few)
-    if (most := request.max_turns) is not None:
-        too_many = Reason(f"over {most} turns")
-        rules.append(lambda row: None if row.num_turns <= most else too_many)
+    if request.min_turns is not None or request.max_turns is not None:
+        rules.append(_turns_rule(request.min_turns, request.max_turns))
     if request.require_final_answer:
         open_end = Reason("no final answer")
         rules.append(lambda row: None if row.has_final_answer else open_end)
@@ -95,6 +92,19 @@ def _success_rule(wanted: bool) -> FactRule:
         if success is None:
             return unknown
         return None if success == wanted else other
+
+    return judge
+
+
+def _turns_rule(fewest: int | None, most: int | None) -> FactRule:
+    least, limit = fewest or 0, sys.maxsize if most is None else most
+    too_few, too_many = Reason(f"under {fewest} turns"), Reason(f"over {most} turns")
+
+    def judge(row: RolloutFacts) -> Reason | None:
+        count = row.num_turns
+        if count < least:
+            return too_few
+        return None if count <= limit else too_many
 
     return judge
 

@@ -64,12 +64,17 @@ def task_id_of(row: Row, identity: Any) -> str:
 
 def ending(messages: Sequence[Row], *, is_failed: bool, is_truncated: bool) -> StopReason:
     """Returns why a rollout ended, as far as its messages say it."""
+    last = messages[-1] if messages else {"role": "user"}
+    is_open = last["role"] != "assistant" or bool(last.get("tool_calls"))
+    return stop_reason(is_failed=is_failed, is_truncated=is_truncated, is_open=is_open)
+
+
+def stop_reason(*, is_failed: bool, is_truncated: bool, is_open: bool) -> StopReason:
+    """Returns why a rollout ended; `is_open` says that its last message is not an answer."""
     if is_failed:
         return StopReason.ERROR
     if is_truncated:
         return StopReason.MAX_TOKENS
-    last = messages[-1] if messages else {"role": "user"}
-    is_open = last["role"] != "assistant" or last.get("tool_calls")
     return StopReason.MAX_TURNS if is_open else StopReason.ANSWERED
 
 

@@ -30,6 +30,18 @@ def test_of_few_values_the_quantiles_are_exact(values: list[float], cut: int) ->
         assert joined.mean == pytest.approx(expected.mean, abs=1e-6)
 
 
+def test_asking_between_values_changes_nothing() -> None:
+    values = [float(index % 700) for index in range(9_000)]
+    asked, unasked = Histogram(), histogram_of(values)
+
+    for index, value in enumerate(values):
+        asked.add(value)
+        if index % 1_000 == 0:
+            asked.quantiles()
+
+    assert asked.quantiles() == unasked.quantiles() == quantiles(values)
+
+
 def test_of_many_values_they_are_near_and_the_ends_exact() -> None:
     chance = random.Random(1)
     values = [chance.lognormvariate(0, 2) * chance.choice([-1, 1]) for _ in range(40_000)]

@@ -63,6 +63,8 @@ ALL = ["good", "half", "bad", "unjudged", "tools", "open"]
         ({"min_turns": 2}, ["tools"]),
         ({"min_turns": 0}, ALL),
         ({"max_turns": 1}, ["good", "half", "bad", "unjudged", "open"]),
+        ({"min_turns": 1, "max_turns": 1}, ["good", "half", "bad", "unjudged", "open"]),
+        ({"min_turns": 2, "max_turns": 2}, ["tools"]),
         ({"require_final_answer": True}, ["good", "half", "bad", "unjudged", "tools"]),
         ({"require_tool_use": "any"}, ["tools", "open"]),
         ({"require_tool_use": "price"}, ["tools", "open"]),
