@@ -107,6 +107,15 @@ class LineWriter:
         if self._num_waiting >= _BLOCK:
             self.flush()
 
+    def append_file(self, path: Path, *, num_rows: int) -> None:
+        """Writes the lines of a file that another writer has written."""
+        with path.open("rb", buffering=0) as stream:
+            while block := stream.read(4 * _BLOCK):
+                self._parts.append(block)
+                self._num_waiting += len(block)
+                self.flush()
+        self.num_rows += num_rows
+
     def flush(self) -> None:
         """Hands all that was written to the system."""
         if not self._parts:

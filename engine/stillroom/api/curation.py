@@ -2,17 +2,23 @@
 
 import msgspec
 
-from stillroom.curate import filters, review
-from stillroom.curate.convert import convert_rollouts
+from stillroom.curate import convert, filters, pairs, review
+from stillroom.curate.convert import ConvertResult, ConvertRollouts
 from stillroom.curate.filter_request import FilterDataset, FilterResult
-from stillroom.curate.pairs import make_dpo_pairs
+from stillroom.curate.pairs import MakeDpoPairs, PairsResult
 from stillroom.curate.review import ReviewSample, SampleForReview
 from stillroom.data import inspect as inspection
 from stillroom.data import validate as validation
 from stillroom.data.inspect import ExamplesPage, InspectExamples
 from stillroom.data.token_counts import CountTokens
 from stillroom.data.validate import ValidateDataset, ValidationReport
-from stillroom.jobs.inline import count_with_model, filter_in_child, inspect_with_model
+from stillroom.jobs.inline import (
+    convert_in_child,
+    count_with_model,
+    filter_in_child,
+    inspect_with_model,
+    pair_in_child,
+)
 from stillroom.models.resolve import locate_model
 from stillroom.settings import Workspace
 
@@ -34,6 +40,20 @@ def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult
     if request.model is not None:
         locate_model(workspace, request.model)
     return filter_in_child(workspace, request)
+
+
+def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
+    """Writes the supervised rows of rollouts; with a Ray cluster a file a task."""
+    if request.ray_address is None:
+        return convert.convert_rollouts(workspace, request)
+    return convert_in_child(workspace, request)
+
+
+def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
+    """Writes the pairs of rollouts; with a Ray cluster split by file and task."""
+    if request.ray_address is None:
+        return pairs.make_dpo_pairs(workspace, request)
+    return pair_in_child(workspace, request)
 
 
 def sample_for_review(workspace: Workspace, request: SampleForReview) -> ReviewSample:

@@ -7,6 +7,7 @@ count: a task from the same template with other numbers or names is another task
 """
 
 import difflib
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,15 @@ class _Own:
         return (LEAST_OWN_SHARE if is_free else LEAST_TEMPLATE_SHARE) * self.num_words
 
 
+@dataclass(frozen=True, slots=True)
+class CountedPrompt:
+    """A row's prompt, as far as it tells what is boilerplate."""
+
+    identity: bytes
+    runs: set[Run]
+    """Those that evaluation prompts have, too."""
+
+
 class ContaminationIndex:
     """The prompts of evaluation files, and what of them is boilerplate.
 
@@ -75,19 +85,28 @@ class ContaminationIndex:
             run for prompt in self._prompts for run in set(_runs(prompt.words))
         )
         self._num_rows_with: Counter[Run] = Counter()
-        self._seen: set[int] = set()
+        self._seen: set[bytes] = set()
         self._own: list[_Own] = []
         self._prompts_with: dict[Run, list[int]] = {}
         self._whole: dict[tuple[str, ...], int] = {}
         self._starting: dict[Run, list[int]] = {}
 
-    def count_prompt(self, text: str) -> None:
-        """Takes note of which runs a row's prompt has; the same prompt again changes nothing."""
+    def count_prompt(self, text: str) -> CountedPrompt | None:
+        """Takes note of which runs a row's prompt has, and returns it; None of one seen before."""
         words = words_of(text)
-        identity = hash(tuple(words))
-        if identity not in self._seen:
-            self._seen.add(identity)
-            self._num_rows_with.update(set(_runs(words)) & self._num_prompts_with.keys())
+        spaced = " ".join(words).encode("utf-8", errors="surrogatepass")
+        identity = hashlib.blake2b(spaced, digest_size=16).digest()
+        if identity in self._seen:
+            return None
+        counted = CountedPrompt(identity, set(_runs(words)) & self._num_prompts_with.keys())
+        self.take(counted)
+        return counted
+
+    def take(self, counted: CountedPrompt) -> None:
+        """Takes in a prompt that was counted elsewhere; one seen before changes nothing."""
+        if counted.identity not in self._seen:
+            self._seen.add(counted.identity)
+            self._num_rows_with.update(counted.runs)
 
     def close(self) -> None:
         """Ends the counting: tells boilerplate from what is a prompt's own."""
@@ -151,7 +170,8 @@ class ContaminationIndex:
         shared = Counter(number for run in hits for number in self._prompts_with[run])
         likely = [
             number
-            for number, count in shared.most_common()
+            # Not by most_common: the order of equals would be another one in each process.
+            for number, count in sorted(shared.items(), key=lambda item: (-item[1], item[0]))
             if count >= _LEAST_SHARED_RUNS * len(self._own[number].runs)
         ]
         return next((number for number in likely if self._is_near(number, words, hits)), None)

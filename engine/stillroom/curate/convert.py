@@ -32,6 +32,7 @@ class ConvertRollouts(BaseModel):
     include_failed: Annotated[bool, Field(description="Keep rollouts that were no success too")] = (
         False
     )
+    ray_address: str | None = None
 
 
 class SourceCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,11 +67,11 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
     check_output(output, files)
     with Recording(files) as recording:
         with atomic_output(output) as rows:
-            conversion = _Conversion(rows, include_failed=request.include_failed)
+            conversion = Conversion(rows, include_failed=request.include_failed)
             for source in sources:
                 conversion.convert(source)
             if rows.num_rows == 0:
-                raise _nothing_converted(sources, conversion)
+                raise nothing_converted(sources, conversion)
         result = conversion.result(workspace.shown(output))
         write_manifest(
             output,
@@ -83,14 +84,14 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
     return result
 
 
-class _Conversion:
+class Conversion:
     """Writes the rows of one file after the other, and counts."""
 
     def __init__(self, rows: LineWriter, *, include_failed: bool) -> None:
-        self._rows, self._include_failed = rows, include_failed
+        self._rows, self.include_failed = rows, include_failed
         self.sources: list[SourceCount] = []
         self.problems: list[str] = []
-        self._derived = 0
+        self.derived = 0
 
     def convert(self, source: SourceFile) -> None:
         """Writes the rows of a file."""
@@ -117,10 +118,10 @@ class _Conversion:
             if len(self.problems) < MAX_EXAMPLES:
                 self.problems.append(f"{rollout.where}: {rollout.problem}")
             return "not a rollout row"
-        reason = reason_to_leave_out(facts, include_failed=self._include_failed)
+        reason = reason_to_leave_out(facts, include_failed=self.include_failed)
         if reason is None:
             self._rows.write_raw(supervised_row(facts, parts))
-            self._derived += facts.is_success_derived and facts.is_success
+            self.derived += facts.is_success_derived and facts.is_success
         return reason
 
     def result(self, output: str) -> ConvertResult:
@@ -136,7 +137,7 @@ class _Conversion:
             converted=whole.converted,
             left_out=whole.left_out,
             sources=shown,
-            success_derived=self._derived,
+            success_derived=self.derived,
             problems=self.problems,
         )
 
@@ -183,7 +184,8 @@ def reason_to_leave_out(facts: RolloutFacts, *, include_failed: bool) -> str | N
     return None if include_failed or facts.is_success else "no success"
 
 
-def _nothing_converted(sources: Sequence[SourceFile], conversion: _Conversion) -> DataError:
+def nothing_converted(sources: Sequence[SourceFile], conversion: Conversion) -> DataError:
+    """Returns the error of sources of which no row was converted."""
     whole = _together("all", conversion.sources)
     why = ", ".join(f"{count} {reason}" for reason, count in whole.left_out.items())
     example = f"; the first: {conversion.problems[0]}" if conversion.problems else ""

@@ -56,6 +56,7 @@ class FilterDataset(BaseModel):
     max_per_category: Annotated[int | None, Field(ge=1, description="Chosen at random")] = None
     category_field: Annotated[str, Field(description="Of metadata")] = "task_type"
     seed: int = 0
+    ray_address: str | None = None
 
     @field_validator("contains", "not_contains")
     @classmethod
@@ -79,6 +80,7 @@ class FilterDataset(BaseModel):
         """Whether it loads libraries that the server must not, or takes long for each row."""
         return bool(
             self.model
+            or self.ray_address
             or self.language
             or self.contains
             or self.not_contains

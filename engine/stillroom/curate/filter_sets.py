@@ -10,6 +10,7 @@ import random
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import msgspec
 from stillroom.curate.filter_request import FilterDataset
 from stillroom.curate.filter_rows import Row
 from stillroom.curate.filter_rules import FactRule, Knowledge, Reason, Rule, fact_rules, row_rules
-from stillroom.curate.near_duplicates import NearDuplicates
+from stillroom.curate.near_duplicates import NearDuplicates, Signature, Signer
 from stillroom.curate.rows import own_row, without_ids
 from stillroom.curate.words import shingles_of, spoken_text
 from stillroom.data.layouts import RolloutLayout
@@ -28,7 +29,7 @@ from stillroom.files import canonical_json
 
 NOT_A_ROW = Reason("not a rollout or SFT row")
 TOO_DEEP = Reason("nested too deeply")
-_DUPLICATE, _NEAR_DUPLICATE = "duplicate", "near duplicate"
+DUPLICATE, _NEAR_DUPLICATE = "duplicate", "near duplicate"
 
 Reasons = tuple[Reason, ...]
 _MESSAGES: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
@@ -52,17 +53,67 @@ class Judge:
             found += [reason for rule in self._row_rules if (reason := rule(row)) is not None]
             # Only rows that are kept otherwise can make another one a duplicate.
             if self._seen is not None and not found and (like := self._earlier(row, self._seen)):
-                found.append(Reason(_DUPLICATE, like))
+                found.append(Reason(DUPLICATE, like))
         except (msgspec.DecodeError, RecursionError):
             found.append(TOO_DEEP)
         return tuple(found)
 
     def _earlier(self, row: Row, seen: dict[bytes, tuple[Path, int]]) -> str | None:
-        messages = [without_ids(message) for message in row.messages]
-        digest = hashlib.sha256(canonical_json(messages)).digest()[:16]
         here = (row.line.path, row.line.line.number)
-        path, number = seen.setdefault(digest, here)
+        path, number = seen.setdefault(conversation_digest(row), here)
         return f"{path}:{number}" if (path, number) != here else None
+
+
+def conversation_digest(row: Row) -> bytes:
+    """Returns what is equal for rows that say the same."""
+    messages = [without_ids(message) for message in row.messages]
+    return hashlib.sha256(canonical_json(messages)).digest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a row can be read again."""
+
+    path: Path
+    number: int
+    offset: int
+    num_bytes: int
+    is_own: bool
+    """Whether it is in our layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a row is compared with others by."""
+
+    place: Place
+    category: str | None
+    signature: Signature | None
+    worth: float
+    tie: bytes
+
+
+class TraitReader:
+    """Reads the traits that a request compares rows by."""
+
+    def __init__(self, request: FilterDataset) -> None:
+        self._field = request.category_field if request.max_per_category is not None else None
+        self._signer = Signer() if request.dedupe == "near" else None
+
+    def traits(self, row: Row) -> Traits:
+        """Returns the traits of a row that passes so far."""
+        line, facts = row.line.line, row.facts
+        is_own = row.line.layout in (None, RolloutLayout.STILLROOM)
+        signature = None
+        if self._signer is not None:
+            signature = self._signer.signature(spoken_text(row.messages))
+        return Traits(
+            Place(row.line.path, line.number, line.offset, line.num_bytes, is_own),
+            None if self._field is None else row.category(self._field),
+            signature,
+            -math.inf if facts is None or facts.reward is None else facts.reward,
+            hashlib.blake2b(line.data, digest_size=8).digest() if signature else b"",
+        )
 
 
 class _Places:
@@ -74,15 +125,14 @@ class _Places:
         self._numbers, self._offsets, self._sizes = array("q"), array("q"), array("q")
         self._is_own = array("b")
 
-    def add(self, row: Row) -> None:
-        if not self._paths or self._paths[-1] != row.line.path:
-            self._paths.append(row.line.path)
-        line = row.line.line
+    def add(self, place: Place) -> None:
+        if not self._paths or self._paths[-1] != place.path:
+            self._paths.append(place.path)
         self._files.append(len(self._paths) - 1)
-        self._numbers.append(line.number)
-        self._offsets.append(line.offset)
-        self._sizes.append(line.num_bytes)
-        self._is_own.append(row.line.layout in (None, RolloutLayout.STILLROOM))
+        self._numbers.append(place.number)
+        self._offsets.append(place.offset)
+        self._sizes.append(place.num_bytes)
+        self._is_own.append(place.is_own)
 
     def where(self, index: int) -> str:
         """Returns `file:line`."""
@@ -95,7 +145,7 @@ class _Places:
         return shingles_of(spoken_text(_MESSAGES.decode(own)["messages"]))
 
 
-class _Passed:
+class Passed:
     """The rows that pass so far, by their position in the input."""
 
     def __init__(self, request: FilterDataset) -> None:
@@ -105,18 +155,14 @@ class _Passed:
         self._places = _Places()
         self._categories: list[str] = []
 
-    def add(self, position: int, row: Row) -> None:
-        facts = row.facts
+    def add(self, position: int, traits: Traits) -> None:
+        """Takes in the next row."""
         self._positions.append(position)
-        if self._request.max_per_category is not None:
-            self._categories.append(row.category(self._request.category_field))
-        if self._near is not None and facts is not None:
-            self._places.add(row)
-            self._near.add(
-                shingles_of(spoken_text(row.messages)),
-                worth=-math.inf if facts.reward is None else facts.reward,
-                tie=hashlib.blake2b(row.line.line.data, digest_size=8).digest(),
-            )
+        if traits.category is not None:
+            self._categories.append(traits.category)
+        if self._near is not None and traits.signature is not None:
+            self._places.add(traits.place)
+            self._near.add(traits.signature, worth=traits.worth, tie=traits.tie)
 
     def decided(self) -> dict[int, Reason]:
         """Returns the positions of the rows to drop after all."""
@@ -162,28 +208,29 @@ def judged(
         return
     verdicts: list[Reasons] = []
     sizes, tokens = array("q"), array("q")
-    passed = _Passed(request)
+    passed, reader = Passed(request), TraitReader(request)
     for position, row in enumerate(read()):
         reasons = judge.reasons(row)
         verdicts.append(reasons)
         sizes.append(row.line.line.num_bytes)
         tokens.append(-1 if row.num_tokens is None else row.num_tokens)
         if not reasons:
-            passed.add(position, row)
+            passed.add(position, reader.traits(row))
     for position, reason in passed.decided().items():
         verdicts[position] = (reason,)
     position = -1
     for position, row in enumerate(read()):
         if position >= len(verdicts) or sizes[position] != row.line.line.num_bytes:
-            raise _changed(row.line.path)
+            raise changed_input(row.line.path)
         if tokens[position] >= 0:
             row.num_tokens = tokens[position]
         yield row, verdicts[position]
     if position + 1 != len(verdicts):
-        raise _changed(None)
+        raise changed_input(None)
 
 
-def _changed(path: Path | None) -> DataError:
+def changed_input(path: Path | None) -> DataError:
+    """Returns the error of an input that something writes to."""
     return DataError(
         f"the input {path or ''} changed while it was read",
         "wait until nothing writes to it any more (get_run), then filter again",

@@ -5,14 +5,16 @@ every dropped row has a kept one that is like it, no chain of small changes empt
 order of the file does not matter. N rows, P = BANDS * BAND_ROWS numbers per signature.
 """
 
+import hashlib
 import importlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from operator import eq
 from typing import Any
 
-from stillroom.curate.words import jaccard
+from stillroom.curate.words import jaccard, shingles_of
 from stillroom.errors import missing_extra
 
 LEAST_JACCARD = 0.8
@@ -25,12 +27,17 @@ _SEED = 42
 _CACHED_SETS = 512
 
 
-class NearDuplicates:
-    """Collects signatures of rows; then says which row repeats which.
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A row as it is compared with others; the same in every process."""
 
-    Holds 588 bytes a row; the words are read again where two rows may be alike.
-    Raises MissingExtraError without the library for signatures.
-    """
+    numbers: "array[int]"
+    digest: int
+    """Of its text: rows with the same one need not be read again."""
+
+
+class Signer:
+    """Makes signatures. Raises MissingExtraError without the library for them."""
 
     def __init__(self) -> None:
         try:
@@ -38,26 +45,44 @@ class NearDuplicates:
         except ModuleNotFoundError as error:
             raise missing_extra("curate", "finding near duplicates") from error
         self._minhash = rensa.RMinHash
+
+    def signature(self, text: str) -> Signature:
+        """Returns the signature of what a row says."""
+        minhash = self._minhash(_NUM_PERM, _SEED)
+        minhash.update(list(shingles_of(text)))
+        # Not hash(): it differs from process to process.
+        spoken = text.encode("utf-8", errors="surrogatepass")
+        digest = hashlib.blake2b(spoken, digest_size=8).digest()
+        return Signature(
+            array("I", minhash.digest()), int.from_bytes(digest, "little", signed=True)
+        )
+
+
+class NearDuplicates:
+    """Collects signatures of rows; then says which row repeats which.
+
+    Holds 588 bytes a row; the words are read again where two rows may be alike.
+    """
+
+    def __init__(self) -> None:
         self._signatures_NP = array("I")
         self._digests_N = array("q")
         self._ranks: list[tuple[float, bytes]] = []
 
-    def add(self, shingles: frozenset[str], *, worth: float, tie: bytes) -> None:
+    def add(self, signature: Signature, *, worth: float, tie: bytes) -> None:
         """Takes in the next row. Of rows alike that of most `worth` stays; then `tie` decides."""
-        minhash = self._minhash(_NUM_PERM, _SEED)
-        minhash.update(list(shingles))
-        self._signatures_NP.extend(minhash.digest())
-        self._digests_N.append(hash(shingles))
+        self._signatures_NP.extend(signature.numbers)
+        self._digests_N.append(signature.digest)
         self._ranks.append((-worth, tie))
 
-    def repeats(self, shingles_of: Callable[[int], frozenset[str]]) -> dict[int, int]:
+    def repeats(self, words_at: Callable[[int], frozenset[str]]) -> dict[int, int]:
         """Returns which rows to drop, each with the kept row it repeats, by order of `add`.
 
-        `shingles_of` gives the words of a row again.
+        `words_at` gives the words of a row again.
         """
         order = sorted(range(len(self._ranks)), key=self._ranks.__getitem__)
         links = [self._linked(order, band) for band in range(BANDS)]
-        read = _Cached(shingles_of)
+        read = _Cached(words_at)
         dropped: dict[int, int] = {}
         for row in order:
             candidates: set[int] = set()

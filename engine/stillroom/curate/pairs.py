@@ -1,5 +1,7 @@
 """Preference pairs: rollouts of one task that came out differently, cut where they part."""
 
+import math
+from array import array
 from collections import Counter
 from typing import Annotated, Literal
 
@@ -51,6 +53,7 @@ class MakeDpoPairs(BaseModel):
         Literal["first_turn", "none"],
         Field(description="first_turn: only the first turn that differs; none: all that follows"),
     ] = "first_turn"
+    ray_address: str | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> "MakeDpoPairs":
@@ -97,11 +100,11 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
         if num_alone := len(worse.keys() - better.keys()):
             skipped["task on the rejected side only"] = num_alone
         with atomic_output(output) as rows, PairReader() as reader:
-            writer = _PairWriter(request, skipped, reader, rows)
+            writer = PairWriter(request, skipped, reader, rows)
             for task_id in better:
                 writer.write_task(task_id, better[task_id], worse.get(task_id, []))
             if rows.num_rows == 0:
-                raise _no_pairs(better, worse, skipped)
+                raise no_pairs(better, worse, skipped)
         result = PairsResult(
             output=workspace.shown(output),
             read=read,
@@ -109,7 +112,7 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
             tasks_with_pairs=writer.tasks_with_pairs,
             pairs=rows.num_rows,
             skipped=dict(skipped),
-            mean_difference=writer.total_difference / rows.num_rows,
+            mean_difference=math.fsum(writer.differences) / rows.num_rows,
         )
         write_manifest(
             output,
@@ -122,14 +125,15 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     return result
 
 
-class _PairWriter:
+class PairWriter:
     """Turns the rollouts of one task after the other into pairs."""
 
     def __init__(
         self, request: MakeDpoPairs, skipped: Counter[str], reader: PairReader, rows: LineWriter
     ) -> None:
         self._request, self._skipped, self._reader, self._rows = request, skipped, reader, rows
-        self.total_difference = 0.0
+        self.differences = array("d")
+        """Of the pairs' rewards."""
         self.tasks_with_pairs = 0
 
     def write_task(self, task_id: str, better: list[Entry], worse: list[Entry]) -> None:
@@ -166,7 +170,7 @@ class _PairWriter:
         end = start + 1 if self._request.cut == "first_turn" else None
         difference = chosen.reward - rejected.reward
         self._rows.write_raw(_pair_row(one, other, start, end, difference, task_id))
-        self.total_difference += difference
+        self.differences.append(difference)
         return True
 
 
@@ -203,7 +207,8 @@ def _pair_row(
     )
 
 
-def _no_pairs(better: Index, worse: Index, skipped: Counter[str]) -> DataError:
+def no_pairs(better: Index, worse: Index, skipped: Counter[str]) -> DataError:
+    """Returns the error of rollouts that make no pair."""
     shared = len(better.keys() & worse.keys())
     why = ", ".join(f"{count} × {reason}" for reason, count in skipped.items())
     return DataError(

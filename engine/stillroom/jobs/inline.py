@@ -3,6 +3,7 @@
 The child reads the request from its standard input and writes the result to its standard output.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,17 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
+from stillroom.curate.convert import ConvertResult, ConvertRollouts
 from stillroom.curate.filter_request import FilterDataset, FilterResult
 from stillroom.curate.filters import filter_dataset
+from stillroom.curate.pairs import MakeDpoPairs, PairsResult
+from stillroom.curate.ray_convert import convert_on_ray
+from stillroom.curate.ray_filter import filter_on_ray
+from stillroom.curate.ray_pairs import pair_on_ray
 from stillroom.data.inspect import InspectExamples, Inspection, inspect_examples
 from stillroom.data.token_counts import CountTokens, TokenCounts, count_tokens
 from stillroom.errors import EngineError, RunError, missing_extra
-from stillroom.settings import Workspace, training_environment
+from stillroom.settings import Workspace, tool_environment, training_environment
 
 INSPECT_TIMEOUT_S = 60.0
 FILTER_TIMEOUT_S = 3600.0
@@ -41,11 +47,20 @@ class _Filtered(msgspec.Struct, tag="filtered"):
     result: FilterResult
 
 
+class _Converted(msgspec.Struct, tag="converted"):
+    result: ConvertResult
+
+
+class _Paired(msgspec.Struct, tag="paired"):
+    result: PairsResult
+
+
 class _Counted(msgspec.Struct, tag="counted"):
     result: TokenCounts
 
 
-_Answer = _Failed | _Inspected | _Filtered | _Counted
+_Done = _Inspected | _Filtered | _Counted | _Converted | _Paired
+_Answer = _Failed | _Done
 
 
 def inspect_with_model(workspace: Workspace, request: InspectExamples) -> Inspection:
@@ -78,6 +93,10 @@ def count_with_model(workspace: Workspace, request: CountTokens) -> TokenCounts:
 
 def filter_in_child(workspace: Workspace, request: FilterDataset) -> FilterResult:
     """Returns what filtering came to in a child process, whose memory goes when it is done."""
+    if request.ray_address is not None:
+        answer = _on_ray(workspace, "filter", request)
+        assert isinstance(answer, _Filtered)  # noqa: S101 the child's answer to what it was asked
+        return answer.result
     answer = _in_child(
         workspace,
         "filter",
@@ -90,6 +109,32 @@ def filter_in_child(workspace: Workspace, request: FilterDataset) -> FilterResul
     return answer.result
 
 
+def convert_in_child(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
+    """Returns what a conversion on a Ray cluster came to; its driver is a child process."""
+    answer = _on_ray(workspace, "convert", request)
+    assert isinstance(answer, _Converted)  # noqa: S101 the child's answer to what it was asked
+    return answer.result
+
+
+def pair_in_child(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
+    """Returns what pairing on a Ray cluster came to; its driver is a child process."""
+    answer = _on_ray(workspace, "pair", request)
+    assert isinstance(answer, _Paired)  # noqa: S101 the child's answer to what it was asked
+    return answer.result
+
+
+def _on_ray(workspace: Workspace, operation: str, request: BaseModel) -> _Done:
+    return _in_child(
+        workspace,
+        operation,
+        request,
+        timeout_s=FILTER_TIMEOUT_S,
+        what=f"{operation} on Ray",
+        fix="look at the cluster with `ray status`",
+        environment=tool_environment(),
+    )
+
+
 def _in_child(
     workspace: Workspace,
     operation: str,
@@ -98,7 +143,8 @@ def _in_child(
     timeout_s: float,
     what: str,
     fix: str,
-) -> _Inspected | _Filtered | _Counted:
+    environment: dict[str, str] | None = None,
+) -> _Done:
     asked = _Asked(str(workspace.root), operation, request.model_dump(mode="json"))
     try:
         finished = subprocess.run(
@@ -106,7 +152,7 @@ def _in_child(
             input=msgspec.json.encode(asked),
             capture_output=True,
             timeout=timeout_s,
-            env=training_environment(),
+            env=environment or training_environment(),
             check=True,
         )
     except subprocess.TimeoutExpired as error:
@@ -122,8 +168,14 @@ def _in_child(
 
 def _answer(asked: _Asked) -> _Answer:
     workspace = Workspace(Path(asked.workspace))
+    if asked.operation == "convert":
+        return _Converted(convert_on_ray(workspace, ConvertRollouts.model_validate(asked.request)))
+    if asked.operation == "pair":
+        return _Paired(pair_on_ray(workspace, MakeDpoPairs.model_validate(asked.request)))
     if asked.operation == "filter":
         filtering = FilterDataset.model_validate(asked.request)
+        if filtering.ray_address is not None:
+            return _Filtered(filter_on_ray(workspace, filtering))
         tokenizer = _tokenizer(workspace, filtering.model, "counting tokens")
         return _Filtered(filter_dataset(workspace, filtering, tokenizer=tokenizer))
     if asked.operation == "count":
@@ -150,11 +202,15 @@ def _tokenizer(workspace: Workspace, model: str | None, what: str) -> Any:
 def main() -> None:
     """Answers one request."""
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=_Asked)
+    # What workers and libraries print must not get into the answer.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         answer = _answer(asked)
     except EngineError as error:
         answer = _Failed(error.problem, error.fix)
-    sys.stdout.buffer.write(msgspec.json.encode(answer))
+    with answers:
+        answers.write(msgspec.json.encode(answer))
 
 
 if __name__ == "__main__":

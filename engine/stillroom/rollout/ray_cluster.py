@@ -9,27 +9,29 @@ from contextlib import contextmanager
 from typing import Any
 
 from stillroom.errors import RunError, missing_extra
-from stillroom.rollout.request import GenerateRollouts
 
 _OBJECT_STORE_BYTES = 100 << 20
 """Hardly used: rows go by file."""
 
 
 @contextmanager
-def ray_cluster(request: GenerateRollouts) -> Generator[Any]:
-    """Gives Ray, connected; a connection that this process has already is used and kept."""
+def ray_cluster(address: str | None, *, num_cpus: int | None = None) -> Generator[Any]:
+    """Gives Ray, connected; a connection that this process has already is used and kept.
+
+    `num_cpus` is for a cluster of this machine's own (`local`); None takes all cores.
+    """
     with _own_stop_signal():
         try:
             ray: Any = importlib.import_module("ray")
         except ModuleNotFoundError as error:
-            raise missing_extra("ray", "splitting a run over Ray") from error
+            raise missing_extra("ray", "splitting work over Ray") from error
         is_ours = not ray.is_initialized()
         try:
             if is_ours:
-                _connect(ray, request)
+                _connect(ray, address, num_cpus)
         except (OSError, RuntimeError, ValueError) as error:
             raise RunError(
-                f"no Ray cluster answers at {request.ray_address!r}: {str(error)[:300]}",
+                f"no Ray cluster answers at {address!r}: {str(error)[:300]}",
                 "start one with `ray start --head`, or give ray_address local for one on this "
                 "machine",
             ) from error
@@ -40,16 +42,15 @@ def ray_cluster(request: GenerateRollouts) -> Generator[Any]:
             ray.shutdown()
 
 
-def _connect(ray: Any, request: GenerateRollouts) -> None:
-    if request.ray_address != "local":
-        ray.init(address=request.ray_address)
+def _connect(ray: Any, address: str | None, num_cpus: int | None) -> None:
+    if address != "local":
+        ray.init(address=address)
         return
     # Nobody asked to have the use of Ray reported.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         address="local",
-        # Workers wait for the endpoint most of the time, so they need no core each.
-        num_cpus=request.ray_workers,
+        num_cpus=num_cpus,
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
     )

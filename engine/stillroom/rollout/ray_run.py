@@ -89,7 +89,9 @@ async def generate_on_ray(
     output = workspace.output_file(request.output, what="output")
     settings = settings_of(workspace, request, check_judge(workspace, request), prompts)
     origin = await origin_of(workspace, request, prompts)
-    with ray_cluster(request) as ray, shards_locked(output):
+    # Workers wait for the endpoint most of the time, so they need no core each.
+    cluster = ray_cluster(request.ray_address, num_cpus=request.ray_workers)
+    with cluster as ray, shards_locked(output):
         run = _RayRun(ray, workspace, request, output, settings, folder, reporter)
         finished = await run.do(keys)
     if run.error is not None:

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillroom.curate.near_duplicates import LEAST_JACCARD, NearDuplicates
+from stillroom.curate.near_duplicates import LEAST_JACCARD, NearDuplicates, Signer
 from stillroom.curate.words import jaccard, shingles_of
 
 VOCABULARY = [f"word{number}" for number in range(3000)]
 
 
 def repeats_of(texts: list[str], worth: list[float] | None = None) -> dict[int, int]:
-    near = NearDuplicates()
+    near, signer = NearDuplicates(), Signer()
     for number, text in enumerate(texts):
         value = worth[number] if worth else 0.0
-        near.add(shingles_of(text), worth=value, tie=text.encode())
+        near.add(signer.signature(text), worth=value, tie=text.encode())
     return near.repeats(lambda number: shingles_of(texts[number]))
 
 

@@ -1,0 +1,125 @@
+"""What came into a filter and what went out: counts and distributions."""
+
+from collections import Counter
+from pathlib import Path
+
+from stillroom.curate.convert import MAX_EXAMPLES
+from stillroom.curate.distributions import Histogram
+from stillroom.curate.filter_request import Distributions, FilterDataset, FilterResult
+from stillroom.curate.filter_rows import Row
+from stillroom.curate.filter_rules import num_tokens
+from stillroom.curate.filter_sets import Reasons
+from stillroom.data.render import ChatRenderer
+from stillroom.settings import Workspace
+
+_MAX_CATEGORIES = 50
+_OTHERS = "(others)"
+
+
+class Measured:
+    """How some rows are distributed."""
+
+    def __init__(self) -> None:
+        self._reward, self._turns = Histogram(), Histogram()
+        self._characters, self._tokens = Histogram(), Histogram()
+        self._categories: Counter[str] = Counter()
+
+    def joined(self, other: "Measured") -> "Measured":
+        """Returns how the rows of both are distributed."""
+        both = Measured()
+        both._reward = self._reward.joined(other._reward)
+        both._turns = self._turns.joined(other._turns)
+        both._characters = self._characters.joined(other._characters)
+        both._tokens = self._tokens.joined(other._tokens)
+        both._categories = self._categories + other._categories
+        return both
+
+    def add(self, row: Row, category: str) -> None:
+        """Takes in a row."""
+        self._categories[category] += 1
+        if row.facts is None:
+            return
+        self._turns.add(row.facts.num_turns)
+        self._characters.add(len(row.line.line.data))
+        if row.facts.reward is not None:
+            self._reward.add(row.facts.reward)
+        if row.num_tokens is not None:
+            self._tokens.add(row.num_tokens)
+
+    def distributions(self) -> Distributions:
+        """Returns the distributions of what was taken in."""
+        return Distributions(
+            reward=self._reward.quantiles(),
+            turns=self._turns.quantiles(),
+            characters=self._characters.quantiles(),
+            tokens=self._tokens.quantiles(),
+        )
+
+    def categories(self) -> dict[str, int]:
+        """Returns the counts by name; of many the largest, and the others together."""
+        if len(self._categories) <= _MAX_CATEGORIES:
+            return dict(sorted(self._categories.items()))
+        largest = dict(self._categories.most_common(_MAX_CATEGORIES))
+        return {**largest, _OTHERS: self._categories.total() - sum(largest.values())}
+
+
+class Tally:
+    """What came in and what went out."""
+
+    def __init__(self, request: FilterDataset) -> None:
+        self._request = request
+        self._kept_rows, self._dropped_rows = Measured(), Measured()
+        self.read = self.kept = self._success_derived = 0
+        self._dropped: Counter[str] = Counter()
+        self._problems: list[str] = []
+        self._ids: set[str] = set()
+
+    def add(self, row: Row, reasons: Reasons, renderer: ChatRenderer | None) -> None:
+        """Takes in a row with the reasons to drop it; with a renderer its tokens are counted."""
+        self.read += 1
+        self.kept += not reasons
+        category = row.category(self._request.category_field)
+        if row.facts is not None:
+            self._success_derived += row.facts.success is None
+            if renderer is not None:
+                num_tokens(row, renderer)
+        (self._dropped_rows if reasons else self._kept_rows).add(row, category)
+        if self._request.verdicts and row.review_id:
+            self._ids.add(row.review_id)
+        if not reasons:
+            return
+        self._dropped[reasons[0].text] += 1
+        if row.line.problem and row.facts is None and len(self._problems) < MAX_EXAMPLES:
+            self._problems.append(f"{row.line.where}: {row.line.problem}")
+
+    def take(self, other: "Tally") -> None:
+        """Takes in what another one has counted of rows that come later."""
+        self.read += other.read
+        self.kept += other.kept
+        self._success_derived += other._success_derived
+        self._kept_rows = self._kept_rows.joined(other._kept_rows)
+        self._dropped_rows = self._dropped_rows.joined(other._dropped_rows)
+        self._dropped.update(other._dropped)
+        self._problems += other._problems[: MAX_EXAMPLES - len(self._problems)]
+        self._ids |= other._ids
+
+    def result(
+        self, workspace: Workspace, output: Path, dropped_file: Path, verdicts: set[str]
+    ) -> FilterResult:
+        """Returns what all rows came to."""
+        if unmatched := len(verdicts - self._ids):
+            self._problems.append(f"{unmatched} of {len(verdicts)} verdicts name no row by its id")
+        before, after = self._kept_rows.joined(self._dropped_rows), self._kept_rows
+        return FilterResult(
+            output=workspace.shown(output),
+            read=self.read,
+            kept=self.kept,
+            dropped=dict(self._dropped),
+            dropped_file=workspace.shown(dropped_file),
+            before=before.distributions(),
+            after=after.distributions(),
+            categories_before=before.categories(),
+            categories_after=after.categories(),
+            success_derived=self._success_derived,
+            problems=self._problems,
+        )
