@@ -212,7 +212,7 @@ def rnow_facts(row: CommonFields, long: LongFields) -> RolloutFacts | None:
     if not messages:
         return None
     rewards = row.rewards or {}
-    is_plain = all([isinstance(value, float) for value in rewards.values()])
+    is_plain = all(isinstance(value, float) for value in rewards.values())
     if not is_plain or row.completed is not True or row.error:
         if not all(value is None or is_rnow_reward(value) for value in rewards.values()):
             return None
