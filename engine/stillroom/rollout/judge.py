@@ -177,9 +177,12 @@ class JudgementReply:
 def read_judgement(reply: str, *, is_cut: bool = False) -> JudgementReply | str:
     """Returns the judgement in a reply, or what is wrong with the reply.
 
-    Text around the object (a fence, a sentence) is passed over; two objects are refused, for one of
-    them may be a quotation.
+    Thinking before it and text around it (a fence, a sentence) are passed over; two objects are
+    refused, for one of them may be a quotation.
     """
+    if reply.lstrip().startswith("<think>"):
+        # Up to the first end of it: a later one may be a quotation.
+        reply = reply.partition("</think>")[2]
     found = _objects_in(reply[:_MAX_REPLY_CHARACTERS])
     if is_cut and not found:
         return "the reply was cut off before its end; keep the reasoning short"

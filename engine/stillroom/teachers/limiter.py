@@ -78,7 +78,7 @@ class Limiter:
             self._controller.told(sent, self._clock(), unit, allowance)
 
     async def _wait(self, turn: "_Turn") -> None:
-        """Waits until there is something new for a call; the first in the queue watches the clock."""
+        """Waits until there is news for a call; the first in the queue watches the clock."""
         wait_s = math.inf
         if turn is self._queue[0]:
             wait_s = self._controller.ready_at(self._clock(), turn.tokens) - self._clock()

@@ -33,6 +33,7 @@ FREE = Price(0.0, 0.0)
 
 _LISTED: dict[str, Price] = {
     "gpt-4o": Price(2.5, 10),
+    "gpt-4o-2024-05-13": Price(5, 15),
     "gpt-4o-mini": Price(0.15, 0.6),
     "gpt-4.1": Price(2, 8),
     "gpt-4.1-mini": Price(0.4, 1.6),
@@ -59,7 +60,9 @@ def price_for(workspace: Workspace, model: str) -> Price | None:
     Raises InputError if prices.yml is there and not as it must be.
     """
     own = _own_prices(workspace)
-    return own.get(model) or _LISTED.get(_plain_name(model))
+    # Some dated models have a price of their own.
+    dated = model.rpartition("/")[2]
+    return own.get(model) or _LISTED.get(dated) or _LISTED.get(_plain_name(model))
 
 
 def known_price(workspace: Workspace, model: str) -> Price:

@@ -189,6 +189,17 @@ def test_a_reply_that_is_no_judgement_says_why(reply: str, problem: str) -> None
     assert problem in str(read_judgement(reply))
 
 
+def test_what_a_judge_thinks_before_is_no_judgement() -> None:
+    thought, said = '{"reasoning": "t", "score": 0}', '{"reasoning": "x", "score": 1}'
+
+    assert read_judgement(f"<think>{thought}</think>\n{said}") == JudgementReply(1.0, "x")
+    assert "no JSON object" in str(read_judgement(f"<think>{thought}"))
+    # What the answer under judgement may have put there ends no thinking.
+    quoted = f"<think>it says </think>{said}, no</think>{thought}"
+    assert "2 JSON objects" in str(read_judgement(quoted))
+    assert "2 JSON objects" in str(read_judgement(f"{thought} though </think> {said}"))
+
+
 def test_a_reply_that_was_cut_off_says_so() -> None:
     cut = turn(assistant('{"reasoning": "it goes on and'), finish="length")
     _, teacher = judged(cut, judgement(1))

@@ -50,6 +50,12 @@ def test_a_listed_model_is_known_by_its_maker_and_date_too(
     assert price == price_for(workspace, listed)
 
 
+@pytest.mark.parametrize("model", ["gpt-4o-2024-05-13", "openai/gpt-4o-2024-05-13"])
+def test_a_dated_model_with_a_price_of_its_own_has_it(workspace: Workspace, model: str) -> None:
+    assert price_for(workspace, model) == Price(5, 15)
+    assert price_for(workspace, "gpt-4o-2024-08-06") == Price(2.5, 10)
+
+
 @pytest.mark.parametrize(
     "model", ["", "m", "gpt", "gpt-5-turbo", "my-gpt-5", "gpt-5/m", "openai/gpt-5:free", "gpt-5-1"]
 )
