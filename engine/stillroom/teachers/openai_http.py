@@ -36,6 +36,7 @@ from stillroom.teachers.replies import (
     retry_after,
     says_flagged,
     says_no_credit,
+    says_too_long,
 )
 from stillroom.types import (
     Message,
@@ -106,6 +107,10 @@ class _Answer:
         if self.is_counted:
             return Cost()
         return Cost(worst.tokens, worst.usd if self.turn.cost_usd is None else 0.0)
+
+
+class ConversationTooLongError(CallFailedError):
+    """An endpoint refused a conversation that is longer than the model takes."""
 
 
 class OpenAITeacher:
@@ -340,6 +345,8 @@ class OpenAITeacher:
             raise TeacherError(
                 f"{where} was not found: {message}", "check base_url and the model's name"
             )
+        if says_too_long(status, text):
+            raise ConversationTooLongError(FailureClass.BAD_REQUEST, message)
         if 300 <= status < 400:
             target = self._without_key(reply.headers.get("location", "nowhere"))[:_SHOWN]
             message = f"{message} (it redirects to {target}: give that as base_url)"
@@ -373,10 +380,16 @@ class HttpConversation:
         seed: int | None,
     ) -> None:
         self._teacher, self._messages, self._tools, self._seed = teacher, messages, tools, seed
+        self._num_given = len(messages)
 
     async def sample(self) -> SampledTurn:
-        """Returns the endpoint's next turn."""
-        turn = await self._teacher.complete(self._messages, self._tools, seed=self._seed)
+        """Returns the endpoint's next turn; an empty one where tools have filled the context."""
+        try:
+            turn = await self._teacher.complete(self._messages, self._tools, seed=self._seed)
+        except ConversationTooLongError:
+            if len(self._messages) == self._num_given:
+                raise
+            return _no_room()
         self._messages.append(self._teacher.as_sent(turn.message))
         return turn
 
@@ -391,6 +404,12 @@ class HttpConversation:
     def trace(self) -> TokenTrace | None:
         """Returns None: an endpoint's tokens are not known."""
         return None
+
+
+def _no_room() -> SampledTurn:
+    """Returns what stands for a turn that the context has no room for, as in-process models do."""
+    message: Message = {"role": "assistant", "content": ""}
+    return SampledTurn(message=message, finish_reason="context", usage=Usage(), cost_usd=0.0)
 
 
 def _as_sent(call: ToolCall) -> ToolCall:

@@ -18,6 +18,10 @@ _KEPT_KEYS = ("content", *REASONING_KEYS)
 _MAX_TOKENS_OF_A_CALL = 1 << 40
 _KEPT_BYTES = 4000
 _NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low", re.IGNORECASE)
+_TOO_LONG = re.compile(
+    r"context.{0,8}(length|window|size)|(prompt|input) is too long|input token count",
+    re.IGNORECASE,
+)
 _FLAGGED = re.compile(r"moderation|flagged|content.{0,3}polic|safety", re.IGNORECASE)
 
 
@@ -174,6 +178,11 @@ def limit_kind(message: str) -> LimitKind:
 def says_no_credit(status: int, message: str) -> bool:
     """Returns whether a refusal means that no call is paid for any more, now or later."""
     return status == 402 or _NO_CREDIT.search(message) is not None
+
+
+def says_too_long(status: int, message: str) -> bool:
+    """Returns whether a refusal means that the conversation is longer than the model takes."""
+    return status in (400, 413, 422) and _TOO_LONG.search(message) is not None
 
 
 def says_flagged(message: str) -> bool:

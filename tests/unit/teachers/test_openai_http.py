@@ -665,6 +665,38 @@ def test_malformed_arguments_go_back_so_that_a_server_can_read_them() -> None:
     assert sent == tool_call(arguments='{"malformed":"{\\"item\\": \\"la"}')
 
 
+TOO_LONG = [
+    "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",
+    '{"error": {"code": "context_length_exceeded"}}',
+    "prompt is too long: 210000 tokens > 200000 maximum",
+    "The input token count (1200000) exceeds the maximum number of tokens allowed",
+    "the request exceeds the available context size",
+]
+
+
+@pytest.mark.parametrize("text", TOO_LONG)
+def test_a_conversation_that_fills_the_context_ends_there_and_does_not_fail(text: str) -> None:
+    first = completion(None, tool_calls=[tool_call()])
+    bench = Bench([first, body(text, status=400)])
+
+    async def main() -> SampledTurn:
+        async with (
+            bench.teacher as teacher,
+            teacher.converse([user("hi")], [SCHEMA], seed_key="task:0") as conversation,
+        ):
+            turn = await conversation.sample()
+            conversation.reply(turn.message, [tool_reply("7" * 1000)])
+            return await conversation.sample()
+
+    turn = run_async(main)
+    assert (turn.finish_reason, turn.usage, turn.cost_usd) == ("context", Usage(), 0.0)
+    assert turn.message == assistant("")
+    # A prompt that is too long by itself is another matter.
+    with pytest.raises(CallFailedError) as caught:
+        Bench([body(text, status=400)]).complete()
+    assert caught.value.kind is FailureClass.BAD_REQUEST
+
+
 def test_the_form_of_an_answer_is_asked_for() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": {}}}
     bench = Bench([completion("{}")])
