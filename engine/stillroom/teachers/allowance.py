@@ -30,6 +30,7 @@ _NAMES = [
     for unit in LimitUnit
     for name in ("x-ratelimit-{part}-{unit}", "anthropic-ratelimit-{unit}-{part}")
 ]
+_TELLING = frozenset(names[0] for _, names in _NAMES)
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+\.?\d*)s)?(?:(\d+\.?\d*)ms)?")
 
 
@@ -49,6 +50,8 @@ def allowances(headers: Mapping[str, str], now: datetime) -> dict[LimitUnit, All
     What cannot be a limit is left out.
     """
     found: dict[LimitUnit, Allowance] = {}
+    if _TELLING.isdisjoint(headers):
+        return found
     for unit, names in _NAMES:
         if all(name in headers for name in names):
             limit, remaining = _number(headers[names[0]]), _number(headers[names[1]])
