@@ -99,10 +99,11 @@ class LineWriter:
         """Encodes one row and writes it as a line."""
         self.write_raw(msgspec.json.encode(row))
 
-    def write_raw(self, line: bytes) -> None:
-        """Writes the bytes of one already encoded row (without a newline) as a line."""
-        self._parts += (line, b"\n")
-        self._num_waiting += len(line) + 1
+    def write_raw(self, *parts: bytes) -> None:
+        """Writes the parts of one already encoded row (without a newline) as a line."""
+        self._parts += parts
+        self._parts.append(b"\n")
+        self._num_waiting += sum(map(len, parts)) + 1
         self.num_rows += 1
         if self._num_waiting >= _BLOCK:
             self.flush()

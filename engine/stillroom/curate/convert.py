@@ -120,7 +120,7 @@ class Conversion:
             return "not a rollout row"
         reason = reason_to_leave_out(facts, include_failed=self.include_failed)
         if reason is None:
-            self._rows.write_raw(supervised_row(facts, parts))
+            self._rows.write_raw(*supervised_row(facts, parts))
             self.derived += facts.is_success_derived and facts.is_success
         return reason
 
@@ -142,24 +142,22 @@ class Conversion:
         )
 
 
-def supervised_row(facts: RolloutFacts, parts: RolloutParts) -> bytes:
-    """Returns the row of a rollout; its long fields are the very bytes they were."""
-    return b"".join(
-        (
-            b'{"messages":',
-            parts.messages,
-            b',"tools":',
-            b"[]" if parts.tools == NULL else parts.tools,
-            b',"metadata":',
-            b"{}" if parts.metadata == NULL else parts.metadata,
-            b',"reward":',
-            parts.reward,
-            b',"task_id":',
-            msgspec.json.encode(facts.task_id),
-            b',"rollout_id":',
-            msgspec.json.encode(facts.id or None),
-            b"}",
-        )
+def supervised_row(facts: RolloutFacts, parts: RolloutParts) -> tuple[bytes, ...]:
+    """Returns the row of a rollout in parts; its long fields are the very bytes they were."""
+    return (
+        b'{"messages":',
+        parts.messages,
+        b',"tools":',
+        b"[]" if parts.tools == NULL else parts.tools,
+        b',"metadata":',
+        b"{}" if parts.metadata == NULL else parts.metadata,
+        b',"reward":',
+        parts.reward,
+        b',"task_id":',
+        msgspec.json.encode(facts.task_id),
+        b',"rollout_id":',
+        msgspec.json.encode(facts.id or None),
+        b"}",
     )
 
 

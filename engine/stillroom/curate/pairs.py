@@ -169,7 +169,7 @@ class PairWriter:
             return False
         end = start + 1 if self._request.cut == "first_turn" else None
         difference = chosen.reward - rejected.reward
-        self._rows.write_raw(_pair_row(one, other, start, end, difference, task_id))
+        self._rows.write_raw(*_pair_row(one, other, start, end, difference, task_id))
         self.differences.append(difference)
         return True
 
@@ -181,29 +181,27 @@ def _pair_row(
     end: int | None,
     difference: float,
     task_id: str,
-) -> bytes:
-    """Returns the row of a pair; messages, tools and metadata are the very bytes they were."""
+) -> tuple[bytes, ...]:
+    """Returns the row of a pair in parts; its long fields are the very bytes they were."""
     rest = {
         "quality_difference": difference,
         "task_id": task_id,
         "chosen_id": chosen.id,
         "rejected_id": rejected.id,
     }
-    return b"".join(
-        (
-            b'{"prompt":[',
-            b",".join(chosen.messages[:start]),
-            b'],"chosen":[',
-            b",".join(chosen.messages[start:end]),
-            b'],"rejected":[',
-            b",".join(rejected.messages[start:end]),
-            b'],"tools":',
-            chosen.tools,
-            b',"metadata":',
-            chosen.metadata,
-            b",",
-            msgspec.json.encode(rest)[1:],
-        )
+    return (
+        b'{"prompt":[',
+        b",".join(chosen.messages[:start]),
+        b'],"chosen":[',
+        b",".join(chosen.messages[start:end]),
+        b'],"rejected":[',
+        b",".join(rejected.messages[start:end]),
+        b'],"tools":',
+        chosen.tools,
+        b',"metadata":',
+        chosen.metadata,
+        b",",
+        msgspec.json.encode(rest)[1:],
     )
 
 

@@ -73,7 +73,7 @@ def converted_from(file: Path, row: bytes) -> Iterator[Match]:
         facts, parts = rollout.facts, rollout.parts
         if facts is None or parts is None or (facts.id or None) != wanted:
             continue
-        if supervised_row(facts, parts) == row:
+        if b"".join(supervised_row(facts, parts)) == row:
             yield file, rollout.line
 
 
