@@ -151,4 +151,4 @@ def test_the_rollout_quality_skill_works_as_written(tmp_path: Path) -> None:
 
 def test_the_on_policy_skill_works_as_written(tmp_path: Path) -> None:
     calls = follow_documents(tmp_path, SKILLS / "on-policy-distillation" / "SKILL.md")
-    assert calls == 11
+    assert calls == 9
