@@ -29,7 +29,7 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A model as it was when it was used."""
 
     role: str
-    """What it did: `policy`, `student`, `teacher`."""
+    """What it did: `policy`, `student`, `teacher`; `checkpoint` of an export."""
     name: str
     """As it was asked for."""
     location: str
@@ -72,15 +72,23 @@ def record_folder(folder: Path) -> FileRecord:
 
     The hash is that of what `sha256sum` prints of its files, in the order of their names.
     """
-    lines: list[str] = []
-    num_bytes = 0
+    files: list[FileRecord] = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
         if name != FOLDER_MANIFEST and not any(part.startswith(".") for part in name.split("/")):
-            lines.append(f"{file_sha256(path)}  {name}\n")
-            num_bytes += path.stat().st_size
-    sha256 = hashlib.sha256("".join(lines).encode()).hexdigest()
-    return FileRecord(path=str(folder), sha256=sha256, num_bytes=num_bytes)
+            record = record_file(path)
+            files.append(FileRecord(path=name, sha256=record.sha256, num_bytes=record.num_bytes))
+    return folder_record(folder, files)
+
+
+def folder_record(folder: Path, files: Sequence[FileRecord]) -> FileRecord:
+    """Returns the record of a folder from those of its files, in the order of their paths."""
+    listed = "".join(f"{file.sha256}  {file.path}\n" for file in files)
+    return FileRecord(
+        path=str(folder),
+        sha256=hashlib.sha256(listed.encode()).hexdigest(),
+        num_bytes=sum(file.num_bytes for file in files),
+    )
 
 
 def record_written(path: Path, written: LineWriter) -> FileRecord:

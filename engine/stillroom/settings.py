@@ -136,6 +136,11 @@ def read_key(name: str) -> str | None:
     return os.environ.get(name, "").strip() or None
 
 
+def llama_cpp_variable() -> str | None:
+    """Returns where the environment says llama.cpp is, or None."""
+    return os.environ.get("LLAMA_CPP", "").strip() or None
+
+
 def proxy_for(url: str) -> str | None:
     """Returns the proxy that the environment names for an address, or None."""
     parts = urlsplit(url)

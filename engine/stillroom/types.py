@@ -63,6 +63,7 @@ class RunKind(StrEnum):
     DISTILL = "distill"
     EVALUATE = "evaluate"
     SCORE = "score"
+    EXPORT = "export"
 
 
 class RunStatus(StrEnum):

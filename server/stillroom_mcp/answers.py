@@ -70,7 +70,8 @@ def _bare(option: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Takes out what a model need not read: titles, `or null`, defaults that say "not asked for".
+    """Takes out what a model need not read: titles, `or null`, that a count is not negative,
+    defaults that say "not asked for".
 
     The check of the arguments still has all of it.
     """
@@ -85,6 +86,7 @@ def _plain(value: Any) -> Any:
         if not (key == "title" and isinstance(inner, str))
         and not (key == "default" and (inner is False or inner == []))
         and not (key == "exclusiveMinimum" and inner == 0)
+        and not (key == "minimum" and inner in (0, 1))
     }
     choices = plain.get("anyOf")
     if isinstance(choices, list) and plain.get("default", "") is None:

@@ -114,9 +114,12 @@ def _after_success(result: api.RunReport) -> str:
         return f"filter_dataset(input={outcome['output']}, …) selects by the new rewards"
     if result.kind == "evaluate":
         return f"compare_evaluations(baseline=<run id>, candidates=[{result.run_id}])"
+    if result.kind == "export":
+        serve = f"; serve it: {outcome['serve']}" if outcome.get("serve") else ""
+        return f"tell the user of the warnings, and read {outcome['card']}{serve}"
     return (
         f"evaluate_model(provider=hf, model={result.run_id}, data=<held-out prompts>), then "
-        "compare_evaluations with the model it started from"
+        "compare_evaluations with the model it started from; export_model writes it for others"
     )
 
 

@@ -87,8 +87,22 @@ def test_the_chain_runs_on_a_folder_and_prompts_of_ones_own(tmp_path: Path, tiny
             )
             assert evaluated["result"]["accuracy"]["n"] == 12
             assert evaluated["result"]["teacher_kl"]["value"] >= 0
+            asked = {"model": distilled["run_id"], "output": "exports/clerk"}
+            exported = await finished(client, "export_model", asked)
+            assert exported["next_step"].endswith(exported["result"]["serve"])
+            assert exported["result"]["teachers"] == ["my-model"]
+            assert exported["result"]["evaluations"] == 1
+            again = {"input": "mine.jsonl", "output": "rollouts/exported.jsonl", **ACTING}
+            said = await finished(client, "generate_rollouts", {**again, "model": "exports/clerk"})
+            assert said["result"]["succeeded"] == 12
 
     anyio.run(scenario)
+    card = (tmp_path / "exports/clerk/README.md").read_text("utf-8")
+    # The teacher that answered is the one that scored.
+    assert "training 2 | on-policy distillation on mine.jsonl" in card
+    assert "generate_rollouts by my-model" in card
+    assert "synthetic-data" in card
+    assert str(tmp_path) not in card
     rows = read_rows(tmp_path / "rollouts/rollouts.jsonl")
     roles = {message["role"] for row in rows for message in row["messages"]}
     assert roles == {"user", "assistant", "tool"}

@@ -158,6 +158,14 @@ BAD_CALLS = [
         "there is no model 'nowhere'",
     ),
     ("evaluate_model", {"model": "demo/student"}, "data is required"),
+    ("export_model", {"model": "nowhere", "output": "out"}, "there is no model 'nowhere'"),
+    ("export_model", {"model": "demo/student", "output": "../out"}, "is outside the workspace"),
+    ("export_model", {"model": "demo/student", "output": "broken.jsonl"}, "is not an export"),
+    (
+        "export_model",
+        {"model": "demo/student", "output": "out", "format": "adapter"},
+        "has no adapter",
+    ),
     ("compare_evaluations", {"baseline": "a", "candidates": []}, "candidates"),
     ("compare_evaluations", {"baseline": "a", "candidates": ["b"]}, "there is no run 'a'"),
 ]

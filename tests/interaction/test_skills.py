@@ -140,8 +140,9 @@ def test_every_example_names_a_tool_or_is_a_configuration(document: Path, tmp_pa
 
 def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
     skill = SKILLS / "off-policy-distillation"
-    calls = follow_documents(tmp_path, skill / "SKILL.md", skill / "references/preferences.md")
-    assert calls == 15
+    references = (skill / "references/preferences.md", skill / "references/export.md")
+    calls = follow_documents(tmp_path, skill / "SKILL.md", *references)
+    assert calls == 17
 
 
 def test_the_rollout_quality_skill_works_as_written(tmp_path: Path) -> None:
@@ -151,4 +152,4 @@ def test_the_rollout_quality_skill_works_as_written(tmp_path: Path) -> None:
 
 def test_the_on_policy_skill_works_as_written(tmp_path: Path) -> None:
     calls = follow_documents(tmp_path, SKILLS / "on-policy-distillation" / "SKILL.md")
-    assert calls == 9
+    assert calls == 10

@@ -23,6 +23,7 @@ from stillroom.api.runs import (
     RunReport,
     cancel_run,
     evaluate_model,
+    export_model,
     generate_rollouts,
     get_run,
     get_run_logs,
@@ -37,6 +38,7 @@ from stillroom.curate.review import ReviewSample, SampleForReview
 from stillroom.data.inspect import ExamplesPage, InspectExamples
 from stillroom.data.validate import ValidateDataset, ValidationReport
 from stillroom.evaluate.request import EvaluateModel
+from stillroom.export.request import ExportModel
 from stillroom.projects.create import CreateProject, ProjectResult, create_project
 from stillroom.projects.setup import CheckSetup, SetupReport, check_setup
 from stillroom.rollout.request import GenerateRollouts
@@ -55,6 +57,7 @@ __all__ = [
     "CreateProject",
     "EvaluateModel",
     "ExamplesPage",
+    "ExportModel",
     "FilterDataset",
     "FilterResult",
     "GenerateRollouts",
@@ -84,6 +87,7 @@ __all__ = [
     "convert_rollouts",
     "create_project",
     "evaluate_model",
+    "export_model",
     "filter_dataset",
     "generate_rollouts",
     "get_run",

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stillroom.errors import InputError
 from stillroom.evaluate.request import EvaluateModel, check_evaluation
+from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
 from stillroom.jobs.store import (
     Progress,
@@ -149,6 +150,12 @@ def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
     return _start(workspace, RunKind.EVALUATE, request, tool_environment())
 
 
+def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
+    """Starts an export. Raises an EngineError for what is wrong before a model is loaded."""
+    plan_export(workspace, request)
+    return _start(workspace, RunKind.EXPORT, request, training_environment())
+
+
 def get_run(workspace: Workspace, request: GetRun) -> RunReport:
     """Returns the run as it stands now; waiting is the caller's."""
     folder = find_run(workspace, request.run_id)
@@ -247,6 +254,7 @@ __all__ = [
     "RunReport",
     "cancel_run",
     "evaluate_model",
+    "export_model",
     "generate_rollouts",
     "get_run",
     "get_run_logs",

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 
 from stillroom.evaluate.request import EvaluateModel
+from stillroom.export.request import ExportModel
 from stillroom.jobs.store import RunFolder
 from stillroom.reporting import Reporter
 from stillroom.rollout.request import GenerateRollouts
@@ -42,6 +43,11 @@ def run_operation(folder: RunFolder, reporter: Reporter) -> Any:
             scoring = ScoreRollouts.model_validate(asked.request)
             work = functools.partial(score_rollouts, folder=folder.path, reporter=reporter)
             return _run_async(work, workspace, scoring)
+        case RunKind.EXPORT:
+            from stillroom.export.run import export_model
+
+            export = ExportModel.model_validate(asked.request)
+            return export_model(workspace, export, folder=folder.path, reporter=reporter)
         case RunKind.SFT | RunKind.DPO | RunKind.DISTILL:
             from stillroom.train.run import train
 

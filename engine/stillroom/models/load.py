@@ -4,9 +4,8 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import msgspec
 import torch
 import transformers
 from safetensors import SafetensorError
@@ -15,23 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from stillroom.data.render import ChatRenderer
 from stillroom.errors import ModelError
 from stillroom.models.precision import Precision
-from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.models.resolve import ModelLocation, adapter_base
 from stillroom.settings import Workspace
-
-RECORD = "stillroom.json"
 
 # Below this size one thread is faster: more of them mostly wait for each other.
 _ONE_THREAD_PARAMETERS = 30_000_000
-
-
-class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint of ours says about itself, in stillroom.json beside the weights."""
-
-    run_id: str
-    method: str
-    step: int
-    base_model: str
-    """What to load an adapter on; for a full checkpoint, what training started from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +78,20 @@ def load_model(
 
 def load_weights(location: ModelLocation, *, precision: Precision = "auto") -> PreTrainedModel:
     """Returns a causal language model on the best device at hand (CUDA, else CPU)."""
-    transformers.utils.logging.disable_progress_bar()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model: Any = read_weights(location, dtype=dtype_for(precision, device))
+    return model.to(device)
+
+
+def read_weights(
+    location: ModelLocation, *, dtype: torch.dtype | Literal["auto"]
+) -> PreTrainedModel:
+    """Returns a causal language model in main memory; `auto`: in the number format of its files."""
+    transformers.utils.logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             location.location,
-            dtype=dtype_for(precision, device),
+            dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
         )
@@ -110,7 +105,7 @@ def load_weights(location: ModelLocation, *, precision: Precision = "auto") -> P
             "use a complete causal language model",
         )
     choose_threads(model)
-    return model.to(device)
+    return model
 
 
 def load_adapter(
@@ -121,24 +116,20 @@ def load_adapter(
     is_trainable: bool = False,
 ) -> Any:
     """Returns the peft model of a LoRA checkpoint on its base."""
+    base = load_weights(adapter_base(workspace, location), precision=precision)
+    return put_adapter(base, location, is_trainable=is_trainable)
+
+
+def put_adapter(
+    base: PreTrainedModel, location: ModelLocation, *, is_trainable: bool = False
+) -> Any:
+    """Returns the peft model of a LoRA checkpoint on the base given."""
     from peft import PeftModel
 
-    base = load_weights(adapter_base(workspace, location), precision=precision)
     try:
         return PeftModel.from_pretrained(base, location.location, is_trainable=is_trainable)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise _cannot_load("adapter", location, error) from error
-
-
-def adapter_base(workspace: Workspace, location: ModelLocation) -> ModelLocation:
-    """Returns where the base model of an adapter is."""
-    record = location.folder / RECORD
-    if record.is_file():
-        return locate_model(
-            workspace, msgspec.json.decode(record.read_bytes(), type=CheckpointRecord).base_model
-        )
-    config = msgspec.json.decode((location.folder / "adapter_config.json").read_bytes())
-    return locate_model(workspace, config["base_model_name_or_path"])
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:

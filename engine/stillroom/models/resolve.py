@@ -4,18 +4,31 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import ModelError
 from stillroom.settings import Workspace
 
 CHECKPOINTS = "checkpoints"
 FINAL = "final"
+RECORD = "stillroom.json"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _ACCEPTED = (
     "give a folder with config.json, the id of a finished training run, a hub id such as "
     "Qwen/Qwen3-0.6B, or one of " + ", ".join(DEMO_MODELS)
 )
+
+
+class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint of ours says about itself, in stillroom.json beside the weights."""
+
+    run_id: str
+    method: str
+    step: int
+    base_model: str
+    """What to load an adapter on; for a full checkpoint, what training started from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +50,19 @@ class ModelLocation:
         """Whether this is a LoRA adapter that needs its base model."""
         return self.is_local and (self.folder / "adapter_config.json").is_file()
 
+    @property
+    def record(self) -> CheckpointRecord | None:
+        """What a checkpoint of ours says about itself; None of other models."""
+        path = self.folder / RECORD
+        if not self.is_local or not path.is_file():
+            return None
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=CheckpointRecord)
+        except msgspec.DecodeError as error:
+            raise ModelError(
+                f"{path} is damaged: {error}", "use another checkpoint, or train again"
+            ) from error
+
 
 def locate_model(workspace: Workspace, name: str) -> ModelLocation:
     """Returns where the model called `name` is.
@@ -55,6 +81,14 @@ def locate_model(workspace: Workspace, name: str) -> ModelLocation:
     if _HUB_ID.fullmatch(name):
         return ModelLocation(name, name, is_local=False)
     raise ModelError(f"there is no model {name!r} (no folder {path}, no run, no hub id)", _ACCEPTED)
+
+
+def adapter_base(workspace: Workspace, location: ModelLocation) -> ModelLocation:
+    """Returns where the base model of an adapter is."""
+    if (record := location.record) is not None:
+        return locate_model(workspace, record.base_model)
+    config = msgspec.json.decode((location.folder / "adapter_config.json").read_bytes())
+    return locate_model(workspace, config["base_model_name_or_path"])
 
 
 def _local_folder(name: str, path: Path) -> ModelLocation:

@@ -59,6 +59,13 @@ class _Scoring(msgspec.Struct, frozen=True):
     mean_after: float | None
 
 
+class _Export(msgspec.Struct, frozen=True):
+    """What writing a model for others came to."""
+
+    output: str
+    format: str
+
+
 class _Training(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     rows: int
@@ -101,6 +108,8 @@ def _outcome(state: RunState) -> str:
                 return _of_scoring(msgspec.json.decode(state.result, type=_Scoring))
             case RunKind.EVALUATE:
                 return _of_evaluation(msgspec.json.decode(state.result, type=_Evaluation))
+            case RunKind.EXPORT:
+                return _of_export(msgspec.json.decode(state.result, type=_Export))
             case RunKind.SFT | RunKind.DPO | RunKind.DISTILL:
                 result = msgspec.json.decode(state.result, type=_Training)
                 return _of_training(result, state.kind)
@@ -138,6 +147,10 @@ def _of_evaluation(result: _Evaluation) -> str:
     within = f" ({accuracy.range})" if accuracy.range else ""
     tasks = plural(result.accuracy.n, "task")
     return f"{short_name(result.name)}: {accuracy.value}{within} of {tasks} right"
+
+
+def _of_export(result: _Export) -> str:
+    return f"{result.format} in {result.output}"
 
 
 def _of_training(result: _Training, kind: RunKind) -> str:

@@ -32,7 +32,7 @@ def subject_of(workspace: Workspace, origins: Origins, given: str) -> Origin:
 
 
 def output_of(workspace: Workspace, run: RunFolder) -> Path:
-    """Returns what a run has written: a file, or its last checkpoint."""
+    """Returns what a run has written: a file, its last checkpoint, or the folder of an export."""
     evaluation = run.path / RESULT_FILE
     if evaluation.is_file():
         return evaluation
@@ -43,7 +43,7 @@ def output_of(workspace: Workspace, run: RunFolder) -> Path:
             return checkpoint
     output = _asked_output(run)
     path = workspace.path(output) if output else None
-    if path is None or not path.is_file():
+    if path is None or not path.exists():
         raise InputError(
             f"run {run.run_id} has written nothing yet",
             f"see how it stands: get_run(run_id={run.run_id})",

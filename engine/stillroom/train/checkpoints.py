@@ -11,8 +11,13 @@ import msgspec
 from stillroom.demo import DEMO_MODELS
 from stillroom.files import write_json
 from stillroom.lineage import ModelRecord, Recording, record_folder, write_manifest
-from stillroom.models.load import RECORD, CheckpointRecord
-from stillroom.models.resolve import CHECKPOINTS, FINAL, ModelLocation
+from stillroom.models.resolve import (
+    CHECKPOINTS,
+    FINAL,
+    RECORD,
+    CheckpointRecord,
+    ModelLocation,
+)
 from stillroom.train.student import Student
 
 

@@ -12,14 +12,13 @@ from stillroom.errors import ConfigError, missing_extra
 from stillroom.models.heads import OutputHead
 from stillroom.models.load import (
     LoadedModel,
-    adapter_base,
     load_adapter,
     load_tokenizer,
     load_weights,
     stop_token_ids,
 )
 from stillroom.models.precision import Precision
-from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.train.config import ModelSection
 

@@ -11,9 +11,6 @@ from fakes.tiny_models import build_tokenizer
 from stillroom.errors import ModelError
 from stillroom.files import write_json
 from stillroom.models.load import (
-    RECORD,
-    CheckpointRecord,
-    adapter_base,
     dtype_for,
     load_adapter,
     load_model,
@@ -21,7 +18,7 @@ from stillroom.models.load import (
     load_weights,
     stop_token_ids,
 )
-from stillroom.models.resolve import ModelLocation
+from stillroom.models.resolve import RECORD, CheckpointRecord, ModelLocation, adapter_base
 
 
 def local(folder):

@@ -13,8 +13,8 @@ from fakes.tiny_models import build_tokenizer
 from fakes.training import make_project
 from stillroom.errors import ConfigError, DataError, ModelError, RunCancelledError
 from stillroom.lineage import read_manifest, record_file, record_folder
-from stillroom.models.load import CheckpointRecord, load_model, load_weights
-from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.models.load import load_model, load_weights
+from stillroom.models.resolve import CheckpointRecord, ModelLocation, locate_model
 from stillroom.versions import tag_file
 
 SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]

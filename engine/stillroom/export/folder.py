@@ -1,0 +1,172 @@
+"""The folder an export is written to: complete or not there, never in place of other files."""
+
+import os
+import shutil
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillroom.errors import InputError
+from stillroom.files import FileLock, file_sha256
+from stillroom.lineage import FOLDER_MANIFEST, FileRecord
+
+MANIFEST = "export.json"
+# A model's files are told by their sizes; what a person edits is small.
+_HASHED_BYTES = 1 << 20
+_SPARE_BYTES = 64 << 20
+
+
+class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """All of export.json: what the export was made from, and every file of it."""
+
+    format: str
+    request: dict[str, Any]
+    run_id: str | None
+    """Of the training; None of a checkpoint that stillroom did not write."""
+    method: str | None
+    step: int | None
+    base_model: str
+    precision: str
+    files: list[FileRecord]
+    """Paths are relative to the folder; the manifests themselves are not among them."""
+    stillroom_version: str
+    created_at: str
+
+
+def read_export(folder: Path) -> ExportManifest | None:
+    """Returns the manifest of an export; None of a folder that isn't one."""
+    try:
+        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=ExportManifest)
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+        return None
+
+
+def record_files(folder: Path) -> list[FileRecord]:
+    """Returns every file of a folder with its SHA-256, once all of it is on the disk."""
+    records: list[FileRecord] = []
+    for path in _files(folder):
+        # safetensors lets nobody else read what it writes.
+        path.chmod(0o644)
+        _sync(path)
+        name = path.relative_to(folder).as_posix()
+        records.append(
+            FileRecord(path=name, sha256=file_sha256(path), num_bytes=path.stat().st_size)
+        )
+    return records
+
+
+def check_output(folder: Path) -> None:
+    """Raises InputError unless the folder is new, empty, or an export as it was written."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    manifest = read_export(folder) if folder.is_dir() else None
+    if manifest is None:
+        raise InputError(
+            f"output {str(folder)!r} exists and is not an export", "give a folder that is new"
+        )
+    if others := _not_ours(folder, manifest):
+        shown = ", ".join(others[:4]) + (", …" if len(others) > 4 else "")
+        raise InputError(
+            f"output {str(folder)!r} holds files that are not as the export wrote them: {shown}",
+            "move them elsewhere, or give another folder",
+        )
+
+
+def _not_ours(folder: Path, manifest: ExportManifest) -> Sequence[str]:
+    known = {record.path: record for record in manifest.files}
+    found = [(path, path.relative_to(folder).as_posix()) for path in _files(folder)]
+    ours = (MANIFEST, FOLDER_MANIFEST)
+    return [n for path, n in found if n not in ours and not _is_same(path, known.get(n))]
+
+
+def _is_same(path: Path, record: FileRecord | None) -> bool:
+    if record is None or path.stat().st_size != record.num_bytes:
+        return False
+    return record.num_bytes > _HASHED_BYTES or file_sha256(path) == record.sha256
+
+
+def require_space(output: Path, num_bytes: int) -> None:
+    """Raises InputError if the disk has no room for an export of this size."""
+    there = next(parent for parent in output.parents if parent.is_dir())
+    free, needed = shutil.disk_usage(there).free, num_bytes + _SPARE_BYTES
+    if free < needed:
+        raise InputError(
+            f"the export needs about {needed / 1e9:.1f} GB, and {there} has {free / 1e9:.1f} GB",
+            "free some disk, give an output on another disk, or use precision bf16",
+        )
+
+
+@contextmanager
+def export_folder(output: Path, *, run: Path) -> Generator[Path]:
+    """Gives a new folder that becomes `output` only when the block ends without an error.
+
+    An export that is there already is replaced. `run` is the folder of the run that writes: what
+    runs that are dead left behind is cleared away.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    _clear(output, run)
+    partial = output.with_name(f".{output.name}.partial-{run.name}")
+    try:
+        partial.mkdir()
+        yield partial
+        for folder in (partial, *(path for path in partial.rglob("*") if path.is_dir())):
+            _sync(folder)
+        # Somebody may have written there while the model was merged.
+        check_output(output)
+        put_in_place(partial, output, aside=output.with_name(f".{output.name}.replaced-{run.name}"))
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def put_in_place(partial: Path, output: Path, *, aside: Path) -> None:
+    """Renames a whole folder to `output`; what is there goes, or comes back if that fails."""
+    if output.exists():
+        output.rename(aside)
+    try:
+        partial.rename(output)
+    except BaseException:
+        if aside.exists():
+            aside.rename(output)
+        raise
+    _sync(output.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _clear(output: Path, run: Path) -> None:
+    """Ends what exports of killed runs began: an old export comes back, half a new one goes."""
+    for kind in ("replaced", "partial"):
+        begun = f".{output.name}.{kind}-"
+        for left in list(output.parent.iterdir()):
+            name = left.name
+            if not name.startswith(begun) or _is_alive(run.with_name(name.removeprefix(begun))):
+                continue
+            if kind == "replaced" and not output.exists():
+                left.rename(output)
+            else:
+                shutil.rmtree(left)
+
+
+def _is_alive(run: Path) -> bool:
+    lock = FileLock(run / "owner.lock")
+    if not run.is_dir():
+        return False
+    if not lock.try_acquire():
+        return True
+    lock.release()
+    return False
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if not path.is_dir())
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

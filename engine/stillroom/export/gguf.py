@@ -1,0 +1,140 @@
+"""GGUF files, made by llama.cpp's own converter where the user has it."""
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stillroom.errors import InputError, RunError
+from stillroom.models.precision import Precision
+from stillroom.reporting import Reporter, stop_if_cancelled
+from stillroom.settings import Workspace, llama_cpp_variable
+
+SCRIPT = "convert_hf_to_gguf.py"
+_NAMES = (SCRIPT, "convert-hf-to-gguf.py")
+_MAGIC = b"GGUF"
+_TIMEOUT_S = 6 * 3600.0
+_POLL_S = 0.1
+_STOP_S = 10.0
+_OUTTYPES = {"auto": "auto", "fp32": "f32", "bf16": "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """How llama.cpp's converter is started."""
+
+    command: Sequence[str]
+
+    def arguments(self, model: Path, output: Path, precision: Precision) -> list[str]:
+        """Returns the whole command that converts a model's folder."""
+        kind = _OUTTYPES[precision]
+        return [*self.command, str(model), "--outfile", str(output), "--outtype", kind]
+
+
+def find_converter(workspace: Workspace, given: str | None) -> Converter:
+    """Returns the converter in the checkout given, in that of LLAMA_CPP, or on the PATH.
+
+    Raises InputError that says how to get it.
+    """
+    if given is not None:
+        return _in_checkout(workspace.existing(given, what="llama_cpp"))
+    if (named := llama_cpp_variable()) is not None:
+        return _in_checkout(workspace.existing(named, what="LLAMA_CPP"))
+    installed = next((path for name in _NAMES if (path := shutil.which(name))), None)
+    if installed is not None:
+        # Its own first line names the Python that has what it needs.
+        return Converter([installed])
+    raise InputError(
+        f"format gguf needs llama.cpp's {SCRIPT}, and it is neither on the PATH nor in LLAMA_CPP",
+        "clone ggml-org/llama.cpp and give llama_cpp=<its folder>; or export with format merged "
+        f"and run `python llama.cpp/{SCRIPT} <output> --outfile model.gguf --outtype auto`",
+    )
+
+
+def _in_checkout(path: Path) -> Converter:
+    scripts = [path] if path.is_file() else [path / name for name in _NAMES]
+    script = next((script for script in scripts if script.is_file()), None)
+    if script is None:
+        raise InputError(
+            f"{path} holds no {SCRIPT}", "give the folder of a checkout of ggml-org/llama.cpp"
+        )
+    pythons = (script.parent / venv / "bin" / "python" for venv in (".venv", "venv"))
+    python = next((str(python) for python in pythons if python.is_file()), sys.executable)
+    return Converter([python, str(script)])
+
+
+def convert(
+    converter: Converter,
+    model: Path,
+    output: Path,
+    *,
+    precision: Precision,
+    log: Path,
+    reporter: Reporter,
+) -> None:
+    """Writes `output` from a model's folder; what the converter says goes to `log`.
+
+    Raises RunError that tells how it ended and the command to try by hand.
+    """
+    command = converter.arguments(model, output, precision)
+    with log.open("wb") as stream:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, cwd=output.parent
+            )
+        except OSError as error:
+            raise _failure(command, log, f"could not be started: {error}") from error
+        try:
+            code = _wait(process, reporter)
+        finally:
+            _end(process)
+    if code is None:
+        raise _failure(command, log, f"took over {_TIMEOUT_S / 3600:g} hours")
+    if code != 0:
+        raise _failure(command, log, f"ended with code {code}: {_last_line(log)}")
+    if not _is_gguf(output):
+        raise _failure(command, log, "wrote no GGUF file")
+
+
+def _wait(process: subprocess.Popen[bytes], reporter: Reporter) -> int | None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < deadline:
+        if (code := process.poll()) is not None:
+            return code
+        stop_if_cancelled(reporter)
+        time.sleep(_POLL_S)
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _failure(command: Sequence[str], log: Path, how: str) -> RunError:
+    return RunError(
+        f"llama.cpp's converter {how}",
+        f"read {log}; packages it lacks are in llama.cpp's requirements.txt, and a model it does "
+        "not know needs a newer llama.cpp. By hand: export with format merged, then "
+        f"`{' '.join([*command[:-5], '<output>', *command[-2:]])}`",
+    )
+
+
+def _is_gguf(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(len(_MAGIC)) == _MAGIC
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "it said nothing"

@@ -1,0 +1,204 @@
+"""How a model came to be, as checkpoints and runs have it on record; the rest stays unsaid."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from stillroom.errors import EngineError
+from stillroom.evaluate.files import RESULT_FILE, Evaluation
+from stillroom.evaluate.intervals import Estimate
+from stillroom.export.folder import read_export
+from stillroom.export.provenance import DataStep, data_steps, public_name
+from stillroom.lineage import Manifest, ModelRecord, read_manifest
+from stillroom.models.resolve import CheckpointRecord, ModelLocation, locate_model
+from stillroom.settings import Workspace
+
+_Kind = TypeVar("_Kind")
+_MOST_STAGES = 12
+_MOST_EVALUATIONS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One training run."""
+
+    method: str
+    run_id: str
+    step: int
+    started_from: str
+    identity: str | None = None
+    """Of what it started from: a hub commit, or the hash of a folder."""
+    train_file: str | None = None
+    data: tuple[DataStep, ...] = ()
+    """The latest operation first; empty where no manifest tells of the rows."""
+    teacher: str | None = None
+    """Who scored tokens, in on-policy distillation."""
+    max_length: int | None = None
+    """Tokens that a row or a rollout could have; None: as many as the model takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One evaluation of the very checkpoint."""
+
+    run_id: str
+    data: str
+    accuracy: Estimate
+    teacher: str | None
+    teacher_kl: Estimate | None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All that is on record."""
+
+    base: ModelLocation | None
+    """What the first training started from; None if it isn't where it was."""
+    base_name: str
+    stages: tuple[Stage, ...]
+    """The first training first; empty of a model that stillroom did not train."""
+    evaluations: tuple[Measured, ...]
+    """The latest first."""
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether a model wrote what was trained on, as far as is known."""
+        made = (step.teacher for stage in self.stages for step in stage.data)
+        return any(made) or any(stage.method == "distill" for stage in self.stages)
+
+    @property
+    def teachers(self) -> list[str]:
+        """Who wrote or scored what was trained on, each once."""
+        named = [s.teacher for stage in self.stages for s in (*stage.data, stage)]
+        return list(dict.fromkeys(name for name in named if name))
+
+    @property
+    def providers(self) -> list[str]:
+        """The services that teachers were asked through, each once."""
+        named = (step.provider for stage in self.stages for step in stage.data)
+        return list(dict.fromkeys(name for name in named if name))
+
+
+class _Started(msgspec.Struct):
+    created_at: str
+
+
+def read_history(
+    workspace: Workspace, checkpoint: ModelLocation, base: ModelLocation | None
+) -> History:
+    """Returns what is on record of a checkpoint; `base` is what an adapter is put on."""
+    stages: list[Stage] = []
+    location, name = checkpoint, (base or checkpoint).name
+    seen: set[str] = set()
+    while location is not None and (record := location.record) is not None:
+        if location.location in seen or len(seen) == _MOST_STAGES:
+            break
+        seen.add(location.location)
+        config = _config(workspace, record)
+        name = (config.get("model") or {}).get("path") or record.base_model
+        stages.insert(0, _stage(workspace, record, config, location, name))
+        location = _located(workspace, name)
+    return History(
+        base=location if stages else base,
+        base_name=public_name(workspace, name),
+        stages=tuple(stages),
+        evaluations=tuple(_evaluations(workspace, checkpoint)),
+    )
+
+
+def _located(workspace: Workspace, name: str) -> ModelLocation | None:
+    try:
+        return locate_model(workspace, name)
+    except EngineError:
+        return None  # it has been moved or deleted since
+
+
+def _config(workspace: Workspace, record: CheckpointRecord) -> dict[str, Any]:
+    return _document(workspace.runs / record.run_id / "config.json", dict[str, Any]) or {}
+
+
+def _stage(
+    workspace: Workspace,
+    record: CheckpointRecord,
+    config: dict[str, Any],
+    checkpoint: ModelLocation,
+    started_from: str,
+) -> Stage:
+    manifest = _manifest(checkpoint)
+    models = {model.role: model for model in manifest.models} if manifest else {}
+    # config.yml, then the rows.
+    rows = manifest.inputs[1] if manifest and len(manifest.inputs) > 1 else None
+    is_distill = record.method == "distill"
+    limits, limit = ("rollout", "max_context_window") if is_distill else ("model", "max_length")
+    teacher = models.get("teacher")
+    return Stage(
+        method=record.method,
+        run_id=record.run_id,
+        step=record.step,
+        started_from=public_name(workspace, started_from),
+        identity=_identity(models.get("student")),
+        train_file=public_name(workspace, rows.path) if rows else None,
+        data=tuple(data_steps(workspace, rows)) if rows else (),
+        teacher=public_name(workspace, teacher.name) if teacher else None,
+        max_length=(config.get(limits) or {}).get(limit),
+    )
+
+
+def _manifest(checkpoint: ModelLocation) -> Manifest | None:
+    try:
+        return read_manifest(checkpoint.folder)
+    except EngineError:
+        return None  # a card says less, rather than nothing
+
+
+def _identity(model: ModelRecord | None) -> str | None:
+    if model is None:
+        return None
+    if model.revision:
+        return f"commit {model.revision[:12]}"
+    return f"sha256 {model.sha256[:12]}" if model.sha256 else None
+
+
+def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> Iterator[Measured]:
+    found: list[tuple[str, Measured]] = []
+    for file in workspace.runs.glob(f"*/{RESULT_FILE}"):
+        evaluation = _document(file, Evaluation)
+        started = _document(file.parent / "run.json", _Started)
+        if evaluation is None or started is None:
+            continue
+        result = evaluation.result
+        if _is_of(workspace, result.model, checkpoint):
+            measured = Measured(
+                file.parent.name,
+                public_name(workspace, result.data),
+                result.accuracy,
+                public_name(workspace, result.teacher) if result.teacher else None,
+                result.teacher_kl,
+            )
+            found.append((started.created_at, measured))
+    found.sort(key=lambda item: item[0], reverse=True)
+    yield from (measured for _, measured in found[:_MOST_EVALUATIONS])
+
+
+def _is_of(workspace: Workspace, model: str, checkpoint: ModelLocation) -> bool:
+    """Whether a model that was evaluated is this checkpoint, or a former export of it."""
+    location = _located(workspace, model)
+    if location is None or not location.is_local:
+        return False
+    if location.location == checkpoint.location:
+        return True
+    export, record = read_export(location.folder), checkpoint.record
+    if export is None or record is None:
+        return False
+    return (export.run_id, export.step) == (record.run_id, record.step)
+
+
+def _document(path: Path, kind: type[_Kind]) -> _Kind | None:
+    """Returns a JSON document; None where it is not there or not as it should be."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,79 @@
+"""How training rows came to be: back along the manifests of the very contents that were used."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillroom.errors import DataError
+from stillroom.lineage import FileRecord, Manifest, read_manifest
+from stillroom.settings import Workspace
+from stillroom.versions import versions_with
+
+ROLLOUTS = "generate_rollouts"
+_MOST_FILES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class DataStep:
+    """One operation on the way from prompts to training rows."""
+
+    operation: str
+    output: str
+    counts: dict[str, int]
+    teacher: str | None = None
+    """Who answered, where it was rollouts that were made."""
+    provider: str | None = None
+
+
+def public_name(workspace: Workspace, name: str) -> str:
+    """Returns a model's or file's name without the folders of this machine around it."""
+    path = Path(name)
+    if not path.is_absolute():
+        return name
+    shown = workspace.shown(path)
+    return path.name if Path(shown).is_absolute() else shown
+
+
+def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
+    """Yields what made these rows, the latest operation first; what has no manifest is left out."""
+    waiting, seen = [rows], {rows.sha256}
+    while waiting and len(seen) <= _MOST_FILES:
+        record = waiting.pop(0)
+        manifest = _manifest_of(workspace, record)
+        if manifest is None:
+            continue
+        is_made = manifest.operation == ROLLOUTS
+        yield DataStep(
+            operation=manifest.operation,
+            output=public_name(workspace, record.path),
+            counts=manifest.counts,
+            teacher=_teacher(workspace, manifest.request) if is_made else None,
+            provider=manifest.request.get("provider") if is_made else None,
+        )
+        new = [source for source in manifest.inputs if source.sha256 not in seen]
+        waiting += new
+        seen.update(source.sha256 for source in new)
+
+
+def _manifest_of(workspace: Workspace, record: FileRecord) -> Manifest | None:
+    """Returns the manifest of a recorded content; None where only another content's is left."""
+    try:
+        there = read_manifest(Path(record.path))
+    except DataError:
+        there = None  # a card says less, rather than nothing
+    # Rollouts are only ever added to, under the same settings.
+    if there is not None and (there.output.sha256 == record.sha256 or there.operation == ROLLOUTS):
+        return there
+    kept = (version.manifest for version in versions_with(workspace.root, record.sha256))
+    found = next((manifest for manifest in kept if manifest is not None), None)
+    return None if found is None else msgspec.convert(found, Manifest)
+
+
+def _teacher(workspace: Workspace, request: dict[str, Any]) -> str:
+    provider = request.get("provider", "")
+    model = public_name(workspace, request.get("model", ""))
+    is_named = model.startswith(f"{provider}/") or provider == "hf"
+    return model if is_named else f"{provider}/{model}"

@@ -1,0 +1,121 @@
+"""What an export is asked to do, and all that can be checked before a model is loaded."""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from stillroom.errors import InputError, missing_extra
+from stillroom.export.folder import check_output, require_space
+from stillroom.export.gguf import Converter, find_converter
+from stillroom.export.tensors import TensorFileError, stored_bytes
+from stillroom.models.precision import Precision
+from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
+from stillroom.settings import Workspace
+
+ExportFormat = Literal["merged", "adapter", "gguf"]
+
+
+class ExportModel(BaseModel):
+    """Ask for a model folder that other programs load."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Annotated[str, Field(description="Run id or checkpoint folder")]
+    output: str
+    """A folder, new or a former export."""
+    format: ExportFormat = "merged"
+    precision: Literal["bf16", "fp32"] | None = None
+    """None: the number format of the files of the model (or of the adapter's base)."""
+    llama_cpp: str | None = None
+    """gguf: a checkout of llama.cpp; otherwise LLAMA_CPP and the PATH are looked at."""
+
+    @property
+    def number_format(self) -> Precision:
+        """The number format to write; `auto` is that of the files."""
+        return self.precision or "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPlan:
+    """A checked request: what is exported, onto what, and where to."""
+
+    checkpoint: ModelLocation
+    base: ModelLocation | None
+    """Of an adapter; None where the checkpoint has all weights."""
+    output: Path
+    converter: Converter | None
+    """For gguf."""
+
+
+def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
+    """Returns the checked plan. Raises an EngineError that says what is wrong, loading nothing."""
+    if importlib.util.find_spec("transformers") is None:
+        raise missing_extra("train", "exporting a model")
+    checkpoint = _checkpoint(workspace, request.model)
+    base = adapter_base(workspace, checkpoint) if checkpoint.is_adapter else None
+    output = workspace.writable(request.output, what="output")
+    converter = None
+    if request.format == "adapter":
+        _check_adapter(request, checkpoint)
+    elif base is not None:
+        _check_mergeable(checkpoint)
+    if request.format == "gguf":
+        converter = find_converter(workspace, request.llama_cpp)
+    elif request.llama_cpp is not None:
+        raise InputError("llama_cpp is for format gguf", "leave llama_cpp out, or set format gguf")
+    check_output(output)
+    if (num_bytes := _size(request, checkpoint, base)) is not None:
+        require_space(output, num_bytes)
+    return ExportPlan(checkpoint, base, output, converter)
+
+
+def _checkpoint(workspace: Workspace, model: str) -> ModelLocation:
+    location = locate_model(workspace, model)
+    if location.is_local:
+        return location
+    raise InputError(
+        f"model {model!r} is on the model hub, and nothing of it was trained here",
+        "give the id of a training run (list_runs), or a checkpoint's folder",
+    )
+
+
+def _check_adapter(request: ExportModel, checkpoint: ModelLocation) -> None:
+    if not checkpoint.is_adapter:
+        raise InputError(
+            f"{request.model!r} has no adapter: all its weights were trained (qlora_rank: 0)",
+            "use format merged, which writes all weights",
+        )
+    if request.precision is not None:
+        raise InputError(
+            "precision is for formats merged and gguf; an adapter is written as it was trained",
+            "leave precision out",
+        )
+
+
+def _check_mergeable(checkpoint: ModelLocation) -> None:
+    config = msgspec.json.decode((checkpoint.folder / "adapter_config.json").read_bytes())
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise InputError(
+            f"{checkpoint.name!r} is an adapter of type {kind}, which no weights can take in",
+            "use format adapter",
+        )
+
+
+def _size(
+    request: ExportModel, checkpoint: ModelLocation, base: ModelLocation | None
+) -> int | None:
+    """Returns about how many bytes the export takes at most; None of a base still on the hub."""
+    source = checkpoint if request.format == "adapter" or base is None else base
+    if not source.is_local:
+        return None
+    try:
+        weights = stored_bytes(source.folder, request.number_format)
+    except TensorFileError as error:
+        raise InputError(str(error), "use a complete checkpoint of safetensors files") from error
+    # A GGUF file is made from the whole model, which is beside it for a while.
+    return 2 * weights if request.format == "gguf" else weights

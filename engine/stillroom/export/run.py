@@ -1,0 +1,221 @@
+"""One export: from a checked plan to a folder with weights, card and hashes."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from stillroom import __version__
+from stillroom.export.card import CARD, CardFacts, render_card
+from stillroom.export.folder import MANIFEST, ExportManifest, export_folder, record_files
+from stillroom.export.gguf import convert
+from stillroom.export.history import History, read_history
+from stillroom.export.licence import Licence, licence_of
+from stillroom.export.provenance import public_name
+from stillroom.export.request import ExportModel, ExportPlan, plan_export
+from stillroom.export.serving import Served
+from stillroom.export.snippets import Usage
+from stillroom.export.weights import write_adapter, write_merged
+from stillroom.export.written import ReadBack, Written
+from stillroom.files import write_atomic, write_json
+from stillroom.lineage import FileRecord, folder_record, now, record_file, write_manifest
+from stillroom.models.identity import identify
+from stillroom.reporting import Reporter, stop_if_cancelled
+from stillroom.settings import Workspace
+
+LOG = "llama_cpp.txt"
+
+
+class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What an export came to."""
+
+    output: str
+    format: str
+    checkpoint: str
+    base_model: str
+    precision: str
+    parameters: int | None
+    files: int
+    bytes: int
+    card: str
+    licence: str | None
+    """Of the base model; None where nothing on this machine says it."""
+    synthetic: bool
+    teachers: list[str]
+    evaluations: int
+    """Of this checkpoint, that the card shows."""
+    read_back: ReadBack | None
+    serve: str | None
+    """The command that serves it."""
+    warnings: list[str]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Export:
+    """What is exported, and what is known of it before it is loaded."""
+
+    workspace: Workspace
+    request: ExportModel
+    plan: ExportPlan
+    history: History
+    licence: Licence | None
+
+    @property
+    def source(self) -> str:
+        """The checkpoint, as a user names it."""
+        return self.workspace.shown(self.plan.checkpoint.folder)
+
+
+def export_model(
+    workspace: Workspace, request: ExportModel, *, folder: Path, reporter: Reporter
+) -> ExportResult:
+    """Writes the export as asked; its folder appears only when all of it is there."""
+    started = time.monotonic()
+    plan = plan_export(workspace, request)
+    history = read_history(workspace, plan.checkpoint, plan.base)
+    export = _Export(workspace, request, plan, history, licence_of(history.base))
+    with export_folder(plan.output, run=folder) as target:
+        written, gguf_file = _write(plan, request, target, folder, reporter)
+        served = _served(export, written)
+        usage = Usage(request.format, plan.output.name, served, gguf_file)
+        facts = CardFacts(
+            history, export.licence, usage, export.source, written.precision, written.read_back
+        )
+        write_atomic(target / CARD, render_card(facts).encode("utf-8", errors="replace"))
+        stop_if_cancelled(reporter)
+        manifest = _manifest(export, written, record_files(target))
+        write_json(target / MANIFEST, manifest)
+        _write_lineage(plan, target, manifest, run_id=folder.name)
+    here = replace(served, path=workspace.shown(plan.output), base=_base_path(plan, served))
+    seconds = round(time.monotonic() - started, 3)
+    return _result(export, written, manifest, replace(usage, served=here), seconds=seconds)
+
+
+def _result(
+    export: _Export, written: Written, manifest: ExportManifest, usage: Usage, *, seconds: float
+) -> ExportResult:
+    history, licence = export.history, export.licence
+    return ExportResult(
+        output=usage.served.path,
+        format=usage.format,
+        checkpoint=export.source,
+        base_model=history.base_name,
+        precision=written.precision,
+        parameters=written.parameters,
+        files=len(manifest.files),
+        bytes=sum(record.num_bytes for record in manifest.files),
+        card=f"{usage.served.path}/{CARD}",
+        licence=licence.id if licence else None,
+        synthetic=history.is_synthetic,
+        teachers=history.teachers,
+        evaluations=len(history.evaluations),
+        read_back=written.read_back,
+        serve=usage.command,
+        warnings=list(_warnings(export.plan, history, licence, usage)),
+        seconds=seconds,
+    )
+
+
+def _write(
+    plan: ExportPlan, request: ExportModel, target: Path, run: Path, reporter: Reporter
+) -> tuple[Written, str | None]:
+    """Writes the model's files; returns what is known of it, and the GGUF file's name."""
+    if request.format == "adapter" and plan.base is not None:
+        return write_adapter(plan.checkpoint, plan.base, target), None
+    if plan.converter is None:
+        return write_merged(plan, target, precision=request.number_format, reporter=reporter), None
+    whole = target / "merged"
+    written = write_merged(plan, whole, precision=request.number_format, reporter=reporter)
+    reporter.note("converting to GGUF")
+    output = target / f"{plan.output.name}.gguf"
+    convert(
+        plan.converter,
+        whole,
+        output,
+        precision=request.number_format,
+        log=run / LOG,
+        reporter=reporter,
+    )
+    shutil.rmtree(whole)
+    return written, output.name
+
+
+def _served(export: _Export, written: Written) -> Served:
+    """Returns what serving depends on, seen from the folder that holds the export."""
+    plan, stages = export.plan, export.history.stages
+    lengths = [written.max_context, stages[-1].max_length if stages else None]
+    # Merged weights need no base.
+    base = plan.base if written.read_back is None else None
+    return Served(
+        path=f"./{plan.output.name}",
+        name=plan.output.name,
+        precision=written.precision,
+        max_length=min((length for length in lengths if length is not None), default=None),
+        tool_parser=written.tool_parser,
+        base=public_name(export.workspace, base.location) if base is not None else None,
+        rank=_rank(plan),
+    )
+
+
+def _base_path(plan: ExportPlan, served: Served) -> str | None:
+    """Returns where an adapter's base is on this machine."""
+    return plan.base.location if plan.base is not None and served.base is not None else None
+
+
+def _rank(plan: ExportPlan) -> int | None:
+    """Returns the highest rank in an adapter."""
+    if plan.base is None:
+        return None
+    path = plan.checkpoint.folder / "adapter_config.json"
+    config = msgspec.json.decode(path.read_bytes())
+    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
+    return max((rank for rank in ranks if isinstance(rank, int)), default=None)
+
+
+def _manifest(export: _Export, written: Written, files: list[FileRecord]) -> ExportManifest:
+    record = export.plan.checkpoint.record
+    return ExportManifest(
+        format=export.request.format,
+        request=export.request.model_dump(mode="json"),
+        run_id=record.run_id if record else None,
+        method=record.method if record else None,
+        step=record.step if record else None,
+        base_model=export.history.base_name,
+        precision=written.precision,
+        files=files,
+        stillroom_version=__version__,
+        created_at=now(),
+    )
+
+
+def _write_lineage(
+    plan: ExportPlan, target: Path, manifest: ExportManifest, *, run_id: str
+) -> None:
+    own = msgspec.structs.replace(record_file(target / MANIFEST), path=MANIFEST)
+    files = sorted([*manifest.files, own], key=lambda record: Path(record.path))
+    write_manifest(
+        target,
+        written=folder_record(plan.output, files),
+        operation="export_model",
+        inputs=[identify(plan.checkpoint, role="checkpoint")],
+        request=manifest.request,
+        counts={"files": len(files)},
+        run_id=run_id,
+    )
+
+
+def _warnings(
+    plan: ExportPlan, history: History, licence: Licence | None, usage: Usage
+) -> Iterator[str]:
+    if licence is None:
+        yield f"the licence of {history.base_name} is not on record: look it up before publishing"
+    if not history.evaluations:
+        yield "no evaluation of this checkpoint is on record, so the card shows none"
+    if usage.format == "adapter" and plan.base is not None and plan.base.is_local:
+        yield (f"the adapter finds its base at {plan.base.location}: format merged goes anywhere")
+    if usage.command is None:
+        yield "vLLM takes adapters of rank 512 at most: serve it with format merged"

@@ -1,0 +1,73 @@
+"""Commands and code that load and serve an export; pure text from what is known of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stillroom.export.request import ExportFormat
+from stillroom.export.serving import Served, serve_command
+
+_GENERATE = """\
+messages = [{"role": "user", "content": "…"}]
+inputs = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+)
+output = model.generate(**inputs, max_new_tokens=512)
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))"""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the examples depend on."""
+
+    format: ExportFormat
+    name: str
+    """Of the folder."""
+    served: Served
+    gguf_file: str | None = None
+
+    @property
+    def command(self) -> str | None:
+        """What serves the export; None where no command is known to."""
+        if self.format == "gguf":
+            return f"llama-server -m {self.served.path}/{self.gguf_file} --jinja"
+        return serve_command(self.served)
+
+
+def snippets(usage: Usage) -> Iterator[tuple[str, str, str]]:
+    """Yields a title, a language and the text of each example."""
+    if usage.format == "gguf":
+        yield "With llama.cpp:", "sh", usage.command or ""
+        yield (
+            "Smaller, at some cost in quality:",
+            "sh",
+            f"llama-quantize {usage.served.path}/{usage.gguf_file} small-Q4_K_M.gguf Q4_K_M",
+        )
+        return
+    yield "With transformers 5 (beside the folder):", "python", _python(usage)
+    if (command := usage.command) is not None:
+        yield "With vLLM, as an OpenAI-compatible server:", "sh", command
+    if usage.format == "merged":
+        yield (
+            "As GGUF, with a checkout of llama.cpp:",
+            "sh",
+            (
+                f"python llama.cpp/convert_hf_to_gguf.py {usage.served.path} "
+                f"--outfile {usage.name}.gguf --outtype auto"
+            ),
+        )
+
+
+def _python(usage: Usage) -> str:
+    path = usage.served.path
+    if usage.format == "adapter":
+        load = (
+            "from peft import AutoPeftModelForCausalLM\n"
+            "from transformers import AutoTokenizer\n\n"
+            f'model = AutoPeftModelForCausalLM.from_pretrained("{path}", dtype="auto")'
+        )
+    else:
+        load = (
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            f'model = AutoModelForCausalLM.from_pretrained("{path}", dtype="auto")'
+        )
+    return f'{load}\ntokenizer = AutoTokenizer.from_pretrained("{path}")\n{_GENERATE}'

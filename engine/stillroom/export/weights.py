@@ -1,0 +1,209 @@
+"""A checkpoint's weights in the files of an export, read back and compared before they count.
+
+Shapes: T positions of the sample conversations, V vocabulary.
+"""
+
+import gc
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from stillroom.data.render import ChatRenderer
+from stillroom.data.template import PROBE, ChatTemplate
+from stillroom.errors import ModelError, RunError
+from stillroom.export.folder import require_space
+from stillroom.export.older_readers import write_old_names
+from stillroom.export.request import ExportPlan
+from stillroom.export.serving import PROBE_TOOL, SENTINEL, tool_parser
+from stillroom.export.written import ReadBack, Written
+from stillroom.files import write_json
+from stillroom.models.load import load_tokenizer, put_adapter, read_weights, stop_token_ids
+from stillroom.models.precision import Precision
+from stillroom.models.resolve import ModelLocation
+from stillroom.reporting import Reporter, stop_if_cancelled
+from stillroom.types import Message, ToolSchema
+
+SHARD_SIZE = "4GB"
+PHASES = ("load", "write", "read back")
+_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+# Far above what rounding to bf16 does, far below what another model would give.
+_MOST_KL = 0.1
+_SAMPLES = (
+    "What is the capital of France, and why did it become one?",
+    "Write a function that adds two numbers.",
+    "A box holds 12 lamps. How many lamps do 7 boxes hold?",
+    "Nenne drei Farben und sage, wozu man sie braucht.",
+)
+_TOOL: ToolSchema = {
+    "type": "function",
+    "function": {
+        "name": PROBE_TOOL,
+        "description": "Looks something up.",
+        "parameters": {"type": "object", "properties": {"item": {"type": "string"}}},
+    },
+}
+_CALL: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {
+            "id": "call00000",
+            "type": "function",
+            "function": {"name": PROBE_TOOL, "arguments": json.dumps({"item": SENTINEL})},
+        }
+    ],
+}
+
+
+def write_merged(
+    plan: ExportPlan,
+    target: Path,
+    *,
+    precision: Precision,
+    reporter: Reporter,
+    shard_size: str = SHARD_SIZE,
+) -> Written:
+    """Writes all weights, configuration, tokenizer and chat template to the folder `target`.
+
+    An adapter is merged into its base in the base's own number format: each weight is rounded
+    once. Raises RunError if what was written does not predict what the checkpoint does.
+    """
+    name = plan.checkpoint.name
+    tokenizer = load_tokenizer(plan.checkpoint)
+    samples = _sample_ids(tokenizer)
+    _tell(reporter, 0)
+    model = _loaded(plan, precision)
+    before_TV = _logprobs(model, samples)
+    _tell(reporter, 1)
+    model = _merged(model, precision, is_adapter=plan.base is not None)
+    require_space(target, sum(p.nbytes for p in model.parameters()))
+    written = _save(model, tokenizer, target, shard_size, name=name)
+    # Not two of them in memory.
+    del model
+    gc.collect()
+    _tell(reporter, 2)
+    location = ModelLocation(name, str(target), is_local=True)
+    after_TV = _logprobs(read_weights(location, dtype="auto"), samples)
+    _tell(reporter, 3)
+    return replace(written, read_back=_agreement(before_TV, after_TV, name=name))
+
+
+def _merged(model: Any, precision: Precision, *, is_adapter: bool) -> Any:
+    whole = model.merge_and_unload() if is_adapter else model
+    return whole if precision == "auto" else whole.to(_DTYPES[precision])
+
+
+def _save(model: Any, tokenizer: Any, target: Path, shard_size: str, *, name: str) -> Written:
+    # A base's own end of text is often another token than the one its template ends turns with.
+    model.generation_config.eos_token_id = sorted(stop_token_ids(model, tokenizer))
+    try:
+        model.save_pretrained(target, max_shard_size=shard_size)
+        tokenizer.save_pretrained(target)
+    # ValueError: generation settings that contradict each other.
+    except (SafetensorError, ValueError) as error:
+        raise RunError(
+            f"the weights of {name!r} cannot be written: {error}",
+            "check the disk's free space and the model's generation_config.json",
+        ) from error
+    write_old_names(target)
+    return Written(
+        _NAMES.get(model.dtype, str(model.dtype)),
+        find_tool_parser(tokenizer),
+        max_context=getattr(model.config.get_text_config(), "max_position_embeddings", None),
+        parameters=model.num_parameters(),
+    )
+
+
+def _agreement(before_TV: Tensor, after_TV: Tensor, *, name: str) -> ReadBack:
+    """Raises RunError if what was written is another model."""
+    read_back = compare(before_TV, after_TV)
+    if not read_back.kl <= _MOST_KL:
+        raise RunError(
+            f"read back, the export does not predict what {name!r} does (KL {read_back.kl:.2g} "
+            "nats a token), so it was not kept",
+            "use precision fp32, or format adapter; an adapter that changes embeddings which the "
+            "base ties to its output cannot be merged",
+        )
+    return read_back
+
+
+def _loaded(plan: ExportPlan, precision: Precision) -> Any:
+    """Returns the checkpoint in the format it is merged in: never fewer bits than its files."""
+    base = plan.base
+    if base is None:
+        return read_weights(plan.checkpoint, dtype="auto").eval()
+    # Read first: without its quantiser's library such a model cannot even be loaded.
+    settings, _ = PretrainedConfig.get_config_dict(base.location)
+    if settings.get("quantization_config"):
+        raise ModelError(
+            f"the base model {base.name!r} is quantised, and no adapter can be merged into it",
+            "use format adapter, or train on the base's unquantised files",
+        )
+    model = read_weights(base, dtype=torch.float32 if precision == "fp32" else "auto")
+    return put_adapter(model, plan.checkpoint).eval()
+
+
+def write_adapter(checkpoint: ModelLocation, base: ModelLocation, target: Path) -> Written:
+    """Writes a peft adapter with its tokenizer and chat template to the folder `target`."""
+    target.mkdir(exist_ok=True)
+    weights = sorted(checkpoint.folder.glob("adapter_model*.safetensors"))
+    if not weights:
+        raise ModelError(
+            f"{checkpoint.folder} holds no adapter_model.safetensors", "use a complete checkpoint"
+        )
+    for path in weights:
+        shutil.copyfile(path, target / path.name)
+    config = msgspec.json.decode((checkpoint.folder / "adapter_config.json").read_bytes())
+    write_json(target / "adapter_config.json", {**config, "base_model_name_or_path": base.location})
+    tokenizer = load_tokenizer(checkpoint)
+    tokenizer.save_pretrained(target)
+    write_old_names(target)
+    return Written("auto", find_tool_parser(tokenizer))
+
+
+def _sample_ids(tokenizer: Any) -> list[list[int]]:
+    renderer = ChatRenderer(tokenizer)
+    return [renderer.prompt_ids([{"role": "user", "content": text}], []) for text in _SAMPLES]
+
+
+@torch.no_grad()
+def _logprobs(model: PreTrainedModel, samples: Sequence[Sequence[int]]) -> Tensor:
+    """Returns the log-probabilities [T, V] of what follows each token of the samples."""
+    rows = [model(torch.tensor([ids])).logits[0].float().log_softmax(-1) for ids in samples]
+    return torch.cat(rows)
+
+
+def compare(before_TV: Tensor, after_TV: Tensor) -> ReadBack:
+    """Returns how near two models' log-probabilities [T, V] of the same positions are."""
+    same_T = before_TV.argmax(-1) == after_TV.argmax(-1)
+    # where: what has no probability at all may be -inf on both sides.
+    terms_TV = torch.where(before_TV.isfinite(), before_TV.exp() * (before_TV - after_TV), 0.0)
+    return ReadBack(
+        positions=len(same_T),
+        same_token=same_T.float().mean().item(),
+        kl=terms_TV.sum(-1).mean().clamp(min=0).item(),
+    )
+
+
+def find_tool_parser(tokenizer: Any) -> str | None:
+    """Returns vLLM's parser for the calls that a tokenizer's chat template writes, if known."""
+    template = ChatTemplate(tokenizer, include_thinking=False)
+    try:
+        return tool_parser(template.text([*PROBE, _CALL], [_TOOL]))
+    except ModelError:
+        return None  # it takes no tools
+
+
+def _tell(reporter: Reporter, done: int) -> None:
+    stop_if_cancelled(reporter)
+    reporter.progress(done, len(PHASES), unit="steps", phase=PHASES[min(done, 2)])

@@ -1,0 +1,139 @@
+import pytest
+import yaml
+
+from stillroom.evaluate.intervals import Estimate, share_estimate
+from stillroom.export.card import CardFacts, render_card
+from stillroom.export.history import History, Measured, Stage
+from stillroom.export.licence import Licence, licence_of, read_licence
+from stillroom.export.provenance import DataStep
+from stillroom.export.serving import Served
+from stillroom.export.snippets import Usage
+from stillroom.export.written import ReadBack
+from stillroom.models.resolve import ModelLocation
+
+BASE = ModelLocation("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", is_local=False)
+STEPS = (
+    DataStep("convert_rollouts", "sft.jsonl", {"converted": 280}),
+    DataStep("generate_rollouts", "rollouts/t.jsonl", {"rows": 300}, "openrouter/x-70b",
+             "openrouter"),
+)  # fmt: skip
+SFT = Stage("sft", "sft-1", 12, BASE.name, "commit 0123456789ab", "sft.jsonl", STEPS)
+DISTILL = Stage(
+    "distill", "distill-1", 60, "sft-1", train_file="prompts.jsonl", teacher="Qwen/Qwen3-8B"
+)
+KL = Estimate(value=0.02, low=0.01, high=0.03, n=90)
+
+
+def facts(kind="merged", *, stages=(SFT, DISTILL), base=BASE, licence=None, measured=()):
+    served = Served(
+        "./out", "out", "bf16", 4096, "hermes", "base" if kind == "adapter" else None, 8
+    )
+    return CardFacts(
+        History(base, BASE.name, stages, measured),
+        licence,
+        Usage(kind, "out", served, "out.gguf" if kind == "gguf" else None),
+        "runs/distill-1/checkpoints/final",
+        "bf16",
+        ReadBack(positions=200, same_token=0.995, kl=1e-4),
+    )
+
+
+def header_of(card):
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def test_the_header_names_base_licence_methods_and_synthetic_data():
+    header = header_of(render_card(facts(licence=Licence("apache-2.0"))))
+    assert header == {
+        "base_model": "Qwen/Qwen3-0.6B",
+        "base_model_relation": "finetune",
+        "license": "apache-2.0",
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["stillroom", "sft", "on-policy-distillation", "distillation", "synthetic-data"],
+    }
+    own = Licence("other", "llama3.2", "LICENSE.txt")
+    assert header_of(render_card(facts(licence=own)))["license_name"] == "llama3.2"
+    assert header_of(render_card(facts("adapter")))["base_model_relation"] == "adapter"
+    assert header_of(render_card(facts("gguf")))["base_model_relation"] == "quantized"
+    two = Licence("mit, apache-2.0")
+    assert "license" not in header_of(render_card(facts(licence=two)))
+
+
+def test_the_card_tells_the_whole_chain():
+    measured = (
+        Measured("evaluate-1", "heldout.jsonl", share_estimate(270, 300), "Qwen/Qwen3-8B", KL),
+    )
+    card = render_card(facts(measured=measured))
+    assert "by supervised fine-tuning on rollouts, then on-policy distillation." in card
+    assert "| base model | Qwen/Qwen3-0.6B (commit 0123456789ab) |" in card
+    assert "| teacher | openrouter/x-70b, Qwen/Qwen3-8B |" in card
+    assert "- `rollouts/t.jsonl`: generate_rollouts by openrouter/x-70b (rows 300)" in card
+    assert "Qwen/Qwen3-8B scored every token." in card
+    assert "Teachers answered through openrouter. Terms of a teacher or provider may" in card
+    assert "0.900 [0.861, 0.929] | 0.020 [0.010, 0.030] (Qwen/Qwen3-8B) | evaluate-1 |" in card
+    assert "at 99.5% of 200 positions (KL 1.0e-04 nats)" in card
+    assert card.endswith("`export.json`.\n")
+
+
+def test_an_unknown_licence_and_missing_evaluations_are_said():
+    card = render_card(facts())
+    assert "license" not in header_of(card)
+    assert "The licence of the base model Qwen/Qwen3-0.6B is not on record" in card
+    assert "No evaluation of this checkpoint is on record." in card
+
+
+def test_a_local_base_is_no_hub_model():
+    local = ModelLocation("models/mine", "/home/me/models/mine", is_local=True)
+    assert "base_model" not in header_of(render_card(facts(base=local)))
+
+
+def test_rows_of_unknown_origin_are_not_called_synthetic():
+    stage = Stage("sft", "sft-1", 12, BASE.name, train_file="mine.jsonl")
+    card = render_card(facts(stages=(stage,)))
+    assert header_of(card)["tags"] == ["stillroom", "sft"]
+    assert "How mine.jsonl came to be is not on record." in card
+    assert "written by models" not in card
+
+
+def test_names_cannot_break_a_table_or_add_lines():
+    stage = Stage("sft", "a|b\n# c", 1, BASE.name, train_file="x|y.jsonl")
+    card = render_card(facts(stages=(stage,)))
+    assert "\n# c" not in card
+    row = next(line for line in card.splitlines() if line.startswith("| training 1"))
+    assert row.replace("\\|", "").count("|") == 3
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlicense: apache-2.0\n---\n# x", Licence("apache-2.0")),
+        ("\ufeff---\nlicense: mit\n---\n", Licence("mit")),
+        (
+            "---\nlicense: other\nlicense_name: qwen\nlicense_link: LICENSE\n---\n",
+            Licence("other", "qwen", "LICENSE"),
+        ),
+        ("---\nlicense: [mit, apache-2.0]\n---\n", Licence("mit, apache-2.0")),
+        ("# A model under apache-2.0", None),
+        ("---\nlicense: mit\n", None),
+        ("---\nlicense: 3\n---\n", None),
+        ("---\n- license\n---\n", None),
+        ("---\n{: [\n---\n", None),
+        ("", None),
+    ],
+)
+def test_the_licence_is_what_the_header_of_the_card_says(card, licence):
+    assert read_licence(card) == licence
+
+
+def test_the_licence_comes_from_the_bases_own_folder(tmp_path):
+    base = ModelLocation("mine", str(tmp_path), is_local=True)
+    assert licence_of(base) is None
+    assert licence_of(None) is None
+    text = "---\nlicense: gemma\n---\n# Mine"
+    (tmp_path / "README.md").write_text(text, encoding="utf-8")
+    assert licence_of(base) == Licence("gemma")
+
+
+def test_a_hub_model_that_was_never_fetched_has_no_known_licence():
+    assert licence_of(BASE) is None

@@ -1,0 +1,135 @@
+import stat
+import sys
+
+import pytest
+
+from fakes.exports import trained
+from fakes.llama_cpp import (
+    FAILS,
+    HANGS,
+    WRITES_NOTHING,
+    WRITES_OTHER,
+    read_gguf,
+    write_checkout,
+)
+from fakes.reporters import KeptReporter
+from stillroom.errors import EngineError, InputError, RunCancelledError, RunError
+from stillroom.export.gguf import find_converter
+from stillroom.export.request import ExportModel
+from stillroom.export.run import export_model
+from stillroom.settings import Workspace
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory, tiny_models):
+    root = tmp_path_factory.mktemp("gguf")
+    return trained(root, tiny_models.folder("llama"), rank=4).workspace
+
+
+@pytest.fixture(autouse=True)
+def without_llama_cpp(monkeypatch, tmp_path):
+    monkeypatch.delenv("LLAMA_CPP", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+
+def export(workspace, output, reporter=None, **fields):
+    folder = workspace.runs / "export-1"
+    folder.mkdir(exist_ok=True)
+    request = ExportModel(model="run-1", output=output, format="gguf", **fields)
+    return export_model(workspace, request, folder=folder, reporter=reporter or KeptReporter())
+
+
+@pytest.mark.parametrize(("precision", "outtype"), [(None, "auto"), ("bf16", "bf16")])
+def test_the_converter_makes_a_gguf_file_of_the_merged_model(
+    workspace, tmp_path, precision, outtype
+):
+    checkout = write_checkout(tmp_path / "llama.cpp")
+    output = f"gguf-{outtype}"
+    result = export(workspace, output, llama_cpp=str(checkout), precision=precision)
+
+    out = workspace.root / output
+    asked, held = read_gguf(out / f"{output}.gguf")
+    assert asked == outtype
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {*held}
+    # The merged model is not left behind.
+    assert {path.name for path in out.iterdir()} == {
+        f"{output}.gguf", "README.md", "export.json", "stillroom.manifest.json",
+    }  # fmt: skip
+    assert result.serve == f"llama-server -m {output}/{output}.gguf --jinja"
+    card = (out / "README.md").read_text("utf-8")
+    assert f"llama-server -m ./{output}/{output}.gguf --jinja" in card
+    assert "- gguf" in card
+    log = (workspace.runs / "export-1" / "llama_cpp.txt").read_text("utf-8")
+    assert log == "converted\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (FAILS, "ended with code 1: Model FooForCausalLM is not supported"),
+        (WRITES_NOTHING, "wrote no GGUF file"),
+        (WRITES_OTHER, "wrote no GGUF file"),
+    ],
+)
+def test_a_converter_that_fails_leaves_nothing_but_its_words(workspace, tmp_path, body, problem):
+    checkout = write_checkout(tmp_path / "llama.cpp", body)
+    before = sorted(path.name for path in workspace.root.iterdir())
+    with pytest.raises(RunError) as caught:
+        export(workspace, "failed", llama_cpp=str(checkout))
+    assert problem in caught.value.problem
+    assert "llama_cpp.txt" in caught.value.fix
+    assert "requirements.txt" in caught.value.fix
+    command = f"{sys.executable} {checkout}/convert_hf_to_gguf.py <output> --outtype auto"
+    assert command in caught.value.fix
+    assert sorted(path.name for path in workspace.root.iterdir()) == before
+
+
+def test_a_converter_that_hangs_ends_when_the_run_is_cancelled(workspace, tmp_path):
+    checkout = write_checkout(tmp_path / "llama.cpp", HANGS)
+    begun = workspace.root / ".hung.partial-export-1" / "hung.gguf"
+    reporter = KeptReporter(begun.exists)
+    with pytest.raises(RunCancelledError):
+        export(workspace, "hung", reporter, llama_cpp=str(checkout))
+    assert not begun.parent.exists()
+
+
+def test_without_llama_cpp_the_error_has_the_commands_to_run(workspace):
+    with pytest.raises(InputError) as caught:
+        export(workspace, "out")
+    assert "neither on the PATH nor in LLAMA_CPP" in caught.value.problem
+    assert "llama_cpp=<its folder>" in caught.value.fix
+    assert "convert_hf_to_gguf.py <output> --outfile model.gguf" in caught.value.fix
+
+
+def test_the_converter_is_found_where_the_user_has_it(tmp_path, monkeypatch):
+    workspace = Workspace(tmp_path)
+    checkout = write_checkout(tmp_path / "llama.cpp")
+    script = str(checkout / "convert_hf_to_gguf.py")
+    assert find_converter(workspace, "llama.cpp").command == [sys.executable, script]
+    assert find_converter(workspace, script).command == [sys.executable, script]
+
+    installed = write_checkout(tmp_path / "bin") / "convert_hf_to_gguf.py"
+    installed.chmod(installed.stat().st_mode | stat.S_IXUSR)
+    assert find_converter(workspace, None).command == [str(installed)]
+
+    monkeypatch.setenv("LLAMA_CPP", str(checkout))
+    assert find_converter(workspace, None).command == [sys.executable, script]
+
+    own = checkout / ".venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert find_converter(workspace, None).command == [str(own), script]
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"holds no convert_hf_to_gguf\.py"):
+        find_converter(Workspace(tmp_path), ".")
+
+
+def test_a_converter_that_cannot_be_started_is_an_error_that_says_so(workspace, tmp_path):
+    checkout = write_checkout(tmp_path / "llama.cpp")
+    own = checkout / ".venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    with pytest.raises(EngineError, match="could not be started"):
+        export(workspace, "out", llama_cpp=str(checkout))

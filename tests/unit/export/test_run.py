@@ -1,0 +1,221 @@
+import hashlib
+import json
+import shutil
+
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM
+
+from fakes.exports import QUESTIONS, trained
+from fakes.reporters import KeptReporter
+from fakes.run_folders import answer, write_evaluation
+from stillroom.errors import EngineError, InputError, RunCancelledError
+from stillroom.export.request import ExportModel
+from stillroom.export.run import export_model
+from stillroom.lineage import read_manifest, record_folder
+from stillroom.settings import Workspace
+from stillroom.trace.request import ShowLineage
+from stillroom.trace.show import show_lineage
+
+NO_EVALUATION = "no evaluation of this checkpoint is on record, so the card shows none"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, tiny_models):
+    """A project whose run-1 is an adapter."""
+    return trained(tmp_path_factory.mktemp("made"), tiny_models.folder("qwen3"), rank=4)
+
+
+@pytest.fixture
+def project(made, tmp_path):
+    """A copy that a test may change; its base stays where it was."""
+    shutil.copytree(made.root, tmp_path / "project")
+    return Workspace(tmp_path / "project")
+
+
+def export(workspace, run="export-1", reporter=None, **fields):
+    folder = workspace.runs / run
+    folder.mkdir(exist_ok=True)
+    request = ExportModel(**{"model": "run-1", "output": "out", **fields})
+    return export_model(workspace, request, folder=folder, reporter=reporter or KeptReporter())
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def header_of(card):
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def test_an_export_has_a_card_and_the_hash_of_every_file(project):
+    result = export(project)
+
+    out = project.root / "out"
+    manifest = json.loads((out / "export.json").read_text("utf-8"))
+    listed = {record["path"]: record["sha256"] for record in manifest["files"]}
+    assert sorted([*listed, "export.json", "stillroom.manifest.json"]) == names(out)
+    for name, sha256 in listed.items():
+        assert hashlib.sha256((out / name).read_bytes()).hexdigest() == sha256
+        assert (out / name).stat().st_mode & 0o777 == 0o644
+    assert (manifest["run_id"], manifest["method"], manifest["step"]) == ("run-1", "sft", 10)
+    assert (result.output, result.format, result.precision) == ("out", "merged", "fp32")
+    assert result.files == len(listed)
+    assert result.card == "out/README.md"
+    assert result.serve == (
+        "vllm serve out --served-model-name out --dtype float32 --max-model-len 512 "
+        "--enable-auto-tool-choice --tool-call-parser hermes"
+    )
+    card = (out / "README.md").read_text("utf-8")
+    assert "vllm serve ./out" in card
+    assert str(project.root) not in card
+    assert header_of(card)["library_name"] == "transformers"
+
+
+def test_what_is_not_on_record_is_said_and_not_invented(project):
+    result = export(project)
+
+    card = (project.root / "out" / "README.md").read_text("utf-8")
+    header = header_of(card)
+    assert "license" not in header
+    assert "base_model" not in header
+    assert "synthetic-data" not in header["tags"]
+    assert not result.synthetic
+    assert result.licence is None
+    assert result.teachers == []
+    assert "| teacher | not on record |" in card
+    assert "How train.jsonl came to be is not on record." in card
+    assert "is not on record: look it up before" in card
+    assert result.warnings[0].endswith("is not on record: look it up before publishing")
+    assert result.warnings[1] == NO_EVALUATION
+
+
+def test_the_card_shows_evaluations_of_this_checkpoint_only(project):
+    right = [answer(i, is_right=i < 18) for i in range(20)]
+    write_evaluation(project.runs, "evaluate-a", right, model="run-1", data="heldout.jsonl")
+    folder = "runs/run-1/checkpoints/final"
+    write_evaluation(project.runs, "evaluate-b", right[:10], minute=1, model=folder)
+    write_evaluation(project.runs, "evaluate-c", right, model="demo/student")
+    (project.runs / "evaluate-broken").mkdir()
+    (project.runs / "evaluate-broken" / "evaluation.json").write_text("{", encoding="utf-8")
+
+    result = export(project)
+
+    card = (project.root / "out" / "README.md").read_text("utf-8")
+    rows = [line for line in card.splitlines() if "evaluate-" in line]
+    assert result.evaluations == 2
+    assert NO_EVALUATION not in result.warnings
+    assert rows[0].startswith("| heldout.jsonl | 10 | 1.000 [")
+    assert rows[1].startswith("| heldout.jsonl | 20 | 0.900 [")
+    assert rows[1].endswith("| not on record | evaluate-a |")
+
+
+def test_an_evaluation_of_a_former_export_counts_for_the_checkpoint(project):
+    export(project)
+    rows = [answer(i, is_right=True) for i in range(5)]
+    write_evaluation(project.runs, "evaluate-out", rows, model="out")
+
+    assert export(project, "export-2", output="again").evaluations == 1
+
+
+def test_the_lineage_of_an_export_leads_to_the_prompts(project):
+    export(project)
+
+    out = project.root / "out"
+    manifest = read_manifest(out)
+    assert manifest is not None
+    assert manifest.output.sha256 == record_folder(out).sha256
+    lineage = show_lineage(project, ShowLineage(path="out"))
+    assert lineage.root.made_by == "export_model"
+    checkpoint = lineage.root.inputs[0]
+    assert checkpoint.made_by == "start_training"
+    assert lineage.problems == []
+
+
+def test_an_adapter_names_its_base_and_how_to_serve_it(project, made):
+    result = export(project, format="adapter")
+
+    base = made.config["model"]["path"]
+    config = json.loads((project.root / "out" / "adapter_config.json").read_text("utf-8"))
+    assert config["base_model_name_or_path"] == base
+    assert result.read_back is None
+    assert result.serve == (
+        f"vllm serve {base} --enable-lora --max-lora-rank 8 --lora-modules out=out "
+        "--enable-auto-tool-choice --tool-call-parser hermes"
+    )
+    assert f"the adapter finds its base at {base}: format merged goes anywhere" in result.warnings
+    card = (project.root / "out" / "README.md").read_text("utf-8")
+    assert header_of(card)["library_name"] == "peft"
+    assert base not in card
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem", "fix"),
+    [
+        ({"model": "run-2"}, "there is no model 'run-2'", "the id of a finished training run"),
+        ({"model": "Qwen/Qwen3-0.6B"}, "is on the model hub", "checkpoint's folder"),
+        ({"output": "../out"}, "is outside the workspace", "inside the workspace"),
+        ({"output": "."}, "exists and is not an export", "a folder that is new"),
+        ({"output": "config.yml"}, "exists and is not an export", "a folder that is new"),
+        ({"output": "runs/run-1"}, "exists and is not an export", "a folder that is new"),
+        ({"format": "adapter", "precision": "bf16"}, "precision is for", "leave precision out"),
+        ({"llama_cpp": "llama.cpp"}, "llama_cpp is for format gguf", "leave llama_cpp out"),
+        ({"format": "gguf", "llama_cpp": "none"}, "llama_cpp 'none' does not exist", "check the"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_next_step(project, fields, problem, fix):
+    before = {path: path.stat().st_mtime for path in project.root.rglob("*") if path.is_file()}
+    with pytest.raises(EngineError) as caught:
+        export(project, **fields)
+    assert problem in caught.value.problem
+    assert fix in caught.value.fix
+    assert before == {p: p.stat().st_mtime for p in project.root.rglob("*") if p.is_file()}
+
+
+def test_full_weights_have_no_adapter_to_export(tmp_path, tiny_models):
+    workspace = trained(tmp_path, tiny_models.folder("llama"), rank=0).workspace
+    with pytest.raises(InputError, match="all its weights were trained"):
+        export(workspace, format="adapter")
+    assert export(workspace).serve.startswith("vllm serve out ")
+
+
+def test_an_export_is_replaced_by_a_new_one_but_not_with_a_users_changes(project):
+    export(project, format="adapter")
+    export(project, "export-2")
+    out = project.root / "out"
+    assert "model.safetensors" in names(out)
+    assert "adapter_config.json" not in names(out)
+
+    (out / "README.md").write_text("my own words", encoding="utf-8")
+    (out / "notes.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(InputError, match=r"not as the export wrote them: README\.md, notes\.txt"):
+        export(project, "export-3")
+    assert (out / "notes.txt").read_text("utf-8") == "mine"
+
+
+def test_a_cancelled_export_leaves_nothing_and_keeps_the_one_before(project):
+    export(project)
+    told = names(project.root)
+    for after in range(4):
+        asked = iter([False] * after)
+        with pytest.raises(RunCancelledError):
+            export(project, "export-2", KeptReporter(lambda asked=asked: next(asked, True)))
+        assert names(project.root) == told
+    AutoModelForCausalLM.from_pretrained(project.root / "out")
+
+
+def test_a_cut_checkpoint_is_refused_before_anything_is_loaded(project):
+    weights = project.runs / "run-1/checkpoints/final/adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(InputError, match="is incomplete"):
+        export(project, format="adapter")
+
+
+def test_a_checkpoint_from_elsewhere_is_exported_without_a_history(project, made):
+    shutil.copytree(made.checkpoint(), project.root / "theirs")
+    (project.root / "theirs" / "stillroom.json").unlink()
+    result = export(project, model="theirs")
+    manifest = json.loads((project.root / "out" / "export.json").read_text("utf-8"))
+    assert manifest["run_id"] is None
+    assert result.teachers == []
+    assert len(QUESTIONS) == 100
