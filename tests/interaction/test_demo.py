@@ -30,11 +30,12 @@ def test_the_whole_chain_ends_with_its_table_and_report(
     for name in ORDER:
         assert re.search(rf"{name} +│ +[01]\.\d", shown), name
     assert "SFT → on-policy:" in shown
+    assert "exports/clerk/README.md: from demo/student, taught by demo/teacher" in shown
     report = (tmp_path / "demo/report.html").read_text(encoding="utf-8")
     assert "on-policy" in report
     runs = api.list_runs(Workspace(tmp_path / "demo"), api.ListRuns(limit=50)).runs
     assert sorted(run.kind for run in runs) == sorted(
-        ["rollouts"] * 2 + ["evaluate"] * 5 + ["sft", "dpo", "distill"]
+        ["rollouts"] * 2 + ["evaluate"] * 5 + ["sft", "dpo", "distill", "export"]
     )
     assert {run.status for run in runs} == {"succeeded"}
 

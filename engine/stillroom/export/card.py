@@ -154,7 +154,7 @@ def _licence(facts: CardFacts) -> Iterator[str]:
     else:
         own = f" ({licence.name})" if licence.name else ""
         link = f", {licence.link}" if licence.link else ""
-        yield f"Base model: {licence.id}{own}{link}, as its model card says."
+        yield f"Base model: {licence.id}{own}{link}, as its maker says."
     outside = [name for name in facts.history.providers if name not in IN_PROCESS]
     if outside:
         yield (

@@ -7,9 +7,12 @@ from typing import Any, cast
 
 import yaml
 
+from stillroom.demo import DEMO_MODELS
 from stillroom.models.resolve import ModelLocation
 
 _CARD = "README.md"
+_OWN = "apache-2.0"
+"""Of the demo's models, which are part of this package."""
 _LONGEST = 200_000
 
 
@@ -24,9 +27,11 @@ class Licence:
 
 
 def licence_of(base: ModelLocation | None) -> Licence | None:
-    """Returns the licence that the base's model card names; None if there is no card, or none."""
+    """Returns the licence that the base's own model card names; None if it is not known."""
     if base is None:
         return None
+    if base.name in DEMO_MODELS:
+        return Licence(_OWN)
     card = base.folder / _CARD if base.is_local else _card_on_hub(base.location)
     if card is None or not card.is_file():
         return None

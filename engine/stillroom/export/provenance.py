@@ -39,7 +39,7 @@ def public_name(workspace: Workspace, name: str) -> str:
 
 def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
     """Yields what made these rows, the latest operation first; what has no manifest is left out."""
-    waiting, seen = [rows], {rows.sha256}
+    waiting, seen = [rows], {(rows.path, rows.sha256)}
     while waiting and len(seen) <= _MOST_FILES:
         record = waiting.pop(0)
         manifest = _manifest_of(workspace, record)
@@ -53,9 +53,10 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
             teacher=_teacher(workspace, manifest.request) if is_made else None,
             provider=manifest.request.get("provider") if is_made else None,
         )
-        new = [source for source in manifest.inputs if source.sha256 not in seen]
+        # The path too: a filter that keeps everything writes the same content elsewhere.
+        new = [source for source in manifest.inputs if (source.path, source.sha256) not in seen]
         waiting += new
-        seen.update(source.sha256 for source in new)
+        seen.update((source.path, source.sha256) for source in new)
 
 
 def _manifest_of(workspace: Workspace, record: FileRecord) -> Manifest | None:

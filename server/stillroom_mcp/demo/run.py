@@ -57,6 +57,7 @@ async def _drive(root: Path, folder: str, seed: int, settings: DemoSettings) -> 
             evaluations = await run_chain(guide, settings, seed)
             results = await _results(guide, evaluations)
             comparisons = await _comparisons(guide, evaluations)
+            await _export(guide, results["on-policy"]["model"])
     except DemoStoppedError as error:
         console.print(f"\nthe demo stopped: {error}", markup=False)
         return 1
@@ -86,3 +87,19 @@ async def _comparisons(guide: Guide, evaluations: Evaluations) -> list[dict[str,
         )
         comparisons += answer["comparisons"]
     return comparisons
+
+
+async def _export(guide: Guide, run_id: str) -> None:
+    guide.heading(
+        8,
+        "A model of one's own",
+        "The student as a folder that transformers and vLLM load. Its card says what it was made "
+        "from and how it did.",
+    )
+    run = await guide.run("export", "export_model", model=run_id, output="exports/clerk")
+    exported = run["result"]
+    teachers = ", ".join(exported["teachers"])
+    guide.say(
+        f"    {exported['card']}: from {exported['base_model']}, taught by {teachers}, licence "
+        f"{exported['licence']}"
+    )

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import resource
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from fakes.exports import QUESTIONS, trained
 from fakes.reporters import KeptReporter
 from fakes.run_folders import answer, write_evaluation
-from stillroom.errors import EngineError, InputError, RunCancelledError
+from stillroom.errors import EngineError, InputError, RunCancelledError, RunError
 from stillroom.export.request import ExportModel
 from stillroom.export.run import export_model
 from stillroom.lineage import read_manifest, record_folder
@@ -219,3 +220,19 @@ def test_a_checkpoint_from_elsewhere_is_exported_without_a_history(project, made
     assert manifest["run_id"] is None
     assert result.teachers == []
     assert len(QUESTIONS) == 100
+
+
+def test_a_full_disk_leaves_the_former_export_and_says_what_to_do(project):
+    export(project)
+    told = names(project.root)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, hard))
+    try:
+        with pytest.raises(RunError) as caught:
+            export(project, "export-2")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "cannot be written" in caught.value.problem
+    assert "free space" in caught.value.fix
+    assert names(project.root) == told
+    AutoModelForCausalLM.from_pretrained(project.root / "out")
