@@ -23,6 +23,15 @@ def row_with(field: bytes, value: bytes) -> bytes:
     return encoded(rollout_row())[:-1] + b',"' + field + b'":' + value + b"}"
 
 
+def saying(content: bytes, field: bytes = b"messages") -> bytes:
+    """A rollout line whose user says raw bytes: ours, or rnow's with `conversation`."""
+    talk = b'[{"role":"user","content":' + content + b'},{"role":"assistant","content":"a"}]'
+    rest = b'"completed":true' if field == b"conversation" else b'"stop_reason":"answered"'
+    return b'{"' + field + b'":' + talk + b"," + rest + b"}"
+
+
+BAD_CONTENTS = [b"5", b"true", b"{}", b"[5]", b'[{"type":5}]', b"null", b"nul", b'"\\ud800"']
+BAD_CONTENTS += [b'"\t"', b'"\xff"', b'"\\x"', b'[{"type":"text","text":' + deep(10_000) + b"}]"]
 BAD_LINES = [
     b"{",
     b"null",
@@ -49,6 +58,8 @@ BAD_LINES = [
     row_with(b"more", b'"\xff"'),
     row_with(b"more", b'"\\ud800"'),
     row_with(b"more", b"NaN"),
+    *map(saying, BAD_CONTENTS),
+    *(saying(content, b"conversation") for content in BAD_CONTENTS),
 ]
 """None of these is a rollout row."""
 

@@ -1,5 +1,6 @@
 """The few fields of a rollout that decide what becomes of it, decoded straight from its line."""
 
+import struct
 from typing import Any, Literal
 
 import msgspec
@@ -10,6 +11,8 @@ from stillroom.data.rnow import failure_of, is_rnow_reward
 from stillroom.rollout.rewards import SUCCESS_THRESHOLD
 
 NULL = msgspec.Raw(b"null")
+_first_byte = struct.Struct("c").unpack_from
+_QUOTE = (b'"',)
 
 
 class CalledFunction(msgspec.Struct, frozen=True, gc=False):
@@ -33,13 +36,22 @@ class ContentPart(msgspec.Struct, frozen=True, gc=False):
     text: Any = None
 
 
+Content = str | list[ContentPart] | None
+_CONTENT: msgspec.json.Decoder[Content] = msgspec.json.Decoder(Content)
+
+
 class MessageFacts(msgspec.Struct, frozen=True, gc=False):
     """A message as chat completions know it."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: msgspec.Raw = NULL
+    """Undecoded: texts are long, and only the last one decides."""
     tool_calls: list[CallFacts] | None = None
     tool_call_id: str | None = None
+
+    def said(self) -> Content:
+        """Returns the content. Raises msgspec.ValidationError of what is none."""
+        return _CONTENT.decode(self.content)
 
 
 class RolloutFacts(msgspec.Struct, frozen=True, gc=False):
@@ -71,7 +83,8 @@ class RolloutFacts(msgspec.Struct, frozen=True, gc=False):
         last = self.messages[-1] if self.messages else None
         if last is None or last.role != "assistant" or last.tool_calls:
             return False
-        return bool(last.content.strip() if isinstance(last.content, str) else last.content)
+        said = last.said()
+        return bool(said.strip() if isinstance(said, str) else said)
 
     @property
     def tools_used(self) -> set[str]:
@@ -157,15 +170,20 @@ def is_sound(messages: list[MessageFacts]) -> bool:
     """Whether every message has its content, and every tool's reply its call.
 
     With what the types say already, this is all that `message_problems` asks for.
+    Raises msgspec.ValidationError of a content that is none.
     """
     called: set[str | None] = {None}
     for message in messages:
         role = message.role
+        # What begins as a text is one: the decoder has gone over it.
+        is_text = _first_byte(message.content) == _QUOTE
+        if not is_text and message.said() is None and role != "assistant":
+            return False
         if role == "assistant":
             if message.tool_calls:
                 for call in message.tool_calls:
                     called.add(call.id)
-        elif message.content is None or (role == "tool" and message.tool_call_id not in called):
+        elif role == "tool" and message.tool_call_id not in called:
             return False
     return True
 

@@ -101,11 +101,12 @@ def _supervised_facts(line: Line) -> RolloutFacts | None:
         if not line.data.isascii():
             line.data.decode()  # what the decoder passes over may be no UTF-8
         row = _SUPERVISED.decode(line.data)
+        is_complete = is_sound(row.messages)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     is_answered = bool(row.messages) and row.messages[-1].role == "assistant"
     # With a stop_reason it is a rollout, and one that could not be read.
-    if not is_answered or row.stop_reason is not msgspec.UNSET or not is_sound(row.messages):
+    if not is_answered or row.stop_reason is not msgspec.UNSET or not is_complete:
         return None
     return RolloutFacts(
         messages=row.messages,

@@ -8,6 +8,7 @@ import msgspec
 
 from stillroom.curate.facts import (
     NULL,
+    Content,
     DecodedFields,
     LongFields,
     MessageFacts,
@@ -35,11 +36,20 @@ class _Whole(msgspec.Struct):
     conversation: list[dict[str, Any]] = []
 
 
+class _Saying(msgspec.Struct):
+    content: Content = None
+
+
+class _Contents(msgspec.Struct):
+    messages: list[_Saying]
+
+
 _DECODED = msgspec.json.Decoder(DecodedFields)
 _RAW = msgspec.json.Decoder(RawFields)
 _OWN = msgspec.json.Decoder(RolloutFacts)
 _PARTS = msgspec.json.Decoder(RolloutParts)
 _MESSAGES = msgspec.json.Decoder(list[MessageFacts])
+_CONTENTS = msgspec.json.Decoder(_Contents)
 _NUMBER = msgspec.json.Decoder(float | None)
 _OBJECT: msgspec.json.Decoder[dict[str, Any] | None] = msgspec.json.Decoder(dict[str, Any] | None)
 _WHOLE = msgspec.json.Decoder(_Whole)
@@ -141,6 +151,7 @@ class _Reader:
     def _the_long_way(self, file: Path, line: Line) -> RolloutLine:
         try:
             layout, own = _in_our_layout(line)
+            _CONTENTS.decode(own)
             facts = _with_task_id(_OWN.decode(own), own)
             parts = _PARTS.decode(own) if self._with_parts else None
         except DataError as error:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
 from fakes.mangling import mangled
-from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines, row_with
+from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines, row_with, saying
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_lines
 from stillroom.curate.facts import RolloutFacts
 from stillroom.curate.rows import own_row, read_rollouts
@@ -70,6 +70,30 @@ def test_success_is_the_rows_word_or_its_reward_or_a_complete_answer(
 @pytest.mark.parametrize("field", ["metadata", "tool_errors", "id", "task_id", "tools"])
 def test_a_field_that_is_null_is_as_good_as_absent(tmp_path: Path, field: str) -> None:
     assert facts_of(tmp_path, **{field: None}).is_success
+
+
+@pytest.mark.parametrize("field", [b"messages", b"conversation"])
+@pytest.mark.parametrize(
+    "content",
+    [b'"a"', b' "" ', b"[]", b'[{"type":"image"},{"type":"text","text":5}]', b'"\\u00fc"'],
+)
+def test_a_message_may_say_a_text_or_parts(tmp_path: Path, content: bytes, field: bytes) -> None:
+    path = write_lines(tmp_path / "rollouts.jsonl", [saying(content, field)])
+
+    [line] = read_rollouts(path)
+
+    assert line.facts is not None
+    assert json.loads(content) == line.messages[0]["content"]
+    assert line.facts.has_final_answer
+
+
+def test_a_content_that_is_none_is_named(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rollouts.jsonl", [saying(b'[{"type":5}]'), saying(b"5")])
+
+    problems = [line.problem for line in read_rollouts(path)]
+
+    assert problems[0] == "Expected `str`, got `int` - at `$.messages[0].content[0].type`"
+    assert problems[1] == "messages[0].content must be a string or a list of parts, not number 5"
 
 
 @pytest.mark.parametrize("index", range(len(BAD_LINES)))
@@ -148,7 +172,10 @@ def long_way(row: Any) -> RolloutFacts | None:
     layout = layout_of(row)
     if layout is None or any(RULES[layout].problems(row)):
         return None
-    return msgspec.json.decode(msgspec.json.encode(as_rollout(row)), type=RolloutFacts)
+    facts = msgspec.json.decode(msgspec.json.encode(as_rollout(row)), type=RolloutFacts)
+    for message in facts.messages:
+        message.said()
+    return facts
 
 
 @settings(deadline=None, max_examples=300)
