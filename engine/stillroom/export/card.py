@@ -20,7 +20,7 @@ from stillroom.teachers.providers import IN_PROCESS
 CARD = "README.md"
 _UNKNOWN = "not on record"
 _METHODS = {
-    "sft": "supervised fine-tuning on rollouts",
+    "sft": "supervised fine-tuning",
     "dpo": "preference optimisation (DPO)",
     "distill": "on-policy distillation",
 }
@@ -65,7 +65,7 @@ def render_card(facts: CardFacts) -> str:
         teacher=", ".join(history.teachers) or _UNKNOWN,
         numbers=_UNKNOWN if facts.precision == "auto" else facts.precision,
         source=facts.source,
-        data=[_data_step(step) for stage in history.stages for step in stage.data],
+        data=list(dict.fromkeys(_data_step(s) for stage in history.stages for s in stage.data)),
         data_notes=list(_data_notes(history)),
         licence=list(_licence(facts)),
         measured=[_measured(row) for row in history.evaluations],

@@ -71,9 +71,10 @@ class History:
 
     @property
     def teachers(self) -> list[str]:
-        """Who wrote or scored what was trained on, each once."""
+        """Who wrote or scored what was trained on, each once; the model itself is none of them."""
+        own = {self.base_name, *(stage.run_id for stage in self.stages)}
         named = [s.teacher for stage in self.stages for s in (*stage.data, stage)]
-        return list(dict.fromkeys(name for name in named if name))
+        return list(dict.fromkeys(name for name in named if name and name not in own))
 
     @property
     def providers(self) -> list[str]:

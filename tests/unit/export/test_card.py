@@ -65,7 +65,7 @@ def test_the_card_tells_the_whole_chain():
         Measured("evaluate-1", "heldout.jsonl", share_estimate(270, 300), "Qwen/Qwen3-8B", KL),
     )
     card = render_card(facts(measured=measured))
-    assert "by supervised fine-tuning on rollouts, then on-policy distillation." in card
+    assert "by supervised fine-tuning, then on-policy distillation." in card
     assert "| base model | Qwen/Qwen3-0.6B (commit 0123456789ab) |" in card
     assert "| teacher | openrouter/x-70b, Qwen/Qwen3-8B |" in card
     assert "- `rollouts/t.jsonl`: generate_rollouts by openrouter/x-70b (rows 300)" in card
@@ -74,6 +74,16 @@ def test_the_card_tells_the_whole_chain():
     assert "0.900 [0.861, 0.929] | 0.020 [0.010, 0.030] (Qwen/Qwen3-8B) | evaluate-1 |" in card
     assert "at 99.5% of 200 positions (KL 1.0e-04 nats)" in card
     assert card.endswith("`export.json`.\n")
+
+
+def test_the_student_that_answered_for_pairs_is_no_teacher_and_files_are_told_once():
+    own = DataStep("generate_rollouts", "rollouts/s.jsonl", {"rows": 300}, "sft-1", "hf")
+    pairs = DataStep("make_dpo_pairs", "pairs.jsonl", {"pairs": 90})
+    dpo = Stage("dpo", "dpo-1", 4, "sft-1", train_file="pairs.jsonl", data=(pairs, own, STEPS[1]))
+    card = render_card(facts(stages=(SFT, dpo)))
+    assert "| teacher | openrouter/x-70b |" in card
+    assert "generate_rollouts by sft-1" in card
+    assert card.count("generate_rollouts by openrouter/x-70b") == 1
 
 
 def test_an_unknown_licence_and_missing_evaluations_are_said():
