@@ -71,10 +71,16 @@ class History:
 
     @property
     def teachers(self) -> list[str]:
-        """Who wrote or scored what was trained on, each once; the model itself is none of them."""
+        """Who wrote or scored what was trained on, each once.
+
+        The model itself, on the way here, is one only where it was named as the one that scores.
+        """
         own = {self.base_name, *(stage.run_id for stage in self.stages)}
-        named = [s.teacher for stage in self.stages for s in (*stage.data, stage)]
-        return list(dict.fromkeys(name for name in named if name and name not in own))
+        named: list[str | None] = []
+        for stage in self.stages:
+            named += [step.teacher for step in stage.data if step.teacher not in own]
+            named.append(stage.teacher)
+        return list(dict.fromkeys(name for name in named if name))
 
     @property
     def providers(self) -> list[str]:

@@ -29,6 +29,8 @@ from stillroom.settings import Workspace
 from stillroom.types import Message
 
 _NONCE = "0" * 16
+_SHORTEST_ANSWER = "-"
+"""An empty one is told in more words."""
 
 
 async def dry_run(
@@ -103,7 +105,7 @@ def _judge_loads(
     def load(task: Task, is_new: bool) -> JudgeLoad | None:
         if judge is None or not rewarder.asks_judge(task):
             return None
-        messages = judge_messages(judge.rubric, task, "", nonce=_NONCE)
+        messages = judge_messages(judge.rubric, task, _SHORTEST_ANSWER, nonce=_NONCE)
         sent = [messages, RESPONSE_FORMATS[judge.reply_format]]
         return JudgeLoad(
             text_bytes=_text_bytes(messages),

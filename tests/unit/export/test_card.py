@@ -86,6 +86,14 @@ def test_the_student_that_answered_for_pairs_is_no_teacher_and_files_are_told_on
     assert card.count("generate_rollouts by openrouter/x-70b") == 1
 
 
+def test_a_model_that_scored_itself_is_its_teacher():
+    own = DataStep("generate_rollouts", "rollouts/s.jsonl", {"rows": 300}, "Qwen/Qwen3-0.6B", "hf")
+    sft = Stage("sft", "sft-1", 4, "Qwen/Qwen3-0.6B", train_file="s.jsonl", data=(own,))
+    scored = Stage("distill", "distill-1", 4, "sft-1", teacher="Qwen/Qwen3-0.6B")
+    assert "| teacher | not on record |" in render_card(facts(stages=(sft,)))
+    assert "| teacher | Qwen/Qwen3-0.6B |" in render_card(facts(stages=(sft, scored)))
+
+
 def test_an_unknown_licence_and_missing_evaluations_are_said():
     card = render_card(facts())
     assert "license" not in header_of(card)

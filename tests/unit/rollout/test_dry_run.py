@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fakes.loops import run_async
@@ -129,6 +129,14 @@ JUDGES = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=60)
 @given(PROMPTS, ENDPOINTS, JUDGES, SETTINGS, st.none() | st.text(min_size=1, max_size=80))
+# An answer of one letter, shorter than what a judge is told of an empty one.
+@example(
+    ["0"],
+    MeteredEndpoint(0, wordy=1 / 8, framing=0, eager=0.5),
+    {"sees": "answer", "reply_format": "none", "max_tokens": 64},
+    {"samples_per_prompt": 1, "max_turns": 1, "max_tokens": 1, "system": None},
+    None,
+)
 def test_without_tools_a_run_takes_what_the_dry_run_told(
     prompts: list[str],
     endpoint: MeteredEndpoint,
