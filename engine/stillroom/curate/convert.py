@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -12,7 +13,7 @@ from stillroom.curate.rows import RolloutLine, check_output, read_rollouts
 from stillroom.curate.sources import SourceFile, source_files
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
-from stillroom.lineage import Recording, write_manifest
+from stillroom.lineage import FileRecord, Recording, write_manifest
 from stillroom.settings import Workspace
 
 MAX_EXAMPLES = 5
@@ -72,16 +73,7 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
                 conversion.convert(source)
             if rows.num_rows == 0:
                 raise nothing_converted(sources, conversion)
-        result = conversion.result(workspace.shown(output))
-        write_manifest(
-            output,
-            written=rows,
-            operation="convert_rollouts",
-            inputs=recording.records(),
-            request=request.model_dump(mode="json"),
-            counts={"read": result.read, "converted": result.converted},
-        )
-    return result
+        return conversion.finish(workspace, request, output, recording.records())
 
 
 class Conversion:
@@ -124,8 +116,26 @@ class Conversion:
             self.derived += facts.is_success_derived and facts.is_success
         return reason
 
-    def result(self, output: str) -> ConvertResult:
-        """Returns what all files came to."""
+    def finish(
+        self,
+        workspace: Workspace,
+        request: ConvertRollouts,
+        output: Path,
+        inputs: Sequence[FileRecord],
+    ) -> ConvertResult:
+        """Writes the manifest of the closed output, and returns what all files came to."""
+        result = self._result(workspace.shown(output))
+        write_manifest(
+            output,
+            written=self._rows,
+            operation="convert_rollouts",
+            inputs=inputs,
+            request=request.model_dump(mode="json"),
+            counts={"read": result.read, "converted": result.converted},
+        )
+        return result
+
+    def _result(self, output: str) -> ConvertResult:
         whole = _together("all", self.sources)
         shown = self.sources
         if len(shown) > MAX_SOURCES:

@@ -2,7 +2,8 @@
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from stillroom.curate.rows import check_output
 from stillroom.curate.verdicts import Verdict, read_verdicts
 from stillroom.data.render import ChatRenderer
 from stillroom.data.row_files import rollout_files
-from stillroom.files import atomic_output
-from stillroom.lineage import Recording, record_written, write_manifest
+from stillroom.files import LineWriter, atomic_output
+from stillroom.lineage import FileRecord, Recording, record_written, write_manifest
 from stillroom.settings import Workspace
 
 _Read = Callable[[], Iterator[Row]]
@@ -35,41 +36,68 @@ def filter_dataset(
 
     `tokenizer` is the student's; what `request.model` asks for needs it.
     """
-    source = workspace.existing(request.input, what="input")
-    output = workspace.output_file(request.output, what="output")
-    dropped_file = output.with_name(output.name + ".dropped")
-    others = other_inputs(workspace, request)
-    for path in (output, dropped_file):
-        check_output(path, [source, *others])
-    read = functools.partial(read_filter_rows, source)
+    filtering = Filtering(workspace, request)
+    read = functools.partial(read_filter_rows, filtering.source)
     renderer = ChatRenderer(tokenizer) if tokenizer is not None else None
-    files = [*rollout_files(source), *(f for path in others for f in rollout_files(path))]
-    with Recording(files) as recording:
+    with Recording([*rollout_files(filtering.source), *filtering.other_files]) as recording:
         known = _knowledge(workspace, request, read, renderer)
         tally = Tally(request)
-        with atomic_output(output) as kept, atomic_output(dropped_file) as dropped:
+        with filtering.writing() as (kept, dropped):
             for row, reasons in judged(read, request, known):
                 tally.add(row, reasons, renderer)
                 if reasons:
                     dropped.write(dropped_row(row, reasons))
                 else:
                     kept.write_raw(row.line.line.data)
+        filtering.record(kept, dropped, tally, recording.records())
+    return filtering.result(tally, known)
+
+
+class Filtering:
+    """What is filtered and where it goes; how that is done is left to others.
+
+    Raises InputError where an output must not be written.
+    """
+
+    def __init__(self, workspace: Workspace, request: FilterDataset) -> None:
+        self._workspace, self._request = workspace, request
+        self.source = workspace.existing(request.input, what="input")
+        self.output = workspace.output_file(request.output, what="output")
+        self.dropped_file = self.output.with_name(self.output.name + ".dropped")
+        names = [*request.decontaminate, *([request.verdicts] if request.verdicts else [])]
+        others = [workspace.existing(name, what="file") for name in names]
+        for path in (self.output, self.dropped_file):
+            check_output(path, [self.source, *others])
+        self.other_files = [file for path in others for file in rollout_files(path)]
+        """What is read beside the input."""
+
+    @contextmanager
+    def writing(self) -> Generator[tuple[LineWriter, LineWriter]]:
+        """Gives the writers of the rows that are kept and of what is told of the others."""
+        with atomic_output(self.output) as kept, atomic_output(self.dropped_file) as dropped:
+            yield kept, dropped
+
+    def record(
+        self,
+        kept: LineWriter,
+        dropped: LineWriter,
+        tally: Tally,
+        inputs: Sequence[FileRecord | Path],
+    ) -> None:
+        """Writes the manifest of the closed outputs."""
         write_manifest(
-            output,
+            self.output,
             written=kept,
             operation="filter_dataset",
-            inputs=recording.records(),
-            request=request.model_dump(mode="json"),
+            inputs=inputs,
+            request=self._request.model_dump(mode="json"),
             counts={"read": tally.read, "kept": tally.kept},
-            side=[record_written(dropped_file, dropped)],
+            side=[record_written(self.dropped_file, dropped)],
         )
-    return tally.result(workspace, output, dropped_file, set(known.verdicts))
 
-
-def other_inputs(workspace: Workspace, request: FilterDataset) -> list[Path]:
-    """Returns the files that a filter reads beside its input."""
-    names = [*request.decontaminate, *([request.verdicts] if request.verdicts else [])]
-    return [workspace.existing(name, what="file") for name in names]
+    def result(self, tally: Tally, known: Knowledge) -> FilterResult:
+        """Returns what filtering came to."""
+        return tally.result(self._workspace, self.output, self.dropped_file, set(known.verdicts))
 
 
 class Survey:

@@ -3,6 +3,8 @@
 import math
 from array import array
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import msgspec
@@ -22,7 +24,7 @@ from stillroom.curate.rows import check_output
 from stillroom.curate.sources import source_files
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
-from stillroom.lineage import Recording, write_manifest
+from stillroom.lineage import FileRecord, Recording, write_manifest
 from stillroom.settings import Workspace
 
 
@@ -86,63 +88,105 @@ _ROUNDING = 1e-9
 
 def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     """Writes the pairs and returns the counts. Raises DataError if there is none."""
-    output = workspace.output_file(request.output, what="output")
-    names = [n for n in (request.input, request.chosen_from, request.rejected_from) if n]
-    sides = [[file.path for file in source_files(workspace, name)] for name in names]
-    files = list(dict.fromkeys(file for side in sides for file in side))
-    check_output(output, files)
-    skipped: Counter[str] = Counter()
-    with Recording(files) as recording:
-        indexes = [index_rollouts(side, skipped) for side in sides]
-        # So far only whole rollouts were skipped.
-        read = sum(len(e) for index in indexes for e in index.values()) + skipped.total()
-        better, worse = indexes[0], indexes[-1]
-        if num_alone := len(worse.keys() - better.keys()):
+    pairing = Pairing(workspace, request)
+    with Recording(pairing.files) as recording:
+        skipped = pairing.tally.skipped
+        pairing.compare([index_rollouts(side, skipped) for side in pairing.sides])
+        with atomic_output(pairing.output) as rows, PairReader() as reader:
+            writer = PairWriter(request, pairing.tally, reader, rows)
+            for task_id, better in pairing.better.items():
+                writer.write_task(task_id, better, pairing.worse.get(task_id, []))
+            pairing.check_any(rows)
+        return pairing.finish(rows, recording.records())
+
+
+@dataclass(slots=True)
+class PairTally:
+    """What came of the rollouts that were compared."""
+
+    skipped: Counter[str] = field(default_factory=Counter[str])
+    """Rollouts, tasks and pairs, by reason."""
+    differences: "array[float]" = field(default_factory=lambda: array("d"))
+    """Of the pairs' rewards."""
+    tasks_with_pairs: int = 0
+
+    def take(self, other: "PairTally") -> None:
+        """Takes in what came of other tasks."""
+        self.skipped.update(other.skipped)
+        self.differences.extend(other.differences)
+        self.tasks_with_pairs += other.tasks_with_pairs
+
+
+class Pairing:
+    """What is compared and what came of it; how that is done is left to others.
+
+    Raises InputError where the output must not be written.
+    """
+
+    def __init__(self, workspace: Workspace, request: MakeDpoPairs) -> None:
+        self._workspace, self._request = workspace, request
+        self.output = workspace.output_file(request.output, what="output")
+        names = [n for n in (request.input, request.chosen_from, request.rejected_from) if n]
+        self.sides = [[file.path for file in source_files(workspace, name)] for name in names]
+        """The files of one side, or of the better and the worse one."""
+        self.files = list(dict.fromkeys(file for side in self.sides for file in side))
+        check_output(self.output, self.files)
+        self.tally = PairTally()
+        self.better: Index = {}
+        self.worse: Index = {}
+        self._num_read = 0
+
+    def compare(self, indexes: Sequence[Index]) -> None:
+        """Takes the indexes of the sides; so far only whole rollouts were skipped."""
+        skipped = self.tally.skipped
+        num_indexed = sum(len(e) for index in indexes for e in index.values())
+        self._num_read = num_indexed + skipped.total()
+        self.better, self.worse = indexes[0], indexes[-1]
+        if num_alone := len(self.worse.keys() - self.better.keys()):
             skipped["task on the rejected side only"] = num_alone
-        with atomic_output(output) as rows, PairReader() as reader:
-            writer = PairWriter(request, skipped, reader, rows)
-            for task_id in better:
-                writer.write_task(task_id, better[task_id], worse.get(task_id, []))
-            if rows.num_rows == 0:
-                raise no_pairs(better, worse, skipped)
+
+    def check_any(self, rows: LineWriter) -> None:
+        """Raises DataError if no pair was written."""
+        if rows.num_rows == 0:
+            raise _no_pairs(self.better, self.worse, self.tally.skipped)
+
+    def finish(self, rows: LineWriter, inputs: Sequence[FileRecord]) -> PairsResult:
+        """Writes the manifest of the closed output, and returns what pairing came to."""
         result = PairsResult(
-            output=workspace.shown(output),
-            read=read,
-            tasks=len(better),
-            tasks_with_pairs=writer.tasks_with_pairs,
+            output=self._workspace.shown(self.output),
+            read=self._num_read,
+            tasks=len(self.better),
+            tasks_with_pairs=self.tally.tasks_with_pairs,
             pairs=rows.num_rows,
-            skipped=dict(skipped),
-            mean_difference=math.fsum(writer.differences) / rows.num_rows,
+            skipped=dict(self.tally.skipped),
+            mean_difference=math.fsum(self.tally.differences) / rows.num_rows,
         )
         write_manifest(
-            output,
+            self.output,
             written=rows,
             operation="make_dpo_pairs",
-            inputs=recording.records(),
-            request=request.model_dump(mode="json"),
+            inputs=inputs,
+            request=self._request.model_dump(mode="json"),
             counts={"read": result.read, "pairs": result.pairs},
         )
-    return result
+        return result
 
 
 class PairWriter:
     """Turns the rollouts of one task after the other into pairs."""
 
     def __init__(
-        self, request: MakeDpoPairs, skipped: Counter[str], reader: PairReader, rows: LineWriter
+        self, request: MakeDpoPairs, tally: PairTally, reader: PairReader, rows: LineWriter
     ) -> None:
-        self._request, self._skipped, self._reader, self._rows = request, skipped, reader, rows
-        self.differences = array("d")
-        """Of the pairs' rewards."""
-        self.tasks_with_pairs = 0
+        self._request, self._tally, self._reader, self._rows = request, tally, reader, rows
 
     def write_task(self, task_id: str, better: list[Entry], worse: list[Entry]) -> None:
         """Writes the pairs of one task, those with the largest difference first."""
         if not worse:
-            self._skipped["task on the chosen side only"] += 1
+            self._tally.skipped["task on the chosen side only"] += 1
             return
         if better is worse and len(better) == 1:
-            self._skipped["task with a single rollout"] += 1
+            self._tally.skipped["task with a single rollout"] += 1
             return
         # Rewards that differ by a rounding error less than asked for differ enough: 0.5 - 0.4.
         least = self._request.min_difference - _ROUNDING
@@ -154,23 +198,23 @@ class PairWriter:
             num_candidates += 1
             written += self._write_pair(task_id, chosen, rejected)
         self._reader.forget()
-        self.tasks_with_pairs += written > 0
+        self._tally.tasks_with_pairs += written > 0
         if not num_candidates:
-            self._skipped["task whose rewards differ too little"] += 1
+            self._tally.skipped["task whose rewards differ too little"] += 1
 
     def _write_pair(self, task_id: str, chosen: Entry, rejected: Entry) -> bool:
         one, other = self._reader.read(chosen), self._reader.read(rejected)
         start = first_difference(one.messages, other.messages)
         if start is None:
-            self._skipped["pair of equal conversations"] += 1
+            self._tally.skipped["pair of equal conversations"] += 1
             return False
         if not both_answer(one.messages, other.messages, start):
-            self._skipped["pair that parts at a tool's reply"] += 1
+            self._tally.skipped["pair that parts at a tool's reply"] += 1
             return False
         end = start + 1 if self._request.cut == "first_turn" else None
         difference = chosen.reward - rejected.reward
         self._rows.write_raw(*_pair_row(one, other, start, end, difference, task_id))
-        self.differences.append(difference)
+        self._tally.differences.append(difference)
         return True
 
 
@@ -205,7 +249,7 @@ def _pair_row(
     )
 
 
-def no_pairs(better: Index, worse: Index, skipped: Counter[str]) -> DataError:
+def _no_pairs(better: Index, worse: Index, skipped: Counter[str]) -> DataError:
     """Returns the error of rollouts that make no pair."""
     shared = len(better.keys() & worse.keys())
     why = ", ".join(f"{count} × {reason}" for reason, count in skipped.items())

@@ -15,7 +15,7 @@ from stillroom.curate.ray_parts import RayParts, ray_parts
 from stillroom.curate.rows import check_output
 from stillroom.curate.sources import SourceFile, source_files
 from stillroom.files import LineWriter, atomic_output
-from stillroom.lineage import FileRecord, record_file, write_manifest
+from stillroom.lineage import FileRecord, record_file
 from stillroom.settings import Workspace
 
 
@@ -46,16 +46,7 @@ def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertRes
         records = _converted(parts, sources, conversion, rows)
         if rows.num_rows == 0:
             raise nothing_converted(sources, conversion)
-    result = conversion.result(workspace.shown(output))
-    write_manifest(
-        output,
-        written=rows,
-        operation="convert_rollouts",
-        inputs=records,
-        request=request.model_dump(mode="json"),
-        counts={"read": result.read, "converted": result.converted},
-    )
-    return result
+    return conversion.finish(workspace, request, output, records)
 
 
 def _converted(

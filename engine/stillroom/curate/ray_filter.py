@@ -32,19 +32,18 @@ from stillroom.curate.filter_sets import (
 )
 from stillroom.curate.filter_tally import Tally
 from stillroom.curate.filters import (
+    Filtering,
     Survey,
     dropped_row,
     evaluation_index,
     given_verdicts,
-    other_inputs,
 )
 from stillroom.curate.ray_parts import RayParts, ray_parts
-from stillroom.curate.rows import check_output
 from stillroom.data.render import ChatRenderer
 from stillroom.data.row_files import rollout_files
-from stillroom.errors import missing_extra
 from stillroom.files import LineWriter, atomic_output
-from stillroom.lineage import FileRecord, record_file, record_written, write_manifest
+from stillroom.lineage import FileRecord, record_file
+from stillroom.models.resolve import tokenizer_for
 from stillroom.settings import Workspace
 
 
@@ -109,33 +108,20 @@ class _Part:
 
 def filter_on_ray(workspace: Workspace, request: FilterDataset) -> FilterResult:
     """Does what `filter_dataset` does, a file a task."""
-    source = workspace.existing(request.input, what="input")
-    output = workspace.output_file(request.output, what="output")
-    dropped_file = output.with_name(output.name + ".dropped")
-    others = other_inputs(workspace, request)
-    for path in (output, dropped_file):
-        check_output(path, [source, *others])
-    files = rollout_files(source)
+    filtering = Filtering(workspace, request)
+    files = rollout_files(filtering.source)
     tally, records = Tally(request), list[FileRecord]()
-    with ray_parts(request.ray_address, output) as parts:
+    with ray_parts(request.ray_address, filtering.output) as parts:
         known = _knowledge(workspace, request, parts, files)
         common = _Common(workspace.root, request, known)
-        with atomic_output(output) as kept, atomic_output(dropped_file) as dropped:
+        with filtering.writing() as (kept, dropped):
             for part in parts.each(_write, _jobs(parts, files, common)):
                 _append(kept, part.kept, part.tally.kept)
                 _append(dropped, part.dropped, part.tally.read - part.tally.kept)
                 tally.take(part.tally)
                 records.append(part.source)
-    write_manifest(
-        output,
-        written=kept,
-        operation="filter_dataset",
-        inputs=[*records, *(f for path in others for f in rollout_files(path))],
-        request=request.model_dump(mode="json"),
-        counts={"read": tally.read, "kept": tally.kept},
-        side=[record_written(dropped_file, dropped)],
-    )
-    return tally.result(workspace, output, dropped_file, set(known.verdicts))
+    filtering.record(kept, dropped, tally, [*records, *filtering.other_files])
+    return filtering.result(tally, known)
 
 
 def _append(rows: LineWriter, part: Path, num_rows: int) -> None:
@@ -267,9 +253,4 @@ def _fetched(reference: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _renderer(root: Path, model: str) -> ChatRenderer:
-    try:
-        from stillroom.models.load import load_tokenizer
-        from stillroom.models.resolve import locate_model
-    except ModuleNotFoundError as error:
-        raise missing_extra("train", "counting tokens") from error
-    return ChatRenderer(load_tokenizer(locate_model(Workspace(root), model)))
+    return ChatRenderer(tokenizer_for(Workspace(root), model, "counting tokens"))

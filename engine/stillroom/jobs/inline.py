@@ -21,7 +21,8 @@ from stillroom.curate.ray_filter import filter_on_ray
 from stillroom.curate.ray_pairs import pair_on_ray
 from stillroom.data.inspect import InspectExamples, Inspection, inspect_examples
 from stillroom.data.token_counts import CountTokens, TokenCounts, count_tokens
-from stillroom.errors import EngineError, RunError, missing_extra
+from stillroom.errors import EngineError, RunError
+from stillroom.models.resolve import tokenizer_for
 from stillroom.settings import Workspace, tool_environment, training_environment
 
 INSPECT_TIMEOUT_S = 60.0
@@ -39,33 +40,16 @@ class _Failed(msgspec.Struct, tag="failed"):
     fix: str
 
 
-class _Inspected(msgspec.Struct, tag="inspected"):
-    result: Inspection
+class _Done(msgspec.Struct, tag="done"):
+    result: msgspec.Raw
 
 
-class _Filtered(msgspec.Struct, tag="filtered"):
-    result: FilterResult
-
-
-class _Converted(msgspec.Struct, tag="converted"):
-    result: ConvertResult
-
-
-class _Paired(msgspec.Struct, tag="paired"):
-    result: PairsResult
-
-
-class _Counted(msgspec.Struct, tag="counted"):
-    result: TokenCounts
-
-
-_Done = _Inspected | _Filtered | _Counted | _Converted | _Paired
 _Answer = _Failed | _Done
 
 
 def inspect_with_model(workspace: Workspace, request: InspectExamples) -> Inspection:
     """Returns the rows with the model's mask, rendered in a child process with a deadline."""
-    answer = _in_child(
+    told = _in_child(
         workspace,
         "inspect",
         request,
@@ -73,13 +57,12 @@ def inspect_with_model(workspace: Workspace, request: InspectExamples) -> Inspec
         what=f"rendering with the chat template of {request.model!r}",
         fix="look at fewer rows, or check the tokenizer files of the model",
     )
-    assert isinstance(answer, _Inspected)  # noqa: S101 the child's answer to what it was asked
-    return answer.result
+    return msgspec.json.decode(told, type=Inspection)
 
 
 def count_with_model(workspace: Workspace, request: CountTokens) -> TokenCounts:
     """Returns the rows' tokens for the model, counted in a child process with a deadline."""
-    answer = _in_child(
+    told = _in_child(
         workspace,
         "count",
         request,
@@ -87,17 +70,14 @@ def count_with_model(workspace: Workspace, request: CountTokens) -> TokenCounts:
         what=f"counting tokens with the chat template of {request.model!r}",
         fix="leave model out, or check the tokenizer files of the model",
     )
-    assert isinstance(answer, _Counted)  # noqa: S101 the child's answer to what it was asked
-    return answer.result
+    return msgspec.json.decode(told, type=TokenCounts)
 
 
 def filter_in_child(workspace: Workspace, request: FilterDataset) -> FilterResult:
     """Returns what filtering came to in a child process, whose memory goes when it is done."""
     if request.ray_address is not None:
-        answer = _on_ray(workspace, "filter", request)
-        assert isinstance(answer, _Filtered)  # noqa: S101 the child's answer to what it was asked
-        return answer.result
-    answer = _in_child(
+        return msgspec.json.decode(_on_ray(workspace, "filter", request), type=FilterResult)
+    told = _in_child(
         workspace,
         "filter",
         request,
@@ -105,25 +85,20 @@ def filter_in_child(workspace: Workspace, request: FilterDataset) -> FilterResul
         what=f"filtering {request.input!r}",
         fix="filter a part of the rows first, and check the regular expressions",
     )
-    assert isinstance(answer, _Filtered)  # noqa: S101 the child's answer to what it was asked
-    return answer.result
+    return msgspec.json.decode(told, type=FilterResult)
 
 
 def convert_in_child(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
     """Returns what a conversion on a Ray cluster came to; its driver is a child process."""
-    answer = _on_ray(workspace, "convert", request)
-    assert isinstance(answer, _Converted)  # noqa: S101 the child's answer to what it was asked
-    return answer.result
+    return msgspec.json.decode(_on_ray(workspace, "convert", request), type=ConvertResult)
 
 
 def pair_in_child(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     """Returns what pairing on a Ray cluster came to; its driver is a child process."""
-    answer = _on_ray(workspace, "pair", request)
-    assert isinstance(answer, _Paired)  # noqa: S101 the child's answer to what it was asked
-    return answer.result
+    return msgspec.json.decode(_on_ray(workspace, "pair", request), type=PairsResult)
 
 
-def _on_ray(workspace: Workspace, operation: str, request: BaseModel) -> _Done:
+def _on_ray(workspace: Workspace, operation: str, request: BaseModel) -> msgspec.Raw:
     return _in_child(
         workspace,
         operation,
@@ -144,7 +119,8 @@ def _in_child(
     what: str,
     fix: str,
     environment: dict[str, str] | None = None,
-) -> _Done:
+) -> msgspec.Raw:
+    """Returns the result as the child wrote it."""
     asked = _Asked(str(workspace.root), operation, request.model_dump(mode="json"))
     try:
         finished = subprocess.run(
@@ -163,40 +139,31 @@ def _in_child(
     answer = msgspec.json.decode(finished.stdout, type=_Answer)
     if isinstance(answer, _Failed):
         raise EngineError(answer.problem, answer.fix)
-    return answer
+    return answer.result
 
 
-def _answer(asked: _Asked) -> _Answer:
+def _answer(asked: _Asked) -> Any:
     workspace = Workspace(Path(asked.workspace))
     if asked.operation == "convert":
-        return _Converted(convert_on_ray(workspace, ConvertRollouts.model_validate(asked.request)))
+        return convert_on_ray(workspace, ConvertRollouts.model_validate(asked.request))
     if asked.operation == "pair":
-        return _Paired(pair_on_ray(workspace, MakeDpoPairs.model_validate(asked.request)))
+        return pair_on_ray(workspace, MakeDpoPairs.model_validate(asked.request))
     if asked.operation == "filter":
         filtering = FilterDataset.model_validate(asked.request)
         if filtering.ray_address is not None:
-            return _Filtered(filter_on_ray(workspace, filtering))
+            return filter_on_ray(workspace, filtering)
         tokenizer = _tokenizer(workspace, filtering.model, "counting tokens")
-        return _Filtered(filter_dataset(workspace, filtering, tokenizer=tokenizer))
+        return filter_dataset(workspace, filtering, tokenizer=tokenizer)
     if asked.operation == "count":
         counting = CountTokens.model_validate(asked.request)
-        return _Counted(
-            count_tokens(counting, _tokenizer(workspace, counting.model, "counting tokens"))
-        )
+        return count_tokens(counting, _tokenizer(workspace, counting.model, "counting tokens"))
     inspecting = InspectExamples.model_validate(asked.request)
     tokenizer = _tokenizer(workspace, inspecting.model, "showing a model's mask")
-    return _Inspected(inspect_examples(workspace, inspecting, tokenizer=tokenizer))
+    return inspect_examples(workspace, inspecting, tokenizer=tokenizer)
 
 
 def _tokenizer(workspace: Workspace, model: str | None, what: str) -> Any:
-    if model is None:
-        return None
-    try:
-        from stillroom.models.load import load_tokenizer
-        from stillroom.models.resolve import locate_model
-    except ModuleNotFoundError as error:
-        raise missing_extra("train", what) from error
-    return load_tokenizer(locate_model(workspace, model))
+    return None if model is None else tokenizer_for(workspace, model, what)
 
 
 def main() -> None:
@@ -206,7 +173,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        answer = _answer(asked)
+        answer = _Done(msgspec.Raw(msgspec.json.encode(_answer(asked))))
     except EngineError as error:
         answer = _Failed(error.problem, error.fix)
     with answers:
