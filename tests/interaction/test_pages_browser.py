@@ -1,13 +1,11 @@
 """Pages about data in a real browser: no request, no error, readable; verdicts can be given."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
-from fakes.browser import launch_chromium
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_rows
 from stillroom import api
 from stillroom.settings import Workspace
@@ -16,14 +14,6 @@ pytestmark = pytest.mark.browser
 
 ATTACK = "<img src=https://example.com/x.png onerror=document.title='owned'><script>1/0</script>"
 PAGES = ["review.html", "reports/rows.jsonl.html", "plain.html", "tokens.html"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = launch_chromium(playwright)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,7 @@
 
 import json
 import os
-import shutil
 import signal
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.loops import run_async
+from fakes.ray_marks import RAY_MARKS
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from fakes.waiting import wait_until
@@ -25,14 +23,7 @@ from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.run import RolloutsResult, generate_rollouts
 from stillroom.settings import Workspace
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.skipif("not __import__('importlib.util').util.find_spec('ray')"),
-    # Ray's own: pipes of the processes that it started, and what it will do in a later version.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:.*:FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:ray"),
-]
+pytestmark = RAY_MARKS
 NUM_PROMPTS = 8
 TOOLS = '''
 from stillroom.tools import tool
@@ -43,31 +34,6 @@ def echo(text: str) -> str:
     """Says it again."""
     return text
 '''
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # No token in the home folder.
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    import ray
-
-    stop_signal = signal.getsignal(signal.SIGTERM)
-    # Ray's sockets lie in it, and the path of a socket may not be long.
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    try:
-        ray.init(
-            num_cpus=2,
-            include_dashboard=False,
-            _temp_dir=folder,
-            object_store_memory=100 << 20,
-            log_to_driver=False,
-        )
-        yield ray
-    finally:
-        ray.shutdown()
-        signal.signal(signal.SIGTERM, stop_signal)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -1,17 +1,13 @@
 """Curation over a local Ray cluster of two workers: the same bytes as in one process."""
 
-import os
 import random
-import shutil
-import signal
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from fakes.ray_marks import RAY_MARKS
 from fakes.rollout_rows import assistant, rollout_row, user, write_lines
 from stillroom import api
 from stillroom.curate import convert, filters, pairs
@@ -21,41 +17,9 @@ from stillroom.curate.ray_pairs import pair_on_ray
 from stillroom.errors import DataError
 from stillroom.settings import Workspace
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.skipif("not __import__('importlib.util').util.find_spec('ray')"),
-    # Ray's own: pipes of the processes that it started, and what it will do in a later version.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:.*:FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:ray"),
-]
+pytestmark = RAY_MARKS
 NUM_SHARDS, ROWS_PER_SHARD, NUM_TASKS = 5, 40, 30
 WORDS = [f"word{number}" for number in range(400)]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # No token in the home folder.
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    import ray
-
-    stop_signal = signal.getsignal(signal.SIGTERM)
-    # Ray's sockets lie in it, and the path of a socket may not be long.
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    try:
-        ray.init(
-            num_cpus=2,
-            include_dashboard=False,
-            _temp_dir=folder,
-            object_store_memory=100 << 20,
-            log_to_driver=False,
-        )
-        yield ray
-    finally:
-        ray.shutdown()
-        signal.signal(signal.SIGTERM, stop_signal)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def row_of(chance: random.Random, number: int) -> bytes:

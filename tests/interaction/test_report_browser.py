@@ -1,12 +1,10 @@
 """The report in a real browser: one file, no request, no error, readable at every width."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
-from fakes.browser import launch_chromium
 from fakes.run_folders import evaluate, write_run, write_training
 from stillroom.report import write_report
 
@@ -14,14 +12,6 @@ pytestmark = pytest.mark.browser
 
 SECTIONS = ("Evaluations", "Learning curves", "Before and after", "All runs")
 ATTACK = "<img src=https://example.com/x.png onerror=document.title='owned'>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = launch_chromium(playwright)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

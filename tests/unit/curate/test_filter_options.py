@@ -4,11 +4,11 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from fakes.filtering import TALK, filtered, kept_of
 from fakes.foreign_rollouts import RNOW_ROW, write_rnow
 from fakes.rollout_lines import encoded
 from fakes.rollout_rows import (
@@ -21,28 +21,11 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
-from stillroom.curate.filter_request import FilterDataset, FilterResult
+from stillroom.curate.filter_request import FilterDataset
 from stillroom.curate.filter_rows import Row, read_filter_rows
 from stillroom.curate.filter_rules import Knowledge
 from stillroom.curate.filter_sets import judged
-from stillroom.curate.filters import filter_dataset
 from stillroom.errors import DataError
-from stillroom.settings import Workspace
-
-TALK = [user("a"), assistant(None, tool_call()), tool_reply("7"), assistant("7")]
-
-
-def filtered(folder: Path, source: str = "rollouts.jsonl", **options: Any) -> FilterResult:
-    request = FilterDataset(input=source, **{"output": "kept.jsonl", **options})
-    return filter_dataset(Workspace(folder), request)
-
-
-def kept_of(folder: Path, rows: list[dict], **options: Any) -> list[str]:
-    """The task ids of what passes."""
-    write_lines(folder / "rollouts.jsonl", map(encoded, rows))
-    filtered(folder, **options)
-    return [row["task_id"] for row in read_rows(folder / "kept.jsonl")]
-
 
 SFT = {
     "messages": [user("What is 5 + 7?"), *TALK[1:3], assistant("12")],

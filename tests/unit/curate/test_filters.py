@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fakes.filtering import TALK, filtered, kept_of
 from fakes.folders import names_in
 from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
 from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines
@@ -21,25 +22,8 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
-from stillroom.curate.filter_request import FilterDataset, FilterResult
-from stillroom.curate.filters import filter_dataset
+from stillroom.curate.filter_request import FilterDataset
 from stillroom.errors import DataError, InputError
-from stillroom.settings import Workspace
-
-TALK = [user("a"), assistant(None, tool_call()), tool_reply("7"), assistant("7")]
-
-
-def filtered(folder: Path, source: str = "rollouts.jsonl", **options: Any) -> FilterResult:
-    request = FilterDataset(input=source, **{"output": "kept.jsonl", **options})
-    return filter_dataset(Workspace(folder), request)
-
-
-def kept_of(folder: Path, rows: list[dict], **options: Any) -> list[str]:
-    """The task ids of what passes."""
-    write_lines(folder / "rollouts.jsonl", map(encoded, rows))
-    filtered(folder, **options)
-    return [row["task_id"] for row in read_rows(folder / "kept.jsonl")]
-
 
 ROWS = [
     rollout_row(task_id="good"),

@@ -1,5 +1,4 @@
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,7 @@ from stillroom.tools.user_file import (
     marked_functions,
 )
 
-
-@pytest.fixture(autouse=True)
-def same_imports() -> Iterator[None]:
-    """Takes back what loading a user's file changes in the process."""
-    paths, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = paths
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("same_imports")
 
 
 def test_marks_keep_their_options(tmp_path: Path) -> None:

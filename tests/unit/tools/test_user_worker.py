@@ -1,7 +1,6 @@
 """The worker's own part, in this process; the process itself is tested with the pool."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,7 @@ from stillroom.tools.user_worker import (
     UserCode,
 )
 
-
-@pytest.fixture(autouse=True)
-def same_imports() -> Iterator[None]:
-    """Takes back what loading a user's file changes in the process."""
-    paths, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = paths
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("same_imports")
 
 
 def answer_of(folder: Path, code: str, **arguments: Any) -> Answer:

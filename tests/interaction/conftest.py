@@ -1,0 +1,49 @@
+"""Fixtures of what runs for real: a browser, a Ray cluster."""
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium of its own."""
+    from playwright.sync_api import sync_playwright
+
+    from fakes.browser import launch_chromium
+
+    with sync_playwright() as playwright:
+        browser = launch_chromium(playwright)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A local Ray cluster of two workers."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # No token in the home folder.
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    import ray
+
+    stop_signal = signal.getsignal(signal.SIGTERM)
+    # Ray's sockets lie in it, and the path of a socket may not be long.
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    try:
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            _temp_dir=folder,
+            object_store_memory=100 << 20,
+            log_to_driver=False,
+        )
+        yield ray
+    finally:
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, stop_signal)
+        shutil.rmtree(folder, ignore_errors=True)

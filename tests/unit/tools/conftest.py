@@ -1,0 +1,16 @@
+"""Fixtures of the tests that load users' files."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def same_imports() -> Iterator[None]:
+    """Takes back what loading a user's file changes in the process."""
+    paths, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = paths
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
