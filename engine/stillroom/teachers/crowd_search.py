@@ -6,7 +6,6 @@ from stillroom.teachers.limit_types import LimitSettings, Sent
 from stillroom.teachers.rate_search import RateSearch, spread
 
 _MIN_HOLD_S = 1.0
-_MAX_COUNTED_REFUSALS = 4
 _MAX_SHRINKS = 3
 _LEAST_SHARE = 0.8
 _NUM_EPISODES = 4
@@ -87,9 +86,7 @@ class CrowdSearch:
                 return window
             self._held, self._step = int(window), self._step * 2
         else:
-            owed = self._settings.accepted_per_refusal * min(
-                self._num_refused, _MAX_COUNTED_REFUSALS
-            )
+            owed = self._settings.owed(self._num_refused)
             if not self._is_settled:
                 owed = min(owed, 2 * self._held)
             if now - self._tried_at < _MIN_HOLD_S or self._accepted < owed:

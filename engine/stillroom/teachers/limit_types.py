@@ -20,6 +20,9 @@ class LimitUnit(StrEnum):
     TOKENS = "tokens"
 
 
+_MAX_COUNTED_REFUSALS = 4
+
+
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
     """What is wished of a limiter."""
@@ -30,6 +33,10 @@ class LimitSettings:
     """Never more in flight."""
     accepted_per_refusal: int = 125
     """A limit is tried again only after so many requests for each that the last try cost."""
+
+    def owed(self, num_refused: int) -> int:
+        """Returns how many must be taken after a try that cost so many, of which few count."""
+        return self.accepted_per_refusal * min(num_refused, _MAX_COUNTED_REFUSALS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ _SLACK_S, _LONGEST_PAUSE_S = 0.01, 1.0
 """After a refusal: so much more than nothing is left for requests that come a little early."""
 _MIN_STEP_S = 0.1
 _MIN_HOLD_S = 0.5
-_MAX_COUNTED_REFUSALS = 4
 _MIN_PACE = 0.02
 _NUM_KEPT = 64
 _NUM_EPISODES, _MIN_EPISODES = 6, 4
@@ -169,7 +168,7 @@ class RateSearch:
 
     def _owed(self) -> float:
         """Returns how many must be taken before the limit is tried again."""
-        owed = self._settings.accepted_per_refusal * min(self._num_refused, _MAX_COUNTED_REFUSALS)
+        owed = self._settings.owed(self._num_refused)
         return min(owed, _OWED_UNSURE / self._unsure) if self._unsure else owed
 
     def _restart(self, sent: Sent, now: float) -> None:
