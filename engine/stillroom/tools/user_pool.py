@@ -1,43 +1,28 @@
 """Warm child processes for a user's tools.py and rewards.py: as many as the calls need."""
 
+import asyncio
 import os
-import signal
 import sys
-import time
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
 import anyio
 import anyio.abc
-import msgspec
-from anyio.abc import ByteReceiveStream, ByteSendStream
-from anyio.streams.buffered import BufferedByteReceiveStream
+import anyio.lowlevel
 
 from stillroom.errors import CallFailedError, FailureClass, ToolFileError
-from stillroom.settings import tool_environment
 from stillroom.tools.base import ToolResult, ToolTask, error_result
-from stillroom.tools.user_worker import (
-    Answer,
-    Broken,
-    CallReward,
-    CallTool,
-    Ready,
-    RewardDescription,
-    kill_family,
-)
+from stillroom.tools.user_process import Job, Worker, WorkerDiedError, start_worker
+from stillroom.tools.user_worker import Answer, CallReward, CallTool, Ready, RewardDescription
 from stillroom.types import Message, ToolSchema
 
-START_TIMEOUT_S = 60.0
-MAX_LINE_BYTES = 64 << 20
 # A call that waits longer than this for a free worker gets a new one.
 PATIENCE_S = 0.05
 _NUM_PROCESSORS = os.cpu_count() or 1
-
-_REPLY = msgspec.json.Decoder(Ready | Broken | Answer)
 
 
 class UserPool:
@@ -63,11 +48,10 @@ class UserPool:
         self._folder = (tools_file or rewards_file or Path.cwd()).parent
         self._timeouts = (tool_timeout_s, reward_timeout_s)
         self._max_workers = max_workers
-        self._idle: deque[_Worker] = deque()
-        self._workers: set[_Worker] = set()
+        self._idle: deque[Worker] = deque()
+        self._workers: set[Worker] = set()
         self._num_workers = 0
-        self._waiting: deque[_Waiter] = deque()
-        self._asked_at: dict[_Worker, float] = {}
+        self._waiting: deque[Job] = deque()
         self._is_wanted = anyio.Event()
         self._growth: anyio.abc.TaskGroup | None = None
         self._ready = Ready(tools=[], rewards=[])
@@ -128,7 +112,7 @@ class UserPool:
             answer = await self._ask(call, timeout_s)
         except TimeoutError:
             return error_result(f"{name} did not answer within {timeout_s:g} s")
-        except _WorkerDiedError as error:
+        except WorkerDiedError as error:
             return error_result(f"{name} crashed ({error})")
         if answer.error is not None:
             return error_result(answer.error)
@@ -155,7 +139,7 @@ class UserPool:
         except TimeoutError as error:
             message = f"reward {name} did not answer within {timeout_s:g} s"
             raise CallFailedError(FailureClass.REWARD, message) from error
-        except _WorkerDiedError as error:
+        except WorkerDiedError as error:
             message = f"reward {name} crashed ({error})"
             raise CallFailedError(FailureClass.REWARD, message) from error
         if answer.error is not None:
@@ -163,44 +147,38 @@ class UserPool:
         return answer.reward
 
     async def _ask(self, call: CallTool | CallReward, timeout_s: float) -> Answer:
-        worker = await self._borrow()
-        self._asked_at[worker] = time.monotonic()
-        try:
-            with anyio.fail_after(timeout_s):
-                answer = await worker.ask(call)
-        except BaseException:
-            # Its answer may still be on the way, so it can serve no other call.
-            with anyio.CancelScope(shield=True):
-                await self._discard(worker)
-            raise
-        self._release(worker)
-        return answer
-
-    async def _borrow(self) -> "_Worker":
+        job = Job(call, timeout_s)
         if self._idle:
-            return self._idle.popleft()
-        waiter = _Waiter(time.monotonic())
-        self._waiting.append(waiter)
-        self._is_wanted.set()
-        try:
-            await waiter.served.wait()
-        except BaseException:
-            if waiter.worker is not None:
-                self._release(waiter.worker)
-            elif not waiter.served.is_set():
-                self._waiting.remove(waiter)
-            raise
-        if waiter.worker is None:
-            raise waiter.error or AssertionError("served with nothing")
-        return waiter.worker
-
-    def _release(self, worker: "_Worker") -> None:
-        """Gives the worker to who has waited longest."""
-        self._asked_at.pop(worker, None)
-        if self._waiting:
-            self._waiting.popleft().serve(worker)
+            self._idle.popleft().ask(job)
         else:
+            self._waiting.append(job)
+            self._is_wanted.set()
+        try:
+            return cast("Answer", await job.reply)
+        except BaseException:
+            if job.worker is not None:
+                # Its answer may still be on the way, so it can serve no other call.
+                with anyio.CancelScope(shield=True):
+                    await self._discard(job.worker)
+            elif job in self._waiting:
+                self._waiting.remove(job)
+            raise
+
+    def _release(self, worker: Worker) -> None:
+        """Gives the worker to who has waited longest."""
+        job = self._next_waiting()
+        if job is None:
             self._idle.append(worker)
+        else:
+            worker.ask(job)
+
+    def _next_waiting(self) -> Job | None:
+        while self._waiting:
+            job = self._waiting.popleft()
+            # Cancelled, and its task has not come round to take it out.
+            if not job.reply.done():
+                return job
+        return None
 
     async def _grow(self) -> None:
         """Starts another worker whenever a call has waited too long for one."""
@@ -210,12 +188,14 @@ class UserPool:
             while self._waiting:
                 if self._num_workers and not self._is_patience_over():
                     await anyio.sleep(PATIENCE_S / 2)
+                    # Answers that came while the loop was busy are read before it is judged.
+                    await anyio.lowlevel.checkpoint()
                     continue
                 try:
                     worker = await self._start_worker()
                 except ToolFileError as error:
-                    if self._waiting:
-                        self._waiting.popleft().fail(error)
+                    if job := self._next_waiting():
+                        job.reply.set_exception(error)
                     continue
                 self._release(worker)
 
@@ -224,48 +204,28 @@ class UserPool:
 
         Beyond one for each processor it helps only where all are waiting for something themselves.
         """
-        long_ago = time.monotonic() - PATIENCE_S
+        long_ago = asyncio.get_running_loop().time() - PATIENCE_S
         if self._num_workers >= self._max_workers or self._waiting[0].since > long_ago:
             return False
-        is_stuck = all(asked_at <= long_ago for asked_at in self._asked_at.values())
+        is_stuck = all(worker.asked_at <= long_ago for worker in self._workers)
         return self._num_workers < _NUM_PROCESSORS or is_stuck
 
-    async def _start_worker(self) -> "_Worker":
+    async def _start_worker(self) -> Worker:
         # Counted before it is up, so that waiting calls do not start more than allowed.
         self._num_workers += 1
         try:
-            worker = await _start_worker(self._command, self._folder)
+            worker = await start_worker(self._command, self._folder)
         except BaseException:
             self._num_workers -= 1
             raise
+        worker.on_free = self._release
         self._workers.add(worker)
         return worker
 
-    async def _discard(self, worker: "_Worker") -> None:
+    async def _discard(self, worker: Worker) -> None:
         self._workers.discard(worker)
-        self._asked_at.pop(worker, None)
         self._num_workers -= 1
         await worker.kill()
-
-
-class _Waiter:
-    """A call without a worker."""
-
-    def __init__(self, since: float) -> None:
-        self.since = since
-        self.served = anyio.Event()
-        self.worker: _Worker | None = None
-        self.error: ToolFileError | None = None
-
-    def serve(self, worker: "_Worker") -> None:
-        """Gives it a worker."""
-        self.worker = worker
-        self.served.set()
-
-    def fail(self, error: ToolFileError) -> None:
-        """Tells that none could be started."""
-        self.error = error
-        self.served.set()
 
 
 class UserSession:
@@ -277,78 +237,6 @@ class UserSession:
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Runs one tool."""
         return await self._pool.call(name, arguments, metadata=self._metadata)
-
-
-class _WorkerDiedError(Exception):
-    """The worker's process ended in the middle of a call."""
-
-
-class _Worker:
-    """One child process, its pipes, and what it announced."""
-
-    def __init__(
-        self, process: anyio.abc.Process, calls: ByteSendStream, replies: BufferedByteReceiveStream
-    ) -> None:
-        self._process, self._calls, self._replies = process, calls, replies
-        self.ready = Ready(tools=[], rewards=[])
-
-    async def ask(self, call: CallTool | CallReward) -> Answer:
-        """Sends one call and returns its answer."""
-        with _death_as_error(self._process):
-            await self._calls.send(msgspec.json.encode(call) + b"\n")
-        return cast("Answer", await self.read())
-
-    async def read(self) -> Ready | Broken | Answer:
-        """Returns the next message of the process."""
-        with _death_as_error(self._process):
-            line = await self._replies.receive_until(b"\n", MAX_LINE_BYTES)
-        return _REPLY.decode(line)
-
-    async def kill(self) -> None:
-        """Ends the process and everything it started."""
-        if self._process.returncode is None:
-            kill_family(self._process.pid)
-        else:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.aclose()
-
-
-async def _start_worker(command: list[str], folder: Path) -> _Worker:
-    """Starts a child process and waits until the user's files are loaded in it."""
-    process = await anyio.open_process(
-        command, cwd=folder, env=tool_environment(), stderr=None, start_new_session=True
-    )
-    calls = cast("ByteSendStream", process.stdin)
-    replies = BufferedByteReceiveStream(cast("ByteReceiveStream", process.stdout))
-    worker = _Worker(process, calls, replies)
-    try:
-        with anyio.fail_after(START_TIMEOUT_S):
-            first = await worker.read()
-        if isinstance(first, Broken):
-            raise ToolFileError(first.problem, first.fix)
-    except (TimeoutError, _WorkerDiedError) as error:
-        await worker.kill()
-        raise ToolFileError(
-            f"the process for {command[-1]} did not start: {error or 'it hung'}",
-            "run the file with python: importing it must end quickly and without an error",
-        ) from error
-    except BaseException:
-        with anyio.CancelScope(shield=True):
-            await worker.kill()
-        raise
-    worker.ready = cast("Ready", first)
-    return worker
-
-
-@contextmanager
-def _death_as_error(process: anyio.abc.Process) -> Generator[None]:
-    try:
-        yield
-    except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, OSError) as error:
-        code = process.returncode
-        detail = "its process ended" if code is None else f"its process ended with code {code}"
-        raise _WorkerDiedError(detail) from error
 
 
 def _worker_command(tools_file: Path | None, rewards_file: Path | None) -> list[str]:

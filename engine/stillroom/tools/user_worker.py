@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import math
 import os
-import queue
+import select
 import signal
 import threading
 from collections.abc import Callable
@@ -99,6 +99,7 @@ class UserCode:
         # Before the checkers: it is what says which tool has a type that does not do.
         self._schemas = {name: tool_schema(tool, name=name) for name, tool in self.tools.items()}
         self._checkers = {name: ArgumentChecker(tool) for name, tool in self.tools.items()}
+        self._wanting_task = {name for name, tool in self.tools.items() if wants_task(tool)}
 
     def describe(self) -> Ready:
         """Returns what the parent must know of the functions."""
@@ -132,7 +133,7 @@ class UserCode:
     def _call_tool(self, call: CallTool) -> Answer:
         function = self.tools[call.name]
         arguments = self._checkers[call.name].check(call.arguments)
-        if wants_task(function):
+        if call.name in self._wanting_task:
             arguments["args"] = ToolArgs(metadata=call.metadata)
         value = _run(function, **arguments)
         return Answer(content=_as_text(value))
@@ -200,17 +201,6 @@ def _short(text: str) -> str:
     return kept + f"… (cut; {len(text)} characters in all)"
 
 
-def _read_calls(stream: BinaryIO, calls: "queue.Queue[CallTool | CallReward]") -> None:
-    decoder = msgspec.json.Decoder(CallTool | CallReward)
-    try:
-        for line in stream:
-            calls.put(decoder.decode(line))
-    finally:
-        # The parent is gone; a hung call in the main thread must not outlive it.
-        kill_family(os.getpid())
-        os._exit(1)  # started by hand it leads no group
-
-
 def kill_family(leader: int) -> None:
     """Kills a process group, and what its leader started in groups of their own.
 
@@ -227,10 +217,29 @@ def kill_family(leader: int) -> None:
 
 
 def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
-    calls: queue.Queue[CallTool | CallReward] = queue.Queue()
-    threading.Thread(target=_read_calls, args=(stream, calls), daemon=True).start()
-    while True:
-        _send(replies, code.answer(calls.get()))
+    threading.Thread(target=_end_with_parent, args=(stream.fileno(),), daemon=True).start()
+    decoder, own_pid = msgspec.json.Decoder(CallTool | CallReward), os.getpid()
+    for line in stream:
+        answer = code.answer(decoder.decode(line))
+        if os.getpid() != own_pid:
+            # The user's code has forked, and this is the copy: the answer is the other's to give.
+            os._exit(0)
+        _send(replies, answer)
+    _end()
+
+
+def _end_with_parent(calls: int) -> None:
+    """Ends this process when the parent goes away: a hung call must not outlive it."""
+    poll = select.poll()
+    # For no event at all: that nobody can write any more is told all the same.
+    poll.register(calls, 0)
+    poll.poll()
+    _end()
+
+
+def _end() -> None:
+    kill_family(os.getpid())
+    os._exit(1)  # started by hand it leads no group
 
 
 def _send(stream: BinaryIO, message: Ready | Broken | Answer) -> None:
