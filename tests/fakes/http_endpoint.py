@@ -13,7 +13,8 @@ class ScriptedEndpoint:
     """Answers each conversation with `tool_turns` tool calls and then a final text.
 
     `served` counts the answers that were sent completely, by prompt and turn, so a test can tell
-    whether a finished call was made again. `hold` makes calls wait until it is set.
+    whether a finished call was made again; `num_asked` is how many requests came at all. `hold`
+    makes calls wait until it is set.
     """
 
     def __init__(self, *, tool_turns: int = 1, latency_s: float = 0.0, status: int = 200) -> None:
@@ -21,6 +22,7 @@ class ScriptedEndpoint:
         self.served: Counter[tuple[str, int]] = Counter()
         self.hold = threading.Event()
         self.hold.set()
+        self.num_asked = self._num_free = 0
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"endpoint": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -62,6 +64,18 @@ class ScriptedEndpoint:
         }
         return (prompt, turn), reply
 
+    def hold_after(self, num_free: int) -> None:
+        """Makes all calls after the first ones wait until `hold` is set."""
+        self._num_free = num_free
+        self.hold.clear()
+
+    def wait(self) -> None:
+        with self._lock:
+            self.num_asked += 1
+            is_free = self.num_asked <= self._num_free
+        if not is_free:
+            self.hold.wait(30)
+
     def count(self, key: tuple[str, int]) -> None:
         with self._lock:
             self.served[key] += 1
@@ -74,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         endpoint = self.endpoint
-        endpoint.hold.wait(30)
+        endpoint.wait()
         if endpoint.latency_s:
             time.sleep(endpoint.latency_s)
         key, reply = endpoint.answer(body)

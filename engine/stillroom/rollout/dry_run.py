@@ -25,6 +25,7 @@ from stillroom.rollout.loop import offered_tools
 from stillroom.rollout.records import KnownSteps, RolloutKey, finished_rows, read_journal
 from stillroom.rollout.request import GenerateRollouts, price_of
 from stillroom.rollout.rewards import Rewarder
+from stillroom.rollout.shards import left_by_shards
 from stillroom.settings import Workspace
 from stillroom.types import Message
 
@@ -48,6 +49,8 @@ async def dry_run(
     check_settings(output, settings)
     finished = finished_rows(output)
     known = read_journal(journal_path(output), finished).known
+    rows, steps = left_by_shards(output, finished)
+    finished, known = finished | rows, known | steps
     todo = [spec for spec in specs if spec.key not in finished]
     tasks = [spec.task for spec in specs]
     async with AsyncExitStack() as stack:

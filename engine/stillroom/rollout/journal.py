@@ -18,6 +18,7 @@ from stillroom.rollout.records import (
     FinishedRow,
     JudgeRecord,
     KnownSteps,
+    OutstandingRecord,
     Record,
     RepliesRecord,
     RestartRecord,
@@ -28,7 +29,7 @@ from stillroom.rollout.records import (
     finished_rows,
     read_journal,
 )
-from stillroom.teachers.budget import Cost
+from stillroom.teachers.budget import Cost, Outstanding
 from stillroom.tools.base import ToolResult
 from stillroom.types import CallTotals, SampledTurn, Trajectory
 
@@ -105,20 +106,33 @@ class RolloutStore:
         journal = journal_path(output)
         try:
             check_settings(output, settings)
-            if not _is_begun(output):
+            self._is_empty = not _is_begun(output)
+            if self._is_empty:
                 write_json(self._folder / _SETTINGS, settings)
             cut_torn_line(output)
             cut_torn_line(journal)
             self.finished = finished_rows(output)
             self._before = read_journal(journal, self.finished)
-            self.known, self._unconfirmed = self._before.known, self._before.unconfirmed
+            self.known = self._before.known
+            self._unconfirmed = self._before.unconfirmed + self.lost.worst
             self._rows, self._journal = AppendLog(output), AppendLog(journal)
         except BaseException:
             self._lock.release()
             raise
         self._synced_at = time.monotonic()
+        self._has_sent = False
         self.num_restarted = 0
         """Rollouts that were begun again, because their tools' state could not be replayed."""
+
+    @property
+    def orphaned(self) -> Outstanding:
+        """What the last run had out, at most, if it was killed."""
+        return self._before.outstanding
+
+    @property
+    def lost(self) -> Outstanding:
+        """The same of all runs that were killed."""
+        return self._before.lost + self._before.outstanding
 
     def recorder(self, key: RolloutKey) -> "StepRecorder":
         """Returns what records and replays the steps of one rollout."""
@@ -126,6 +140,7 @@ class RolloutStore:
 
     def append(self, record: Record) -> None:
         """Puts a step on record; the disk is waited for once a second at most."""
+        self._is_empty = False
         if isinstance(record, UnconfirmedRecord):
             self._unconfirmed = self._unconfirmed + Cost(record.tokens, record.usd)
         now = time.monotonic()
@@ -136,6 +151,7 @@ class RolloutStore:
 
     def finish(self, trajectory: Trajectory) -> None:
         """Writes the row of a finished rollout."""
+        self._is_empty = False
         self._rows.append(trajectory)
         key = RolloutKey(trajectory.task_id, trajectory.sample)
         self.finished[key] = FinishedRow.of(trajectory)
@@ -144,8 +160,26 @@ class RolloutStore:
         """Puts on record that a call broke off which may have been billed."""
         self.append(UnconfirmedRecord(tokens=worst.tokens, usd=worst.usd))
 
+    def record_outstanding(self, most: Outstanding) -> None:
+        """Puts on record what may have been billed if nothing more is heard of this process."""
+        self._put(most, begins=not self._has_sent)
+        self._has_sent = True
+
+    def inherit(self, lost: Outstanding) -> None:
+        """Puts on record what other processes had out when they were killed."""
+        self._is_empty = False
+        self._unconfirmed = self._unconfirmed + lost.worst
+        self._put(lost, begins=True)
+
+    def _put(self, most: Outstanding, *, begins: bool) -> None:
+        tokens, usd = most.worst.tokens, most.worst.usd
+        self._journal.append(
+            OutstandingRecord(calls=most.calls, tokens=tokens, usd=usd, begins=begins)
+        )
+
     def spent(self) -> Cost:
-        """Returns what is on record as spent by earlier runs, calls that broke off included.
+        """Returns what is on record as spent by earlier runs, calls that broke off or were out when
+        a run was killed included.
 
         Where a row says less than the journal (older ones do), the journal is right.
         """
@@ -153,7 +187,7 @@ class RolloutStore:
         by_row = {key: row.spent for key, row in self.finished.items()}
         costs = [_larger(cost, by_step.get(key, Cost())) for key, cost in by_row.items()]
         costs += [cost for key, cost in by_step.items() if key not in by_row]
-        return sum(costs, start=self._before.unconfirmed)
+        return sum(costs, start=self._before.unconfirmed + self.lost.worst)
 
     def paid(self) -> CallTotals:
         """Returns all calls on record, those of unfinished rollouts included."""
@@ -171,8 +205,13 @@ class RolloutStore:
             closing.callback(self._lock.release)
             closing.callback(self._journal.close)
             self._rows.close()
+            if self._has_sent:
+                self.record_outstanding(Outstanding())
+            if self._is_empty:
+                # Nothing was done, so that the next run may have other settings.
+                self._journal.path.unlink()
             # Steps that no recorder took belong to rollouts that were not asked for this time.
-            if is_complete and not self.known:
+            elif is_complete and not self.known:
                 self._drop_steps()
 
     def _drop_steps(self) -> None:

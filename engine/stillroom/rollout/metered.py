@@ -45,9 +45,9 @@ class MeteredConversation:
             turn = await self._conversation.sample()
         except BaseException:
             # Nobody bills what was not finished.
-            budget.settle(worst, Cost())
+            budget.give_back(worst)
             raise
-        budget.settle(worst, Cost.of(turn.usage, turn.cost_usd))
+        budget.settle(worst, Cost.of(turn.usage, turn.cost_usd), was_sent=False)
         self._follow(turn)
         return turn
 

@@ -55,7 +55,7 @@ from stillroom.rollout.shards import (
     split,
 )
 from stillroom.settings import Workspace
-from stillroom.teachers.budget import Cost
+from stillroom.teachers.budget import Cost, Outstanding
 from stillroom.teachers.providers import IN_PROCESS
 from stillroom.types import Usage, total_usd
 
@@ -102,7 +102,7 @@ async def generate_on_ray(
         len(keys),
         rows,
         run.tally,
-        Cost(usd=run.unconfirmed_usd),
+        run.lost,
         time.monotonic() - started,
     )
     write_manifest(
@@ -152,7 +152,8 @@ class _RayRun:
         self._output, self._settings = output, settings
         self._folder, self._reporter = folder, reporter
         self.tally = Tally()
-        self.unconfirmed_usd = 0.0
+        self.lost = Outstanding()
+        """What may have been billed beside what is on record, and the calls that were out."""
         self.error: EngineError | None = None
         self._failed: dict[RolloutKey, str] = {}
         self._allowance: Allowance | None = None
@@ -193,6 +194,7 @@ class _RayRun:
         try:
             if self._allowance is None:
                 self._allowance = _left(self._request, store.spent())
+                self.lost += store.orphaned
             shards = split(
                 todo,
                 workers=workers,
@@ -344,6 +346,7 @@ class _RayRun:
         """Counts what an attempt did; of a worker that died, what it has on record."""
         calls, usage, cost_usd = since.calls, since.usage, since.cost_usd
         reported = Cost()
+        self.lost += since.lost
         if end is not None:
             reported = end.spent
             if end.error is not None:
@@ -352,7 +355,7 @@ class _RayRun:
             result = end.result
             calls, usage, cost_usd = result.calls, result.usage, result.cost_usd
             self.tally.restarted += result.restarted
-            self.unconfirmed_usd += result.unconfirmed_usd
+            self.lost += Outstanding(worst=Cost(usd=result.unconfirmed_usd))
             if result.stopped_by is not None:
                 now.stopped_by.add(result.stopped_by)
         tally = self.tally

@@ -9,7 +9,7 @@ import msgspec
 
 from stillroom.errors import DataError
 from stillroom.lines import read_lines
-from stillroom.teachers.budget import Cost
+from stillroom.teachers.budget import Cost, Outstanding
 from stillroom.tools.base import ToolResult
 from stillroom.types import CallTotals, SampledTurn, Trajectory, Usage
 
@@ -64,8 +64,18 @@ class UnconfirmedRecord(msgspec.Struct, frozen=True, kw_only=True, tag="unconfir
     usd: float
 
 
+class OutstandingRecord(msgspec.Struct, frozen=True, kw_only=True, tag="outstanding"):
+    """The most that is out until the next of these: calls without an answer, their worst case."""
+
+    calls: int
+    tokens: int
+    usd: float
+    begins: bool = False
+    """The first of its process: what the one before it had out has had no answer."""
+
+
 StepRecord = TurnRecord | RepliesRecord | JudgeRecord | RestartRecord
-Record = StepRecord | UnconfirmedRecord
+Record = StepRecord | UnconfirmedRecord | OutstandingRecord
 RECORD: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 _T = TypeVar("_T")
 
@@ -182,11 +192,20 @@ class JournalContent:
     """The same, as it counts against a budget."""
     unconfirmed: Cost = field(default_factory=Cost)
     """Of calls that broke off."""
+    outstanding: Outstanding = field(default_factory=Outstanding)
+    """The most that is out; lost if the process that sent it is gone."""
+    lost: Outstanding = field(default_factory=Outstanding)
+    """What earlier ones had out that ended without a word."""
 
     def add(self, record: Record, finished: Collection[RolloutKey]) -> None:
         """Takes in what is on record next; the steps of finished rollouts are not needed."""
         if isinstance(record, UnconfirmedRecord):
             self.unconfirmed = self.unconfirmed + Cost(record.tokens, record.usd)
+            return
+        if isinstance(record, OutstandingRecord):
+            if record.begins:
+                self.lost = self.lost + self.outstanding
+            self.outstanding = Outstanding(record.calls, Cost(record.tokens, record.usd))
             return
         key = RolloutKey(record.task_id, record.sample)
         if isinstance(record, TurnRecord | JudgeRecord):

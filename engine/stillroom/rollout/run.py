@@ -3,6 +3,7 @@
 import math
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from stillroom.rollout.request import (
 )
 from stillroom.rollout.shards import Share, adopt_shards
 from stillroom.settings import Workspace
-from stillroom.teachers.budget import Budget, Cost
+from stillroom.teachers.budget import Budget, Outstanding
 from stillroom.teachers.openai_http import Spending
 from stillroom.types import SampledTurn, Trajectory, Usage, total_usd
 
@@ -77,6 +78,9 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     unconfirmed_usd: float
     """At worst: of calls that broke off and may have been billed, and of answers that did not say
     what they took; the budget counts it."""
+    lost_calls: int
+    """At most: calls that were out when a run was killed, and may be paid for twice; what they cost
+    at worst is part of unconfirmed_usd."""
     restarted: int
     """Rollouts begun again from the first turn: the state of their tools could not be replayed."""
     stopped_by: str | None
@@ -155,7 +159,7 @@ async def generate_rollouts(
             spending=spending,
             transport=transport,
         ) as arena:
-            for note in arena.notes:
+            for note in [*arena.notes, *_loss(store.orphaned)]:
                 reporter.note(note)
             run = _Run(store, tally, reporter, len(specs) - len(todo), len(specs))
             await run.collect(todo, arena, request.concurrency, folder)
@@ -164,9 +168,11 @@ async def generate_rollouts(
         store.close(is_complete=share is None and tally.rows == len(todo))
     rows = [store.finished[spec.key] for spec in specs if spec.key in store.finished]
     tally.restarted = store.num_restarted
-    unconfirmed = spending.budget.unconfirmed
+    lost = Outstanding(worst=spending.budget.unconfirmed)
+    if share is None:
+        lost += store.orphaned
     seconds = time.monotonic() - started
-    result = rollouts_result(workspace.shown(output), len(specs), rows, tally, unconfirmed, seconds)
+    result = rollouts_result(workspace.shown(output), len(specs), rows, tally, lost, seconds)
     write_manifest(
         output,
         operation="generate_rollouts",
@@ -267,6 +273,7 @@ def _budget(request: GenerateRollouts, store: RolloutStore, share: Share | None)
     """Returns what may be spent; what this output has cost before counts, but not in a share."""
     if share is not None:
         share.budget.on_unconfirmed = store.record_unconfirmed
+        share.budget.on_outstanding = store.record_outstanding
         return share.budget
     return Budget(
         usd=request.budget_usd or math.inf,
@@ -274,7 +281,19 @@ def _budget(request: GenerateRollouts, store: RolloutStore, share: Share | None)
         minutes=request.max_minutes or math.inf,
         spent=store.spent(),
         on_unconfirmed=store.record_unconfirmed,
+        on_outstanding=store.record_outstanding,
     )
+
+
+def _loss(orphaned: Outstanding) -> Iterator[str]:
+    """Yields what is to be told of a run before this one, or a worker of it, that was killed."""
+    calls, worst = orphaned.calls, orphaned.worst
+    if calls:
+        usd = f" and ${worst.usd:.4g}" if worst.usd else ""
+        yield (
+            f"the run before this one was killed with at most {calls} calls out, which may be paid "
+            f"for twice: up to {worst.tokens} tokens{usd} count as spent for them"
+        )
 
 
 def requested_tasks(prompts: Path, request: GenerateRollouts) -> list[Task]:
@@ -325,10 +344,13 @@ def rollouts_result(
     requested: int,
     rows: list[FinishedRow],
     tally: Tally,
-    unconfirmed: Cost,
+    lost: Outstanding,
     seconds: float,
 ) -> RolloutsResult:
-    """Returns what a run came to; `rows` are those of the requested rollouts, whoever did them."""
+    """Returns what a run came to; `rows` are those of the requested rollouts, whoever did them.
+
+    `lost` is what may have been billed beside that, with the calls that were out at a kill.
+    """
     failed = tally.failed.total()
     rewards = [row.reward for row in rows if row.reward is not None]
     return RolloutsResult(
@@ -346,7 +368,8 @@ def rollouts_result(
         calls=tally.calls,
         usage=tally.usage,
         cost_usd=tally.cost_usd,
-        unconfirmed_usd=round(unconfirmed.usd, 6),
+        unconfirmed_usd=round(lost.worst.usd, 6),
+        lost_calls=lost.calls,
         restarted=tally.restarted,
         stopped_by=tally.stopped_by,
         seconds=round(seconds, 3),

@@ -25,10 +25,13 @@ from stillroom.rollout.records import (
     RECORD,
     FinishedRow,
     KnownSteps,
+    OutstandingRecord,
     RolloutKey,
     UnconfirmedRecord,
+    finished_rows,
+    read_journal,
 )
-from stillroom.teachers.budget import Budget, Cost
+from stillroom.teachers.budget import Budget, Cost, Outstanding
 from stillroom.types import Trajectory, Usage
 
 _WRITER_WAIT_S = 30.0
@@ -82,6 +85,8 @@ class Recorded:
     cost_usd: float | None
     spent: Cost
     """What counts against a budget, calls that broke off included."""
+    lost: Outstanding
+    """Of that: what killed workers had out."""
 
     def since(self, before: "Recorded") -> "Recorded":
         """Returns what has come since."""
@@ -92,7 +97,11 @@ class Recorded:
         has_cost = self.cost_usd is not None and before.cost_usd is not None
         cost_usd = (self.cost_usd or 0.0) - (before.cost_usd or 0.0) if has_cost else None
         spent = Cost(self.spent.tokens - before.spent.tokens, self.spent.usd - before.spent.usd)
-        return Recorded(self.calls - before.calls, usage, cost_usd, spent)
+        lost = Outstanding(
+            self.lost.calls - before.lost.calls,
+            Cost(usd=self.lost.worst.usd - before.lost.worst.usd),
+        )
+        return Recorded(self.calls - before.calls, usage, cost_usd, spent, lost)
 
 
 def split(
@@ -214,8 +223,10 @@ def merge_shards(
     folder = _folder(output)
     store = RolloutStore(output, settings)
     try:
-        for path in sorted(folder.glob("[0-9]*.jsonl")):
-            _merge(path, settings, store)
+        paths = sorted(folder.glob("[0-9]*.jsonl"))
+        lost = sum((_merge(path, settings, store) for path in paths), start=Outstanding())
+        if lost.calls:
+            store.inherit(lost)
         for key in store.finished.keys() & store.known.keys():
             del store.known[key]
     finally:
@@ -229,8 +240,11 @@ def merge_shards(
     return store.finished
 
 
-def _merge(path: Path, settings: _Settings, into: RolloutStore) -> None:
-    """Brings in a shard's rows, and what its journal has beside what it began with."""
+def _merge(path: Path, settings: _Settings, into: RolloutStore) -> Outstanding:
+    """Brings in a shard's rows, and what its journal has beside what it began with.
+
+    Returns what killed workers had out.
+    """
     shard = _open_ended(path, settings)
     try:
         for line in read_lines(path):
@@ -238,10 +252,13 @@ def _merge(path: Path, settings: _Settings, into: RolloutStore) -> None:
         num_known = msgspec.json.decode(_seed_path(path).read_bytes(), type=int)
         for line in islice(read_lines(journal_path(path)), num_known, None):
             record = RECORD.decode(line.data)
+            if isinstance(record, OutstandingRecord):
+                continue
             into.append(record)
             if not isinstance(record, UnconfirmedRecord):
                 # Steps of a rollout that is not finished keep the journal.
                 into.known.setdefault(RolloutKey(record.task_id, record.sample), KnownSteps())
+        return shard.lost
     finally:
         shard.close(is_complete=False)
 
@@ -258,7 +275,7 @@ def recorded(path: Path, settings: _Settings) -> Recorded:
     store = _open_ended(path, settings)
     store.close(is_complete=False)
     paid = store.paid()
-    return Recorded(paid.calls, paid.usage, paid.cost_usd, store.spent())
+    return Recorded(paid.calls, paid.usage, paid.cost_usd, store.spent(), store.lost)
 
 
 def _open_ended(path: Path, settings: _Settings) -> RolloutStore:
@@ -277,6 +294,20 @@ def _open_ended(path: Path, settings: _Settings) -> RolloutStore:
         time.sleep(_WRITER_POLL_S)
     lock.release()
     return RolloutStore(path, settings)
+
+
+def left_by_shards(
+    output: Path, finished: Mapping[RolloutKey, FinishedRow]
+) -> tuple[dict[RolloutKey, FinishedRow], dict[RolloutKey, KnownSteps]]:
+    """Returns what shards of a run that was killed, or goes on, have beside the finished rows.
+
+    Those are rows, and the steps of other rollouts. Nothing is written.
+    """
+    rows, known = dict[RolloutKey, FinishedRow](), dict[RolloutKey, KnownSteps]()
+    for path in sorted(_folder(output).glob("[0-9]*.jsonl")):
+        rows |= finished_rows(path)
+        known |= read_journal(journal_path(path), finished.keys() | rows.keys()).known
+    return {key: row for key, row in rows.items() if key not in finished}, known
 
 
 class ShardTail:

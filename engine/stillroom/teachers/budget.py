@@ -35,6 +35,24 @@ class Cost:
         return Cost(self.tokens + other.tokens, self.usd + other.usd)
 
 
+@dataclass(frozen=True, slots=True)
+class Outstanding:
+    """Calls that were sent and have no answer yet."""
+
+    calls: int = 0
+    worst: Cost = Cost()
+    """What they cost at most."""
+
+    def __add__(self, other: "Outstanding") -> "Outstanding":
+        return Outstanding(self.calls + other.calls, self.worst + other.worst)
+
+
+_HEADROOM = 1.25
+"""So much more than is out is told, so that it is told seldom."""
+_LOWERED_AFTER = 32
+"""So many calls in a row, and as many as were told, found less than half of that out."""
+
+
 @dataclass(slots=True)
 class Budget:
     """Limits on all calls of a run together. Amounts that were spent earlier count."""
@@ -49,8 +67,16 @@ class Budget:
     clock: Callable[[], float] = time.monotonic
     on_unconfirmed: Callable[[Cost], None] = lambda _cost: None
     """Hears of each amount that may have been billed, to put it on record."""
+    on_outstanding: Callable[[Outstanding], None] = lambda _most: None
+    """Hears, before a call is sent, of the most that is out from now on until it hears again: what
+    may have been billed where nothing more is heard of this process."""
     reserved: Cost = Cost()
     num_reserved: int = 0
+    _out: Cost = Cost()
+    """Of what is reserved: calls that were sent."""
+    _num_out: int = 0
+    _told: Outstanding = Outstanding()
+    _num_far_below: int = 0
     _freed: anyio.Event = field(default_factory=anyio.Event)
     _started: float | None = None
 
@@ -87,7 +113,36 @@ class Budget:
         passed_s = 0.0 if self._started is None else self.clock() - self._started
         return self.minutes * 60 - passed_s
 
-    def settle(self, worst: Cost, actual: Cost, *, unconfirmed: Cost = Cost()) -> None:
+    def send(self, worst: Cost) -> None:
+        """Takes down that the call which this was set aside for is sent to who bills it."""
+        calls, tokens, usd = self._num_out + 1, self._out.tokens + worst.tokens, worst.usd
+        usd += self._out.usd
+        told = self._told
+        if calls > told.calls or tokens > told.worst.tokens or usd > told.worst.usd:
+            self._tell(calls, tokens, usd)
+        elif 2 * calls < told.calls or 2 * tokens < told.worst.tokens:
+            self._num_far_below += 1
+            if self._num_far_below >= max(_LOWERED_AFTER, told.calls):
+                self._tell(calls, tokens, usd)
+        else:
+            self._num_far_below = 0
+        self._num_out, self._out = calls, Cost(tokens, usd)
+
+    def _tell(self, calls: int, tokens: int, usd: float) -> None:
+        """Tells somewhat more than is out, but not more than can be spent."""
+        most_usd = min(usd * _HEADROOM, max(usd, self.usd - self.spent.usd))
+        most_tokens = min(tokens * _HEADROOM, max(tokens, self.tokens - self.spent.tokens))
+        told = Outstanding(math.ceil(calls * _HEADROOM), Cost(math.ceil(most_tokens), most_usd))
+        self.on_outstanding(told)
+        self._told, self._num_far_below = told, 0
+
+    def give_back(self, worst: Cost) -> None:
+        """Frees what was set aside for a call that was not sent."""
+        self._release(worst)
+
+    def settle(
+        self, worst: Cost, actual: Cost, *, unconfirmed: Cost = Cost(), was_sent: bool = True
+    ) -> None:
         """Puts what a call did cost in the place of what was set aside for it.
 
         `unconfirmed` is what it may have cost beside that.
@@ -96,6 +151,10 @@ class Budget:
             self.unconfirmed = self.unconfirmed + unconfirmed
             self.on_unconfirmed(unconfirmed)
         self.spent = self.spent + actual + unconfirmed
+        if was_sent:
+            self._num_out -= 1
+            usd = self._out.usd - worst.usd if self._num_out else 0.0
+            self._out = Cost(self._out.tokens - worst.tokens, usd)
         self._release(worst)
 
     def settle_unconfirmed(self, worst: Cost) -> None:

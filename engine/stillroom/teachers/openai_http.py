@@ -206,9 +206,9 @@ class OpenAITeacher:
             with budget.within_time():
                 sent = await self.limiter.acquire(len(body) / _BYTES_PER_TOKEN)
         except BaseException:
-            # It was not sent.
-            budget.settle(worst, Cost())
+            budget.give_back(worst)
             raise
+        budget.send(worst)
         try:
             outcome = await self._paced_attempt(body, sent)
         except (CallFailedError, TeacherError):

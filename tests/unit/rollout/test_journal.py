@@ -14,7 +14,7 @@ from fakes.rollout_rows import assistant, rollout_row, tool_call
 from fakes.scripted_policy import turn
 from stillroom.data.formats import decode_trajectory
 from stillroom.errors import DataError, InputError
-from stillroom.rollout.journal import RolloutStore
+from stillroom.rollout.journal import RolloutStore, journal_path
 from stillroom.rollout.records import (
     RECORD,
     JournalContent,
@@ -25,7 +25,7 @@ from stillroom.rollout.records import (
     RolloutKey,
     TurnRecord,
 )
-from stillroom.teachers.budget import Cost
+from stillroom.teachers.budget import Cost, Outstanding
 from stillroom.tools.base import ToolResult
 from stillroom.types import CallTotals, SampledTurn, Trajectory
 
@@ -335,6 +335,56 @@ def test_what_may_have_been_billed_stays_on_record_when_all_is_done(tmp_path: Pa
     store = RolloutStore(output, SETTINGS)
     assert store.spent().tokens == 15 + 2 * 7
     assert store.known == {}
+    store.close(is_complete=True)
+
+
+def killed(output: Path, most: Outstanding, *, num_turns: int = 0) -> None:
+    """Leaves what a process leaves that ends without closing the store."""
+    store = RolloutStore(output, SETTINGS)
+    store.record_outstanding(most)
+    for index in range(num_turns):
+        store.recorder(RolloutKey("a", index)).record_turn(0, DONE)
+    journal = journal_path(output)
+    at_the_kill = journal.read_bytes()
+    store.close(is_complete=False)
+    journal.write_bytes(at_the_kill)
+
+
+def test_what_a_killed_run_had_out_is_spent_once(tmp_path: Path) -> None:
+    output, most = tmp_path / "o.jsonl", Outstanding(3, Cost(tokens=300, usd=1.5))
+    killed(output, most, num_turns=2)
+
+    for _ in range(2):
+        store = RolloutStore(output, SETTINGS)
+        assert (store.orphaned, store.lost) == (most, most)
+        assert store.spent() == Cost(tokens=300 + 2 * 15, usd=1.5)
+        # A run that sends nothing leaves it as it is.
+        store.close(is_complete=False)
+    killed(output, Outstanding(1, Cost(tokens=7, usd=0.25)))
+    store = RolloutStore(output, SETTINGS)
+    assert (store.orphaned.calls, store.lost.calls) == (1, 4)
+    assert store.spent() == Cost(tokens=337, usd=1.75)
+    store.record_outstanding(most)
+    store.record_outstanding(Outstanding(5, Cost(tokens=500, usd=2.5)))
+    store.close(is_complete=False)
+
+    # Its own calls have all come back by the time a run ends.
+    store = RolloutStore(output, SETTINGS)
+    assert (store.orphaned, store.lost.calls) == (Outstanding(), 4)
+    assert store.spent() == Cost(tokens=337, usd=1.75)
+    store.known.clear()
+    store.close(is_complete=True)
+    store = RolloutStore(output, SETTINGS)
+    assert store.spent() == Cost(tokens=307, usd=1.75)
+    store.close(is_complete=False)
+
+
+def test_a_run_that_came_to_nothing_leaves_nothing_on_record(tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path / "o.jsonl", SETTINGS)
+    store.record_outstanding(Outstanding(3, Cost(tokens=300)))
+    store.close(is_complete=False)
+
+    store = RolloutStore(tmp_path / "o.jsonl", {**SETTINGS, "model": "other"})
     store.close(is_complete=True)
 
 

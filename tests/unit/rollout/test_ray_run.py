@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 from fakes.chat_transport import ScriptedTeacher
@@ -16,10 +17,10 @@ from fakes.rollout_rows import read_rows, write_rows
 from stillroom.errors import InputError, MissingExtraError, RunError
 from stillroom.files import FileLock
 from stillroom.rollout.collect import specs_for
-from stillroom.rollout.journal import RolloutStore
+from stillroom.rollout.journal import RolloutStore, journal_path
 from stillroom.rollout.ray_run import generate_on_ray
 from stillroom.rollout.ray_worker import ShardJob, ShardWorker
-from stillroom.rollout.records import RolloutKey, TurnRecord
+from stillroom.rollout.records import OutstandingRecord, RolloutKey, TurnRecord
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.run import generate_rollouts, requested_tasks, settings_of
 from stillroom.rollout.shards import (
@@ -35,7 +36,7 @@ from stillroom.rollout.shards import (
     split,
 )
 from stillroom.settings import Workspace
-from stillroom.teachers.budget import Budget, Cost
+from stillroom.teachers.budget import Budget, Cost, Outstanding
 from stillroom.types import SampledTurn, Usage
 
 NUM_PROMPTS = 7
@@ -316,6 +317,46 @@ def test_what_a_dead_worker_had_on_record_is_counted(workspace: Workspace) -> No
     since = recorded(path, sharded.settings).since(before)
 
     assert (since.calls, since.usage.prompt_tokens, since.cost_usd) == (1, 3, 0.25)
+
+
+def test_what_a_killed_worker_had_out_counts_once(workspace: Workspace) -> None:
+    sharded, most = Sharded(workspace, 2), Outstanding(3, Cost(tokens=300, usd=1.5))
+    path = shard_output(sharded.output, 0)
+    before = recorded(path, sharded.settings)
+    told = OutstandingRecord(calls=3, tokens=300, usd=1.5, begins=True)
+    with journal_path(path).open("ab") as journal:
+        journal.write(msgspec.json.encode(told) + b"\n")
+
+    since = recorded(path, sharded.settings).since(before)
+    assert (since.spent, since.lost.calls) == (most.worst, 3)
+    before = recorded(path, sharded.settings)
+    sharded.do(0, ScriptedTeacher(tool_turns=0))
+    assert recorded(path, sharded.settings).since(before).lost == Outstanding()
+
+    merge_shards(sharded.output, sharded.settings)
+    store = RolloutStore(sharded.output, sharded.settings)
+    assert (store.orphaned, store.lost) == (most, most)
+    assert store.spent().tokens == 300 + 15 * len(sharded.shards[0].keys)
+    store.close(is_complete=False)
+
+
+def test_a_dry_run_knows_what_the_shards_of_a_killed_driver_have(workspace: Workspace) -> None:
+    teacher = ScriptedTeacher(tool_turns=0)
+    killed = Sharded(workspace, 3)
+    killed.do(0, teacher)
+    killed.begin(1)
+    num_done = len(killed.shards[0].keys)
+    before = {path: path.stat().st_mtime_ns for path in workspace.root.rglob("*")}
+
+    told = run_of(workspace, teacher, asked(dry_run=True))
+
+    assert {path: path.stat().st_mtime_ns for path in workspace.root.rglob("*")} == before
+    assert (told.already_done, told.todo) == (num_done, NUM_PROMPTS - num_done)
+    # One of them has its turn on record.
+    assert told.calls.high == NUM_PROMPTS - num_done - 1
+    asked_before = len(teacher.served)
+    run_of(workspace, teacher)
+    assert len(teacher.served) - asked_before == told.calls.high
 
 
 def test_one_process_at_a_time_has_the_shards(workspace: Workspace) -> None:

@@ -1,3 +1,4 @@
+import math
 import random
 from collections.abc import Awaitable, Callable
 
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.loops import run_async
-from stillroom.teachers.budget import Budget, BudgetSpentError, Cost
+from stillroom.teachers.budget import Budget, BudgetSpentError, Cost, Outstanding
 
 WORST = Cost(tokens=60, usd=0.5)
 
@@ -230,3 +231,69 @@ def test_no_order_of_calls_spends_more_than_the_limit_or_waits_for_ever(
     assert budget.spent.tokens <= limit
     assert budget.spent.usd <= limit / 8
     assert (budget.reserved, budget.num_reserved) == (Cost(), 0)
+
+
+ORDERS = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=300)
+
+
+@settings(deadline=None, max_examples=100)
+@given(ORDERS, st.integers(0, 2**32), st.sampled_from([math.inf, 1000]))
+def test_what_is_out_is_never_more_than_was_told_before(
+    calls: list[tuple[int, bool]], seed: int, limit: float
+) -> None:
+    told = [Outstanding()]
+    budget = Budget(tokens=limit, usd=limit / 8, on_outstanding=told.append)
+    order, out = random.Random(seed), list[Cost]()
+
+    async def main() -> None:
+        for most, is_sent in calls:
+            worst = Cost(most, most / 8)
+            if (budget.spent + budget.reserved + worst).tokens > limit:
+                break
+            await budget.reserve(worst)
+            if not is_sent:
+                budget.give_back(worst)
+                continue
+            budget.send(worst)
+            out.append(worst)
+            # Answered calls leave more room than their worst case.
+            while out and order.random() < 0.45:
+                budget.settle(done := out.pop(order.randrange(len(out))), Cost(done.tokens // 2))
+            assert told[-1].calls >= len(out)
+            assert told[-1].worst.tokens >= sum(cost.tokens for cost in out)
+            assert told[-1].worst.usd >= sum(cost.usd for cost in out)
+
+    run_async(main, within_s=5)
+
+
+def told_of(waves: list[int], *, usd: float = math.inf) -> list[Outstanding]:
+    """What is told of so many calls out at once, a wave after the other."""
+    told: list[Outstanding] = []
+    budget = Budget(usd=usd, on_outstanding=told.append)
+
+    async def main() -> None:
+        for wave in waves:
+            for _ in range(wave):
+                await budget.reserve(WORST)
+                budget.send(WORST)
+            for _ in range(wave):
+                budget.settle(WORST, Cost())
+
+    run_async(main, within_s=5)
+    return told
+
+
+def test_it_is_told_seldom_and_not_much_too_high() -> None:
+    told = told_of([256] * 20)
+
+    assert len(told) <= 30
+    assert told[-1].calls <= 1.25 * 256 + 1
+    assert told[-1].worst.usd <= 1.25 * told[-1].calls * WORST.usd
+
+
+def test_a_peak_is_forgotten_after_a_while() -> None:
+    assert told_of([100] + [1] * 130)[-1].calls <= 2
+
+
+def test_no_more_than_can_be_spent_is_told() -> None:
+    assert told_of([9], usd=4.75)[-1] == Outstanding(10, Cost(tokens=600, usd=4.75))
