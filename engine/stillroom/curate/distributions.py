@@ -2,31 +2,26 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from stillroom.data.distribution import Quantiles
 
 _STEPS = 512
 _MOST_VALUES = 8192
-_MOST_WAITING = 4096
 
 
 class Histogram:
     """Counts values: few different ones as they are, many in steps of 0.2 % of their size."""
 
     def __init__(self) -> None:
-        self._waiting: list[float] = []
         self._counts: Counter[float] = Counter()
         self._total = 0.0
         self._low, self._high = math.inf, -math.inf
 
-    def add(self, value: float) -> None:
-        """Takes in one finite value."""
-        self._waiting.append(value)
-        if len(self._waiting) == _MOST_WAITING:
-            self._count()
-
-    def _count(self) -> None:
-        values, self._waiting = self._waiting, []
+    def add(self, values: Sequence[float]) -> None:
+        """Takes in finite values; many at once are counted fastest."""
+        if not values:
+            return
         self._counts.update(values)
         self._total += sum(values)
         self._low = min([self._low, *values])
@@ -37,8 +32,6 @@ class Histogram:
     def joined(self, other: "Histogram") -> "Histogram":
         """Returns the histogram of the values of both."""
         both = Histogram()
-        self._count()
-        other._count()
         both._counts = self._counts + other._counts
         both._total = self._total + other._total
         both._low, both._high = min(self._low, other._low), max(self._high, other._high)
@@ -46,7 +39,6 @@ class Histogram:
 
     def quantiles(self) -> Quantiles | None:
         """Returns the distribution in five numbers; None of no values."""
-        self._count()
         count = self._counts.total()
         if not count:
             return None

@@ -49,6 +49,8 @@ class Judge:
         if facts is None:
             return (NOT_A_ROW,)
         found = [reason for rule in self._fact_rules if (reason := rule(facts)) is not None]
+        if not self._row_rules and self._seen is None:
+            return tuple(found)
         try:
             found += [reason for rule in self._row_rules if (reason := rule(row)) is not None]
             # Only rows that are kept otherwise can make another one a duplicate.

@@ -14,6 +14,7 @@ from stillroom.settings import Workspace
 
 _MAX_CATEGORIES = 50
 _OTHERS = "(others)"
+_MOST_WAITING = 4096
 
 
 class Measured:
@@ -23,9 +24,13 @@ class Measured:
         self._reward, self._turns = Histogram(), Histogram()
         self._characters, self._tokens = Histogram(), Histogram()
         self._categories: Counter[str] = Counter()
+        self._waiting: list[tuple[int, int, float | None, int | None]] = []
+        """Turns, characters, reward and tokens of rows that are not counted yet."""
 
     def joined(self, other: "Measured") -> "Measured":
         """Returns how the rows of both are distributed."""
+        self._count()
+        other._count()
         both = Measured()
         both._reward = self._reward.joined(other._reward)
         both._turns = self._turns.joined(other._turns)
@@ -37,17 +42,27 @@ class Measured:
     def add(self, row: Row, category: str) -> None:
         """Takes in a row."""
         self._categories[category] += 1
-        if row.facts is None:
+        facts = row.facts
+        if facts is None:
             return
-        self._turns.add(row.facts.num_turns)
-        self._characters.add(len(row.line.line.data))
-        if row.facts.reward is not None:
-            self._reward.add(row.facts.reward)
-        if row.num_tokens is not None:
-            self._tokens.add(row.num_tokens)
+        size = len(row.line.line.data)
+        self._waiting.append((facts.num_turns, size, facts.reward, row.num_tokens))
+        if len(self._waiting) == _MOST_WAITING:
+            self._count()
+
+    def _count(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        turns, characters, rewards, tokens = zip(*waiting, strict=True)
+        self._turns.add(turns)
+        self._characters.add(characters)
+        self._reward.add([reward for reward in rewards if reward is not None])
+        self._tokens.add([count for count in tokens if count is not None])
 
     def distributions(self) -> Distributions:
         """Returns the distributions of what was taken in."""
+        self._count()
         return Distributions(
             reward=self._reward.quantiles(),
             turns=self._turns.quantiles(),
