@@ -1,4 +1,4 @@
-"""Token sequences and the padded batches a model runs on.
+"""Token sequences and the batches a model runs on: padded rows, or one row that packs them.
 
 Shapes: B sequences, T tokens of the longest, N trained tokens of the whole batch.
 """
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stillroom.models.packing import Pack, Span
+from stillroom.models.sharing import lay_out
 from stillroom.types import TokenTrace
 
 
@@ -40,21 +42,24 @@ def sampled_sequence(trace: TokenTrace) -> TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Right-padded sequences and where their trained tokens are predicted.
+    """Sequences as a model runs them, and where their trained tokens are predicted.
 
-    Attention is causal and padding stands on the right, so no real position ever sees padding and
-    no attention mask is needed.
+    Either each sequence is a row, padded on the right (attention is causal, so no real position
+    ever sees padding and no mask is needed), or all of them are one row, a pack.
     """
 
     ids_BT: Tensor
     """[B, T] int64."""
     rows_N: Tensor
     """[N] sequence of each trained token."""
-    positions_N: Tensor
-    """[N] position that predicts it (the one before it)."""
+    sources_N: Tensor
+    """[N] position that predicts it (the one before it), counted through all rows."""
     targets_N: Tensor
     """[N] its id."""
     num_sequences: int
+    pack: Pack | None = None
+    positions_BT: Tensor | None = None
+    """[1, T] of a pack: each token's place in its own sequence."""
 
     @property
     def num_trained(self) -> int:
@@ -62,8 +67,12 @@ class TokenBatch:
         return self.targets_N.shape[0]
 
 
-def collate(sequences: Sequence[TokenSequence], *, device: torch.device) -> TokenBatch:
+def collate(
+    sequences: Sequence[TokenSequence], *, device: torch.device, is_packed: bool = False
+) -> TokenBatch:
     """Returns one batch of the sequences, in their order; trained tokens follow that order too."""
+    if is_packed:
+        return _packed(sequences, device)
     longest = max(len(sequence.ids) for sequence in sequences)
     ids_BT = torch.zeros(len(sequences), longest, dtype=torch.int64)
     trained_BT = torch.zeros(len(sequences), longest, dtype=torch.bool)
@@ -75,9 +84,43 @@ def collate(sequences: Sequence[TokenSequence], *, device: torch.device) -> Toke
     return TokenBatch(
         ids_BT.to(device),
         rows_N.to(device),
-        positions_N.to(device),
+        (rows_N * longest + positions_N).to(device),
         targets_N.to(device),
         len(sequences),
+    )
+
+
+def _packed(sequences: Sequence[TokenSequence], device: torch.device) -> TokenBatch:
+    """Returns the sequences as one row, in which a beginning that several share stands once."""
+    layout = lay_out([sequence.ids for sequence in sequences])
+    ids: list[int] = []
+    positions: list[int] = []
+    starts: list[int] = []
+    for piece in layout.pieces:
+        starts.append(len(ids))
+        ids += sequences[piece.holder].ids[piece.start : piece.stop]
+        positions += range(piece.start, piece.stop)
+    rows: list[int] = []
+    sources: list[int] = []
+    targets: list[int] = []
+    for row, sequence in enumerate(sequences):
+        places: list[int] = []
+        for index in layout.of_sequence[row]:
+            piece = layout.pieces[index]
+            places += range(starts[index], starts[index] + piece.stop - piece.start)
+        trained = [i for i in range(1, len(sequence.ids)) if sequence.trained[i]]
+        rows += [row] * len(trained)
+        # A token is predicted by the one before it, which others may have in common.
+        sources += [places[i - 1] for i in trained]
+        targets += [sequence.ids[i] for i in trained]
+    columns = torch.tensor([rows, sources, targets], device=device)
+    spans = [Span(piece.stop - piece.start, piece.before) for piece in layout.pieces]
+    return TokenBatch(
+        torch.tensor([ids], device=device),
+        *columns.unbind(),
+        num_sequences=len(sequences),
+        pack=Pack(spans),
+        positions_BT=torch.tensor([positions], device=device),
     )
 
 

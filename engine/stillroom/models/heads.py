@@ -4,6 +4,7 @@ Shapes: B sequences, T tokens, H hidden size, V vocabulary, N trained tokens.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from stillroom.errors import ModelError
 from stillroom.models.batches import TokenBatch
+from stillroom.models.matrix_head import MatrixHead, MatrixScores, matrix_head
+from stillroom.models.packing import allow_packing, can_pack, packed_inputs
 
 MAX_LOGITS = 1 << 27
 """Logits that are held at a time stay below this many numbers."""
@@ -37,6 +40,24 @@ class OutputHead:
         config = base.config.get_text_config()
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self._scale = _logit_scale(config)
+        self._matrix: MatrixHead | None = None
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether batches may be packs."""
+        return can_pack(self._base)
+
+    def allow_packing(self) -> None:
+        """Lets batches be packs from now on, if the model can run them."""
+        allow_packing(self._base)
+
+    @property
+    def matrix(self) -> MatrixHead | None:
+        """The head as a matrix, if it is no more than that and gradients can be formed directly."""
+        weight = getattr(self._head, "weight", None)
+        if self._matrix is None or self._matrix.weight is not weight:
+            self._matrix = matrix_head(self._head, scale=self._scale, softcap=self._softcap)
+        return self._matrix
 
     def hidden(self, ids_BT: Tensor) -> Tensor:
         """Returns the body's last hidden states, [B, T, H]."""
@@ -59,10 +80,41 @@ class OutputHead:
 
     def batch_hidden(self, batch: TokenBatch) -> Tensor:
         """Returns the hidden states that predict the batch's trained tokens, [N, H]."""
-        return self.hidden(batch.ids_BT)[batch.rows_N, batch.positions_N]
+        if batch.pack is None or batch.positions_BT is None:
+            hidden_BTH = self.hidden(batch.ids_BT)
+        else:
+            inputs = packed_inputs(batch.pack, batch.positions_BT)
+            hidden_BTH = self.run_body(input_ids=batch.ids_BT, **inputs)
+        return hidden_BTH.flatten(0, 1).index_select(0, batch.sources_N)
+
+    def score(self, batch: TokenBatch) -> "Scores":
+        """Returns the log-probabilities of the batch's trained tokens, for one backward pass."""
+        matrix = self.matrix
+        if matrix is None or not torch.is_grad_enabled():
+            return Scores(self.batch_logprobs(batch))
+        run = _BodyRun(self, batch)
+        scores = matrix.score(run.hidden_NH.detach(), batch.targets_N)
+        return Scores(scores.logprobs_N.requires_grad_(), run, scores)
+
+    def add_nll_gradient(self, batch: TokenBatch, *, scale: float) -> float:
+        """Adds the gradient of `scale` × the trained tokens' summed negative log-likelihood.
+
+        Returns the sum (nats, not scaled). Only for heads with a `matrix`.
+        """
+        if self.matrix is None:
+            raise ValueError("the head is no matrix")
+        run = _BodyRun(self, batch)
+        logprobs_N, gradient_NH = self.matrix.add_nll_gradient(
+            run.hidden_NH.detach(), batch.targets_N, scale=scale
+        )
+        run.backward(gradient_NH)
+        return -logprobs_N.sum().item()
 
     def batch_logprobs(self, batch: TokenBatch) -> Tensor:
         """Returns the log-probability (nats) of each of the batch's trained tokens, [N]."""
+
+        if self.matrix is not None and not torch.is_grad_enabled():
+            return self.matrix.logprobs(self.batch_hidden(batch), batch.targets_N)
 
         def logprobs(hidden_NH: Tensor, targets_N: Tensor) -> Tensor:
             return token_logprobs(self.logits(hidden_NH), targets_N)
@@ -93,6 +145,34 @@ class OutputHead:
                 f"(they differ by {gap:.3g})",
                 "use a model of another family (Qwen, Llama, Mistral, Gemma, Phi are tested)",
             )
+
+
+class _BodyRun:
+    """A forward pass of the body, whose gradient is given by hand."""
+
+    def __init__(self, head: OutputHead, batch: TokenBatch) -> None:
+        self.hidden_NH = head.batch_hidden(batch)
+
+    def backward(self, gradient_NH: Tensor) -> None:
+        """Adds the gradients of the body's parameters."""
+        self.hidden_NH.backward(gradient_NH)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities to build a loss on; after its backward pass comes theirs."""
+
+    logprobs_N: Tensor
+    _run: _BodyRun | None = None
+    _matrix: MatrixScores | None = None
+
+    def backward(self) -> None:
+        """Hands the loss's gradient on to the model; once, after `loss.backward()`."""
+        if self._run is None or self._matrix is None:
+            return
+        weights_N = self.logprobs_N.grad
+        if weights_N is not None:
+            self._run.backward(self._matrix.backward(weights_N))
 
 
 def in_tiles(compute: Callable[..., Tensor], *inputs: Tensor, most: int) -> Tensor:

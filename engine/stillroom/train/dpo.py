@@ -8,7 +8,8 @@ from torch import Tensor
 
 from stillroom.data.formats import DpoRow
 from stillroom.data.render import ChatRenderer
-from stillroom.models.batches import TokenSequence, collate, microbatches
+from stillroom.models.batches import TokenSequence, microbatches
+from stillroom.models.heads import Scores
 from stillroom.train.config import DpoSection
 from stillroom.train.encode import TokenPair, encode_pairs
 from stillroom.train.losses import preference_loss, sum_by_sequence
@@ -79,7 +80,7 @@ def add_reference(
     student.module.eval()
     scores: dict[int, tuple[float, float]] = {}
     for group in _pair_groups(student, pairs):
-        chosen_P, rejected_P = _pair_logprobs(student, [pairs[i] for i in group], is_mean=is_mean)
+        chosen_P, rejected_P = _pair_scores(student, [pairs[i] for i in group], is_mean=is_mean)[1:]
         both = zip(chosen_P.tolist(), rejected_P.tolist(), strict=True)
         scores.update(zip(group, both, strict=True))
     return [ReferencedPair(pair, *scores[index]) for index, pair in enumerate(pairs)]
@@ -95,7 +96,7 @@ def accumulate_preference(
     for group in _pair_groups(student, [item.pair for item in batch]):
         items = [batch[i] for i in group]
         pairs = [item.pair for item in items]
-        chosen_P, rejected_P = _pair_logprobs(student, pairs, is_mean=is_mean)
+        scores, chosen_P, rejected_P = _pair_scores(student, pairs, is_mean=is_mean)
         result = preference_loss(
             chosen_P,
             rejected_P,
@@ -110,6 +111,7 @@ def accumulate_preference(
             scale_P = chosen_P.new_ones(len(pairs)) if is_mean else _chosen_lengths(chosen_P, pairs)
             losses_P = losses_P - settings.nll_coef * chosen_P / scale_P
         (losses_P.sum() / len(batch)).backward()
+        scores.backward()
         loss_sum += losses_P.sum().item()
         margin_sum += result.margins_P.sum().item()
         num_right += int((result.margins_P > 0).sum().item())
@@ -130,17 +132,18 @@ def _pair_groups(student: Student, pairs: Sequence[TokenPair]) -> list[list[int]
     return list(microbatches(longest, max_tokens=student.max_microbatch_tokens))
 
 
-def _pair_logprobs(
+def _pair_scores(
     student: Student, pairs: Sequence[TokenPair], *, is_mean: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Scores, Tensor, Tensor]:
     """Returns the log-probability of the chosen and of the rejected answers: sums, or means."""
     sequences: list[TokenSequence] = [pair.chosen for pair in pairs]
     sequences += [pair.rejected for pair in pairs]
-    batch = collate(sequences, device=student.loaded.device)
+    batch = student.collate(sequences)
     with student.autocast():
-        logprobs_N = student.head.batch_logprobs(batch)
-    sums = sum_by_sequence(logprobs_N, batch.rows_N, len(sequences))
+        scores = student.head.score(batch)
+    # In float64: of two sums of a thousand nats a difference far below one decides.
+    sums = sum_by_sequence(scores.logprobs_N.double(), batch.rows_N, len(sequences))
     if is_mean:
         sums = sums / sums.new_tensor([sequence.num_trained for sequence in sequences])
     chosen_P, rejected_P = sums.chunk(2)
-    return chosen_P, rejected_P
+    return scores, chosen_P, rejected_P

@@ -9,7 +9,7 @@ import torch
 from stillroom.data.formats import SftRow
 from stillroom.data.render import ChatRenderer
 from stillroom.files import content_hash
-from stillroom.models.batches import TokenSequence, collate, microbatches
+from stillroom.models.batches import TokenSequence, microbatches
 from stillroom.train.encode import encode_sft
 from stillroom.train.optimizer import Optimizer
 from stillroom.train.session import Session, TrainResult, batches_of, epoch_order
@@ -89,10 +89,9 @@ def accumulate_nll(student: Student, sequences: Sequence[TokenSequence]) -> Batc
     total = 0.0
     lengths = [len(sequence.ids) for sequence in sequences]
     for group in microbatches(lengths, max_tokens=student.max_microbatch_tokens):
-        loss = _nll(student, [sequences[i] for i in group]) / num_tokens
-        loss.backward()
-        total += loss.item()
-    return BatchLoss(total, num_tokens)
+        batch = student.collate([sequences[i] for i in group])
+        total += student.add_nll_gradient(batch, scale=1 / num_tokens)
+    return BatchLoss(total / num_tokens, num_tokens)
 
 
 @torch.no_grad()
@@ -108,6 +107,6 @@ def validation_loss(student: Student, sequences: Sequence[TokenSequence]) -> flo
 
 def _nll(student: Student, sequences: Sequence[TokenSequence]) -> torch.Tensor:
     """Returns the summed negative log-likelihood (nats) of the trained tokens."""
-    batch = collate(sequences, device=student.loaded.device)
+    batch = student.collate(sequences)
     with student.autocast():
         return -student.head.batch_logprobs(batch).sum()

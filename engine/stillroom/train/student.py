@@ -1,6 +1,6 @@
 """The model being trained: all its weights, or a LoRA adapter on a frozen base."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from stillroom.errors import ConfigError, missing_extra
+from stillroom.models.batches import TokenBatch, TokenSequence, collate
 from stillroom.models.heads import OutputHead
 from stillroom.models.load import (
     LoadedModel,
@@ -58,6 +59,19 @@ class Student:
         if self.loaded.device.type != "cuda" or self.precision == "fp32":
             return nullcontext()
         return torch.autocast("cuda", dtype=torch.bfloat16)
+
+    def collate(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
+        """Returns the sequences as one batch: a pack, if the model can run it."""
+        return collate(sequences, device=self.loaded.device, is_packed=self.head.can_pack)
+
+    def add_nll_gradient(self, batch: TokenBatch, *, scale: float) -> float:
+        """Adds the gradient of `scale` × the summed negative log-likelihood; returns the sum."""
+        if self.head.matrix is not None:
+            return self.head.add_nll_gradient(batch, scale=scale)
+        with self.autocast():
+            nll = -self.head.batch_logprobs(batch).sum()
+        (nll * scale).backward()
+        return nll.item()
 
     @property
     def max_microbatch_tokens(self) -> int:
@@ -120,6 +134,9 @@ def load_student(workspace: Workspace, section: ModelSection, *, seed: int) -> S
             model = _new_adapter(model, section)
     head = OutputHead(model)
     head.check()
+    if head.matrix is not None:
+        # Only in main memory: on a GPU one padded pass starts far fewer kernels.
+        head.allow_packing()
     loaded = LoadedModel(location, model, tokenizer, stop_token_ids(model, tokenizer))
     student = Student(
         loaded, head, base, is_adapter=section.qlora_rank > 0, precision=section.precision

@@ -16,7 +16,7 @@ def test_a_batch_names_the_positions_that_predict_the_trained_tokens():
 
     assert batch.ids_BT.tolist() == [[5, 6, 7, 8], [9, 3, 0, 0]]
     assert batch.rows_N.tolist() == [0, 0, 1]
-    assert batch.positions_N.tolist() == [0, 2, 0]
+    assert batch.sources_N.tolist() == [0, 2, 4]
     assert batch.targets_N.tolist() == [6, 8, 3]
     assert batch.num_trained == 3
 
@@ -63,6 +63,42 @@ def test_trained_tokens_keep_the_order_of_the_sequences(given_sequences):
     ]
     assert list(zip(batch.rows_N.tolist(), batch.targets_N.tolist(), strict=True)) == wanted
     assert batch.num_trained == sum(sequence.num_trained for sequence in given_sequences)
+
+
+@settings(max_examples=100, deadline=None)
+@given(given_sequences=sequences, shared=st.lists(st.integers(0, 99), max_size=40))
+def test_a_pack_predicts_each_trained_token_from_the_tokens_before_it(given_sequences, shared):
+    given_sequences = [
+        TokenSequence(shared + s.ids, [True] * len(shared) + s.trained) for s in given_sequences
+    ]
+
+    batch = collate(given_sequences, device=CPU, is_packed=True)
+
+    padded = collate(given_sequences, device=CPU)
+    assert batch.rows_N.tolist() == padded.rows_N.tolist()
+    assert batch.targets_N.tolist() == padded.targets_N.tolist()
+    for source, sequence_row, place in zip(
+        batch.sources_N.tolist(), *_rows_and_places(padded), strict=True
+    ):
+        assert _seen_from(batch, source) == given_sequences[sequence_row].ids[: place + 1]
+
+
+def _rows_and_places(padded):
+    width = padded.ids_BT.shape[1]
+    return padded.rows_N.tolist(), (padded.sources_N % width).tolist()
+
+
+def _seen_from(batch, source):
+    """The tokens that a position of a pack attends to, in the order of their positions."""
+    spans, starts = batch.pack.spans, [0]
+    for span in spans:
+        starts.append(starts[-1] + span.length)
+    own = next(i for i in range(len(spans)) if starts[i] <= source < starts[i + 1])
+    places = [p for i in spans[own].before for p in range(starts[i], starts[i + 1])]
+    places += range(starts[own], source + 1)
+    positions = batch.positions_BT[0, places].tolist()
+    assert positions == list(range(len(places)))
+    return batch.ids_BT[0, places].tolist()
 
 
 @given(lengths=st.lists(st.integers(1, 50), max_size=30), max_tokens=st.integers(1, 120))

@@ -1,0 +1,264 @@
+"""One side of one training benchmark, in a process of its own; prints a JSON line.
+
+    python benchmarks/training/measure.py {ours,trl} WORK MODEL_FOLDER [--steps 3]
+
+The rate counts tokens that are not padding per second of CPU time, after one step of warm-up; the
+peak of memory is that of the whole process from the first step on.
+"""
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
+os.environ.update(TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+import transformers
+from work import LEARNING_RATE, RANK, WORKS, Work, dpo_batches, num_tokens, sft_batches
+
+WARMUP = 1
+
+
+class Meter:
+    """CPU seconds and loss of each step, and the peak of memory."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.losses: list[float] = []
+        self.begun = 0.0
+
+    def begin(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        self.begun = cpu_seconds()
+
+    def end_step(self) -> None:
+        now = cpu_seconds()
+        self.seconds.append(now - self.begun)
+        self.begun = now
+
+    def told(self, tokens: Sequence[int], extra_s: float = 0.0) -> dict[str, Any]:
+        counted = sum(self.seconds[WARMUP:]) + extra_s * len(self.seconds[WARMUP:])
+        return {
+            "tokens_per_cpu_s": round(sum(tokens[WARMUP:]) / counted, 1),
+            "step_cpu_s": [round(s, 2) for s in self.seconds],
+            "peak_mb": round(status_mb("VmHWM")),
+            "losses": [round(loss, 6) for loss in self.losses],
+        }
+
+
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def status_mb(key: str) -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
+
+
+def ours(work: Work, folder: Path, steps: int) -> dict[str, Any]:
+    from stillroom.settings import Workspace
+    from stillroom.train.config import DpoSection, ModelSection, TrainerSection
+    from stillroom.train.dpo import accumulate_preference, add_reference
+    from stillroom.train.optimizer import Optimizer
+    from stillroom.train.sft import accumulate_nll
+    from stillroom.train.student import load_student
+
+    trainer = TrainerSection(
+        num_epochs=1, learning_rate=LEARNING_RATE, schedule="constant", warmup_steps=0,
+        adam_beta2=0.999,
+    )  # fmt: skip
+    section = ModelSection(
+        path=str(folder), qlora_rank=RANK if work.is_lora else 0, precision="fp32"
+    )
+    student = load_student(Workspace(folder.parent), section, seed=0)
+    draw_adapter(student.module)
+    optimizer = Optimizer(student.trainable(), trainer, total_steps=steps)
+    meter = Meter()
+    if work.method == "sft":
+        student.module.train()
+        batches = sft_batches(work, steps)
+        meter.begin()
+        for batch in batches:
+            meter.losses.append(accumulate_nll(student, batch).loss)
+            optimizer.step()
+            meter.end_step()
+        return meter.told([num_tokens(batch) for batch in batches])
+    pairs = dpo_batches(work, steps)
+    add_reference(student, pairs[0], is_mean=False)
+    meter.begin()
+    referenced = [add_reference(student, batch, is_mean=False) for batch in pairs]
+    meter.end_step()
+    reference_s = meter.seconds.pop() / steps
+    for batch in referenced:
+        meter.losses.append(accumulate_preference(student, batch, DpoSection()).loss)
+        optimizer.step()
+        meter.end_step()
+    told = meter.told([num_tokens(batch) for batch in pairs], reference_s)
+    return {**told, "reference_s": round(reference_s, 2)}
+
+
+def trl(work: Work, folder: Path, steps: int) -> dict[str, Any]:
+    import trl.trainer.utils as trl_utils
+
+    # As it does on a GPU: of the hidden states only those of scored tokens reach the head.
+    trl_utils._use_triton = lambda _device: True
+    return (trl_sft if work.method == "sft" else trl_dpo)(work, folder, steps)
+
+
+def trl_sft(work: Work, folder: Path, steps: int) -> dict[str, Any]:
+    import trl
+    from datasets import Dataset
+
+    batches = sft_batches(work, steps)
+    rows = [
+        {
+            "input_ids": s.ids,
+            "labels": [
+                i if is_on and place else -100
+                for place, (i, is_on) in enumerate(zip(s.ids, s.trained, strict=True))
+            ],
+        }
+        for batch in batches
+        for s in batch
+    ]
+    trainer = trl.SFTTrainer(
+        model=plain(folder),
+        args=trl.SFTConfig(
+            **options(work, steps), max_length=None, shuffle_dataset=False,
+            padding_free=work.is_packed, train_sampling_strategy="sequential",
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=transformers.AutoTokenizer.from_pretrained(folder),
+        peft_config=adapter(work),
+    )  # fmt: skip
+    return trl_run(trainer, [num_tokens(batch) for batch in batches])
+
+
+def trl_dpo(work: Work, folder: Path, steps: int) -> dict[str, Any]:
+    import trl
+    from datasets import Dataset
+
+    class OnTokens(trl.DPOTrainer):
+        """The tokens are given, so that both train on the very same."""
+
+        def _prepare_dataset(self, dataset: Any, *_args: Any, **_more: Any) -> Any:
+            return dataset
+
+    batches = dpo_batches(work, steps)
+    rows = []
+    for pair in (pair for batch in batches for pair in batch):
+        given = pair.chosen.trained.index(True)
+        rows.append(
+            {
+                "prompt_ids": pair.chosen.ids[:given],
+                "chosen_ids": pair.chosen.ids[given:],
+                "rejected_ids": pair.rejected.ids[given:],
+            }
+        )
+    trainer = OnTokens(
+        model=plain(folder),
+        ref_model=None if work.is_lora else plain(folder),
+        args=trl.DPOConfig(
+            **options(work, steps), max_length=None, train_sampling_strategy="sequential"
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=transformers.AutoTokenizer.from_pretrained(folder),
+        peft_config=adapter(work),
+    )
+    return trl_run(trainer, [num_tokens(batch) for batch in batches])
+
+
+def options(work: Work, steps: int) -> dict[str, Any]:
+    return {
+        "output_dir": tempfile.mkdtemp(),
+        "per_device_train_batch_size": work.batch,
+        "max_steps": steps,
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.0,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "save_strategy": "no",
+        "report_to": [],
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+
+
+def plain(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def adapter(work: Work) -> Any:
+    from peft import LoraConfig
+
+    if not work.is_lora:
+        return None
+    return LoraConfig(
+        r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+
+
+@torch.no_grad()
+def draw_adapter(model: Any) -> None:
+    """Gives an adapter the same weights on both sides."""
+    draw = torch.Generator().manual_seed(0)
+    for name, parameter in sorted(model.named_parameters()):
+        if "lora_A" in name:
+            bound = parameter.shape[1] ** -0.5
+            parameter.uniform_(-bound, bound, generator=draw)
+
+
+def trl_run(trainer: Any, counts: Sequence[int]) -> dict[str, Any]:
+    draw_adapter(trainer.model)
+    meter = Meter()
+
+    class Told(transformers.TrainerCallback):
+        def on_train_begin(self, *_args: Any, **_more: Any) -> None:
+            meter.begin()
+
+        def on_step_end(self, *_args: Any, **_more: Any) -> None:
+            meter.end_step()
+
+        def on_log(
+            self, _args: Any, _state: Any, _control: Any, logs: Any = None, **_more: Any
+        ) -> None:
+            if logs and "loss" in logs:
+                meter.losses.append(float(logs["loss"]))
+
+    trainer.add_callback(Told())
+    trainer.train()
+    return meter.told(counts)
+
+
+SIDES: dict[str, Callable[[Work, Path, int], dict[str, Any]]] = {"ours": ours, "trl": trl}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("who", choices=SIDES)
+    parser.add_argument("work", choices=WORKS)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=3, help="after the warm-up")
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    told = SIDES[args.who](WORKS[args.work], args.folder, args.steps + WARMUP)
+    print(json.dumps({"bench": args.work, "who": args.who, **told}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""A pack gives every sequence the hidden states that it has alone."""
+
+import pytest
+import torch
+
+from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
+from stillroom.models.batches import TokenSequence, collate
+from stillroom.models.heads import OutputHead
+from stillroom.models.packing import allow_packing, can_pack
+
+CPU = torch.device("cpu")
+TOKENIZER = build_tokenizer("chatml")
+PACKING = [name for name in ARCHITECTURES if name != "gemma2"]
+
+
+def sequences():
+    """Two that stand alone, and three that begin alike, of which two still longer."""
+    draw = torch.Generator().manual_seed(0)
+
+    def ids(length):
+        return torch.randint(3, 350, (length,), generator=draw).tolist()
+
+    start, prompt = ids(12), ids(21)
+    rows = [ids(33), ids(5), [*start, *ids(9)], [*start, *prompt, *ids(14)],
+            [*start, *prompt, *ids(3)]]  # fmt: skip
+    return [TokenSequence(row, [True] * len(row)) for row in rows]
+
+
+def model_of(architecture, **changes):
+    return build_model(architecture, TOKENIZER, **changes)
+
+
+@pytest.mark.parametrize("architecture", PACKING)
+@torch.no_grad()
+def test_what_stands_beside_a_sequence_changes_nothing(architecture):
+    head = OutputHead(model_of(architecture))
+    padded = head.batch_hidden(collate(sequences(), device=CPU))
+    head.allow_packing()
+
+    batch = collate(sequences(), device=CPU, is_packed=True)
+    packed = head.batch_hidden(batch)
+
+    assert head.can_pack
+    assert len(batch.pack.spans) == 7
+    assert torch.allclose(packed, padded, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
+def test_the_gradient_is_that_of_padded_rows(architecture):
+    model = model_of(architecture)
+    head = OutputHead(model)
+
+    def gradients(*, is_packed):
+        batch = collate(sequences(), device=CPU, is_packed=is_packed)
+        hidden = head.batch_hidden(batch)
+        weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1))
+        (hidden * weights).sum().backward()
+        found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        return found
+
+    padded = gradients(is_packed=False)
+    head.allow_packing()
+    packed = gradients(is_packed=True)
+
+    assert packed.keys() == padded.keys()
+    for name, gradient in packed.items():
+        assert torch.allclose(
+            gradient, padded[name], rtol=1e-3, atol=1e-5 * padded[name].abs().max()
+        )
+
+
+@pytest.mark.parametrize("architecture", PACKING)
+@torch.no_grad()
+def test_other_passes_go_on_as_before(architecture):
+    model = model_of(architecture)
+    ids = torch.arange(40).view(2, 20) + 5
+    mask = torch.ones(2, 20, dtype=torch.int64)
+    mask[0, :6] = 0
+    before = model(input_ids=ids, attention_mask=mask).logits
+
+    allow_packing(model)
+
+    assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, before)
+
+
+def test_soft_capped_attention_is_left_to_padded_rows():
+    model = model_of("gemma2")
+
+    assert not allow_packing(model)
+    assert not can_pack(model)
+
+
+def test_a_model_that_does_not_hand_the_pack_on_is_left_to_padded_rows():
+    model = model_of("llama")
+    attention = type(model.model.layers[0].self_attn)
+
+    class Deaf(attention):
+        def forward(self, *args, **kwargs):
+            kwargs.pop("stillroom_pack", None)
+            return super().forward(*args, **kwargs)
+
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Deaf
+
+    assert not allow_packing(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+@torch.no_grad()
+def test_short_number_formats_pack_too():
+    model = model_of("qwen3").to(torch.bfloat16)
+
+    assert allow_packing(model)
+
+
+def test_saving_a_model_that_packs_says_nothing_of_it(tmp_path):
+    model = model_of("qwen3")
+    allow_packing(model)
+
+    model.save_pretrained(tmp_path)
+
+    assert "stillroom" not in (tmp_path / "config.json").read_text(encoding="utf-8")
