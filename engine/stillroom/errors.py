@@ -56,6 +56,8 @@ class FailureClass(StrEnum):
     INTERNAL = "internal"
     RATE_LIMIT = "rate_limit"
     REWARD = "reward"
+    REWARD_TIMEOUT = "reward_timeout"
+    ROLLOUT_TIMEOUT = "rollout_timeout"
     SERVER_ERROR = "server_error"
     TIMEOUT = "timeout"
     TOOL_HOST = "tool_host"

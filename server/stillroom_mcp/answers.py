@@ -87,6 +87,7 @@ def _plain(value: Any) -> Any:
         and not (key == "default" and (inner is False or inner == []))
         and not (key == "exclusiveMinimum" and inner == 0)
         and not (key == "minimum" and inner in (0, 1))
+        and not (key == "minLength" and inner == 1)
     }
     choices = plain.get("anyOf")
     if isinstance(choices, list) and plain.get("default", "") is None:

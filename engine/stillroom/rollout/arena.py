@@ -52,6 +52,7 @@ async def open_stage(
             tools_file=user_file(workspace, options.tools, what="tools"),
             rewards_file=user_file(workspace, options.rewards, what="rewards"),
             tool_timeout_s=options.tool_timeout,
+            reward_timeout_s=options.reward_timeout,
         )
         sources = ToolSources(workspace, options, tasks)
         tools = await stack.enter_async_context(sources.open(pool))
@@ -103,6 +104,7 @@ async def open_arena(
             options.max_turns,
             options.nudge_to_send,
             max_tool_characters=options.max_tool_response,
+            timeout_s=options.rollout_timeout,
             notes=stage.notes,
             width=width,
             figures=figures,
@@ -115,7 +117,7 @@ async def open_user_pool(
     tools_file: Path | None,
     rewards_file: Path | None,
     tool_timeout_s: float,
-    reward_timeout_s: float = 60.0,
+    reward_timeout_s: float,
 ) -> UserPool | None:
     """Starts the process for the user's files; None if there are none."""
     if tools_file is None and rewards_file is None:

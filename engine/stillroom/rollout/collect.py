@@ -2,8 +2,16 @@
 
 import time
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import anyio
@@ -71,6 +79,8 @@ class Arena:
     nudge: str | None = None
     """What the user says after a turn that calls no tool; None: such a turn ends the rollout."""
     max_tool_characters: int | None = None
+    timeout_s: float | None = None
+    """Of a rollout with its rewards, once its tools are there."""
     figures: Callable[[], dict[str, float]] = dict[str, float]
     """What can be told of the policy now, e.g. how fast its calls may go."""
     notes: Sequence[str] = ()
@@ -182,8 +192,9 @@ async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorde
             _open_tools(task, arena.tools, arena.max_tool_characters) as tools,
             arena.policy.converse(task.messages, tools.schemas, seed_key=seed_key) as conversation,
         ):
-            await play_episode(episode, conversation, recorder, tools, arena.rules)
-            judgement = await arena.rewarder.judge(task, episode.messages, recorder=recorder)
+            with _deadline(arena.timeout_s):
+                await play_episode(episode, conversation, recorder, tools, arena.rules)
+                judgement = await arena.rewarder.judge(task, episode.messages, recorder=recorder)
             seconds = time.monotonic() - started
             played = _Played(
                 episode, judgement, recorder.dropped(), conversation.trace(), started_at, seconds
@@ -199,6 +210,19 @@ async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorde
         traceback.print_exc()
         failure = Failure(kind=FailureClass.INTERNAL, message=f"{type(error).__name__}: {error}")
     return FailedRollout(spec.key, failure, episode.turns)
+
+
+@contextmanager
+def _deadline(timeout_s: float | None) -> Generator[None]:
+    """Raises CallFailedError in place of what takes longer."""
+    if timeout_s is None:
+        yield
+        return
+    with anyio.move_on_after(timeout_s) as scope:
+        yield
+    if scope.cancelled_caught:
+        message = f"not done within {timeout_s:g} s (rollout_timeout)"
+        raise CallFailedError(FailureClass.ROLLOUT_TIMEOUT, message)
 
 
 @asynccontextmanager

@@ -79,7 +79,9 @@ class RolloutOptions(JudgeOptions):
         int | None, Field(ge=1, description="Characters of a tool's reply; the rest is cut")
     ] = None
     request_timeout: Annotated[float, Field(gt=0, description="Seconds per call")] = 120.0
-    tool_timeout: Annotated[float, Field(gt=0, description="Seconds per tool call")] = 60.0
+    tool_timeout: Annotated[float, Field(gt=0)] = 60.0
+    reward_timeout: Annotated[float, Field(gt=0)] = 60.0
+    rollout_timeout: Annotated[float | None, Field(gt=0)] = None
 
     @model_validator(mode="after")
     def _nudge_is_said(self) -> "RolloutOptions":

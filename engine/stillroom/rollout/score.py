@@ -57,7 +57,7 @@ class ScoreRollouts(JudgeOptions):
     ] = NO_FILE
     seed: int | None = None
     concurrency: Annotated[int, Field(ge=1, le=4096, description="Rollouts judged at once")] = 20
-    reward_timeout: Annotated[float, Field(gt=0, description="Seconds per reward")] = 60.0
+    reward_timeout: Annotated[float, Field(gt=0)] = 60.0
     request_timeout: Annotated[float, Field(gt=0, description="Seconds per judge call")] = 120.0
 
 

@@ -26,6 +26,7 @@ from stillroom.types import Message
 NOT_A_ROLLOUT = "not a rollout row"
 FAILED = "ended by an infrastructure failure"
 UNJUDGED = "nothing judges it"
+_OF_REWARDS = (FailureClass.REWARD, FailureClass.REWARD_TIMEOUT)
 _REWARD_NAME = {RolloutLayout.RNOW: "total_reward"}
 _RAW_ROW: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(
     dict[str, msgspec.Raw]
@@ -76,7 +77,7 @@ def _entry(where: str, line: Line) -> Entry:
     own = RULES[layout].read(row)
     error = own.get("error")
     # A reward that failed is what scoring again mends.
-    if error is not None and as_object(error).get("class") != FailureClass.REWARD:
+    if error is not None and as_object(error).get("class") not in _OF_REWARDS:
         return Entry(where, data, None, FAILED)
     messages = cast("list[Message]", own["messages"])
     task = Task(

@@ -138,7 +138,7 @@ class UserPool:
             answer = await self._ask(call, timeout_s)
         except TimeoutError as error:
             message = f"reward {name} did not answer within {timeout_s:g} s"
-            raise CallFailedError(FailureClass.REWARD, message) from error
+            raise CallFailedError(FailureClass.REWARD_TIMEOUT, message) from error
         except WorkerDiedError as error:
             message = f"reward {name} crashed ({error})"
             raise CallFailedError(FailureClass.REWARD, message) from error

@@ -89,6 +89,8 @@ class RolloutSection(_Section):
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
     tool_timeout: Annotated[float, Field(gt=0)] = 60.0
     reward_timeout: Annotated[float, Field(gt=0)] = 60.0
+    rollout_timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds of a rollout with its rewards; one that takes longer is not trained on."""
     include_thinking: bool = False
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
     """Conversations in the running batch."""

@@ -181,7 +181,15 @@ async def _sample(
     teacher = TeacherRecord(provider="student", model=config.model.path, settings=sampling)
     async with policy:
         nudge = nudge_for(config.rollout.termination_policy, config.rollout.nudge)
-        arena = Arena(policy, teacher, pool, rewarder, config.rollout.max_turns, nudge)
+        arena = Arena(
+            policy,
+            teacher,
+            pool,
+            rewarder,
+            config.rollout.max_turns,
+            nudge,
+            timeout_s=config.rollout.rollout_timeout,
+        )
         await collect_rollouts(
             specs, arena, concurrency=config.rollout.concurrency, on_outcome=keep
         )

@@ -21,10 +21,6 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
         "tool replies are not cut",
         "leave it out and cut the text in tools.py",
     ),
-    "rollout.rollout_timeout": (
-        "each tool call has its own deadline",
-        "use rollout.tool_timeout and rollout.max_turns",
-    ),
     "rollout.reasoning_mode": (
         "the student's chat template decides",
         "leave it out",

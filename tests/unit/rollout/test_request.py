@@ -89,6 +89,8 @@ def test_entries_are_either_indices_of_the_file_or_refused(entries: str) -> None
         {"n": 0},
         {"request_timeout": 0},
         {"tool_timeout": -1},
+        {"reward_timeout": 0},
+        {"rollout_timeout": 0},
         {"provider": "unknown"},
         {"modle": "m"},
     ],

@@ -810,3 +810,50 @@ def test_a_model_in_this_process_keeps_to_the_limits_too(
     # The minutes begin with the first turn.
     assert result.succeeded <= (name == "max_minutes")
     assert run_of(workspace, ScriptedTeacher(), **demo).succeeded == NUM_PROMPTS
+
+
+def test_a_rollout_that_takes_too_long_has_failed_and_goes_on_from_there(
+    workspace: Workspace,
+) -> None:
+    async def hang(served: Served) -> None:
+        if served.prompt == "prompt 1" and served.turn == 1:
+            await anyio.sleep_forever()
+
+    first = ScriptedTeacher(before=hang)
+    result = run_of(workspace, first, concurrency=3, rollout_timeout=2)
+
+    assert adds_up(result)
+    assert (result.succeeded, result.failed_by_class) == (2, {"rollout_timeout": 1})
+    # Its last call broke off on its way, and the price of this model is not known.
+    assert (result.calls, result.unconfirmed_usd) == (5, 0)
+    [failure] = read_rows(workspace.runs / "run" / "failures.jsonl")
+    assert (failure["class"], failure["turns"]) == ("rollout_timeout", 1)
+    assert "within 2 s" in failure["message"]
+
+    second = ScriptedTeacher()
+    result = run_of(workspace, second, concurrency=3)
+    assert (result.succeeded, result.failed, result.calls) == (3, 0, 1)
+    assert second.served == [("prompt 1", second.served[0][1], 1)]
+
+
+def test_a_reward_that_takes_too_long_has_failed_by_its_class(workspace: Workspace) -> None:
+    write_tools(
+        workspace.root,
+        """
+        import time
+
+        @reward
+        def slow(args, messages):
+            time.sleep(60 * (messages[0]["content"] == "prompt 1"))
+            return 1.0
+        """,
+        name="rewards.py",
+    )
+
+    result = run_of(workspace, ScriptedTeacher(), rewards="rewards.py", reward_timeout=2)
+
+    assert adds_up(result)
+    assert (result.succeeded, result.failed_by_class) == (2, {"reward_timeout": 1})
+    again = run_of(workspace, ScriptedTeacher(), rewards="rewards.py", reward_timeout=2)
+    # The turns were paid for once; only the reward is asked for again.
+    assert (again.calls, again.failed_by_class) == (0, {"reward_timeout": 1})

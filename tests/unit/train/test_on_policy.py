@@ -422,6 +422,15 @@ def test_an_iteration_whose_rollouts_all_fail_is_an_error_and_not_a_perfect_stud
     assert "rewards.py" in caught.value.fix
 
 
+def test_a_rollout_that_takes_too_long_is_not_trained_on(tmp_path, tiny_models):
+    clerk = tiny_models.folder("llama", "clerk")
+    project = distill(tmp_path, clerk, clerk, rollout={"rollout_timeout": 1e-6})
+
+    with pytest.raises(Exception, match="every rollout of iteration 1 failed") as caught:
+        project.train()
+    assert "rollout_timeout" in caught.value.problem
+
+
 def test_prompts_that_fill_the_context_are_an_error(tmp_path, tiny_models):
     folder = tiny_models.folder("llama", "chatml")
     project = distill(tmp_path, folder, folder, rollout={"max_context_window": 16})
