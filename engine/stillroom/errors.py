@@ -42,6 +42,10 @@ class RunError(EngineError):
     """A run does not exist, is owned by another process, or cannot do what is asked of it."""
 
 
+class DivergedError(EngineError):
+    """Training produced numbers that are not finite."""
+
+
 class MissingExtraError(EngineError):
     """An optional part of stillroom is not installed."""
 

@@ -10,6 +10,7 @@ from stillroom_mcp.next_steps import poll_after_s
 from stillroom_mcp.operations import Operation
 
 _REF = "#/$defs/{name}"
+_LONG_DEFAULT = 40
 
 
 def structured(operation: Operation, request: Any, result: msgspec.Struct) -> dict[str, Any]:
@@ -64,9 +65,12 @@ def _schema_of(request: type[BaseModel]) -> dict[str, Any]:
 
 
 def _bare(option: dict[str, Any]) -> dict[str, Any]:
-    """Takes the words and bounds out of an option that another tool explains."""
-    bounds = ("minimum", "maximum", "minLength")
-    return {key: value for key, value in option.items() if key not in ("description", *bounds)}
+    """Takes the words, choices and bounds out of an option that another tool explains."""
+    told = ("description", "enum", "minimum", "maximum", "minLength")
+    bare = {key: value for key, value in option.items() if key not in told}
+    if len(str(bare.get("default", ""))) > _LONG_DEFAULT:
+        del bare["default"]
+    return bare
 
 
 def _plain(value: Any) -> Any:

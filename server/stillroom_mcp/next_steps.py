@@ -94,9 +94,15 @@ def after_run(request: object, result: api.RunReport) -> str:
     if result.status in ("starting", "running"):
         return f"get_run(run_id={result.run_id}, wait_s=50) until status is succeeded"
     if result.status != "succeeded":
-        fix = result.error.fix if result.error else "start it again if you want it to go on"
+        fix = result.error.fix if result.error else _go_on(result)
         return f"{fix} (get_run_logs(run_id={result.run_id}) shows the details)"
     return _after_success(result)
+
+
+def _go_on(result: api.RunReport) -> str:
+    if result.kind in ("sft", "dpo", "distill"):
+        return f"start_training(resume={result.run_id}) goes on from its last checkpoint"
+    return "start it again if you want it to go on"
 
 
 def _after_success(result: api.RunReport) -> str:

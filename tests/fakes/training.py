@@ -73,13 +73,15 @@ class Project:
         text = yaml.safe_dump(self.config)
         (self.root / "config.yml").write_text(text, encoding="utf-8")
 
-    def train(self, run: str = "run-1", *overrides: str) -> TrainResult:
+    def train(self, run: str = "run-1", *overrides: str, resume: str | None = None) -> TrainResult:
         self.write_config()
         folder = self.root / "runs" / run
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        request = StartTraining(config="config.yml", overrides=overrides, resume=resume)
         # What a run's folder holds when its process starts.
-        (folder / "run.json").write_text("{}", encoding="utf-8")
-        request = StartTraining(config="config.yml", overrides=overrides)
+        asked = {"request": request.model_dump(mode="json")}
+        (folder / "request.json").write_text(json.dumps(asked), encoding="utf-8")
+        (folder / "run.json").write_text('{"status": "running"}', encoding="utf-8")
         return train(self.workspace, request, folder=folder, reporter=self.reporter)
 
     def checkpoints(self, run: str = "run-1") -> list[str]:

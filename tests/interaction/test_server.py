@@ -62,7 +62,8 @@ def test_an_option_that_two_tools_share_is_explained_by_the_tool_that_the_other_
     assert shared["max_turns"] == {"default": 10, "type": "integer"}
     for name, option in shared.items():
         # Its own options and defaults are told in full.
-        if name not in told or option.get("default") != told[name].get("default"):
+        default = told.get(name, {}).get("default")
+        if name not in told or option.get("default", default) != default:
             assert "description" in option or name == "temperature"
 
 

@@ -21,7 +21,7 @@ from stillroom.rollout.request import GenerateRollouts, check_rollouts, locate_p
 from stillroom.rollout.score import ScoreRollouts, check_scoring
 from stillroom.settings import Workspace, tool_environment, training_environment
 from stillroom.teachers.providers import IN_PROCESS, TEACHER_KEYS
-from stillroom.train.request import StartTraining, plan_request
+from stillroom.train.request import StartTraining, plan_request, resolve_resume
 from stillroom.types import RunKind, RunStatus
 
 MAX_WAIT_S = 50.0
@@ -136,6 +136,7 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
 
 def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     """Starts a training run. Raises an EngineError for what is wrong before a model is loaded."""
+    request = resolve_resume(workspace, request)
     plan = plan_request(workspace, request)
     kind = RunKind(plan.config.dataset_type)
     # The user's tools act in distill and may need secrets; files alone are trained on otherwise.

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 import psutil
 
 from stillroom.files import write_json
+from stillroom.jobs.failures import interruption
 from stillroom.jobs.store import (
     RunFailure,
     RunFolder,
@@ -171,18 +173,18 @@ def _close(
     folder: RunFolder, state: RunState, status: RunStatus, error: RunFailure | None
 ) -> RunState:
     state = msgspec.structs.replace(state, status=status, ended_at=now(), error=error)
-    folder.write(state)
+    # On a full disk what is true is told all the same; the next look writes it.
+    with suppress(OSError):
+        folder.write(state)
     return state
 
 
 def _interruption(folder: RunFolder, state: RunState) -> RunFailure:
-    what = "before it began" if state.status is RunStatus.STARTING else "without finishing"
-    last = _last_line(folder.log)
-    return RunFailure(
-        problem=f"the run's process ended {what}"
-        + (f"; its log ends with: {last}" if last else ""),
-        fix=f"read {folder.log}; if it was killed for memory, lower batch_size or concurrency. "
-        "A rollout run goes on where it stood when it is started again with the same output.",
+    return interruption(
+        folder,
+        state.kind,
+        has_begun=state.status is not RunStatus.STARTING,
+        last=_last_line(folder.log),
     )
 
 

@@ -12,11 +12,12 @@ import msgspec
 import psutil
 
 from stillroom.errors import EngineError, RunCancelledError
+from stillroom.jobs.failures import failure_of
 from stillroom.jobs.operations import run_operation
 from stillroom.jobs.reporter import JobReporter
-from stillroom.jobs.store import RunFailure, RunFolder
+from stillroom.jobs.store import RunFolder
 from stillroom.lineage import now
-from stillroom.types import RunStatus
+from stillroom.types import RunKind, RunStatus
 
 
 def main() -> int:
@@ -53,34 +54,14 @@ def _work(folder: RunFolder, reporter: JobReporter) -> dict[str, Any]:
     # The rim of a run: whatever happened becomes its state, the whole story goes to the log.
     except BaseException as error:
         traceback.print_exc()
-        return _ending(_cause(error), folder)
+        return _ending(_cause(error), folder, reporter.state.kind)
 
 
-def _ending(error: BaseException, folder: RunFolder) -> dict[str, Any]:
+def _ending(error: BaseException, folder: RunFolder, kind: RunKind) -> dict[str, Any]:
     if isinstance(error, RunCancelledError):
         result = msgspec.to_builtins(error.result)
         return {"status": RunStatus.CANCELLED, "result": result}
-    return {"status": RunStatus.FAILED, "error": _failure(error, folder)}
-
-
-def _failure(error: BaseException, folder: RunFolder) -> RunFailure:
-    if isinstance(error, EngineError):
-        return RunFailure(problem=error.problem, fix=error.fix)
-    name, text = type(error).__name__, str(error).strip()
-    if isinstance(error, MemoryError) or "out of memory" in text.lower():
-        return RunFailure(
-            problem=f"out of memory: {text[:300] or name}",
-            fix="lower data.batch_size, model.max_length or concurrency, or use a smaller model",
-        )
-    if isinstance(error, OSError) and error.errno is not None:
-        return RunFailure(
-            problem=f"the system refused: {error}",
-            fix=f"check free disk space and permissions, then start again; details in {folder.log}",
-        )
-    return RunFailure(
-        problem=f"unexpected {name}: {text[:500]}",
-        fix=f"this is a fault in stillroom or in the data; the traceback is in {folder.log}",
-    )
+    return {"status": RunStatus.FAILED, "error": failure_of(error, folder, kind)}
 
 
 def _cause(error: BaseException) -> BaseException:

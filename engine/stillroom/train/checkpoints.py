@@ -1,16 +1,26 @@
 """Checkpoints: a folder that is complete or not there."""
 
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from safetensors import SafetensorError
+from torch import Tensor
 
 from stillroom.demo import DEMO_MODELS
+from stillroom.errors import RunError
 from stillroom.files import write_json
-from stillroom.lineage import ModelRecord, Recording, record_folder, write_manifest
+from stillroom.lineage import (
+    FOLDER_MANIFEST,
+    ModelRecord,
+    Recording,
+    record_folder,
+    write_manifest,
+)
 from stillroom.models.resolve import (
     CHECKPOINTS,
     FINAL,
@@ -18,6 +28,8 @@ from stillroom.models.resolve import (
     CheckpointRecord,
     ModelLocation,
 )
+from stillroom.train.resume import STATE, TrainingState
+from stillroom.train.snapshot import TENSORS, save_snapshot
 from stillroom.train.student import Student
 
 
@@ -31,6 +43,14 @@ class Origin:
     request: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """What a checkpoint holds beside the weights, for the run to go on bit for bit."""
+
+    state: TrainingState
+    optimizer: Mapping[str, Tensor]
+
+
 def save_checkpoint(
     run: Path,
     student: Student,
@@ -39,37 +59,118 @@ def save_checkpoint(
     step: int,
     is_final: bool,
     origin: Origin | None = None,
+    snapshot: RunSnapshot | None = None,
 ) -> Path:
     """Writes the student's weights (or adapter) and tokenizer; returns the checkpoint's folder.
 
-    With an `origin` the folder holds its manifest.
+    With an `origin` the folder holds its manifest, with a `snapshot` what a run goes on from.
+    Raises RunError if it cannot be written; the checkpoints before it are whole.
     """
-    folder = run / CHECKPOINTS / (FINAL if is_final else f"step_{step:06d}")
-    temporary = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    model: Any = student.loaded.model
-    # Nothing here resizes embeddings, and looking whether they changed would ask the hub.
-    model.save_pretrained(
-        temporary, **({"save_embedding_layers": False} if student.is_adapter else {})
-    )
-    student.loaded.tokenizer.save_pretrained(temporary)
+    folder = run / CHECKPOINTS / (FINAL if is_final else step_name(step))
     record = CheckpointRecord(
         run_id=run.name, method=method, step=step, base_model=_lasting_name(student.base)
     )
-    write_json(temporary / RECORD, record)
-    if origin is not None:
-        write_manifest(
-            temporary,
-            written=msgspec.structs.replace(record_folder(temporary), path=str(folder)),
-            operation="start_training",
-            inputs=[*origin.files.records(), *origin.models],
-            request=origin.request,
-            counts={"step": step},
-            run_id=run.name,
+
+    def write(temporary: Path) -> None:
+        model: Any = student.loaded.model
+        # Nothing here resizes embeddings, and looking whether they changed would ask the hub.
+        model.save_pretrained(
+            temporary, **({"save_embedding_layers": False} if student.is_adapter else {})
         )
+        student.loaded.tokenizer.save_pretrained(temporary)
+        if snapshot is not None:
+            save_snapshot(temporary, dict(snapshot.optimizer))
+            write_json(temporary / STATE, snapshot.state)
+
+    return _written(folder, write, record=record, origin=origin)
+
+
+def step_name(step: int) -> str:
+    """Returns the name of a step's checkpoint; names sort as the steps do."""
+    return f"step_{step:06d}"
+
+
+def adopt_checkpoint(checkpoint: Path, run: Path) -> None:
+    """Copies a checkpoint of the run that this one goes on from into this run's folder."""
+    folder = run / CHECKPOINTS / checkpoint.name
+    temporary = folder.with_name(f".{folder.name}.partial")
+    shutil.copytree(checkpoint, temporary, dirs_exist_ok=True)
     temporary.rename(folder)
+
+
+def promote_checkpoint(run: Path, *, step: int, origin: Origin | None = None) -> Path:
+    """Makes the checkpoint of an earlier step the final one; returns the final one's folder."""
+    best, folder = run / CHECKPOINTS / step_name(step), run / CHECKPOINTS / FINAL
+    record = msgspec.json.decode((best / RECORD).read_bytes(), type=CheckpointRecord)
+
+    def write(temporary: Path) -> None:
+        left_out = shutil.ignore_patterns(STATE, TENSORS, FOLDER_MANIFEST)
+        shutil.copytree(best, temporary, ignore=left_out, dirs_exist_ok=True)
+
+    return _written(folder, write, record=record, origin=origin)
+
+
+def prune_checkpoints(run: Path, *, keep: int, also: Collection[int]) -> None:
+    """Deletes the oldest checkpoints of steps beyond the last `keep`, but not the steps `also`."""
+    kept = {step_name(step) for step in also}
+    found = sorted((run / CHECKPOINTS).glob("step_*"))
+    for folder in found[: max(0, len(found) - keep)]:
+        if folder.name not in kept:
+            # Renamed first: no half of a checkpoint is ever seen.
+            going = folder.with_name(f".{folder.name}.going")
+            folder.rename(going)
+            shutil.rmtree(going)
+
+
+def _written(
+    folder: Path,
+    write: Callable[[Path], None],
+    *,
+    record: CheckpointRecord,
+    origin: Origin | None,
+) -> Path:
+    """Has a checkpoint written beside its place and moves it there once it is whole."""
+    temporary = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        write(temporary)
+        write_json(temporary / RECORD, record)
+        if origin is not None:
+            _write_manifest(temporary, folder, record, origin)
+        _wait_for_disk(temporary)
+        temporary.rename(folder)
+    except (OSError, SafetensorError) as error:
+        # What is left of it would keep a full disk full.
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise RunError(
+            f"the checkpoint of step {record.step} could not be written: {error}",
+            f"free disk space under {folder.parent} or set trainer.keep_checkpoints",
+        ) from error
     return folder
+
+
+def _write_manifest(
+    temporary: Path, folder: Path, record: CheckpointRecord, origin: Origin
+) -> None:
+    write_manifest(
+        temporary,
+        written=msgspec.structs.replace(record_folder(temporary), path=str(folder)),
+        operation="start_training",
+        inputs=[*origin.files.records(), *origin.models],
+        request=origin.request,
+        counts={"step": record.step},
+        run_id=record.run_id,
+    )
+
+
+def _wait_for_disk(folder: Path) -> None:
+    for path in (*folder.iterdir(), folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _lasting_name(base: ModelLocation) -> str:

@@ -109,6 +109,10 @@ class TrainerSection(_Section):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     save_step: int = -1
     """A checkpoint every so many steps; -1: only at the end."""
+    keep_checkpoints: Annotated[int, Field(ge=1)] | None = None
+    """Of the steps' checkpoints only so many of the last stay, and the best; default: all."""
+    early_stop: Annotated[int, Field(ge=1)] | None = None
+    """Ends after so many validations in a row without a lower val_loss; the best one is kept."""
     max_steps: Annotated[int, Field(ge=1)] | None = None
     """distill: iterations; stops earlier than num_epochs would."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
@@ -158,6 +162,10 @@ class TrainConfig(_Section):
             raise ValueError(
                 "data.val_split holds rows out with dataset_type sft only; keep them in a file of "
                 "their own for evaluate_model"
+            )
+        if self.trainer.early_stop is not None and self.data.val_split == 0:
+            raise ValueError(
+                "trainer.early_stop watches val_loss, which needs data.val_split (0.05, say)"
             )
         if self.trainer.max_steps is not None and self.dataset_type != "distill":
             raise ValueError(

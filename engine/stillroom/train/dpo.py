@@ -14,7 +14,7 @@ from stillroom.train.config import DpoSection
 from stillroom.train.encode import TokenPair, encode_pairs
 from stillroom.train.losses import preference_loss, sum_by_sequence
 from stillroom.train.optimizer import Optimizer
-from stillroom.train.session import Session, TrainResult, batches_of, epoch_order
+from stillroom.train.session import Session, TrainResult, batches_of
 from stillroom.train.student import Student
 
 
@@ -45,30 +45,26 @@ def train_dpo(session: Session, rows: Sequence[DpoRow], *, max_length: int) -> T
     )
     encoded = encode_pairs(rows, renderer, max_length=max_length)
     pairs = add_reference(student, encoded.pairs, is_mean=config.dpo.loss == "ipo")
-    batch_size, epochs = config.data.batch_size, config.trainer.num_epochs
-    total_steps = len(batches_of(range(len(pairs)), batch_size)) * epochs
+    per_epoch = len(batches_of(range(len(pairs)), config.data.batch_size))
+    total_steps = per_epoch * config.trainer.num_epochs
     optimizer = Optimizer(student.trainable(), config.trainer, total_steps=total_steps)
+    session.begin(optimizer)
     # Not train(): dropout would set the policy apart from its reference by chance alone.
     student.module.eval()
-    for epoch in range(epochs):
-        order = epoch_order(len(pairs), epoch, config.trainer.seed)
-        for chosen in batches_of(order, batch_size):
-            batch = [pairs[i] for i in chosen]
-            stats = accumulate_preference(student, batch, config.dpo)
-            step = optimizer.step()
-            session.trained_tokens += sum(_num_trained(item.pair) for item in batch)
-            session.after_step(
-                optimizer.num_steps,
-                total_steps,
-                {
-                    "loss": stats.loss,
-                    "margin": stats.margin,
-                    "pair_accuracy": stats.accuracy,
-                    "learning_rate": step.learning_rate,
-                    "grad_norm": step.grad_norm,
-                    "epoch": epoch + 1,
-                },
-            )
+    for epoch, chosen in session.batches(len(pairs)):
+        batch = [pairs[i] for i in chosen]
+        stats = accumulate_preference(student, batch, config.dpo)
+        step = optimizer.step()
+        session.trained_tokens += sum(_num_trained(item.pair) for item in batch)
+        metrics = {
+            "loss": stats.loss,
+            "margin": stats.margin,
+            "pair_accuracy": stats.accuracy,
+            "learning_rate": step.learning_rate,
+            "grad_norm": step.grad_norm,
+            "epoch": epoch + 1,
+        }
+        session.after_step(optimizer.num_steps, total_steps, metrics)
     return session.finish(optimizer.num_steps, rows=len(pairs), skipped=encoded.skipped)
 
 

@@ -94,6 +94,7 @@ async def train_on_policy(
     optimizer = Optimizer(
         session.student.trainable(), config.trainer, total_steps=len(prompts) * algorithm.substeps
     )
+    session.begin(optimizer, substeps=algorithm.substeps)
     async with AsyncExitStack() as stack:
         pool = await open_user_pool(
             stack,
@@ -105,7 +106,8 @@ async def train_on_policy(
         check_tools(tasks, pool)
         rewarder = Rewarder(pool)
         rewarder.check(tasks, is_judge_optional=True)
-        for iteration, chosen in enumerate(prompts):
+        for iteration in range(session.step, len(prompts)):
+            chosen = prompts[iteration]
             clock = time.monotonic()
             outcomes = await _sample(session, chosen, pool, rewarder, iteration)
             sampled_s, clock = time.monotonic() - clock, time.monotonic()

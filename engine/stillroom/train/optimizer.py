@@ -1,20 +1,16 @@
 """The optimiser step: clipped gradients, AdamW, and the learning rate's schedule."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from stillroom.errors import EngineError
+from stillroom.errors import DivergedError
 from stillroom.train.config import TrainerSection
 
 _FINAL_SHARE = 0.1
-
-
-class DivergedError(EngineError):
-    """Training produced numbers that are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +77,18 @@ class Optimizer:
         self._adam.zero_grad(set_to_none=True)
         self.num_steps += 1
         return StepInfo(norm, rate)
+
+    def state(self) -> dict[str, Tensor]:
+        """Returns AdamW's tensors by the parameter's place and their own name."""
+        states: dict[int, dict[str, Tensor]] = self._adam.state_dict()["state"]
+        return {f"{i}.{name}": t for i, state in states.items() for name, t in state.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor], *, num_steps: int) -> None:
+        """Goes on from what `state` returned after so many steps."""
+        states: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            place, _, name = key.partition(".")
+            states.setdefault(int(place), {})[name] = tensor
+        groups = self._adam.state_dict()["param_groups"]
+        self._adam.load_state_dict({"state": states, "param_groups": groups})
+        self.num_steps = num_steps

@@ -13,6 +13,7 @@ from stillroom.models.resolve import locate_model
 from stillroom.models.scoring import refuse_api_teacher
 from stillroom.settings import Workspace
 from stillroom.train.config import TrainConfig, load_config
+from stillroom.train.resume import find_resume_point, run_to_resume
 
 _CHECKED_ROWS = 1000
 _FORMATS = {
@@ -31,6 +32,23 @@ class StartTraining(BaseModel):
     overrides: Annotated[
         tuple[str, ...], Field(description="section.key=value, e.g. trainer.num_epochs=3")
     ] = ()
+    resume: Annotated[str | None, Field(description="Run id to go on from")] = None
+
+
+def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTraining:
+    """Returns the request with the configuration of the run that it goes on from, if any.
+
+    Raises an EngineError if that run cannot go on.
+    """
+    if request.resume is None:
+        return request
+    before = run_to_resume(workspace, request.resume)
+    find_resume_point(workspace, request.resume)
+    return StartTraining(
+        config=request.config if "config" in request.model_fields_set else before.config,
+        overrides=request.overrides or tuple(before.overrides),
+        resume=request.resume,
+    )
 
 
 @dataclass(frozen=True, slots=True)

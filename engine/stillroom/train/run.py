@@ -2,12 +2,13 @@
 
 import functools
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
 import msgspec
 
-from stillroom.data.formats import load_dpo_rows, load_sft_rows, load_tasks
+from stillroom.data.formats import Task, load_dpo_rows, load_sft_rows, load_tasks
 from stillroom.errors import ConfigError
 from stillroom.files import write_json
 from stillroom.lineage import ModelRecord, Recording
@@ -24,6 +25,7 @@ from stillroom.train.config import TrainConfig
 from stillroom.train.dpo import train_dpo
 from stillroom.train.on_policy import train_on_policy
 from stillroom.train.request import StartTraining, TrainingPlan, plan_request
+from stillroom.train.resume import Asked, check_unchanged, find_resume_point
 from stillroom.train.session import Session, TrainResult
 from stillroom.train.sft import train_sft
 from stillroom.train.student import Student, load_student
@@ -36,16 +38,28 @@ def train(
     started = time.monotonic()
     plan = plan_request(workspace, request)
     config = plan.config
+    point = find_resume_point(workspace, request.resume) if request.resume else None
     write_json(folder / "config.json", config.model_dump(mode="json"))
     given = (plan.config_file, plan.train_file, plan.tools_file, plan.rewards_file)
     with Recording([file for file in given if file is not None]) as files:
-        student = load_student(workspace, config.model, seed=config.trainer.seed)
+        method = _method(workspace, plan)
         models = _models(workspace, config)
+        asked = _asked(plan, files, models)
+        if point is not None:
+            check_unchanged(point.state.asked, asked, run_id=point.run_id)
+        student = load_student(workspace, config.model, seed=config.trainer.seed)
         origin = Origin(files, models, request.model_dump(mode="json"))
-        session = Session(config, student, folder, reporter, started, origin)
-        result = _trained(workspace, session, plan)
+        session = Session(config, student, folder, reporter, started, origin, point, asked)
+        result = method(session)
     shown = workspace.shown(Path(result.checkpoint))
     return msgspec.structs.replace(result, checkpoint=shown)
+
+
+def _asked(plan: TrainingPlan, files: Recording, models: list[ModelRecord]) -> Asked:
+    """Returns what the run computes from; of config.yml only what it says counts."""
+    config_file = str(plan.config_file)
+    records = [record for record in files.records() if record.path != config_file]
+    return Asked(config=plan.config.model_dump(mode="json"), files=records, models=models)
 
 
 def _models(workspace: Workspace, config: TrainConfig) -> list[ModelRecord]:
@@ -56,26 +70,34 @@ def _models(workspace: Workspace, config: TrainConfig) -> list[ModelRecord]:
     return [identify(locate_model(workspace, name), role=role) for role, name in asked]
 
 
-def _trained(workspace: Workspace, session: Session, plan: TrainingPlan) -> TrainResult:
-    config, student = session.config, session.student
-    max_length = min(config.model.max_length or student.loaded.max_context,
-                     student.loaded.max_context)  # fmt: skip
-    match config.dataset_type:
+def _method(workspace: Workspace, plan: TrainingPlan) -> Callable[[Session], TrainResult]:
+    """Reads the rows, before any model is loaded, and returns what is to be done with them."""
+    match plan.config.dataset_type:
         case "sft":
-            return train_sft(session, load_sft_rows(plan.train_file), max_length=max_length)
+            sft_rows = load_sft_rows(plan.train_file)
+            return lambda session: train_sft(session, sft_rows, max_length=_max_length(session))
         case "dpo":
-            return train_dpo(session, load_dpo_rows(plan.train_file), max_length=max_length)
+            dpo_rows = load_dpo_rows(plan.train_file)
+            return lambda session: train_dpo(session, dpo_rows, max_length=_max_length(session))
         case "distill":
-            return _distill(workspace, session, plan)
+            tasks = load_tasks(plan.train_file)
+            return lambda session: _distill(workspace, session, plan, tasks)
 
 
-def _distill(workspace: Workspace, session: Session, plan: TrainingPlan) -> TrainResult:
+def _max_length(session: Session) -> int:
+    context = session.student.loaded.max_context
+    return min(session.config.model.max_length or context, context)
+
+
+def _distill(
+    workspace: Workspace, session: Session, plan: TrainingPlan, tasks: Sequence[Task]
+) -> TrainResult:
     check_decoding(session.student.loaded)
     teacher = _load_teacher(workspace, plan.config, session.student)
     work = functools.partial(
         train_on_policy, tools_file=plan.tools_file, rewards_file=plan.rewards_file
     )
-    return anyio.run(work, session, load_tasks(plan.train_file), teacher)
+    return anyio.run(work, session, tasks, teacher)
 
 
 def _load_teacher(workspace: Workspace, config: TrainConfig, student: Student) -> LocalTeacher:

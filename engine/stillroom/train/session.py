@@ -2,16 +2,34 @@
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from stillroom.errors import RunCancelledError
+from stillroom.errors import DivergedError, RunCancelledError
 from stillroom.reporting import Reporter
-from stillroom.train.checkpoints import Origin, save_checkpoint
+from stillroom.train.checkpoints import (
+    Origin,
+    RunSnapshot,
+    adopt_checkpoint,
+    promote_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+    step_name,
+)
 from stillroom.train.config import TrainConfig
+from stillroom.train.memory import peak_memory_gb
+from stillroom.train.optimizer import Optimizer
+from stillroom.train.resume import (
+    Asked,
+    ResumePoint,
+    TrainingState,
+    Validation,
+    recorded_metrics,
+)
+from stillroom.train.snapshot import restore_snapshot, restore_weights
 from stillroom.train.student import Student
 
 
@@ -22,6 +40,8 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of the final checkpoint."""
     method: str
     steps: int
+    kept_step: int
+    """Whose weights the final checkpoint has: with early_stop those of the lowest val_loss."""
     rows: int
     """Rows, pairs or prompts that were trained on."""
     skipped: dict[str, int]
@@ -43,22 +63,75 @@ class Session:
     started: float
     origin: Origin | None = None
     """For the checkpoints' manifests."""
+    resumed: ResumePoint | None = None
+    """The checkpoint this run goes on from."""
+    asked: Asked | None = None
+    """What must not change when the run goes on."""
     trained_tokens: int = 0
+    step: int = 0
+    """How many steps are done."""
     saved_step: int = 0
     """Of the latest checkpoint; at step 0 there is nothing to save."""
+    validation: Validation = field(default_factory=Validation)
     last_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    _optimizer: Optimizer | None = None
+
+    def begin(self, optimizer: Optimizer, *, substeps: int = 1) -> None:
+        """Takes the optimiser into the checkpoints; goes on from one if the run is resumed.
+
+        Comes after all that the weights of the run's start decide (a reference's scores, say).
+        """
+        self._optimizer = optimizer
+        if (point := self.resumed) is None:
+            return
+        state = point.state
+        restore_weights(self.student, point.checkpoint)
+        optimizer.restore(restore_snapshot(point.checkpoint), num_steps=state.step * substeps)
+        self.step, self.trained_tokens = state.step, state.trained_tokens
+        self.validation = state.validation
+        self.started -= state.seconds
+        if best := state.validation.best_step:
+            adopt_checkpoint(point.checkpoint.with_name(step_name(best)), self.run)
+        self._tell_again(point)
+
+    def batches(self, num_rows: int) -> Iterator[tuple[int, Sequence[int]]]:
+        """Yields the epoch (from 0) and the rows of each step that is left.
+
+        Ends early where `trainer.early_stop` says so.
+        """
+        size, seed = self.config.data.batch_size, self.config.trainer.seed
+        step = 0
+        for epoch in range(self.config.trainer.num_epochs):
+            for chosen in batches_of(epoch_order(num_rows, epoch, seed), size):
+                step += 1
+                if self.is_stalled:
+                    return
+                if step > self.step:
+                    yield epoch, chosen
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the held-out rows have not got better for as long as early_stop allows."""
+        patience = self.config.trainer.early_stop
+        return patience is not None and self.validation.num_worse >= patience
 
     def after_step(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
         """Tells of step 1 … total, saves a checkpoint if one is due, and stops if asked to.
 
         Raises RunCancelledError after writing a checkpoint.
         """
+        self.step = step
         seconds = time.monotonic() - self.started
-        self.last_metrics = {**metrics, "tokens_per_s": self.trained_tokens / seconds}
+        self.last_metrics = {
+            **metrics,
+            "tokens_per_s": self.trained_tokens / seconds,
+            "memory_gb": peak_memory_gb(self.student.loaded.device),
+        }
         self.reporter.metrics(step, self.last_metrics)
         self.reporter.progress(step, total, unit="steps", phase=self.config.dataset_type)
+        is_best = self._validated(step, metrics.get("val_loss"))
         every = self.config.trainer.save_step
-        is_due = every > 0 and step % every == 0 and step < total
+        is_due = is_best or (every > 0 and step % every == 0 and step < total)
         if is_due and not self.reporter.is_cancelled():
             self._checkpoint(step)
         self.stop_before_update(step)
@@ -73,12 +146,17 @@ class Session:
             raise RunCancelledError
 
     def finish(self, step: int, *, rows: int, skipped: Mapping[str, int]) -> TrainResult:
-        """Writes the final checkpoint and returns the result."""
-        folder = self._save(step, is_final=True)
+        """Writes the final checkpoint (with early_stop: the best one) and returns the result."""
+        kept_step = self.validation.best_step or step
+        if kept_step < step:
+            folder = promote_checkpoint(self.run, step=kept_step, origin=self.origin)
+        else:
+            folder = self._save(step, is_final=True)
         return TrainResult(
             checkpoint=str(folder),
             method=self.config.dataset_type,
             steps=step,
+            kept_step=kept_step,
             rows=rows,
             skipped=dict(skipped),
             trained_tokens=self.trained_tokens,
@@ -86,11 +164,28 @@ class Session:
             seconds=round(time.monotonic() - self.started, 3),
         )
 
+    def _validated(self, step: int, loss: float | None) -> bool:
+        """Returns whether the step is the best so far and must be kept for the end."""
+        if loss is None or self.config.trainer.early_stop is None:
+            return False
+        self.validation = self.validation.after(step, loss)
+        if self.is_stalled:
+            best = self.validation.best_step
+            self.reporter.note(f"stops early: val_loss was lowest at step {best}")
+        return self.validation.best_step == step
+
     def _checkpoint(self, step: int) -> None:
         if self.saved_step != step:
+            if not all(bool(p.isfinite().all()) for p in self.student.trainable()):
+                raise DivergedError(
+                    f"the weights of step {step} are not finite: training has diverged",
+                    "lower trainer.learning_rate (a tenth is a good try)",
+                )
             folder = self._save(step, is_final=False)
             self.saved_step = step
             self.reporter.note(f"checkpoint written: {folder}")
+            if (keep := self.config.trainer.keep_checkpoints) is not None:
+                prune_checkpoints(self.run, keep=keep, also=[self.validation.best_step])
 
     def _save(self, step: int, *, is_final: bool) -> Path:
         return save_checkpoint(
@@ -100,7 +195,27 @@ class Session:
             step=step,
             is_final=is_final,
             origin=self.origin,
+            snapshot=None if is_final else self._snapshot(step),
         )
+
+    def _snapshot(self, step: int) -> RunSnapshot | None:
+        if self._optimizer is None:
+            return None
+        state = TrainingState(
+            step=step,
+            trained_tokens=self.trained_tokens,
+            seconds=round(time.monotonic() - self.started, 3),
+            validation=self.validation,
+            asked=self.asked,
+        )
+        return RunSnapshot(state, self._optimizer.state())
+
+    def _tell_again(self, point: ResumePoint) -> None:
+        """Puts the steps that are done into this run's metrics, so that its curves are whole."""
+        for step, values in recorded_metrics(point.events):
+            if step <= point.state.step:
+                self.reporter.metrics(step, values)
+        self.reporter.note(f"goes on from step {point.state.step} of {point.run_id}")
 
 
 def epoch_order(num_rows: int, epoch: int, seed: int) -> Sequence[int]:

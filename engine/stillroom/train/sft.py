@@ -12,7 +12,7 @@ from stillroom.files import content_hash
 from stillroom.models.batches import TokenSequence, microbatches
 from stillroom.train.encode import encode_sft
 from stillroom.train.optimizer import Optimizer
-from stillroom.train.session import Session, TrainResult, batches_of, epoch_order
+from stillroom.train.session import Session, TrainResult, batches_of
 from stillroom.train.student import Student
 
 
@@ -34,25 +34,24 @@ def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> T
     encoded = encode_sft(kept, renderer, max_length=max_length)
     train = encoded.sequences
     held_out = encode_sft(apart, renderer, max_length=max_length).sequences if apart else []
-    batch_size, epochs = config.data.batch_size, config.trainer.num_epochs
-    per_epoch = len(batches_of(range(len(train)), batch_size))
-    optimizer = Optimizer(student.trainable(), config.trainer, total_steps=per_epoch * epochs)
+    per_epoch = len(batches_of(range(len(train)), config.data.batch_size))
+    total_steps = per_epoch * config.trainer.num_epochs
+    optimizer = Optimizer(student.trainable(), config.trainer, total_steps=total_steps)
+    session.begin(optimizer)
     student.module.train()
-    for epoch in range(epochs):
-        order = epoch_order(len(train), epoch, config.trainer.seed)
-        for chosen in batches_of(order, batch_size):
-            batch = accumulate_nll(student, [train[i] for i in chosen])
-            step = optimizer.step()
-            session.trained_tokens += batch.num_tokens
-            metrics = {
-                "loss": batch.loss,
-                "learning_rate": step.learning_rate,
-                "grad_norm": step.grad_norm,
-                "epoch": epoch + 1,
-            }
-            if held_out and optimizer.num_steps % per_epoch == 0:
-                metrics["val_loss"] = validation_loss(student, held_out)
-            session.after_step(optimizer.num_steps, per_epoch * epochs, metrics)
+    for epoch, chosen in session.batches(len(train)):
+        batch = accumulate_nll(student, [train[i] for i in chosen])
+        step = optimizer.step()
+        session.trained_tokens += batch.num_tokens
+        metrics = {
+            "loss": batch.loss,
+            "learning_rate": step.learning_rate,
+            "grad_norm": step.grad_norm,
+            "epoch": epoch + 1,
+        }
+        if held_out and optimizer.num_steps % per_epoch == 0:
+            metrics["val_loss"] = validation_loss(student, held_out)
+        session.after_step(optimizer.num_steps, total_steps, metrics)
     return session.finish(optimizer.num_steps, rows=encoded.num_rows, skipped=encoded.skipped)
 
 

@@ -1,0 +1,86 @@
+"""From what ended a run to what its user reads: the reason, what to do, what is left to go on with.
+
+Pure but for a look at the run's checkpoints.
+"""
+
+import errno
+
+from stillroom.errors import DivergedError, EngineError
+from stillroom.jobs.store import RunFailure, RunFolder
+from stillroom.train.resume import latest_checkpoint
+from stillroom.types import RunKind
+
+_TRAINING = frozenset({RunKind.SFT, RunKind.DPO, RunKind.DISTILL})
+# As torch says it for the CPU, for CUDA, and for what CUDA's libraries take.
+_NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
+_SMALLER = (
+    "lower data.batch_size, model.max_length or concurrency, train an adapter (model.qlora_rank), "
+    "or use a smaller model"
+)
+
+
+def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFailure:
+    """Returns why a run failed and what to do, for the error that ended it."""
+    if isinstance(error, DivergedError):
+        return RunFailure(problem=error.problem, fix=error.fix + _start_from(folder, kind))
+    if isinstance(error, EngineError):
+        return RunFailure(problem=error.problem, fix=error.fix + going_on(folder, kind))
+    name, text = type(error).__name__, str(error).strip()
+    if isinstance(error, MemoryError) or any(mark in text.lower() for mark in _NO_MEMORY):
+        return RunFailure(
+            problem=f"out of memory: {text[:300] or name}",
+            fix=_SMALLER + _start_from(folder, kind),
+        )
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return RunFailure(
+            problem=f"the disk is full: {error}",
+            fix=f"free some space under {folder.path.parent}" + going_on(folder, kind),
+        )
+    if isinstance(error, OSError) and error.errno is not None:
+        return RunFailure(
+            problem=f"the system refused: {error}",
+            fix=f"check free disk space and permissions, then start again; details in {folder.log}"
+            + going_on(folder, kind),
+        )
+    return RunFailure(
+        problem=f"unexpected {name}: {text[:500]}",
+        fix=f"this is a fault in stillroom or in the data; the traceback is in {folder.log}"
+        + going_on(folder, kind),
+    )
+
+
+def interruption(folder: RunFolder, kind: RunKind, *, has_begun: bool, last: str) -> RunFailure:
+    """Returns what to say of a run whose process is gone; `last` is the end of its log."""
+    what = "without finishing" if has_begun else "before it began"
+    problem = f"the run's process ended {what}" + (f"; its log ends with: {last}" if last else "")
+    look = f"read {folder.log}"
+    if kind in _TRAINING:
+        again = going_on(folder, kind) or "; it has no checkpoint yet, so start it anew"
+        fix = f"{look}; if it was killed for memory: {_SMALLER}{again}"
+    else:
+        fix = (
+            f"{look}; if it was killed for memory, lower batch_size or concurrency. "
+            "A rollout run goes on where it stood when it is started again with the same output."
+        )
+    return RunFailure(problem=problem, fix=fix)
+
+
+def going_on(folder: RunFolder, kind: RunKind) -> str:
+    """Returns how a training run goes on from its last checkpoint; "" if it has none."""
+    step = _last_step(folder, kind)
+    if step is None:
+        return ""
+    return f"; then start_training(resume={folder.run_id}) goes on from {step}"
+
+
+def _start_from(folder: RunFolder, kind: RunKind) -> str:
+    """Returns which weights a run with other settings can start from; "" if there are none."""
+    step = _last_step(folder, kind)
+    if step is None:
+        return ""
+    return f"; model.path={folder.path / 'checkpoints' / step} starts from the last good checkpoint"
+
+
+def _last_step(folder: RunFolder, kind: RunKind) -> str | None:
+    checkpoint = latest_checkpoint(folder.path) if kind in _TRAINING else None
+    return checkpoint.name if checkpoint is not None else None

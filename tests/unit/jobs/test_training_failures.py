@@ -1,0 +1,185 @@
+"""Training that ends badly: the state is clear, the reason is told, the last checkpoint is good."""
+
+import json
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fakes.conversations import answer, user
+from fakes.training import Project, make_project
+from fakes.waiting import wait_until
+from stillroom import api
+from stillroom.errors import DataError, DivergedError
+from stillroom.jobs.failures import failure_of
+from stillroom.jobs.store import create_run, find_run
+from stillroom.types import RunKind
+
+ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(40)]
+
+
+@pytest.fixture
+def project(tmp_path, tiny_models) -> Project:
+    project = make_project(
+        tmp_path,
+        "sft",
+        tiny_models.folder("llama", "chatml"),
+        data={"batch_size": 1},
+        trainer={"num_epochs": 3, "save_step": 1, "keep_checkpoints": 2},
+    )
+    project.write(ROWS)
+    project.write_config()
+    return project
+
+
+def start(project: Project, **request) -> str:
+    return api.start_training(project.workspace, api.StartTraining(**request)).run_id
+
+
+def ended(project: Project, run_id: str) -> api.RunReport:
+    def report() -> api.RunReport:
+        return api.get_run(project.workspace, api.GetRun(run_id=run_id))
+
+    wait_until(lambda: report().status not in ("starting", "running"), timeout_s=120)
+    return report()
+
+
+def losses(project: Project, run_id: str) -> dict[int, float]:
+    events = find_run(project.workspace, run_id).read_events()
+    return {e["step"]: e["values"]["loss"] for e in events if e["event"] == "metrics"}
+
+
+@contextmanager
+def no_file_larger_than(num_bytes: int) -> Iterator[None]:
+    """Limits the files of processes that are started meanwhile, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_killed_run_says_how_it_goes_on_and_ends_as_the_unbroken_one(project) -> None:
+    run_id = start(project)
+    folder = find_run(project.workspace, run_id)
+    wait_until(lambda: len(list(folder.path.glob("checkpoints/step_*"))) == 2, timeout_s=60)
+    os.kill(folder.read().pid or 0, signal.SIGKILL)
+
+    report = ended(project, run_id)
+
+    assert report.status == "interrupted"
+    assert report.error is not None
+    assert "ended without finishing" in report.error.problem
+    assert f"start_training(resume={run_id}) goes on from step_0" in report.error.fix
+    resumed = ended(project, start(project, resume=run_id))
+    assert resumed.status == "succeeded", resumed.error
+    whole = ended(project, start(project))
+    assert losses(project, resumed.run_id) == losses(project, whole.run_id)
+    ours, theirs = (
+        load_file(project.root / r.result["checkpoint"] / "model.safetensors")
+        for r in (resumed, whole)
+    )
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_checkpoint_that_does_not_fit_on_the_disk_ends_the_run_with_what_to_do(project) -> None:
+    with no_file_larger_than(100_000):
+        run_id = start(project)
+    report = ended(project, run_id)
+
+    assert report.status == "failed"
+    assert report.error is not None
+    assert "the checkpoint of step 1 could not be written" in report.error.problem
+    assert "free disk space" in report.error.fix
+    assert list((project.root / "runs" / run_id / "checkpoints").iterdir()) == []
+
+
+def test_an_unreadable_row_far_down_is_named_before_a_model_is_loaded(project) -> None:
+    lines = [json.dumps(row) for row in ROWS * 30]
+    lines[1100] = lines[1100][:-9]
+    (project.root / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+    report = ended(project, start(project))
+
+    assert report.status == "failed"
+    assert report.error is not None
+    assert "train.jsonl:1101: the line is not valid JSON" in report.error.problem
+    assert "validate" in report.error.fix
+    assert report.progress is None
+
+
+def test_a_loss_that_is_no_number_leaves_the_checkpoint_before_it(project) -> None:
+    project.config["trainer"] |= {"learning_rate": 1e4, "max_grad_norm": 1e9, "num_epochs": 20}
+    project.write_config()
+
+    report = ended(project, start(project))
+
+    assert report.status == "failed"
+    assert report.error is not None
+    assert "diverged" in report.error.problem
+    assert "lower trainer.learning_rate" in report.error.fix
+    checkpoints = sorted((project.root / "runs" / report.run_id / "checkpoints").iterdir())
+    assert f"model.path={checkpoints[-1]}" in report.error.fix
+    weights = load_file(checkpoints[-1] / "model.safetensors")
+    assert all(bool(tensor.isfinite().all()) for tensor in weights.values())
+
+
+def memory_errors() -> Iterator[BaseException]:
+    yield MemoryError()
+    yield torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    try:
+        torch.empty(1 << 60)
+    except RuntimeError as error:
+        yield error
+
+
+@pytest.fixture
+def run_with_checkpoint(project):
+    folder = create_run(project.workspace, RunKind.SFT, {})
+    for step in (2, 4):
+        checkpoint = folder.path / "checkpoints" / f"step_{step:06d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "training_state.json").write_text("{}", encoding="utf-8")
+    # A checkpoint that is still being written is none.
+    (folder.path / "checkpoints" / ".step_000006.partial").mkdir()
+    return folder
+
+
+def test_every_way_to_run_out_of_memory_is_told_as_such(run_with_checkpoint) -> None:
+    told = [failure_of(error, run_with_checkpoint, RunKind.SFT) for error in memory_errors()]
+
+    assert len(told) == 3
+    for failure in told:
+        assert failure.problem.startswith("out of memory: ")
+        assert "lower data.batch_size" in failure.fix
+        assert failure.fix.endswith("step_000004 starts from the last good checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("error", "problem", "fix"),
+    [
+        (OSError(28, "No space left on device"), "the disk is full", "resume={id}) goes on from"),
+        (OSError(13, "Permission denied"), "the system refused", "resume={id}) goes on from"),
+        (KeyError("x"), "unexpected KeyError", "resume={id}) goes on from step_000004"),
+        (DivergedError("the gradient is nan", "lower it"), "nan", "lower it; model.path="),
+        (DataError("row 3 is bad", "mend it"), "row 3", "mend it; then start_training(resume={id}"),
+    ],
+)
+def test_what_is_left_to_go_on_with_is_told(run_with_checkpoint, error, problem, fix) -> None:
+    failure = failure_of(error, run_with_checkpoint, RunKind.SFT)
+
+    assert problem in failure.problem
+    assert fix.format(id=run_with_checkpoint.run_id) in failure.fix
+
+
+def test_other_runs_have_no_checkpoints_to_speak_of(run_with_checkpoint: Path) -> None:
+    failure = failure_of(OSError(28, "full"), run_with_checkpoint, RunKind.ROLLOUTS)
+
+    assert "resume" not in failure.fix
