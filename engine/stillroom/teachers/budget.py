@@ -3,10 +3,11 @@
 import math
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import anyio
+import msgspec
 
 from stillroom.types import Usage
 
@@ -19,8 +20,7 @@ class BudgetSpentError(Exception):
         self.limit = limit
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True, gc=False):
     """Tokens and US dollars."""
 
     tokens: int = 0
@@ -35,12 +35,15 @@ class Cost:
         return Cost(self.tokens + other.tokens, self.usd + other.usd)
 
 
+NOTHING = Cost()
+
+
 @dataclass(frozen=True, slots=True)
 class Outstanding:
     """Calls that were sent and have no answer yet."""
 
     calls: int = 0
-    worst: Cost = Cost()
+    worst: Cost = NOTHING
     """What they cost at most."""
 
     def __add__(self, other: "Outstanding") -> "Outstanding":
@@ -53,6 +56,9 @@ _LOWERED_AFTER = 32
 """So many calls in a row, and as many as were told, found less than half of that out."""
 
 
+_NO_LIMIT = nullcontext[None]()
+
+
 @dataclass(slots=True)
 class Budget:
     """Limits on all calls of a run together. Amounts that were spent earlier count."""
@@ -60,8 +66,8 @@ class Budget:
     usd: float = math.inf
     tokens: float = math.inf
     minutes: float = math.inf
-    spent: Cost = Cost()
-    unconfirmed: Cost = Cost()
+    spent: Cost = NOTHING
+    unconfirmed: Cost = NOTHING
     """Of the spent: worst cases of calls that broke off, which may have been billed, and of answers
     that did not say what they took."""
     clock: Callable[[], float] = time.monotonic
@@ -70,14 +76,15 @@ class Budget:
     on_outstanding: Callable[[Outstanding], None] = lambda _most: None
     """Hears, before a call is sent, of the most that is out from now on until it hears again: what
     may have been billed where nothing more is heard of this process."""
-    reserved: Cost = Cost()
+    reserved: Cost = NOTHING
     num_reserved: int = 0
-    _out: Cost = Cost()
+    _out: Cost = NOTHING
     """Of what is reserved: calls that were sent."""
     _num_out: int = 0
     _told: Outstanding = Outstanding()
     _num_far_below: int = 0
-    _freed: anyio.Event = field(default_factory=anyio.Event)
+    _freed: anyio.Event | None = None
+    """For those who wait for something to come back, where somebody does."""
     _started: float | None = None
 
     async def reserve(self, worst: Cost) -> None:
@@ -90,20 +97,21 @@ class Budget:
         while (limit := self._exceeded(worst)) is not None:
             if not self.num_reserved or limit == "max_minutes":
                 raise BudgetSpentError(limit)
+            self._freed = self._freed or anyio.Event()
             with self.within_time():
                 await self._freed.wait()
         self.reserved = self.reserved + worst
         self.num_reserved += 1
 
-    @contextmanager
-    def within_time(self) -> Generator[None]:
+    def within_time(self) -> AbstractContextManager[None]:
         """Breaks off a wait, which costs nothing, when the minutes are over.
 
         Raises BudgetSpentError then.
         """
-        if self.minutes == math.inf:
-            yield
-            return
+        return _NO_LIMIT if self.minutes == math.inf else self._until_time_is_over()
+
+    @contextmanager
+    def _until_time_is_over(self) -> Generator[None]:
         with anyio.move_on_after(self._seconds_left()) as scope:
             yield
         if scope.cancelled_caught:
@@ -141,16 +149,17 @@ class Budget:
         self._release(worst)
 
     def settle(
-        self, worst: Cost, actual: Cost, *, unconfirmed: Cost = Cost(), was_sent: bool = True
+        self, worst: Cost, actual: Cost, *, unconfirmed: Cost = NOTHING, was_sent: bool = True
     ) -> None:
         """Puts what a call did cost in the place of what was set aside for it.
 
         `unconfirmed` is what it may have cost beside that.
         """
-        if unconfirmed != Cost():
+        if unconfirmed != NOTHING:
             self.unconfirmed = self.unconfirmed + unconfirmed
             self.on_unconfirmed(unconfirmed)
-        self.spent = self.spent + actual + unconfirmed
+            actual = actual + unconfirmed
+        self.spent = self.spent + actual
         if was_sent:
             self._num_out -= 1
             usd = self._out.usd - worst.usd if self._num_out else 0.0
@@ -159,23 +168,23 @@ class Budget:
 
     def settle_unconfirmed(self, worst: Cost) -> None:
         """Counts the worst case of a call that broke off after it was sent."""
-        self.settle(worst, Cost(), unconfirmed=worst)
+        self.settle(worst, NOTHING, unconfirmed=worst)
 
     def _release(self, worst: Cost) -> None:
         self.num_reserved -= 1
         # From whole tokens and no rounding left over, so that nothing adds up over a long run.
         usd = self.reserved.usd - worst.usd if self.num_reserved else 0.0
         self.reserved = Cost(self.reserved.tokens - worst.tokens, usd)
-        # All who wait look again; those who come later wait for the next.
-        self._freed.set()
-        self._freed = anyio.Event()
+        if self._freed is not None:
+            # All who wait look again; those who come later wait for the next.
+            self._freed.set()
+            self._freed = None
 
     def _exceeded(self, worst: Cost) -> str | None:
-        wanted = self.spent + self.reserved + worst
-        if wanted.usd > self.usd:
+        if self.spent.usd + self.reserved.usd + worst.usd > self.usd:
             return "budget_usd"
-        if wanted.tokens > self.tokens:
+        if self.spent.tokens + self.reserved.tokens + worst.tokens > self.tokens:
             return "max_total_tokens"
-        if self._seconds_left() <= 0:
+        if self.minutes < math.inf and self._seconds_left() <= 0:
             return "max_minutes"
         return None

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 
 class LimitKind(StrEnum):
     """What an endpoint said it limits; many do not say."""
@@ -39,8 +41,7 @@ class LimitSettings:
         return self.accepted_per_refusal * min(num_refused, _MAX_COUNTED_REFUSALS)
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(msgspec.Struct, frozen=True, gc=False):
     """A request on its way, as the controller knows it."""
 
     number: int

@@ -1,6 +1,7 @@
 """Calls that wait until a controller lets them go."""
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -15,7 +16,7 @@ class Limiter:
     """Lets calls go in the order in which they asked. One for each endpoint, key and model."""
 
     def __init__(
-        self, settings: LimitSettings, *, clock: Callable[[], float] = anyio.current_time
+        self, settings: LimitSettings, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._controller = LimitController(settings)
         self._clock = clock
@@ -41,8 +42,9 @@ class Limiter:
 
         `tokens` is about what it counts where tokens are limited; right up to a factor is enough.
         """
-        if not self._queue and self._controller.ready_at(self._clock(), tokens) <= self._clock():
-            return self._controller.send(self._clock(), tokens)
+        now = self._clock()
+        if not self._queue and self._controller.ready_at(now, tokens) <= now:
+            return self._controller.send(now, tokens)
         turn = _Turn(tokens)
         self._queue.append(turn)
         try:

@@ -15,7 +15,7 @@ import msgspec
 
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.teachers.allowance import allowances
-from stillroom.teachers.budget import Budget, Cost
+from stillroom.teachers.budget import NOTHING, Budget, Cost
 from stillroom.teachers.http_channel import (
     ConnectionFailedError,
     HttpReply,
@@ -105,7 +105,7 @@ class _Answer:
     def untold(self, worst: Cost) -> Cost:
         """Returns what it may have cost beside what the endpoint says."""
         if self.is_counted:
-            return Cost()
+            return NOTHING
         return Cost(worst.tokens, worst.usd if self.turn.cost_usd is None else 0.0)
 
 
@@ -140,6 +140,11 @@ class OpenAITeacher:
         self.limiter = Limiter(self.calls.limits)
         self._has_answered = False
         self._jitter = random.Random(sampling.seed or 0)
+        self._fields = {"model": model, **sampling_fields(endpoint, model, sampling)}
+        """What all requests say."""
+        kept = _REASONING_BACK if endpoint.profile.wants_reasoning_back else ()
+        kept = REASONING_KEYS if self.calls.returns_thinking else kept
+        self._not_sent = frozenset(REASONING_KEYS) - frozenset(kept)
         self._channel = open_channel(
             f"{endpoint.base_url}/chat/completions",
             {"authorization": f"Bearer {key}"} if key else {},
@@ -212,7 +217,7 @@ class OpenAITeacher:
         try:
             outcome = await self._paced_attempt(body, sent)
         except (CallFailedError, TeacherError):
-            budget.settle(worst, Cost())
+            budget.settle(worst, NOTHING)
             raise
         except BaseException:
             # Broken off on its way: it may have been billed.
@@ -224,7 +229,7 @@ class OpenAITeacher:
         elif outcome.may_be_billed:
             budget.settle_unconfirmed(worst)
         else:
-            budget.settle(worst, Cost())
+            budget.settle(worst, NOTHING)
         return outcome
 
     def _worst_case(self, body: bytes) -> Cost:
@@ -264,11 +269,7 @@ class OpenAITeacher:
         seed: int | None,
         response_format: dict[str, Any] | None,
     ) -> bytes:
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": messages,
-            **sampling_fields(self._endpoint, self.model, self.sampling),
-        }
+        body: dict[str, Any] = {**self._fields, "messages": messages}
         if seed is not None:
             body["seed"] = seed
         if tools:
@@ -279,11 +280,7 @@ class OpenAITeacher:
 
     def as_sent(self, message: Message) -> Message:
         """Returns a message of the model's as it goes back to it: most want no reasoning back."""
-        kept = _REASONING_BACK if self._endpoint.profile.wants_reasoning_back else ()
-        if self.calls.returns_thinking:
-            kept = REASONING_KEYS
-        dropped = {key for key in REASONING_KEYS if key not in kept}
-        sent: Any = {key: value for key, value in message.items() if key not in dropped}
+        sent: Any = {key: value for key, value in message.items() if key not in self._not_sent}
         if calls := message.get("tool_calls"):
             sent["tool_calls"] = [_as_sent(call) for call in calls]
         return sent

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 
@@ -52,7 +52,10 @@ class _Call(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[dict[str, Any]] | msgspec.UnsetType | None = msgspec.UNSET
+    reasoning: Any = msgspec.UNSET
+    reasoning_content: Any = msgspec.UNSET
+    reasoning_details: Any = msgspec.UNSET
     refusal: Any = None
     tool_calls: list[_Call] | None = None
 
@@ -69,6 +72,9 @@ class _Completion(msgspec.Struct):
     usage: Any = None
 
 
+_COMPLETION = msgspec.json.Decoder(_Completion)
+
+
 def read_turn(body: bytes) -> ReadTurn:
     """Returns the turn that a response holds; servers differ in the form, and none is turned down
     for what can be told all the same.
@@ -76,23 +82,27 @@ def read_turn(body: bytes) -> ReadTurn:
     Raises UnreadableTurnError, with the beginning of the response.
     """
     try:
-        completion = msgspec.json.decode(body, type=_Completion)
+        completion = _COMPLETION.decode(body)
         choice = completion.choices[0]
-        raw: dict[str, Any] = msgspec.json.decode(body)["choices"][0]["message"]
     except (msgspec.DecodeError, IndexError, RecursionError, UnicodeDecodeError) as error:
         raise UnreadableTurnError(f"{error}: {_beginning(body)}") from error
     if choice.finish_reason == "error":
         raise UnreadableTurnError(f"the turn ended in an error: {_beginning(body)}")
+    told: dict[str, Any] = completion.usage if isinstance(completion.usage, dict) else {}
     return ReadTurn(
-        message=_message(choice.message, raw),
+        message=_message(choice.message),
         finish_reason="length" if choice.finish_reason == "length" else "stop",
-        usage=_usage(completion.usage),
-        reported_usd=_reported_usd(completion.usage),
+        usage=_usage(told),
+        reported_usd=_reported_usd(told),
     )
 
 
-def _message(reply: _Reply, raw: Mapping[str, Any]) -> Message:
-    message: Any = {"role": "assistant"} | {key: raw[key] for key in _KEPT_KEYS if key in raw}
+def _message(reply: _Reply) -> Message:
+    message: Any = {"role": "assistant"}
+    for key in _KEPT_KEYS:
+        value = getattr(reply, key)
+        if value is not msgspec.UNSET:
+            message[key] = value
     if reply.tool_calls:
         message["tool_calls"] = _calls(reply.tool_calls)
     elif not reply.content:
@@ -140,25 +150,25 @@ def _beginning(body: bytes) -> str:
     return body[:_KEPT_BYTES].decode("utf-8", "replace").strip()
 
 
-def _usage(usage: Any) -> Usage | None:
-    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+def _usage(told: Mapping[str, Any]) -> Usage | None:
+    prompt, completion = _count(told, "prompt_tokens"), _count(told, "completion_tokens")
     if prompt is None or completion is None:
         return None
     # Some count a model's thinking in the total alone, and bill it like the rest of the answer.
-    total = _count(usage, "total_tokens") or 0
+    total = _count(told, "total_tokens") or 0
     return Usage(prompt_tokens=prompt, completion_tokens=max(completion, total - prompt))
 
 
-def _count(usage: Any, name: str) -> int | None:
+def _count(told: Mapping[str, Any], name: str) -> int | None:
     """Returns a number of tokens; None where the endpoint gives none that makes sense."""
-    value = cast("dict[str, Any]", usage).get(name) if isinstance(usage, dict) else None
+    value = told.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if 0 <= value <= _MAX_TOKENS_OF_A_CALL else None
 
 
-def _reported_usd(usage: Any) -> float | None:
-    value = cast("dict[str, Any]", usage).get("cost") if isinstance(usage, dict) else None
+def _reported_usd(told: Mapping[str, Any]) -> float | None:
+    value = told.get("cost")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 <= value < math.inf else None
