@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,14 @@ from stillroom.rollout.records import RolloutKey
 from stillroom.rollout.rewards import Rewarder
 from stillroom.teachers.budget import BudgetSpentError
 from stillroom.tools.base import ToolResult
-from stillroom.types import SamplingSettings, StopReason, TeacherRecord, Trajectory, Usage
+from stillroom.types import (
+    SampledTurn,
+    SamplingSettings,
+    StopReason,
+    TeacherRecord,
+    Trajectory,
+    Usage,
+)
 
 TEACHER = TeacherRecord(provider="openai", model="m", settings=SamplingSettings())
 TASKS = [
@@ -322,3 +330,19 @@ def test_a_spent_budget_lets_the_others_finish_and_begins_none() -> None:
     assert run_async(main) == "budget_usd"
     assert [key_of(outcome).task_id for outcome in outcomes] == [TASKS[0].task_id]
     assert len(policy.opened) == 2
+
+
+def test_cycles_are_looked_for_seldom_only_while_rollouts_are_done() -> None:
+    seen: list[int] = []
+    before = gc.get_threshold()
+
+    def script(_key: str) -> list[SampledTurn | Exception]:
+        seen.append(gc.get_threshold()[0])
+        return [turn(assistant("7")), MemoryError()]
+
+    collected(TASKS[:1], arena_of(ScriptedPolicy(script)))
+    with pytest.raises(ExceptionGroup):
+        collected(TASKS[:1], arena_of(ScriptedPolicy(script), nudge="Go on."))
+
+    assert min(seen) > 10 * before[0]
+    assert gc.get_threshold() == before
