@@ -172,21 +172,43 @@ class AppendLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         cut_torn_line(path)
         self._stream = path.open("ab")
+        self._is_synced = True
+        self._syncing = ThreadPoolExecutor(1)
+        self._sync: Future[None] | None = None
 
     def append(self, row: Any, *, durable: bool = False) -> None:
         """Writes one row and hands it to the system; `durable` also waits for the disk."""
+        self._is_synced = False
         self._stream.write(msgspec.json.encode(row) + b"\n")
         self._stream.flush()
         if durable:
             os.fsync(self._stream.fileno())
+            self._is_synced = True
+
+    def sync_soon(self) -> None:
+        """Lets another thread wait for the disk, if none does, and raises what it met last time."""
+        if self._sync is None or self._sync.done():
+            if self._sync is not None:
+                self._sync.result()
+            self._is_synced = True
+            self._sync = self._syncing.submit(os.fsync, self._stream.fileno())
+
+    def remove(self) -> None:
+        """Takes the file away with all that it holds; nothing may be appended any more."""
+        self.path.unlink()
+        self._is_synced = True
 
     def close(self) -> None:
         """Waits for the disk and closes the file, also where the disk takes no more."""
         try:
             self._stream.flush()
-            os.fsync(self._stream.fileno())
+            if not self._is_synced:
+                os.fsync(self._stream.fileno())
         finally:
+            self._syncing.shutdown()
             self._stream.close()
+        if self._sync is not None:
+            self._sync.result()
 
     def __enter__(self) -> Self:
         return self

@@ -141,12 +141,31 @@ def test_rows_that_were_appended_are_read_back(tmp_path: Path) -> None:
     with AppendLog(path) as log:
         log.append({"a": 1})
         log.append({"a": 2}, durable=True)
+        log.sync_soon()
         # A reader in another process sees a row as soon as it is appended.
         assert path.read_bytes() == b'{"a":1}\n{"a":2}\n'
     with AppendLog(path) as log:
         log.append({"a": 3})
 
     assert path.read_bytes() == b'{"a":1}\n{"a":2}\n{"a":3}\n'
+
+
+def test_what_the_disk_did_not_take_is_an_error_though_nobody_waited_for_it() -> None:
+    # It takes every row, and can't be waited for.
+    log = AppendLog(Path("/dev/null"))
+    log.append({"a": 1})
+    log.sync_soon()
+
+    with pytest.raises(OSError, match="Invalid argument"):
+        log.close()
+
+
+def test_a_log_that_is_removed_is_gone_before_it_is_closed(tmp_path: Path) -> None:
+    with AppendLog(tmp_path / "log.jsonl") as log:
+        log.append({"a": 1})
+        log.remove()
+        assert names_in(tmp_path) == []
+    assert names_in(tmp_path) == []
 
 
 def test_a_torn_last_line_is_cut_off_at_every_byte(tmp_path: Path) -> None:

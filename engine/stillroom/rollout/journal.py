@@ -139,15 +139,15 @@ class RolloutStore:
         return StepRecorder(self, key, self.known.pop(key, None) or KnownSteps())
 
     def append(self, record: Record) -> None:
-        """Puts a step on record; the disk is waited for once a second at most."""
+        """Puts a step on record; the disk is waited for once a second, in another thread."""
         self._is_empty = False
         if isinstance(record, UnconfirmedRecord):
             self._unconfirmed = self._unconfirmed + Cost(record.tokens, record.usd)
+        self._journal.append(record)
         now = time.monotonic()
-        durable = now - self._synced_at >= _SYNC_EVERY_S
-        self._journal.append(record, durable=durable)
-        if durable:
+        if now - self._synced_at >= _SYNC_EVERY_S:
             self._synced_at = now
+            self._journal.sync_soon()
 
     def finish(self, trajectory: Trajectory) -> None:
         """Writes the row of a finished rollout."""
@@ -209,7 +209,7 @@ class RolloutStore:
                 self.record_outstanding(Outstanding())
             if self._is_empty:
                 # Nothing was done, so that the next run may have other settings.
-                self._journal.path.unlink()
+                self._journal.remove()
             # Steps that no recorder took belong to rollouts that were not asked for this time.
             elif is_complete and not self.known:
                 self._drop_steps()
@@ -217,7 +217,7 @@ class RolloutStore:
     def _drop_steps(self) -> None:
         unconfirmed = self._unconfirmed
         if unconfirmed == Cost():
-            self._journal.path.unlink()
+            self._journal.remove()
         else:
             left = UnconfirmedRecord(tokens=unconfirmed.tokens, usd=unconfirmed.usd)
             write_atomic(self._journal.path, msgspec.json.encode(left) + b"\n")
