@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import SchemaValidator, core_schema
+from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
 from stillroom.errors import ToolFileError
 from stillroom.types import ToolSchema
@@ -22,6 +21,13 @@ _PLAIN: dict[Any, dict[str, Any]] = {
     list: {"type": "array"},
     dict: {"type": "object"},
     Any: {},
+}
+_CHECKED: dict[Any, Callable[[], CoreSchema]] = {
+    str: core_schema.str_schema,
+    int: core_schema.int_schema,
+    float: core_schema.float_schema,
+    bool: core_schema.bool_schema,
+    Any: core_schema.any_schema,
 }
 
 
@@ -63,7 +69,7 @@ class ArgumentChecker:
         # core_schema and not create_model: a parameter may be called `json` or `copy`.
         fields = {
             name: core_schema.typed_dict_field(
-                TypeAdapter(kind).core_schema,
+                core_schema_of(kind),
                 required=parameters[name].default is inspect.Parameter.empty,
             )
             for name, kind in _parameter_types(function).items()
@@ -81,6 +87,31 @@ class ArgumentChecker:
                 f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
             )
             raise ArgumentError(f"wrong arguments: {faults}") from error
+
+
+def core_schema_of(kind: Any) -> CoreSchema:
+    """Returns how pydantic checks a type.
+
+    Types that are common in tools are told here, as importing pydantic to ask it takes longer than
+    all else that a worker does before its first call.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if plain := _CHECKED.get(kind):
+        return plain()
+    if origin is Literal:
+        return core_schema.literal_schema(list(inner))
+    if origin is list:
+        return core_schema.list_schema(core_schema_of(inner[0]))
+    if origin is dict:
+        return core_schema.dict_schema(core_schema_of(inner[0]), core_schema_of(inner[1]))
+    if origin in (Union, types.UnionType) and type(None) in inner:
+        some = Union[tuple(one for one in inner if one is not type(None))]  # noqa: UP007
+        return core_schema.nullable_schema(core_schema_of(some))
+    if origin in (Union, types.UnionType):
+        return core_schema.union_schema([core_schema_of(one) for one in inner])
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind).core_schema
 
 
 def wants_task(function: Callable[..., Any]) -> bool:

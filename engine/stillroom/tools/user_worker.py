@@ -5,7 +5,6 @@ standard error. When the parent goes away, the whole process group ends itself.
 """
 
 import argparse
-import asyncio
 import inspect
 import math
 import os
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
-import psutil
 
 from stillroom.errors import ToolFileError
 from stillroom.tools.schema import ArgumentChecker, ArgumentError, tool_schema, wants_task
@@ -170,7 +168,12 @@ def _load(
 
 def _run(function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
     value = function(*positional, **named)
-    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+    if not inspect.isawaitable(value):
+        return value
+    # Here and below: what most workers never need is half of the time that they take to start.
+    import asyncio
+
+    return asyncio.run(_awaited(value))
 
 
 async def _awaited(value: Any) -> Any:
@@ -206,6 +209,8 @@ def kill_family(leader: int) -> None:
 
     The process must not have been waited for: its number could be another one's by then.
     """
+    import psutil
+
     strays = list[psutil.Process]()
     with suppress(psutil.Error):
         strays = psutil.Process(leader).children(recursive=True)

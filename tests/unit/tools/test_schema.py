@@ -1,11 +1,19 @@
-from typing import Any, Literal, Optional
+from datetime import date
+from typing import Any, Literal, Optional, Union
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from stillroom.errors import ToolFileError
-from stillroom.tools.schema import ArgumentChecker, ArgumentError, tool_schema, wants_task
+from stillroom.tools.schema import (
+    ArgumentChecker,
+    ArgumentError,
+    core_schema_of,
+    tool_schema,
+    wants_task,
+)
 from stillroom.tools.user_file import ToolArgs
 
 
@@ -237,6 +245,23 @@ def test_arguments_are_either_of_the_right_types_or_refused(given_: dict[str, An
     assert type(checked.get("share", 0.5)) is float
     assert type(checked.get("is_new", False)) is bool
     assert checked.get("size", 1) in (1, "m")
+
+
+KINDS = st.recursive(
+    st.sampled_from([str, int, float, bool, type(None), list, dict, Any, Literal["a", 1], date]),
+    lambda inner: st.one_of(
+        inner.map(lambda kind: list[kind]),
+        st.tuples(st.sampled_from([str, int]), inner).map(lambda kinds: dict[kinds[0], kinds[1]]),
+        st.lists(inner, min_size=2, max_size=3).map(lambda kinds: Union[tuple(kinds)]),  # noqa: UP007
+    ),
+    max_leaves=4,
+)
+
+
+@settings(deadline=None)
+@given(KINDS)
+def test_a_type_is_checked_as_pydantic_checks_it(kind: Any) -> None:
+    assert core_schema_of(kind) == TypeAdapter(kind).core_schema
 
 
 def test_only_a_tool_that_asks_for_its_task_gets_it() -> None:
