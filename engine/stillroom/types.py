@@ -24,6 +24,8 @@ class ToolCall(TypedDict, total=False):
     id: Required[str]
     type: Literal["function"]
     function: Required[FunctionCall]
+    extra_content: Any
+    """What the endpoint must be sent back with the call, as it came."""
 
 
 class Message(TypedDict, total=False):
@@ -51,6 +53,8 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"
     CONTEXT_WINDOW = "context_window"
+    CONTENT_FILTER = "content_filter"
+    """The endpoint kept back the rest of the turn."""
     ERROR = "error"
 
 
@@ -163,7 +167,7 @@ class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     message: Message
-    finish_reason: Literal["stop", "length", "context"]
+    finish_reason: Literal["stop", "length", "context", "filter"]
     usage: Usage
     cost_usd: float | None = None
     """What the call cost; None where the price is unknown."""

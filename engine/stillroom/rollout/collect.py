@@ -107,6 +107,7 @@ def key_of(outcome: Outcome) -> RolloutKey:
 
 _WIDEN_EVERY_S = 0.05
 _COLLECT_EVERY = 50_000
+_CUT_OFF = (StopReason.MAX_TOKENS, StopReason.CONTEXT_WINDOW, StopReason.CONTENT_FILTER)
 
 RecorderFor = Callable[[RolloutKey], EpisodeRecorder]
 
@@ -285,7 +286,7 @@ def _trajectory(spec: RolloutSpec, arena: Arena, played: _Played) -> Trajectory:
         success=judgement.success,
         stop_reason=episode.stop_reason,
         turns=episode.turns,
-        truncated=episode.stop_reason in (StopReason.MAX_TOKENS, StopReason.CONTEXT_WINDOW),
+        truncated=episode.stop_reason in _CUT_OFF,
         tool_errors=episode.tool_errors,
         error=None,
         usage=episode.usage,

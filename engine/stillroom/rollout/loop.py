@@ -97,6 +97,8 @@ class TurnRules:
             return StopReason.MAX_TOKENS
         if turn.finish_reason == "context":
             return StopReason.CONTEXT_WINDOW
+        if turn.finish_reason == "filter":
+            return StopReason.CONTENT_FILTER
         is_last = num_turns >= self.max_turns
         if turn.message.get("tool_calls"):
             return StopReason.MAX_TURNS if is_last else None

@@ -146,8 +146,8 @@ class OpenAITeacher:
         kept = REASONING_KEYS if self.calls.returns_thinking else kept
         self._not_sent = frozenset(REASONING_KEYS) - frozenset(kept)
         self._channel = open_channel(
-            f"{endpoint.base_url}/chat/completions",
-            {"authorization": f"Bearer {key}"} if key else {},
+            endpoint.chat_url,
+            endpoint.key_headers(key),
             transport=transport,
         )
 

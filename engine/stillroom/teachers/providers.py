@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from stillroom.errors import InputError
 from stillroom.settings import Workspace
@@ -29,6 +29,7 @@ class Profile:
     """Whether its own reasoning must come back with the next request."""
     is_local: bool = False
     """Runs on one's own machine, where tokens have no price."""
+    key_header: str = "authorization"
 
 
 PROFILES: dict[ProviderName, Profile] = {
@@ -50,6 +51,13 @@ PROFILES: dict[ProviderName, Profile] = {
 }
 ANY_ENDPOINT = Profile("", None)
 """What can be counted on where only the address is known."""
+AZURE = Profile(
+    "", "AZURE_OPENAI_API_KEY", max_tokens_field="max_completion_tokens", key_header="api-key"
+)
+"""A resource at Azure; each has an address of its own."""
+_AZURE_HOST = re.compile(r"\.(openai|cognitiveservices|services\.ai)\.azure\.(com|us|cn)$")
+_VERSION = "api-version"
+_CHAT = "/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +69,26 @@ class Endpoint:
     """None: no key is sent."""
     provider: ProviderName = "openai"
     profile: Profile = ANY_ENDPOINT
+    query: str = ""
+
+    @property
+    def chat_url(self) -> str:
+        """The address that requests go to."""
+        return f"{self.base_url}{_CHAT}" + (f"?{self.query}" if self.query else "")
+
+    def key_headers(self, key: str | None) -> dict[str, str]:
+        """Returns the header that carries the key."""
+        if key is None:
+            return {}
+        is_bearer = self.profile.key_header == "authorization"
+        return {self.profile.key_header: f"Bearer {key}" if is_bearer else key}
 
 
-TEACHER_KEYS = frozenset(p.api_key_env for p in PROFILES.values() if p.api_key_env is not None)
+TEACHER_KEYS = frozenset(
+    profile.api_key_env
+    for profile in (*PROFILES.values(), AZURE)
+    if profile.api_key_env is not None
+)
 """Environment variables with teachers' keys, which a training process must not have."""
 
 
@@ -77,37 +102,65 @@ def endpoint_for(
     """Returns the endpoint to call. Raises InputError if its key is missing.
 
     A `base_url` of one's own (vLLM, SGLang, Ollama, a gateway) is sent no key unless one is named:
-    the provider's own key is for the provider's own address.
+    the provider's own key is for the provider's own address. One at Azure is sent Azure's.
     """
-    own = PROFILES[provider]
-    is_generic = provider == "openai" and base_url is not None
+    profile = PROFILES[provider]
+    parts = _address(base_url or profile.base_url)
+    is_own = base_url is None
+    if provider == "openai" and base_url is not None:
+        is_own = _AZURE_HOST.search(parts.hostname or "") is not None
+        # A gateway before Azure wants the same header, and a key of its own.
+        profile = AZURE if is_own or _VERSION in parts.query else ANY_ENDPOINT
+    if profile is AZURE:
+        _check_azure(parts)
     endpoint = Endpoint(
-        base_url=(base_url or own.base_url).rstrip("/"),
-        api_key_env=api_key_env or (own.api_key_env if base_url is None else None),
+        base_url=parts._replace(query="").geturl().rstrip("/").removesuffix(_CHAT),
+        api_key_env=api_key_env or (profile.api_key_env if is_own else None),
         provider=provider,
-        profile=ANY_ENDPOINT if is_generic else own,
+        profile=profile,
+        query=parts.query,
     )
-    if not _is_address(endpoint.base_url):
-        raise InputError(
-            f"base_url {base_url!r} is not an http(s) address to which /chat/completions can be "
-            "added",
-            "give e.g. http://127.0.0.1:8000/v1, without a query",
-        )
     if endpoint.api_key_env is not None:
         _check_key(workspace, provider, endpoint.api_key_env)
     return endpoint
 
 
-def _is_address(url: str) -> bool:
+def _address(url: str) -> SplitResult:
+    """Returns an address of one's own. Raises InputError where no request could go to it."""
+    fix = "give e.g. http://127.0.0.1:8000/v1, without a query"
     # A line break or a blank would end the first line of a request.
-    if not (url.isascii() and url.isprintable()) or " " in url:
-        return False
+    if url.isascii() and url.isprintable() and " " not in url:
+        parts = _split(url)
+        if parts is not None and parts.scheme in ("http", "https") and not parts.fragment:
+            more = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - {_VERSION}
+            if not more:
+                return parts
+            # It would be on record with the address.
+            fix = f"take {min(more)!r} out of the query, and name a key with api_key_env"
+    raise InputError(
+        f"base_url {url!r} is not an http(s) address to which {_CHAT} can be added", fix
+    )
+
+
+def _split(url: str) -> SplitResult | None:
     try:
         parts = urlsplit(url)
-        is_host = bool(parts.hostname) and parts.port != 0
+        return parts if parts.hostname and parts.port != 0 else None
     except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and is_host and not (parts.query or parts.fragment)
+        return None
+
+
+def _check_azure(parts: SplitResult) -> None:
+    """Raises InputError for an address at which Azure has no chat."""
+    path = parts.path.rstrip("/").removesuffix(_CHAT)
+    if path.endswith("/v1") or (_VERSION in parts.query and "/deployments/" in path):
+        return
+    host = f"{parts.scheme}://{parts.netloc}"
+    raise InputError(
+        f"base_url {parts.geturl()!r} names no chat at Azure",
+        f"give {host}/openai/v1 and the deployment's name as the model, or "
+        f"{host}/openai/deployments/NAME?{_VERSION}=2024-10-21",
+    )
 
 
 def sampling_fields(endpoint: Endpoint, model: str, sampling: SamplingSettings) -> dict[str, Any]:

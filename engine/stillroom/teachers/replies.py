@@ -14,7 +14,9 @@ from stillroom.teachers.limit_types import LimitKind
 from stillroom.types import Message, ToolCall, Usage
 
 REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
-_KEPT_KEYS = ("content", *REASONING_KEYS)
+_SIGNATURES = "extra_content"
+"""Where Google's models keep what they must be sent back, of a turn or of a call."""
+_KEPT_KEYS = ("content", _SIGNATURES, *REASONING_KEYS)
 _MAX_TOKENS_OF_A_CALL = 1 << 40
 _KEPT_BYTES = 4000
 _NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low", re.IGNORECASE)
@@ -23,6 +25,12 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 _FLAGGED = re.compile(r"moderation|flagged|content.{0,3}polic|safety", re.IGNORECASE)
+
+
+_FINISHES: dict[str | None, Literal["length", "filter"]] = {
+    "length": "length",
+    "content_filter": "filter",
+}
 
 
 class UnreadableTurnError(Exception):
@@ -34,7 +42,7 @@ class ReadTurn:
     """A turn as an endpoint gave it."""
 
     message: Message
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "filter"]
     usage: Usage | None
     """None where it does not say what the call took."""
     reported_usd: float | None
@@ -49,6 +57,7 @@ class _Function(msgspec.Struct):
 class _Call(msgspec.Struct):
     function: _Function
     id: Any = None
+    extra_content: Any = None
 
 
 class _Reply(msgspec.Struct):
@@ -56,6 +65,7 @@ class _Reply(msgspec.Struct):
     reasoning: Any = msgspec.UNSET
     reasoning_content: Any = msgspec.UNSET
     reasoning_details: Any = msgspec.UNSET
+    extra_content: Any = msgspec.UNSET
     refusal: Any = None
     tool_calls: list[_Call] | None = None
 
@@ -91,7 +101,7 @@ def read_turn(body: bytes) -> ReadTurn:
     told: dict[str, Any] = completion.usage if isinstance(completion.usage, dict) else {}
     return ReadTurn(
         message=_message(choice.message),
-        finish_reason="length" if choice.finish_reason == "length" else "stop",
+        finish_reason=_FINISHES.get(choice.finish_reason, "stop"),
         usage=_usage(told),
         reported_usd=_reported_usd(told),
     )
@@ -122,7 +132,10 @@ def _calls(calls: list[_Call]) -> list[ToolCall]:
             identity = f"{identity}_{index}"
         taken.add(identity)
         function: Any = {"name": call.function.name, "arguments": _arguments(call.function)}
-        made.append({"id": identity, "type": "function", "function": function})
+        one: Any = {"id": identity, "type": "function", "function": function}
+        if call.extra_content is not None:
+            one[_SIGNATURES] = call.extra_content
+        made.append(one)
     return made
 
 

@@ -135,7 +135,8 @@ def test_a_rollout_is_kept_with_all_that_is_known_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finish", "truncated"), [("length", True), ("context", True), ("stop", False)]
+    ("finish", "truncated"),
+    [("length", True), ("context", True), ("filter", True), ("stop", False)],
 )
 def test_a_cut_off_rollout_is_truncated_and_still_judged(finish: str, truncated: bool) -> None:
     policy = ScriptedPolicy(lambda _key: [turn(assistant("7"), finish=finish)])

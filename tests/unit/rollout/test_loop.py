@@ -101,6 +101,7 @@ def test_a_conversation_goes_on_until_the_answer() -> None:
         ([turn(assistant("cut o"), finish="length")], 9, StopReason.MAX_TOKENS, 1),
         ([calling(tool_call(), finish="length")], 9, StopReason.MAX_TOKENS, 1),
         ([turn(assistant(""), finish="context")], 9, StopReason.CONTEXT_WINDOW, 1),
+        ([turn(assistant("The lamp"), finish="filter")], 9, StopReason.CONTENT_FILTER, 1),
         ([turn({"role": "assistant", "content": None, "tool_calls": []})], 9, "answered", 1),
     ],
 )

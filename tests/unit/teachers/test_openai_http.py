@@ -171,7 +171,14 @@ def test_whatever_role_the_endpoint_names_it_is_the_assistants_turn(role: str | 
 
 
 @pytest.mark.parametrize(
-    ("reason", "finish"), [("length", "length"), ("stop", "stop"), ("tool_calls", "stop")]
+    ("reason", "finish"),
+    [
+        ("length", "length"),
+        ("content_filter", "filter"),
+        ("stop", "stop"),
+        ("tool_calls", "stop"),
+        ("end_turn", "stop"),
+    ],
 )
 def test_a_turn_that_was_cut_off_says_so(reason: str, finish: str) -> None:
     assert Bench([completion("a", finish_reason=reason)]).complete().finish_reason == finish
@@ -470,6 +477,26 @@ def test_a_conversation_is_sent_whole_with_each_turn() -> None:
         assistant(None, tool_call()),
         tool_reply("7"),
     ]
+
+
+def test_what_google_signs_goes_back_where_it_stood() -> None:
+    signed = {"google": {"thought_signature": "c2lnbmVk"}}
+    call = {**tool_call(), "extra_content": signed}
+    first = completion(None, tool_calls=[call], finish_reason="tool_calls", extra_content=signed)
+    bench = Bench([first, completion("7")])
+
+    async def main() -> None:
+        async with (
+            bench.teacher as teacher,
+            teacher.converse([user("hi")], [SCHEMA], seed_key="task:0") as conversation,
+        ):
+            turn = await conversation.sample()
+            conversation.reply(turn.message, [tool_reply("7")])
+            await conversation.sample()
+
+    run_async(main)
+    sent = bench.bodies[1]["messages"][1]
+    assert sent == {**assistant(None, call), "extra_content": signed}
 
 
 def test_a_restored_turn_stands_where_it_was() -> None:

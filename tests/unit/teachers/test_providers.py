@@ -6,6 +6,7 @@ import pytest
 from stillroom.errors import InputError
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import (
+    ANY_ENDPOINT,
     PROFILES,
     TEACHER_KEYS,
     ProviderName,
@@ -74,6 +75,78 @@ def test_the_providers_own_key_is_not_sent_to_another_address(
     assert endpoint.api_key_env is None
 
 
+AZURE_HOST = "https://lab.openai.azure.com"
+
+
+@pytest.mark.parametrize(
+    ("base_url", "asked"),
+    [
+        (
+            f"{AZURE_HOST}/openai/deployments/four?api-version=2024-10-21",
+            f"{AZURE_HOST}/openai/deployments/four/chat/completions?api-version=2024-10-21",
+        ),
+        (
+            f"{AZURE_HOST}/openai/deployments/four/chat/completions?api-version=2024-10-21",
+            f"{AZURE_HOST}/openai/deployments/four/chat/completions?api-version=2024-10-21",
+        ),
+        (f"{AZURE_HOST}/openai/v1/", f"{AZURE_HOST}/openai/v1/chat/completions"),
+        (
+            "https://lab.services.ai.azure.com/openai/v1",
+            "https://lab.services.ai.azure.com/openai/v1/chat/completions",
+        ),
+    ],
+)
+def test_a_resource_at_azure_is_asked_as_azure_wants_it(
+    monkeypatch: pytest.MonkeyPatch, base_url: str, asked: str
+) -> None:
+    with pytest.raises(InputError, match="AZURE_OPENAI_API_KEY"):
+        endpoint_for(WORKSPACE, "openai", base_url=base_url, api_key_env=None)
+    monkeypatch.setenv("AZURE_OPENAI_API_KEY", "canary")
+
+    endpoint = endpoint_for(WORKSPACE, "openai", base_url=base_url, api_key_env=None)
+
+    assert endpoint.chat_url == asked
+    assert endpoint.key_headers("canary") == {"api-key": "canary"}
+    assert "AZURE_OPENAI_API_KEY" in TEACHER_KEYS
+    fields = sampling_fields(endpoint, "gpt-5-mini", SamplingSettings(max_tokens=7))
+    assert fields == {"max_completion_tokens": 7}
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "/openai", "/openai/deployments/four", "/openai?api-version=2024-10-21"]
+)
+def test_an_address_at_azure_without_a_chat_is_refused_with_one_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setenv("AZURE_OPENAI_API_KEY", "canary")
+    with pytest.raises(InputError, match="names no chat at Azure") as caught:
+        endpoint_for(WORKSPACE, "openai", base_url=AZURE_HOST + path, api_key_env=None)
+    assert f"{AZURE_HOST}/openai/v1" in caught.value.fix
+
+
+def test_a_gateway_before_azure_is_sent_the_key_that_is_named_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base_url = "https://gateway.test/openai/deployments/four?api-version=2024-10-21"
+    monkeypatch.setenv("AZURE_OPENAI_API_KEY", "canary")
+    monkeypatch.setenv("MY_KEY", "mine")
+
+    unnamed = endpoint_for(WORKSPACE, "openai", base_url=base_url, api_key_env=None)
+    named = endpoint_for(WORKSPACE, "openai", base_url=base_url, api_key_env="MY_KEY")
+
+    assert (unnamed.api_key_env, named.api_key_env) == (None, "MY_KEY")
+    assert named.chat_url.endswith("/four/chat/completions?api-version=2024-10-21")
+    assert named.key_headers("mine") == {"api-key": "mine"}
+
+
+def test_an_address_that_looks_like_azures_is_sent_no_key_of_azures() -> None:
+    base_url = "https://openai.azure.com.evil.test/openai/v1"
+
+    endpoint = endpoint_for(WORKSPACE, "openai", base_url=base_url, api_key_env=None)
+
+    assert (endpoint.api_key_env, endpoint.profile) == (None, ANY_ENDPOINT)
+
+
 @pytest.mark.parametrize(
     "base_url",
     [
@@ -91,6 +164,9 @@ def test_the_providers_own_key_is_not_sent_to_another_address(
         "http://host/v1 HTTP/1.1\r\nx: y",
         "http://höst/v1",
         "http://host/v1?version=1",
+        "http://host/v1?api-version=1&key=secret",
+        "http://host/v1?key",
+        "http://host/v1#chat",
     ],
 )
 def test_an_address_that_is_not_http_is_refused(base_url: str) -> None:
