@@ -1,6 +1,7 @@
 """Loading models and tokenizers; every way it can fail becomes an error that says what to do."""
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from stillroom.data.render import ChatRenderer
 from stillroom.errors import ModelError
-from stillroom.models.precision import Precision
+from stillroom.models.precision import Precision, Quantization
+from stillroom.models.quantized import compute_alike, nf4_options
 from stillroom.models.resolve import ModelLocation, adapter_base
 from stillroom.settings import Workspace
 
@@ -76,17 +78,31 @@ def load_model(
     return LoadedModel(location, model, tokenizer, stop_token_ids(model, tokenizer))
 
 
-def load_weights(location: ModelLocation, *, precision: Precision = "auto") -> PreTrainedModel:
+def load_weights(
+    location: ModelLocation, *, precision: Precision = "auto", quantization: Quantization = None
+) -> PreTrainedModel:
     """Returns a causal language model on the best device at hand (CUDA, else CPU)."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model: Any = read_weights(location, dtype=dtype_for(precision, device))
+    dtype = dtype_for(precision, device)
+    model: Any
+    if quantization == "nf4":
+        model = read_weights(location, dtype=dtype, options=nf4_options(dtype, device))
+        compute_alike(model)
+        return model
+    model = read_weights(location, dtype=dtype)
     return model.to(device)
 
 
 def read_weights(
-    location: ModelLocation, *, dtype: torch.dtype | Literal["auto"]
+    location: ModelLocation,
+    *,
+    dtype: torch.dtype | Literal["auto"],
+    options: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """Returns a causal language model in main memory; `auto`: in the number format of its files."""
+    """Returns a causal language model in main memory; `auto`: in the number format of its files.
+
+    `options` are more of `from_pretrained`'s.
+    """
     transformers.utils.logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -94,6 +110,7 @@ def read_weights(
             dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
+            **(options or {}),
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise _cannot_load("model", location, error) from error
@@ -113,10 +130,12 @@ def load_adapter(
     location: ModelLocation,
     *,
     precision: Precision = "auto",
+    quantization: Quantization = None,
     is_trainable: bool = False,
 ) -> Any:
     """Returns the peft model of a LoRA checkpoint on its base."""
-    base = load_weights(adapter_base(workspace, location), precision=precision)
+    base_location = adapter_base(workspace, location)
+    base = load_weights(base_location, precision=precision, quantization=quantization)
     return put_adapter(base, location, is_trainable=is_trainable)
 
 

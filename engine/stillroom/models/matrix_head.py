@@ -165,7 +165,7 @@ class MatrixScores:
 
 def matrix_head(head: Any, *, scale: float, softcap: float | None) -> MatrixHead | None:
     """Returns the head as a matrix; None if it is anything else, or not in main memory."""
-    if type(head) is not nn.Linear or head.bias is not None:
+    if type(head) is not nn.Linear or "bias" in dict(head.named_parameters()):
         return None
     weight = head.weight
     # A sharded parameter holds a tensor of another type.

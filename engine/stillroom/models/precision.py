@@ -4,3 +4,6 @@ from typing import Literal
 
 Precision = Literal["auto", "fp32", "bf16"]
 """`auto` is bf16 on CUDA and fp32 on CPU."""
+
+Quantization = Literal["nf4"] | None
+"""nf4: 4 bits a weight in the layers that an adapter is trained on."""

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stillroom.errors import ConfigError
-from stillroom.models.precision import Precision
+from stillroom.models.precision import Precision, Quantization
 from stillroom.rollout.loop import DEFAULT_NUDGE, TerminationPolicy
 from stillroom.train.refusals import REFUSED_VALUES, UNSUPPORTED
 from stillroom.validation import describe_errors
@@ -46,8 +46,19 @@ class ModelSection(_Section):
     name: str | None = None
     description: str | None = None
     precision: Precision = "auto"
+    quantization: Quantization = None
+    """nf4: the base in 4 bits under a LoRA adapter; checkpoints fit the base as it is."""
     max_length: Annotated[int, Field(ge=8)] | None = None
     """sft, dpo: longer rows are left out and counted; default: the model's context."""
+
+    @model_validator(mode="after")
+    def _quantised_weights_are_frozen(self) -> "ModelSection":
+        if self.quantization is not None and self.qlora_rank == 0:
+            raise ValueError(
+                "quantization needs an adapter, since weights of 4 bits cannot be trained: set "
+                "qlora_rank, e.g. 32"
+            )
+        return self
 
     @property
     def alpha(self) -> int:

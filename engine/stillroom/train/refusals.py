@@ -8,10 +8,6 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
         "evaluations run on their own",
         "leave it out and run evaluate_model on the run's checkpoints",
     ),
-    "model.quantization": (
-        "weights are trained in fp32 or bf16",
-        "leave it out; a LoRA adapter (qlora_rank) keeps memory low",
-    ),
     "teacher.agentic": ("the student alone acts", "leave it out"),
     "rollout.mcp_url": (
         "tools come from tools.py",

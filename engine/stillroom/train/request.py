@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stillroom.data.formats import RowFormat, read_rows
 from stillroom.errors import ConfigError, DataError
+from stillroom.models.quantized import check_quantization
 from stillroom.models.resolve import locate_model
 from stillroom.models.scoring import refuse_api_teacher
 from stillroom.settings import Workspace
@@ -80,6 +81,8 @@ def plan_request(workspace: Workspace, request: StartTraining) -> TrainingPlan:
     if not sum(1 for _ in itertools.islice(rows, _CHECKED_ROWS)):
         raise DataError(f"{train_file} holds no rows", "write one row per line")
     locate_model(workspace, config.model.path)
+    if config.model.quantization is not None:
+        check_quantization()
     if config.dataset_type == "distill" and config.teacher is not None:
         refuse_api_teacher(config.teacher.path)
         locate_model(workspace, config.teacher.path)

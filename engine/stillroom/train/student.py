@@ -129,7 +129,8 @@ def load_student(workspace: Workspace, section: ModelSection, *, seed: int) -> S
         base = adapter_base(workspace, location)
     else:
         base = location
-        model = load_weights(location, precision=_precision(section))
+        precision = _precision(section)
+        model = load_weights(location, precision=precision, quantization=section.quantization)
         if section.qlora_rank > 0:
             model = _new_adapter(model, section)
     head = OutputHead(model)
@@ -167,7 +168,13 @@ def _new_adapter(model: Any, section: ModelSection) -> Any:
 
 
 def _continued_adapter(workspace: Workspace, location: ModelLocation, section: ModelSection) -> Any:
-    model = load_adapter(workspace, location, precision=_precision(section), is_trainable=True)
+    model = load_adapter(
+        workspace,
+        location,
+        precision=_precision(section),
+        quantization=section.quantization,
+        is_trainable=True,
+    )
     rank = model.peft_config["default"].r
     if rank != section.qlora_rank:
         raise ConfigError(

@@ -1,0 +1,142 @@
+"""An adapter on a base of 4 bits a weight."""
+
+import importlib.util
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM
+
+from fakes.conversations import answer, user
+from fakes.training import make_project, make_student
+from stillroom.errors import ConfigError, MissingExtraError
+from stillroom.models.load import load_model, load_weights
+from stillroom.models.resolve import locate_model
+from stillroom.train.config import ModelSection
+from stillroom.train.student import load_student
+
+SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]
+DPO_ROWS = [
+    {
+        "prompt": [user(f"Item {i}?")],
+        "chosen": [answer(f"It costs {i}.")],
+        "rejected": [answer("No.")],
+    }
+    for i in range(6)
+]
+QLORA = {"qlora_rank": 4, "quantization": "nf4"}
+IDS = torch.arange(5, 45).view(2, 20)
+
+
+@pytest.fixture
+def folder(tiny_models):
+    return tiny_models.folder("qwen3", "chatml")
+
+
+def quantised(model):
+    return [name for name, p in model.named_parameters() if p.dtype == torch.uint8]
+
+
+def qlora_student(tiny_models, path):
+    return load_student(tiny_models.workspace, ModelSection(path=str(path), **QLORA), seed=0)
+
+
+def test_the_linear_layers_are_quantised_and_only_the_adapter_is_trained(tiny_models, folder):
+    student = qlora_student(tiny_models, folder)
+
+    plain = make_student(tiny_models, folder, rank=4)
+    # Seven linear layers in each of two blocks.
+    assert len(quantised(student.module)) == 14
+    assert sum(p.numel() for p in student.trainable()) == sum(p.numel() for p in plain.trainable())
+    assert student.head.can_pack
+
+
+def test_it_computes_the_same_with_and_without_gradients(tiny_models, folder):
+    model = qlora_student(tiny_models, folder).module.train()
+
+    with_gradient = model(IDS).logits
+    with torch.no_grad():
+        without = model.eval()(IDS).logits
+
+    assert torch.allclose(without, with_gradient, atol=1e-5)
+
+
+def test_the_quantised_weights_stay_near_the_base(tiny_models):
+    from bitsandbytes.functional import dequantize_4bit
+
+    folder = tiny_models.folder("llama", "chatml", hidden_size=256, intermediate_size=256)
+    exact = load_weights(locate_model(tiny_models.workspace, str(folder))).model.layers[0].mlp
+    layer = qlora_student(tiny_models, folder).head._body.layers[0].mlp.gate_proj.base_layer
+
+    weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+
+    wanted = exact.gate_proj.weight
+    assert 0.01 < (weight - wanted).norm() / wanted.norm() < 0.12
+
+
+@pytest.mark.parametrize(("method", "rows"), [("sft", SFT_ROWS), ("dpo", DPO_ROWS)])
+def test_it_trains_and_the_checkpoint_is_an_adapter_of_the_base_as_it_is(
+    tmp_path, folder, method, rows
+):
+    trainer = {"num_epochs": 6, "learning_rate": 1e-2}
+    project = make_project(tmp_path, method, folder, model=QLORA, trainer=trainer)
+    project.write(rows)
+
+    project.train()
+
+    losses = [metrics["loss"] for metrics in project.reporter.measured]
+    assert losses[-1] < 0.9 * losses[0]
+    theirs = AutoPeftModelForCausalLM.from_pretrained(project.checkpoint()).eval()
+    merged = load_model(project.workspace, locate_model(project.workspace, "run-1"))
+    plain = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        assert torch.allclose(merged.model(IDS).logits, theirs(IDS).logits, atol=1e-4)
+        assert not torch.allclose(theirs(IDS).logits, plain(IDS).logits, atol=1e-2)
+        assert merged.model.generate(IDS[:1], max_new_tokens=4, do_sample=False).shape[1] > 20
+
+
+def test_training_goes_on_from_its_checkpoint(tmp_path, folder):
+    trainer = {"num_epochs": 6, "learning_rate": 1e-2}
+    project = make_project(tmp_path, "sft", folder, model=QLORA, trainer=trainer)
+    project.write(SFT_ROWS)
+    first = project.train()
+    begun = len(project.reporter.measured)
+
+    second = project.train("run-2", "model.path=run-1", "trainer.num_epochs=1")
+
+    losses = [metrics["loss"] for metrics in project.reporter.measured]
+    assert losses[begun] < 0.9 * losses[0]
+    assert first.checkpoint != second.checkpoint
+
+
+def test_two_runs_are_the_same_bit_for_bit(tmp_path, folder):
+    project = make_project(tmp_path, "sft", folder, model=QLORA)
+    project.write(SFT_ROWS)
+
+    project.train("run-1")
+    project.train("run-2")
+
+    name = "adapter_model.safetensors"
+    first, second = (project.checkpoint(run=run) / name for run in ("run-1", "run-2"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_weights_of_four_bits_are_not_trained_themselves(tmp_path, folder):
+    project = make_project(tmp_path, "sft", folder, model={"quantization": "nf4"})
+    project.write(SFT_ROWS)
+
+    with pytest.raises(ConfigError, match="quantization needs an adapter"):
+        project.train()
+
+
+def test_without_bitsandbytes_the_error_names_what_to_install(tiny_models, folder, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "bitsandbytes" else found(name, *more),
+    )
+
+    with pytest.raises(MissingExtraError, match="qlora") as caught:
+        qlora_student(tiny_models, folder)
+    assert "stillroom[qlora]" in caught.value.fix
