@@ -51,6 +51,7 @@ BAD_LINES = [
     encoded(rollout_row(reward="1")),
     encoded(rollout_row(success="yes")),
     encoded(rollout_row(messages={"role": "user"})),
+    encoded(rollout_row(messages=[{"role": "judge", "content": "x"}, assistant("a")])),
     encoded(rollout_row(reward=10**400)),
     encoded(rollout_row())[:-2],
     encoded(rollout_row()) + b"x",

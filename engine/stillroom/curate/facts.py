@@ -1,18 +1,18 @@
 """The few fields of a rollout that decide what becomes of it, decoded straight from its line."""
 
-import struct
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from stillroom.data.checks import ROLES
 from stillroom.data.foreign import stop_reason
 from stillroom.data.layouts import RolloutLayout
 from stillroom.data.rnow import failure_of, is_rnow_reward
 from stillroom.rollout.rewards import SUCCESS_THRESHOLD
 
 NULL = msgspec.Raw(b"null")
-_first_byte = struct.Struct("c").unpack_from
-_QUOTE = (b'"',)
+# Of what begins a JSON value, a text's quote alone sorts before this.
+_AFTER_QUOTE = bytearray(b"#")
 
 
 class CalledFunction(msgspec.Struct, frozen=True, gc=False):
@@ -43,7 +43,8 @@ _CONTENT: msgspec.json.Decoder[Content] = msgspec.json.Decoder(Content)
 class MessageFacts(msgspec.Struct, frozen=True, gc=False):
     """A message as chat completions know it."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: str
+    """`count_turns` tells what is none."""
     content: msgspec.Raw = NULL
     """Undecoded: texts are long, and only the last one decides."""
     tool_calls: list[CallFacts] | None = None
@@ -58,6 +59,8 @@ class RolloutFacts(msgspec.Struct, frozen=True, gc=False):
     """A rollout row of any layout, as far as it decides."""
 
     messages: list[MessageFacts]
+    num_turns: int
+    """Of the assistant."""
     stop_reason: str
     id: str | None = None
     task_id: str | None = None
@@ -67,15 +70,6 @@ class RolloutFacts(msgspec.Struct, frozen=True, gc=False):
     tool_errors: int | None = None
     metadata: dict[str, Any] | None = None
     error: Any = None
-
-    @property
-    def num_turns(self) -> int:
-        """Assistant turns."""
-        count = 0
-        for message in self.messages:
-            if message.role == "assistant":
-                count += 1
-        return count
 
     @property
     def has_final_answer(self) -> bool:
@@ -111,6 +105,20 @@ class RolloutFacts(msgspec.Struct, frozen=True, gc=False):
     def is_success_derived(self) -> bool:
         """Whether the row itself does not say if it succeeded."""
         return self.success is None
+
+
+class OwnFields(msgspec.Struct, frozen=True, gc=False):
+    """All that decides of a rollout in our layout that was checked already."""
+
+    messages: list[MessageFacts]
+    stop_reason: str
+    id: str | None = None
+    task_id: str | None = None
+    reward: float | None = None
+    success: bool | None = None
+    tool_errors: int | None = None
+    metadata: dict[str, Any] | None = None
+    error: Any = None
 
 
 class TaskPrompt(msgspec.Struct, frozen=True):
@@ -166,26 +174,32 @@ class RolloutParts(msgspec.Struct, frozen=True, gc=False):
     reward: msgspec.Raw = NULL
 
 
-def is_sound(messages: list[MessageFacts]) -> bool:
-    """Whether every message has its content, and every tool's reply its call.
+def count_turns(messages: list[MessageFacts]) -> int | None:
+    """Returns how many turns the assistant has, None if something is wrong with the messages.
 
-    With what the types say already, this is all that `message_problems` asks for.
+    Every message has a role and its content, and every tool's reply its call. With what the types
+    say already, this is all that `message_problems` asks for.
     Raises msgspec.ValidationError of a content that is none.
     """
+    num_turns = 0
     called: set[str | None] = {None}
     for message in messages:
         role = message.role
         # What begins as a text is one: the decoder has gone over it.
-        is_text = _first_byte(message.content) == _QUOTE
+        is_text = message.content < _AFTER_QUOTE
         if not is_text and message.said() is None and role != "assistant":
-            return False
+            return None
         if role == "assistant":
+            num_turns += 1
             if message.tool_calls:
                 for call in message.tool_calls:
                     called.add(call.id)
-        elif role == "tool" and message.tool_call_id not in called:
-            return False
-    return True
+        elif role == "tool":
+            if message.tool_call_id not in called:
+                return None
+        elif role not in ROLES:
+            return None
+    return num_turns
 
 
 def layout_of_fields(row: CommonFields) -> RolloutLayout | None:
@@ -199,17 +213,19 @@ def layout_of_fields(row: CommonFields) -> RolloutLayout | None:
 
 
 class LongFields(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a row of one layout whose names differ, decoded."""
+    """The fields of a row of one layout whose names differ, decoded, and what was counted."""
 
     messages: list[MessageFacts]
+    num_turns: int
     reward: float | None
     metadata: dict[str, Any] | None
 
 
-def own_facts(row: CommonFields, long: LongFields) -> RolloutFacts:
+def own_facts(row: CommonFields | OwnFields, long: LongFields) -> RolloutFacts:
     """Returns the facts of a rollout of ours."""
     return RolloutFacts(
         messages=long.messages,
+        num_turns=long.num_turns,
         stop_reason=row.stop_reason or "",
         id=row.id,
         task_id=row.task_id or None,
@@ -221,6 +237,12 @@ def own_facts(row: CommonFields, long: LongFields) -> RolloutFacts:
     )
 
 
+def checked_facts(row: OwnFields) -> RolloutFacts:
+    """Returns the facts of a rollout of ours whose messages were checked already."""
+    num_turns = [message.role for message in row.messages].count("assistant")
+    return own_facts(row, LongFields(row.messages, num_turns, row.reward, row.metadata))
+
+
 def rnow_facts(row: CommonFields, long: LongFields) -> RolloutFacts | None:
     """Returns the facts of a rollout of rnow's, as those of what `rollout_from_rnow` makes of it.
 
@@ -229,9 +251,8 @@ def rnow_facts(row: CommonFields, long: LongFields) -> RolloutFacts | None:
     messages, failure = long.messages, None
     if not messages:
         return None
-    rewards = row.rewards or {}
-    is_plain = all(isinstance(value, float) for value in rewards.values())
-    if not is_plain or row.completed is not True or row.error:
+    if row.completed is not True or row.error or not _are_numbers(row.rewards):
+        rewards = row.rewards or {}
         if not all(value is None or is_rnow_reward(value) for value in rewards.values()):
             return None
         told = {"rewards": rewards, "error": row.error, "errors": row.errors}
@@ -240,6 +261,7 @@ def rnow_facts(row: CommonFields, long: LongFields) -> RolloutFacts | None:
     is_open = last.role != "assistant" or bool(last.tool_calls)
     return RolloutFacts(
         messages=messages,
+        num_turns=long.num_turns,
         stop_reason=stop_reason(
             is_failed=failure is not None, is_truncated=row.truncated is True, is_open=is_open
         ),
@@ -250,3 +272,11 @@ def rnow_facts(row: CommonFields, long: LongFields) -> RolloutFacts | None:
         metadata=long.metadata or {},
         error=failure,
     )
+
+
+def _are_numbers(rewards: dict[str, Any] | None) -> bool:
+    # A generator for `all` would cost as much as the rest of the facts.
+    for value in (rewards or {}).values():  # noqa: SIM110
+        if type(value) is not float:
+            return False
+    return True

@@ -1,5 +1,6 @@
 """Rollout rows as curation sees them: the few fields that decide, beside the untouched bytes."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from stillroom.curate.facts import (
     DecodedFields,
     LongFields,
     MessageFacts,
+    OwnFields,
     RawFields,
     RolloutFacts,
     RolloutParts,
     TaskPrompt,
-    is_sound,
+    checked_facts,
+    count_turns,
     layout_of_fields,
     own_facts,
     rnow_facts,
@@ -24,7 +27,7 @@ from stillroom.curate.facts import (
 from stillroom.data.checks import Problem, decode_deeper, decode_row, tool_schema_problems
 from stillroom.data.foreign import ORIGIN
 from stillroom.data.layouts import RULES, RolloutLayout, layout_of, own_problems
-from stillroom.data.row_files import decode_line, read_row_lines, rollout_files
+from stillroom.data.row_files import decode_line, read_row_blocks, rollout_files
 from stillroom.errors import DataError, InputError
 from stillroom.files import content_hash
 from stillroom.lines import Line
@@ -46,7 +49,7 @@ class _Contents(msgspec.Struct):
 
 _DECODED = msgspec.json.Decoder(DecodedFields)
 _RAW = msgspec.json.Decoder(RawFields)
-_OWN = msgspec.json.Decoder(RolloutFacts)
+_OWN = msgspec.json.Decoder(OwnFields)
 _PARTS = msgspec.json.Decoder(RolloutParts)
 _MESSAGES = msgspec.json.Decoder(list[MessageFacts])
 _CONTENTS = msgspec.json.Decoder(_Contents)
@@ -100,8 +103,9 @@ def read_rollouts(path: Path, *, with_parts: bool = False) -> Iterator[RolloutLi
     """
     reader = _Reader(with_parts=with_parts)
     for file in rollout_files(path):
-        for line in read_row_lines(file):
-            yield reader.read(file, line)
+        read = functools.partial(reader.read, file)
+        for lines in read_row_blocks(file):
+            yield from decode_deeper(read, lines, _SPARE_FRAMES)
 
 
 class _Reader:
@@ -111,7 +115,10 @@ class _Reader:
         self._with_parts = with_parts
         self._sound_tools = b"null"
 
-    def read(self, file: Path, line: Line) -> RolloutLine:
+    def read(self, file: Path, lines: Sequence[Line]) -> list[RolloutLine]:
+        return [self._read(file, line) for line in lines]
+
+    def _read(self, file: Path, line: Line) -> RolloutLine:
         try:
             if not line.is_cut and (found := self._at_once(file, line)) is not None:
                 return found
@@ -123,19 +130,19 @@ class _Reader:
         data = line.data
         if not data.isascii():
             data.decode()  # what the decoder passes over may be no UTF-8
-        decode = _RAW.decode if self._with_parts else _DECODED.decode
-        row = decode_deeper(decode, data, _SPARE_FRAMES)
+        row = _RAW.decode(data) if self._with_parts else _DECODED.decode(data)
         layout = layout_of_fields(row)
         if layout is None or not self._are_tools_sound(row.tools):
             return None
         is_own = layout is RolloutLayout.STILLROOM
         long = _long_fields(row, is_own=is_own)
-        if long is None or not is_sound(long.messages):
+        if long is None:
             return None
         facts = own_facts(row, long) if is_own else rnow_facts(row, long)
         if facts is None:
             return None
-        facts = _with_task_id(facts, data)
+        if facts.task_id is None:
+            facts = _with_task_id(facts, data)
         parts = _parts(row, facts, is_own=is_own) if isinstance(row, RawFields) else None
         return RolloutLine(file, line, facts, None, parts, layout)
 
@@ -152,7 +159,7 @@ class _Reader:
         try:
             layout, own = _in_our_layout(line)
             _CONTENTS.decode(own)
-            facts = _with_task_id(_OWN.decode(own), own)
+            facts = _with_task_id(checked_facts(_OWN.decode(own)), own)
             parts = _PARTS.decode(own) if self._with_parts else None
         except DataError as error:
             return RolloutLine(file, line, problem=error.problem)
@@ -166,10 +173,14 @@ def _long_fields(row: DecodedFields | RawFields, *, is_own: bool) -> LongFields 
     if isinstance(row, RawFields):
         messages = _MESSAGES.decode(row.messages if is_own else row.conversation)
         reward = _NUMBER.decode(row.reward if is_own else row.total_reward)
-        return LongFields(messages, reward, _OBJECT.decode(row.metadata))
-    found = row.messages if is_own else row.conversation
-    reward = row.reward if is_own else row.total_reward
-    return None if found is None else LongFields(found, reward, row.metadata)
+        metadata = _OBJECT.decode(row.metadata)
+    else:
+        messages = row.messages if is_own else row.conversation
+        reward = row.reward if is_own else row.total_reward
+        metadata = row.metadata
+    if messages is None or (num_turns := count_turns(messages)) is None:
+        return None
+    return LongFields(messages, num_turns, reward, metadata)
 
 
 def _parts(row: RawFields, facts: RolloutFacts, *, is_own: bool) -> RolloutParts:

@@ -11,6 +11,7 @@ import msgspec
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _VALUE = msgspec.json.Decoder()
+_Given = TypeVar("_Given")
 _T = TypeVar("_T")
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -217,7 +218,7 @@ def decode_row(data: bytes) -> dict[str, Any] | Problem:
     return cast("dict[str, Any]", value)
 
 
-def decode_deeper(decode: Callable[[bytes], _T], data: bytes, frames: int) -> _T:
+def decode_deeper(decode: Callable[[_Given], _T], data: _Given, frames: int) -> _T:
     """Decodes from `frames` deeper in the stack, which bounds how deep a value may be nested.
 
     So what is read here can be written, and read again, from any place less deep than that.

@@ -11,7 +11,7 @@ import msgspec
 
 from stillroom.data.checks import Problem, decode_row, decode_text_row
 from stillroom.errors import DataError
-from stillroom.lines import BOM, Line, read_lines
+from stillroom.lines import BOM, Line, read_line_blocks, read_lines
 
 MAX_ROW_BYTES = 64 << 20
 TOO_LONG = f"is longer than {MAX_ROW_BYTES >> 20} MB"
@@ -26,11 +26,16 @@ def read_row_lines(path: Path) -> Iterator[Line]:
 
     A document's blanks are taken out of `data`; nothing else is changed.
     """
+    return itertools.chain.from_iterable(read_row_blocks(path))
+
+
+def read_row_blocks(path: Path) -> Iterator[list[Line]]:
+    """Yields the same rows, those of a block of the file at a time."""
     document = _document(path) if path.suffix == ".json" else None
     if document is not None:
-        yield document
+        yield [document]
         return
-    yield from read_lines(path, max_bytes=MAX_ROW_BYTES)
+    yield from read_line_blocks(path, max_bytes=MAX_ROW_BYTES)
 
 
 def decode_line(line: Line) -> dict[str, Any] | Problem:

@@ -11,7 +11,7 @@ from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
 from fakes.mangling import mangled
 from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines, row_with, saying
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_lines
-from stillroom.curate.facts import RolloutFacts
+from stillroom.curate.facts import OwnFields, RolloutFacts, checked_facts
 from stillroom.curate.rows import own_row, read_rollouts
 from stillroom.data.layouts import RULES, RolloutLayout, as_rollout, layout_of
 from stillroom.data.rnow import rnow_from_rollout
@@ -172,7 +172,8 @@ def long_way(row: Any) -> RolloutFacts | None:
     layout = layout_of(row)
     if layout is None or any(RULES[layout].problems(row)):
         return None
-    facts = msgspec.json.decode(msgspec.json.encode(as_rollout(row)), type=RolloutFacts)
+    own = msgspec.json.decode(msgspec.json.encode(as_rollout(row)), type=OwnFields)
+    facts = checked_facts(own)
     for message in facts.messages:
         message.said()
     return facts
