@@ -89,6 +89,15 @@ def after_inspect_examples(request: api.InspectExamples, result: api.ExamplesPag
     return "only the assistant's turns with their end-of-turn token must stand in ⟦ ⟧"
 
 
+def after_plan_training(request: api.PlanTraining, result: api.TrainingForecast) -> str:
+    """Whether to start, or what to change first."""
+    if not result.fits:
+        return f"it does not fit: plan_training again with {'; or '.join(result.changes)}"
+    if result.skipped:
+        return "tell the user which rows are left out (skipped), then start_training"
+    return "start_training with the same config and overrides"
+
+
 def after_run(request: object, result: api.RunReport) -> str:
     """What to do with a run as it stands."""
     if result.status in ("starting", "running"):

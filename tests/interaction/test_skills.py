@@ -142,7 +142,7 @@ def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
     skill = SKILLS / "off-policy-distillation"
     references = (skill / "references/preferences.md", skill / "references/export.md")
     calls = follow_documents(tmp_path, skill / "SKILL.md", *references)
-    assert calls == 17
+    assert calls == 18
 
 
 def test_the_rollout_quality_skill_works_as_written(tmp_path: Path) -> None:
@@ -152,4 +152,4 @@ def test_the_rollout_quality_skill_works_as_written(tmp_path: Path) -> None:
 
 def test_the_on_policy_skill_works_as_written(tmp_path: Path) -> None:
     calls = follow_documents(tmp_path, SKILLS / "on-policy-distillation" / "SKILL.md")
-    assert calls == 10
+    assert calls == 11

@@ -28,6 +28,7 @@ from stillroom.api.runs import (
     get_run,
     get_run_logs,
     list_runs,
+    plan_training,
     score_rollouts,
     start_training,
 )
@@ -45,7 +46,8 @@ from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.score import ScoreRollouts
 from stillroom.trace.request import Lineage, LineageNode, ShowLineage
 from stillroom.trace.show import show_lineage
-from stillroom.train.request import StartTraining
+from stillroom.train.forecast import TrainingForecast
+from stillroom.train.request import PlanTraining, StartTraining
 
 __all__ = [
     "CancelRun",
@@ -70,6 +72,7 @@ __all__ = [
     "LogPage",
     "MakeDpoPairs",
     "PairsResult",
+    "PlanTraining",
     "ProjectResult",
     "ReviewSample",
     "RunPage",
@@ -79,6 +82,7 @@ __all__ = [
     "SetupReport",
     "ShowLineage",
     "StartTraining",
+    "TrainingForecast",
     "ValidateDataset",
     "ValidationReport",
     "cancel_run",
@@ -95,6 +99,7 @@ __all__ = [
     "inspect_examples",
     "list_runs",
     "make_dpo_pairs",
+    "plan_training",
     "sample_for_review",
     "score_rollouts",
     "show_lineage",

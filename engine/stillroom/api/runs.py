@@ -9,6 +9,7 @@ from stillroom.errors import InputError
 from stillroom.evaluate.request import EvaluateModel, check_evaluation
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
+from stillroom.jobs.inline import plan_in_child
 from stillroom.jobs.store import (
     Progress,
     RunFailure,
@@ -21,7 +22,8 @@ from stillroom.rollout.request import GenerateRollouts, check_rollouts, locate_p
 from stillroom.rollout.score import ScoreRollouts, check_scoring
 from stillroom.settings import Workspace, tool_environment, training_environment
 from stillroom.teachers.providers import IN_PROCESS, TEACHER_KEYS
-from stillroom.train.request import StartTraining, plan_request, resolve_resume
+from stillroom.train.forecast import TrainingForecast
+from stillroom.train.request import PlanTraining, StartTraining, plan_request, resolve_resume
 from stillroom.types import RunKind, RunStatus
 
 MAX_WAIT_S = 50.0
@@ -132,6 +134,12 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
     """Starts a scoring run. Raises an EngineError for what is wrong before anything is spent."""
     check_scoring(workspace, request)
     return _start(workspace, RunKind.SCORE, request, tool_environment())
+
+
+def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
+    """Returns what a run would need and what to change; raises for what would end it."""
+    plan_request(workspace, request)
+    return plan_in_child(workspace, request)
 
 
 def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
@@ -260,5 +268,6 @@ __all__ = [
     "get_run",
     "get_run_logs",
     "list_runs",
+    "plan_training",
     "start_training",
 ]

@@ -21,12 +21,15 @@ from stillroom.curate.ray_filter import filter_on_ray
 from stillroom.curate.ray_pairs import pair_on_ray
 from stillroom.data.inspect import InspectExamples, Inspection, inspect_examples
 from stillroom.data.token_counts import CountTokens, TokenCounts, count_tokens
-from stillroom.errors import EngineError, RunError
+from stillroom.errors import EngineError, RunError, missing_extra
 from stillroom.models.resolve import tokenizer_for
 from stillroom.settings import Workspace, tool_environment, training_environment
+from stillroom.train.forecast import TrainingForecast
+from stillroom.train.request import PlanTraining
 
 INSPECT_TIMEOUT_S = 60.0
 FILTER_TIMEOUT_S = 3600.0
+PLAN_TIMEOUT_S = 600.0
 
 
 class _Asked(msgspec.Struct):
@@ -98,6 +101,19 @@ def pair_in_child(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     return msgspec.json.decode(_on_ray(workspace, "pair", request), type=PairsResult)
 
 
+def plan_in_child(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
+    """Returns what a training run would need, looked at in a child process."""
+    told = _in_child(
+        workspace,
+        "plan",
+        request,
+        timeout_s=PLAN_TIMEOUT_S,
+        what="planning the training",
+        fix="plan with fewer rows (a file of the first thousand), or start the training",
+    )
+    return msgspec.json.decode(told, type=TrainingForecast)
+
+
 def _on_ray(workspace: Workspace, operation: str, request: BaseModel) -> msgspec.Raw:
     return _in_child(
         workspace,
@@ -154,12 +170,22 @@ def _answer(asked: _Asked) -> Any:
             return filter_on_ray(workspace, filtering)
         tokenizer = _tokenizer(workspace, filtering.model, "counting tokens")
         return filter_dataset(workspace, filtering, tokenizer=tokenizer)
+    if asked.operation == "plan":
+        return _planned(workspace, PlanTraining.model_validate(asked.request))
     if asked.operation == "count":
         counting = CountTokens.model_validate(asked.request)
         return count_tokens(counting, _tokenizer(workspace, counting.model, "counting tokens"))
     inspecting = InspectExamples.model_validate(asked.request)
     tokenizer = _tokenizer(workspace, inspecting.model, "showing a model's mask")
     return inspect_examples(workspace, inspecting, tokenizer=tokenizer)
+
+
+def _planned(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
+    try:
+        from stillroom.train.plan import plan_training
+    except ModuleNotFoundError as error:
+        raise missing_extra("train", "planning a training run") from error
+    return plan_training(workspace, request)
 
 
 def _tokenizer(workspace: Workspace, model: str | None, what: str) -> Any:

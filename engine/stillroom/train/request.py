@@ -24,15 +24,20 @@ _FORMATS = {
 }
 
 
-class StartTraining(BaseModel):
-    """Ask for training: config.yml says the method, the data and the models."""
+class PlanTraining(BaseModel):
+    """Ask what training would need: config.yml says the method, the data and the models."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    config: Annotated[str, Field(description="Path of config.yml")] = "config.yml"
+    config: str = "config.yml"
     overrides: Annotated[
         tuple[str, ...], Field(description="section.key=value, e.g. trainer.num_epochs=3")
     ] = ()
+
+
+class StartTraining(PlanTraining):
+    """Ask for training."""
+
     resume: Annotated[str | None, Field(description="Run id to go on from")] = None
 
 
@@ -64,7 +69,7 @@ class TrainingPlan:
     rewards_file: Path | None
 
 
-def plan_request(workspace: Workspace, request: StartTraining) -> TrainingPlan:
+def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
     """Returns the checked plan. Raises an EngineError that says what is wrong, loading nothing."""
     config_file = workspace.existing(request.config, what="config")
     config = load_config(config_file, request.overrides)

@@ -10,7 +10,7 @@ from torch import nn
 
 from stillroom.errors import ConfigError, missing_extra
 from stillroom.models.batches import TokenBatch, TokenSequence, collate
-from stillroom.models.heads import OutputHead
+from stillroom.models.heads import MAX_LOGITS, OutputHead
 from stillroom.models.load import (
     LoadedModel,
     load_adapter,
@@ -129,10 +129,10 @@ def load_student(workspace: Workspace, section: ModelSection, *, seed: int) -> S
         base = adapter_base(workspace, location)
     else:
         base = location
-        precision = _precision(section)
+        precision = student_precision(section)
         model = load_weights(location, precision=precision, quantization=section.quantization)
         if section.qlora_rank > 0:
-            model = _new_adapter(model, section)
+            model = new_adapter(model, section)
     head = OutputHead(model)
     head.check()
     if head.matrix is not None:
@@ -145,12 +145,19 @@ def load_student(workspace: Workspace, section: ModelSection, *, seed: int) -> S
     return _measured(student) if student.loaded.device.type == "cuda" else student
 
 
-def _precision(section: ModelSection) -> Precision:
+def max_pass_tokens(vocab_size: int) -> int:
+    """Returns how many padded tokens a pass in main memory may have."""
+    return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH, MAX_LOGITS // vocab_size))
+
+
+def student_precision(section: ModelSection) -> Precision:
+    """Returns the number format that a student's weights are loaded in."""
     # All weights trained: fp32, or small updates are lost in bf16's rounding.
     return "fp32" if section.precision == "auto" and section.qlora_rank == 0 else section.precision
 
 
-def _new_adapter(model: Any, section: ModelSection) -> Any:
+def new_adapter(model: Any, section: ModelSection) -> Any:
+    """Returns the peft model of a fresh adapter around a model."""
     try:
         from peft import LoraConfig, get_peft_model
     except ModuleNotFoundError as error:
@@ -171,7 +178,7 @@ def _continued_adapter(workspace: Workspace, location: ModelLocation, section: M
     model = load_adapter(
         workspace,
         location,
-        precision=_precision(section),
+        precision=student_precision(section),
         quantization=section.quantization,
         is_trainable=True,
     )

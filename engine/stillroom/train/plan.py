@@ -1,0 +1,249 @@
+"""plan_training: everything that can be known before a run is started, and what to change."""
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from stillroom.data.formats import load_dpo_rows, load_sft_rows, load_tasks
+from stillroom.data.render import ChatRenderer
+from stillroom.models.load import LoadedModel, load_tokenizer
+from stillroom.models.pairing import check_pair
+from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
+from stillroom.settings import Workspace
+from stillroom.train import forecast, trial
+from stillroom.train.config import ModelSection, TrainConfig
+from stillroom.train.dry_forward import empty_model, size_of
+from stillroom.train.encode import encode_pairs, encode_sft
+from stillroom.train.forecast import GB, ModelSize, RowTokens, TrainingForecast
+from stillroom.train.request import PlanTraining, TrainingPlan, plan_request
+from stillroom.train.sft import split_validation
+from stillroom.train.student import max_pass_tokens, new_adapter, student_precision
+
+_FEW_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The student without weights, and what is trained on."""
+
+    config: TrainConfig
+    location: ModelLocation
+    tokenizer: Any
+    empty: Any
+    size: ModelSize
+    device: torch.device
+
+
+def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
+    """Returns what the run will need. Raises an EngineError for what would end it.
+
+    All rows are rendered; a model that is small enough is loaded for two steps, which are lost.
+    """
+    plan = plan_request(workspace, request)
+    planned = _without_weights(workspace, plan.config)
+    teacher_bytes = _teacher_bytes(workspace, planned)
+    rows, units = _tokens_of(plan, planned)
+    tokens, cache_bytes = _largest_pass(planned, rows)
+    # By now all libraries are loaded, and nothing that has weights is.
+    is_cuda = planned.device.type == "cuda"
+    process_bytes = 0 if is_cuda else psutil.Process().memory_info().rss
+    parts = forecast.memory_parts(
+        planned.size,
+        tokens=tokens,
+        process_bytes=process_bytes,
+        teacher_bytes=teacher_bytes,
+        cache_bytes=cache_bytes,
+    )
+    need, free = sum(parts.values()), _free_bytes(planned.device)
+    tried = None
+    if units and forecast.fits(need, free):
+        tried = trial.try_steps(workspace, plan.config, units)
+    return _forecast(workspace, planned, rows, parts, free, tried, tokens)
+
+
+def _forecast(
+    workspace: Workspace,
+    planned: _Planned,
+    rows: RowTokens,
+    parts: dict[str, float],
+    free: float,
+    tried: "trial.Trial | None",
+    tokens: int,
+) -> TrainingForecast:
+    config, size = planned.config, planned.size
+    steps = forecast.num_steps(config, len(rows.lengths) or rows.num_rows)
+    disk, disk_free = forecast.disk_bytes(config, size, steps=steps), _free_disk(workspace.root)
+    need = max(sum(parts.values()), tried.memory_gb * GB if tried else 0.0)
+    fits_memory, fits_disk = forecast.fits(need, free), forecast.fits(disk, disk_free)
+    changes = [] if fits_memory else _less_memory(planned, rows, parts, free)
+    if not fits_disk:
+        changes.append("trainer.keep_checkpoints=1 and a larger trainer.save_step need less disk")
+    epoch_tokens = sum(rows.lengths) or None
+    seconds = None
+    if tried is not None and epoch_tokens is not None:
+        share = rows.num_held_out / max(1, rows.num_rows)
+        seconds = forecast.run_seconds(
+            config, tried.speed, steps=steps, epoch_tokens=epoch_tokens, held_out_share=share
+        )
+    return TrainingForecast(
+        method=config.dataset_type,
+        device=planned.device.type,
+        rows=rows.num_rows,
+        skipped=dict(rows.skipped or {}),
+        longest_tokens=max(rows.lengths, default=None),
+        epoch_tokens=epoch_tokens,
+        steps=steps,
+        parameters=size.num_parameters,
+        trained_parameters=size.num_trained,
+        memory_gb=sum(parts.values()) / GB,
+        memory_parts_gb={name: value / GB for name, value in parts.items()},
+        memory_free_gb=free / GB,
+        measured_memory_gb=tried.memory_gb if tried else None,
+        seconds=seconds,
+        tokens_per_s=1 / tried.speed.token_s if tried else None,
+        checkpoint_gb=forecast.checkpoint_bytes(size, is_final=False) / GB,
+        disk_gb=disk / GB,
+        disk_free_gb=disk_free / GB,
+        fits=fits_memory and fits_disk,
+        changes=changes,
+        notes=_notes(config, tried, tokens),
+    )
+
+
+def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> list[str]:
+    notes = [f"the largest pass has {tokens} tokens"]
+    if config.dataset_type == "distill":
+        notes.append(
+            "how long sampling takes depends on the student's answers: trainer.max_steps=2 tells "
+            "(sample_s and update_s of each step)"
+        )
+    elif tried is None:
+        notes.append("no step was tried: it would not fit in memory")
+    elif tried.is_partial:
+        notes.append("the tried steps had fewer rows than a batch, for a whole one takes long")
+    return notes
+
+
+def _without_weights(workspace: Workspace, config: TrainConfig) -> _Planned:
+    location = locate_model(workspace, config.model.path)
+    tokenizer = load_tokenizer(location)
+    base = adapter_base(workspace, location) if location.is_adapter else location
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    empty = empty_model(base, precision=student_precision(config.model), device=device)
+    return _Planned(config, location, tokenizer, empty, _student_size(empty, config.model), device)
+
+
+def _student_size(empty: Any, section: ModelSection) -> ModelSize:
+    with torch.device("meta"):
+        model = new_adapter(empty, section) if section.qlora_rank > 0 else empty
+    size = size_of(model, is_quantized=section.quantization is not None)
+    if section.qlora_rank > 0:
+        model.unload()
+    return size
+
+
+def _teacher_bytes(workspace: Workspace, planned: _Planned) -> int:
+    """Returns the teacher's weights; raises ModelError unless it reads tokens as the student."""
+    teacher = planned.config.teacher
+    if planned.config.dataset_type != "distill" or teacher is None:
+        return 0
+    location = locate_model(workspace, teacher.path)
+    base = adapter_base(workspace, location) if location.is_adapter else location
+    empty = empty_model(base, precision=teacher.precision, device=planned.device)
+    nothing: frozenset[int] = frozenset()
+    check_pair(
+        LoadedModel(planned.location, planned.empty, planned.tokenizer, nothing),
+        LoadedModel(location, empty, load_tokenizer(location), nothing),
+    )
+    return sum(p.nbytes for p in empty.parameters())
+
+
+def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[trial.Unit]]":
+    """Returns the rows' lengths and what the steps that are tried are made of."""
+    config = planned.config
+    context = int(
+        getattr(planned.empty.config.get_text_config(), "max_position_embeddings", 1 << 20)
+    )
+    max_length = min(config.model.max_length or context, context)
+    renderer = ChatRenderer(planned.tokenizer, include_thinking=config.rollout.include_thinking)
+    match config.dataset_type:
+        case "sft":
+            kept, apart = split_validation(
+                load_sft_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
+            )
+            sft = encode_sft(kept, renderer, max_length=max_length)
+            lengths = [len(sequence.ids) for sequence in sft.sequences]
+            rows = RowTokens(lengths, sft.num_rows, len(apart), sft.skipped)
+            return rows, list(sft.sequences)
+        case "dpo":
+            dpo = encode_pairs(load_dpo_rows(plan.train_file), renderer, max_length=max_length)
+            lengths = [len(p.chosen.ids) + len(p.rejected.ids) for p in dpo.pairs]
+            return RowTokens(lengths, len(dpo.pairs), 0, dpo.skipped), list(dpo.pairs)
+        case "distill":
+            return RowTokens([], len(load_tasks(plan.train_file))), []
+
+
+def _largest_pass(planned: _Planned, rows: RowTokens) -> tuple[int, int]:
+    """Returns the tokens of the largest pass with gradient, and the bytes sampling caches."""
+    config = planned.config
+    most = max_pass_tokens(planned.size.vocab_size)
+    if config.dataset_type != "distill":
+        longest = sorted(rows.lengths)[-config.data.batch_size :]
+        return forecast.pass_tokens(longest, max_tokens=most), 0
+    rollout = config.rollout
+    length = min(rollout.max_context_window, _FEW_TOKENS + rollout.max_turns * rollout.max_tokens)
+    num = config.data.batch_size * config.data.group_size
+    at_once = min(rollout.concurrency, num)
+    text: Any = planned.empty.config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    width = 2 if planned.device.type == "cuda" else 4
+    per_token = 2 * text.num_hidden_layers * heads * head_size * width
+    return forecast.pass_tokens([length] * num, max_tokens=most), at_once * length * per_token
+
+
+def _less_memory(
+    planned: _Planned, rows: RowTokens, parts: dict[str, float], free: float
+) -> list[str]:
+    """Returns the settings that need less memory, with what they need."""
+    config, needs = planned.config, dict[str, float]()
+    tokens = _largest_pass(planned, rows)[0]
+
+    def need(size: ModelSize, tokens: int) -> float:
+        changed = forecast.memory_parts(
+            size,
+            tokens=tokens,
+            process_bytes=int(parts.get("process", 0)),
+            teacher_bytes=int(parts.get("teacher", 0)),
+            cache_bytes=int(parts.get("sampling", 0)),
+        )
+        return sum(changed.values())
+
+    shorter = tokens // 2
+    if rows.lengths and tokens > _FEW_TOKENS:
+        single = max(rows.lengths)
+        if config.data.batch_size > 1 and single < tokens:
+            needs["data.batch_size=1"] = need(planned.size, single)
+        else:
+            needs[f"model.max_length={shorter}"] = need(planned.size, shorter)
+    if config.model.qlora_rank == 0:
+        section = config.model.model_copy(update={"qlora_rank": 32})
+        needs["model.qlora_rank=32"] = need(_student_size(planned.empty, section), tokens)
+    elif planned.device.type == "cpu" and config.model.precision != "bf16":
+        half = replace(planned.size, weight_bytes=planned.size.weight_bytes // 2)
+        needs["model.precision=bf16"] = need(half, tokens)
+    return forecast.told(needs, free)
+
+
+def _free_bytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info()[0])
+    return float(psutil.virtual_memory().available)
+
+
+def _free_disk(folder: Path) -> float:
+    return float(shutil.disk_usage(folder).free)
