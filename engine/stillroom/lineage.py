@@ -25,6 +25,16 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
+class AnsweringModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that an endpoint says has answered."""
+
+    model: str
+    rows: int
+    """Rows of the output in which it has."""
+    fingerprints: list[str] = []
+    """How it was served, as far as that is said: the first ones."""
+
+
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A model as it was when it was used."""
 
@@ -38,6 +48,10 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of a folder's files; None of what is elsewhere."""
     revision: str | None = None
     """The hub's commit, where it is known."""
+    answered_by: list[AnsweringModel] = []
+    """What the endpoint says has answered in its name."""
+    terms: str | None = None
+    """Where its provider says what its outputs may be used for."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -160,6 +160,14 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How much an endpoint's model should reason, where it can be told."""
 
 
+class Answerer(msgspec.Struct, frozen=True, kw_only=True):
+    """Who answered a call, as the endpoint says it."""
+
+    model: str
+    fingerprint: str | None = None
+    """Of how it was served."""
+
+
 class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One assistant turn as a policy or teacher returned it.
 
@@ -173,6 +181,8 @@ class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
     """What the call cost; None where the price is unknown."""
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
+    answered_by: Answerer | None = None
+    """None where an endpoint does not say it, and in-process."""
 
 
 class TeacherRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +218,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """Of the turns in `messages`."""
     cost_usd: float | None
     teacher: TeacherRecord
+    """Who was asked."""
     started_at: str
     duration_s: float
     judge: CallTotals | None = None
@@ -217,3 +228,5 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     tokens: TokenTrace | None = None
     variables: dict[str, Any] = {}
     """Of the task's row: what its rewards may read beside the metadata."""
+    answered_by: tuple[Answerer, ...] = ()
+    """Who answered, as the endpoint says it; several where that changed on the way."""

@@ -1,7 +1,7 @@
 """A scripted OpenAI-compatible teacher behind httpx, without a socket."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import httpx
@@ -13,15 +13,17 @@ def completion(
     tool_calls: list[dict[str, Any]] | None = None,
     finish_reason: str = "stop",
     usage: Any = None,
+    told: Mapping[str, Any] | None = None,
     **message: Any,
 ) -> httpx.Response:
-    """A well-formed answer."""
+    """A well-formed answer; `told` is what stands beside the choices."""
     reply: dict[str, Any] = {"role": "assistant", "content": content, **message}
     if tool_calls is not None:
         reply["tool_calls"] = tool_calls
     choice = {"index": 0, "message": reply, "finish_reason": finish_reason}
     counted = {"prompt_tokens": 10, "completion_tokens": 5} if usage is None else usage
-    return httpx.Response(200, json={"id": "x", "choices": [choice], "usage": counted})
+    answer = {"id": "x", "choices": [choice], "usage": counted, **(told or {})}
+    return httpx.Response(200, json=answer)
 
 
 def refused(status: int, text: str = "refused") -> httpx.Response:
@@ -43,7 +45,8 @@ class Served:
 class ScriptedTeacher:
     """Calls a tool `tool_turns` times and then answers; `served` has every answered request.
 
-    `before` sees each request first and may answer in the script's place, raise or wait.
+    `before` sees each request first and may answer in the script's place, raise or wait. `told` is
+    what its answers say beside the turn.
     """
 
     def __init__(
@@ -51,8 +54,9 @@ class ScriptedTeacher:
         *,
         tool_turns: int = 1,
         before: Callable[[Served], Awaitable[httpx.Response | None]] | None = None,
+        told: Callable[[Served], Mapping[str, Any]] = lambda _served: {},
     ) -> None:
-        self.tool_turns, self.before = tool_turns, before
+        self.tool_turns, self.before, self.told = tool_turns, before, told
         self.served: list[tuple[str, int | None, int]] = []
         self.asked = 0
 
@@ -71,5 +75,6 @@ class ScriptedTeacher:
             arguments = json.dumps({"item": served.prompt, "turn": served.turn})
             function = {"name": "price", "arguments": arguments}
             call = {"id": f"call_{served.turn}", "type": "function", "function": function}
-            return completion(None, tool_calls=[call], finish_reason="tool_calls")
-        return completion(f"{served.prompt}: the answer is 12.")
+            told = self.told(served)
+            return completion(None, tool_calls=[call], finish_reason="tool_calls", told=told)
+        return completion(f"{served.prompt}: the answer is 12.", told=self.told(served))

@@ -298,4 +298,5 @@ def _trajectory(spec: RolloutSpec, arena: Arena, played: _Played) -> Trajectory:
         dropped=played.dropped if played.dropped.calls else None,
         tokens=played.trace,
         variables=spec.task.variables,
+        answered_by=episode.answered_by,
     )

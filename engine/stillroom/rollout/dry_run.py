@@ -27,6 +27,7 @@ from stillroom.rollout.request import GenerateRollouts, price_of
 from stillroom.rollout.rewards import Rewarder
 from stillroom.rollout.shards import left_by_shards
 from stillroom.settings import Workspace
+from stillroom.teachers.providers import terms_of
 from stillroom.types import Message
 
 _NONCE = "0" * 16
@@ -61,7 +62,7 @@ async def dry_run(
         judge_load = _judge_loads(judge, rewarder)
         loads = [_load(spec, request, stage, known, judge_load) for spec in todo]
     has_tools = any(offered_tools(task, stage.tools) for task in tasks)
-    return forecast(
+    told = forecast(
         loads,
         list(finished.values()),
         CallRules(
@@ -76,6 +77,7 @@ async def dry_run(
         Prices(price_of(workspace, request), judge and judge_price(workspace, judge)),
         Counts(len(specs), request.output),
     )
+    return msgspec.structs.replace(told, terms=terms_of(request.provider, request.base_url))
 
 
 def _load(

@@ -65,6 +65,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Where the expectation comes from."""
     assumes: list[str]
     """What low and high hold under."""
+    terms: str | None = None
+    """Where the provider says whether its outputs may train other models; the user should know
+    before the first paid call."""
 
 
 @dataclass(frozen=True, slots=True)

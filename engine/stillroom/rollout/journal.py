@@ -35,6 +35,7 @@ from stillroom.types import CallTotals, SampledTurn, Trajectory
 
 _SYNC_EVERY_S = 1.0
 _SETTINGS = "settings.json"
+_WEIGHTS = "weights"
 
 
 def holds_rollouts(path: Path) -> bool:
@@ -66,6 +67,9 @@ def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
     before = msgspec.json.decode(path.read_bytes())
     given = msgspec.json.decode(msgspec.json.encode(settings))
     names = [*given, *(before.keys() - given.keys())]
+    if before.get(_WEIGHTS) is None or given.get(_WEIGHTS) is None:
+        # A model of the hub has no commit before it was fetched.
+        names = [name for name in names if name != _WEIGHTS]
     changed = [name for name in names if before.get(name) != given.get(name)]
     if changed:
         shown = "; ".join(f"{n} was {before.get(n)!r}, now {given.get(n)!r}" for n in changed)

@@ -13,6 +13,7 @@ from stillroom.errors import CallFailedError
 from stillroom.rollout.recorder import EpisodeRecorder
 from stillroom.tools.base import ToolResult, ToolSession, ToolSource, ToolTask, error_result
 from stillroom.types import (
+    Answerer,
     Message,
     SampledTurn,
     StopReason,
@@ -81,6 +82,7 @@ class Episode:
     usage: Usage = field(default_factory=Usage)
     cost_usd: float | None = 0.0
     """Of the turns so far; None once the price of one is unknown."""
+    answered_by: tuple[Answerer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,8 @@ async def play_episode(
         episode.turns += 1
         episode.usage += turn.usage
         episode.cost_usd = total_usd((episode.cost_usd, turn.cost_usd))
+        if turn.answered_by is not None and turn.answered_by not in episode.answered_by:
+            episode.answered_by = (*episode.answered_by, turn.answered_by)
         episode.messages.append(turn.message)
         if stop := rules.stop_reason(turn, episode.turns):
             episode.stop_reason = stop

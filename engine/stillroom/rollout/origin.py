@@ -1,17 +1,23 @@
 """What rollouts were made from and by whom, for the manifest: taken down before the first call."""
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import msgspec
 
-from stillroom.lineage import FileRecord, ModelRecord, record_file
+from stillroom.lineage import AnsweringModel, FileRecord, ModelRecord, record_file
 from stillroom.models.identity import identify
 from stillroom.rollout.judge_request import NO_JUDGE
+from stillroom.rollout.records import FinishedRow
 from stillroom.rollout.request import RolloutOptions, locate_policy, user_file
 from stillroom.settings import Workspace
-from stillroom.teachers.providers import IN_PROCESS
+from stillroom.teachers.providers import IN_PROCESS, terms_of
+from stillroom.types import Answerer
+
+_MOST_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,11 @@ class RolloutOrigin:
     inputs: Sequence[FileRecord]
     """The prompts first, then the user's Python files and the judge."""
     models: Sequence[ModelRecord]
+
+    @property
+    def weights(self) -> str | None:
+        """Which weights a model in this process has; None where that is not known."""
+        return self.models[0].sha256 or self.models[0].revision
 
 
 async def origin_of(workspace: Workspace, options: RolloutOptions, prompts: Path) -> RolloutOrigin:
@@ -44,5 +55,49 @@ def _policy(workspace: Workspace, options: RolloutOptions) -> ModelRecord:
     if options.provider in IN_PROCESS:
         return identify(locate_policy(workspace, options), role="policy")
     return ModelRecord(
-        role="policy", name=options.model, location=options.base_url or options.provider
+        role="policy",
+        name=options.model,
+        location=options.base_url or options.provider,
+        terms=terms_of(options.provider, options.base_url),
     )
+
+
+def with_answerers(models: Sequence[ModelRecord], rows: Iterable[FinishedRow]) -> list[ModelRecord]:
+    """Returns the models of a run, the asked one with those that answered in its name."""
+    num_rows, fingerprints = Counter[str](), defaultdict[str, dict[str, None]](dict)
+    for answerers, num in Counter(row.answered_by for row in rows).items():
+        num_rows.update(dict.fromkeys({one.model for one in answerers}, num))
+        for one in answerers:
+            if one.fingerprint is not None:
+                fingerprints[one.model][one.fingerprint] = None
+    answered = [
+        AnsweringModel(model=model, rows=num, fingerprints=list(fingerprints[model])[:_MOST_SHOWN])
+        for model, num in num_rows.most_common(_MOST_SHOWN)
+    ]
+    return [
+        msgspec.structs.replace(model, answered_by=answered) if model.role == "policy" else model
+        for model in models
+    ]
+
+
+class AnswererWatch:
+    """Tells once of each model that an endpoint says answers for the one that was asked."""
+
+    def __init__(self, asked: str, rows: Iterable[FinishedRow]) -> None:
+        self._asked = asked
+        self._seen = {one.model for row in rows for one in row.answered_by}
+
+    def news(self, answerers: Sequence[Answerer]) -> Iterator[str]:
+        """Yields what is to be told of who answered a rollout."""
+        for model in dict.fromkeys(one.model for one in answerers):
+            if model in self._seen:
+                continue
+            if self._seen:
+                before = ", ".join(sorted(self._seen)[:_MOST_SHOWN])
+                yield (
+                    f"another model answers for {self._asked!r} now: {model!r}, before: {before}; "
+                    "each row says who answered it (answered_by)"
+                )
+            elif model != self._asked:
+                yield f"{model!r} answers for {self._asked!r}, as the endpoint says"
+            self._seen.add(model)

@@ -27,7 +27,7 @@ from stillroom.rollout.collect import specs_for
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal import RolloutStore
 from stillroom.rollout.judge_request import check_judge
-from stillroom.rollout.origin import origin_of
+from stillroom.rollout.origin import origin_of, with_answerers
 from stillroom.rollout.ray_cluster import ray_cluster
 from stillroom.rollout.ray_worker import ShardEnd, ShardJob, ShardWorker, Standing
 from stillroom.rollout.records import FinishedRow, RolloutKey
@@ -87,8 +87,8 @@ async def generate_on_ray(
     tasks = requested_tasks(prompts, request)
     keys = [spec.key for spec in specs_for(tasks, request.samples_per_prompt)]
     output = workspace.output_file(request.output, what="output")
-    settings = settings_of(workspace, request, check_judge(workspace, request), prompts)
     origin = await origin_of(workspace, request, prompts)
+    settings = settings_of(workspace, request, check_judge(workspace, request), origin)
     # Workers wait for the endpoint most of the time, so they need no core each.
     cluster = ray_cluster(request.ray_address, num_cpus=request.ray_workers)
     with cluster as ray, shards_locked(output):
@@ -108,7 +108,7 @@ async def generate_on_ray(
     write_manifest(
         output,
         operation="generate_rollouts",
-        inputs=[*origin.inputs, *origin.models],
+        inputs=[*origin.inputs, *with_answerers(origin.models, finished.values())],
         request=request.model_dump(mode="json"),
         counts={"requested": len(keys), "rows": result.succeeded, "failed": result.failed},
         run_id=folder.name,

@@ -11,7 +11,7 @@ from stillroom.errors import DataError
 from stillroom.lines import read_lines
 from stillroom.teachers.budget import Cost, Outstanding
 from stillroom.tools.base import ToolResult
-from stillroom.types import CallTotals, SampledTurn, Trajectory, Usage
+from stillroom.types import Answerer, CallTotals, SampledTurn, Trajectory, Usage
 
 
 class RolloutKey(NamedTuple):
@@ -93,6 +93,7 @@ class FinishedRow(msgspec.Struct, frozen=True):
     cost_usd: float | None = None
     judge: CallTotals | None = None
     dropped: CallTotals | None = None
+    answered_by: tuple[Answerer, ...] = ()
 
     @classmethod
     def of(cls, rollout: Trajectory) -> "FinishedRow":
@@ -223,8 +224,15 @@ class JournalContent:
 
 def finished_rows(output: Path) -> dict[RolloutKey, FinishedRow]:
     """Returns what counts of the rows that an output has."""
-    rows = _decoded(output, _ROW, "a rollout")
-    return {RolloutKey(row.task_id, row.sample): row for row in rows}
+    answerers: dict[tuple[Answerer, ...], tuple[Answerer, ...]] = {}
+    rows: dict[RolloutKey, FinishedRow] = {}
+    for row in _decoded(output, _ROW, "a rollout"):
+        # The same for most rows, of which there may be very many.
+        known = answerers.setdefault(row.answered_by, row.answered_by)
+        if known is not row.answered_by:
+            row = msgspec.structs.replace(row, answered_by=known)  # noqa: PLW2901
+        rows[RolloutKey(row.task_id, row.sample)] = row
+    return rows
 
 
 def read_journal(journal: Path, finished: Collection[RolloutKey]) -> JournalContent:

@@ -29,7 +29,7 @@ from stillroom.rollout.dry_run import dry_run
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal import RolloutStore
 from stillroom.rollout.judge_request import JudgeFile, check_judge
-from stillroom.rollout.origin import origin_of
+from stillroom.rollout.origin import AnswererWatch, RolloutOrigin, origin_of, with_answerers
 from stillroom.rollout.records import FinishedRow
 from stillroom.rollout.request import (
     GenerateRollouts,
@@ -81,6 +81,8 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     lost_calls: int
     """At most: calls that were out when a run was killed, and may be paid for twice; what they cost
     at worst is part of unconfirmed_usd."""
+    answered_by: dict[str, int]
+    """Of the succeeded: how many each model has a turn in, as the endpoint names it."""
     restarted: int
     """Rollouts begun again from the first turn: the state of their tools could not be replayed."""
     stopped_by: str | None
@@ -140,10 +142,10 @@ async def generate_rollouts(
     output = workspace.output_file(request.output, what="output")
     # Before any file is opened: they may be refused.
     price, judge = price_of(workspace, request), check_judge(workspace, request)
-    settings = settings_of(workspace, request, judge, prompts)
+    tally, origin = Tally(), await origin_of(workspace, request, prompts)
+    settings = settings_of(workspace, request, judge, origin)
     if request.dry_run:
         return await dry_run(workspace, request, specs, judge, output, settings)
-    tally, origin = Tally(), await origin_of(workspace, request, prompts)
     await anyio.to_thread.run_sync(adopt_shards, output, settings)
     store = RolloutStore(output, settings, on_turn=tally.count_call)
     todo = [spec for spec in specs if spec.key not in store.finished]
@@ -159,9 +161,9 @@ async def generate_rollouts(
             spending=spending,
             transport=transport,
         ) as arena:
-            for note in [*arena.notes, *_loss(store.orphaned)]:
+            for note in [*arena.notes, *_terms(origin), *_loss(store.orphaned)]:
                 reporter.note(note)
-            run = _Run(store, tally, reporter, len(specs) - len(todo), len(specs))
+            run = _Run(store, tally, reporter, len(specs) - len(todo), len(specs), request.model)
             await run.collect(todo, arena, request.concurrency, folder)
     finally:
         # The journal of a share goes into that of the whole.
@@ -176,7 +178,7 @@ async def generate_rollouts(
     write_manifest(
         output,
         operation="generate_rollouts",
-        inputs=[*origin.inputs, *origin.models],
+        inputs=[*origin.inputs, *with_answerers(origin.models, store.finished.values())],
         request=request.model_dump(mode="json"),
         counts={"requested": len(specs), "rows": result.succeeded, "failed": result.failed},
         run_id=folder.name,
@@ -196,7 +198,9 @@ class _Run:
         reporter: Reporter,
         already_done: int,
         total: int,
+        asked: str,
     ) -> None:
+        self._watch = AnswererWatch(asked, store.finished.values())
         self._store, self._tally, self._reporter = store, tally, reporter
         self._already_done, self._total = already_done, total
         self._started = time.monotonic()
@@ -210,6 +214,8 @@ class _Run:
             async def on_outcome(outcome: Outcome) -> None:
                 if isinstance(outcome, Trajectory):
                     self._store.finish(outcome)
+                    for text in self._watch.news(outcome.answered_by):
+                        self._reporter.note(text)
                 else:
                     failures.append(_failure_row(outcome))
                 self._tally.add(outcome)
@@ -285,6 +291,16 @@ def _budget(request: GenerateRollouts, store: RolloutStore, share: Share | None)
     )
 
 
+def _terms(origin: RolloutOrigin) -> Iterator[str]:
+    """Yields what is to be told before the first paid call."""
+    for model in origin.models:
+        if model.terms is not None:
+            yield (
+                f"{model.location}'s terms may restrict training other models on what it answers: "
+                f"see {model.terms}"
+            )
+
+
 def _loss(orphaned: Outstanding) -> Iterator[str]:
     """Yields what is to be told of a run before this one, or a worker of it, that was killed."""
     calls, worst = orphaned.calls, orphaned.worst
@@ -316,16 +332,17 @@ def with_system(tasks: list[Task], system: str | None) -> list[Task]:
 
 
 def settings_of(
-    workspace: Workspace, request: GenerateRollouts, judge: JudgeFile | None, prompts: Path
+    workspace: Workspace, request: GenerateRollouts, judge: JudgeFile | None, origin: RolloutOrigin
 ) -> dict[str, object]:
     """Returns what an output is begun with, and must be gone on with."""
     return fingerprint(
         workspace,
         request,
         judge,
-        prompts=prompts,
+        prompts=Path(origin.inputs[0].path),
         system=request.system,
         temperature=request.temperature,
+        weights=origin.weights,
     )
 
 
@@ -370,6 +387,7 @@ def rollouts_result(
         cost_usd=tally.cost_usd,
         unconfirmed_usd=round(lost.worst.usd, 6),
         lost_calls=lost.calls,
+        answered_by=dict(Counter(m for row in rows for m in {a.model for a in row.answered_by})),
         restarted=tally.restarted,
         stopped_by=tally.stopped_by,
         seconds=round(seconds, 3),

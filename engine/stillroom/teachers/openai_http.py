@@ -39,6 +39,7 @@ from stillroom.teachers.replies import (
     says_too_long,
 )
 from stillroom.types import (
+    Answerer,
     Message,
     SampledTurn,
     SamplingSettings,
@@ -139,6 +140,7 @@ class OpenAITeacher:
         self.calls, self.spending = calls or CallSettings(), spending or Spending()
         self.limiter = Limiter(self.calls.limits)
         self._has_answered = False
+        self._last_answerer: Answerer | None = None
         self._jitter = random.Random(sampling.seed or 0)
         self._fields = {"model": model, **sampling_fields(endpoint, model, sampling)}
         """What all requests say."""
@@ -317,8 +319,18 @@ class OpenAITeacher:
             finish_reason=read.finish_reason,
             usage=read.usage or Usage(),
             cost_usd=cost_usd,
+            answered_by=self._answerer(read.model, read.fingerprint),
         )
         return _Answer(turn, is_counted=read.usage is not None)
+
+    def _answerer(self, model: str | None, fingerprint: str | None) -> Answerer | None:
+        if model is None:
+            return None
+        last = self._last_answerer
+        # Mostly the same: one for all rows.
+        if last is None or (last.model, last.fingerprint) != (model, fingerprint):
+            self._last_answerer = last = Answerer(model=model, fingerprint=fingerprint)
+        return last
 
     def _refusal(self, reply: HttpReply) -> _Retry:
         status = reply.status

@@ -30,20 +30,34 @@ class Profile:
     is_local: bool = False
     """Runs on one's own machine, where tokens have no price."""
     key_header: str = "authorization"
+    terms: str | None = None
+    """Where it says what its outputs may be used for."""
 
 
 PROFILES: dict[ProviderName, Profile] = {
     "openai": Profile(
-        "https://api.openai.com/v1", "OPENAI_API_KEY", max_tokens_field="max_completion_tokens"
+        "https://api.openai.com/v1",
+        "OPENAI_API_KEY",
+        max_tokens_field="max_completion_tokens",
+        terms="https://openai.com/policies",
     ),
     "openrouter": Profile(
-        "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", wants_reasoning_back=True
+        "https://openrouter.ai/api/v1",
+        "OPENROUTER_API_KEY",
+        wants_reasoning_back=True,
+        terms="https://openrouter.ai/terms",
     ),
-    "anthropic": Profile("https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", takes_seed=False),
+    "anthropic": Profile(
+        "https://api.anthropic.com/v1",
+        "ANTHROPIC_API_KEY",
+        takes_seed=False,
+        terms="https://www.anthropic.com/legal",
+    ),
     "google": Profile(
         "https://generativelanguage.googleapis.com/v1beta/openai",
         "GEMINI_API_KEY",
         takes_seed=False,
+        terms="https://ai.google.dev/gemini-api/terms",
     ),
     "vllm": Profile("http://127.0.0.1:8000/v1", None, is_local=True),
     "sglang": Profile("http://127.0.0.1:30000/v1", None, is_local=True),
@@ -123,6 +137,11 @@ def endpoint_for(
     if endpoint.api_key_env is not None:
         _check_key(workspace, provider, endpoint.api_key_env)
     return endpoint
+
+
+def terms_of(provider: ProviderName, base_url: str | None) -> str | None:
+    """Returns where a provider's terms are; None where one serves the model oneself."""
+    return PROFILES[provider].terms if provider in PROFILES and base_url is None else None
 
 
 def _address(url: str) -> SplitResult:

@@ -19,6 +19,7 @@ _SIGNATURES = "extra_content"
 _KEPT_KEYS = ("content", _SIGNATURES, *REASONING_KEYS)
 _MAX_TOKENS_OF_A_CALL = 1 << 40
 _KEPT_BYTES = 4000
+_MAX_NAME = 200
 _NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low", re.IGNORECASE)
 _TOO_LONG = re.compile(
     r"context.{0,8}(length|window|size)|(prompt|input) is too long|input token count",
@@ -47,6 +48,9 @@ class ReadTurn:
     """None where it does not say what the call took."""
     reported_usd: float | None
     """What it says that the call cost, in US dollars."""
+    model: str | None
+    """Which it says that answered."""
+    fingerprint: str | None
 
 
 class _Function(msgspec.Struct):
@@ -80,6 +84,8 @@ class _Completion(msgspec.Struct):
 
     choices: list[_Choice]
     usage: Any = None
+    model: Any = None
+    system_fingerprint: Any = None
 
 
 _COMPLETION = msgspec.json.Decoder(_Completion)
@@ -104,7 +110,13 @@ def read_turn(body: bytes) -> ReadTurn:
         finish_reason=_FINISHES.get(choice.finish_reason, "stop"),
         usage=_usage(told),
         reported_usd=_reported_usd(told),
+        model=_name(completion.model),
+        fingerprint=_name(completion.system_fingerprint),
     )
+
+
+def _name(value: Any) -> str | None:
+    return value[:_MAX_NAME] if isinstance(value, str) and value else None
 
 
 def _message(reply: _Reply) -> Message:

@@ -103,6 +103,9 @@ class Origins:
             note = f"hub commit {record.revision}" if record.revision else None
             if note is None and record.location != record.name:
                 note = f"served by {record.location}"
+            if answered := [answering.model for answering in record.answered_by]:
+                said = f"answered by {', '.join(answered)}"
+                note = said if note is None else f"{note}, {said}"
             content = FileRecord(path=record.name, sha256="", num_bytes=0)
             return Origin(content, folder, state, None, note, record.role, record.name)
         content = FileRecord(path=record.location, sha256=record.sha256, num_bytes=0)

@@ -18,6 +18,7 @@ from stillroom.errors import InputError, MissingExtraError, RunError
 from stillroom.files import FileLock
 from stillroom.rollout.collect import specs_for
 from stillroom.rollout.journal import RolloutStore, journal_path
+from stillroom.rollout.origin import origin_of
 from stillroom.rollout.ray_run import generate_on_ray
 from stillroom.rollout.ray_worker import ShardJob, ShardWorker
 from stillroom.rollout.records import OutstandingRecord, RolloutKey, TurnRecord
@@ -136,7 +137,8 @@ class Sharded:
         self.workspace, request = workspace, asked()
         self.output = workspace.root / "out.jsonl"
         prompts = workspace.root / "prompts.jsonl"
-        self.settings = settings_of(workspace, request, None, prompts)
+        origin = run_async(origin_of, workspace, request, prompts)
+        self.settings = settings_of(workspace, request, None, origin)
         specs = specs_for(requested_tasks(prompts, request), 1)
         self.keys = [spec.key for spec in specs]
         store = RolloutStore(self.output, self.settings)
