@@ -1,6 +1,7 @@
 """Warm child processes for a user's tools.py and rewards.py: as many as the calls need."""
 
 import asyncio
+import math
 import os
 import sys
 from collections import deque
@@ -16,12 +17,15 @@ import anyio.lowlevel
 
 from stillroom.errors import CallFailedError, FailureClass, ToolFileError
 from stillroom.tools.base import ToolResult, ToolTask, error_result
+from stillroom.tools.quick_calls import QuickCalls
 from stillroom.tools.user_process import Job, Worker, WorkerDiedError, start_worker
 from stillroom.tools.user_worker import Answer, CallReward, CallTool, Ready, RewardDescription
 from stillroom.types import Message, ToolSchema
 
 # A call that waits longer than this for a free worker gets a new one.
 PATIENCE_S = 0.05
+# The same behind calls that are quick: there the machine is busy, and one more makes it busier.
+_PATIENCE_IF_QUICK_S = 1.0
 _NUM_PROCESSORS = os.cpu_count() or 1
 
 
@@ -29,7 +33,8 @@ class UserPool:
     """Runs the user's functions in child processes. Use as an async context manager.
 
     One call at a time runs in a worker, so the user's code needs no locks; slow calls make the
-    pool grow up to `max_workers`. A worker that exceeds a deadline is killed and replaced.
+    pool grow up to `max_workers`. A worker that exceeds a deadline is killed and replaced; quick
+    calls that were sent behind the one that it ran are done by another.
     """
 
     def __init__(
@@ -48,10 +53,10 @@ class UserPool:
         self._folder = (tools_file or rewards_file or Path.cwd()).parent
         self._timeouts = (tool_timeout_s, reward_timeout_s)
         self._max_workers = max_workers
-        self._idle: deque[Worker] = deque()
         self._workers: set[Worker] = set()
         self._num_workers = 0
         self._waiting: deque[Job] = deque()
+        self._quick = QuickCalls()
         self._is_wanted = anyio.Event()
         self._growth: anyio.abc.TaskGroup | None = None
         self._ready = Ready(tools=[], rewards=[])
@@ -59,7 +64,7 @@ class UserPool:
     async def __aenter__(self) -> Self:
         worker = await self._start_worker()
         self._ready = worker.ready
-        self._idle.append(worker)
+        self._take_in(worker)
         self._growth = await anyio.create_task_group().__aenter__()
         self._growth.start_soon(self._grow)
         return self
@@ -70,12 +75,12 @@ class UserPool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._growth is not None:
-            self._growth.cancel_scope.cancel()
-            await self._growth.__aexit__(None, None, None)
-        with anyio.CancelScope(shield=True):
-            for worker in list(self._workers):
-                await self._discard(worker)
+        growth, self._growth = self._growth, None
+        if growth is not None:
+            growth.cancel_scope.cancel()
+            await growth.__aexit__(None, None, None)
+        for worker in list(self._workers):
+            await self._discard(worker)
 
     @property
     def schemas(self) -> list[ToolSchema]:
@@ -148,37 +153,54 @@ class UserPool:
 
     async def _ask(self, call: CallTool | CallReward, timeout_s: float) -> Answer:
         job = Job(call, timeout_s)
-        if self._idle:
-            self._idle.popleft().ask(job)
-        else:
-            self._waiting.append(job)
+        self._waiting.append(job)
+        self._assign()
+        if self._waiting:
             self._is_wanted.set()
         try:
-            return cast("Answer", await job.reply)
-        except BaseException:
-            if job.worker is not None:
+            answer = cast("Answer", await job.reply)
+        except BaseException as error:
+            is_failed = isinstance(error, TimeoutError | WorkerDiedError)
+            if is_failed:
+                self._quick.note(job.name, math.inf)
+            worker = job.worker
+            if worker is not None and (is_failed or worker.is_running(job)):
                 # Its answer may still be on the way, so it can serve no other call.
-                with anyio.CancelScope(shield=True):
-                    await self._discard(job.worker)
+                await self._discard(worker)
             elif job in self._waiting:
                 self._waiting.remove(job)
             raise
+        self._quick.note(job.name, answer.seconds)
+        return answer
 
-    def _release(self, worker: Worker) -> None:
-        """Gives the worker to who has waited longest."""
-        job = self._next_waiting()
-        if job is None:
-            self._idle.append(worker)
-        else:
-            worker.ask(job)
+    def _assign(self) -> None:
+        """Gives out calls in the order in which they came, as far as workers can take them."""
+        while job := self._next_waiting():
+            job.is_quick = job.name in self._quick
+            able = [worker for worker in self._workers if worker.can_take(job)]
+            if not able:
+                return
+            self._waiting.popleft()
+            min(able, key=_num_calls).ask(job)
 
     def _next_waiting(self) -> Job | None:
         while self._waiting:
-            job = self._waiting.popleft()
+            if not self._waiting[0].reply.done():
+                return self._waiting[0]
             # Cancelled, and its task has not come round to take it out.
-            if not job.reply.done():
-                return job
+            self._waiting.popleft()
         return None
+
+    def _take_back(self, worker: Worker, not_begun: list[Job]) -> None:
+        """Gives what a worker has not begun to others, and sees to it that it is killed."""
+        for job in reversed(not_begun):
+            job.worker = None
+            self._waiting.appendleft(job)
+        self._assign()
+        if self._waiting:
+            self._is_wanted.set()
+        if self._growth is not None and worker in self._workers:
+            self._growth.start_soon(self._discard, worker)
 
     async def _grow(self) -> None:
         """Starts another worker whenever a call has waited too long for one."""
@@ -195,19 +217,22 @@ class UserPool:
                     worker = await self._start_worker()
                 except ToolFileError as error:
                     if job := self._next_waiting():
+                        self._waiting.popleft()
                         job.reply.set_exception(error)
                     continue
-                self._release(worker)
+                self._take_in(worker)
 
     def _is_patience_over(self) -> bool:
         """Whether the first in line has waited long, and another process would help it.
 
         Beyond one for each processor it helps only where all are waiting for something themselves.
         """
-        long_ago = asyncio.get_running_loop().time() - PATIENCE_S
-        if self._num_workers >= self._max_workers or self._waiting[0].since > long_ago:
+        first = self._waiting[0]
+        patience_s = _PATIENCE_IF_QUICK_S if first.is_quick else PATIENCE_S
+        long_ago = asyncio.get_running_loop().time() - patience_s
+        if self._num_workers >= self._max_workers or first.since > long_ago:
             return False
-        is_stuck = all(worker.asked_at <= long_ago for worker in self._workers)
+        is_stuck = all(worker.begun_at <= long_ago for worker in self._workers)
         return self._num_workers < _NUM_PROCESSORS or is_stuck
 
     async def _start_worker(self) -> Worker:
@@ -218,14 +243,23 @@ class UserPool:
         except BaseException:
             self._num_workers -= 1
             raise
-        worker.on_free = self._release
-        self._workers.add(worker)
         return worker
 
+    def _take_in(self, worker: Worker) -> None:
+        worker.on_free, worker.on_end = self._assign, self._take_back
+        self._workers.add(worker)
+        self._assign()
+
     async def _discard(self, worker: Worker) -> None:
-        self._workers.discard(worker)
-        self._num_workers -= 1
-        await worker.kill()
+        with anyio.CancelScope(shield=True):
+            if worker in self._workers:
+                self._workers.remove(worker)
+                self._num_workers -= 1
+            await worker.kill()
+
+
+def _num_calls(worker: Worker) -> int:
+    return worker.num_calls
 
 
 class UserSession:

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -86,6 +87,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     content: str = ""
     reward: float = 0.0
     error: str | None = None
+    seconds: float = 0.0
+    """How long it took."""
 
 
 class UserCode:
@@ -225,11 +228,13 @@ def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
     threading.Thread(target=_end_with_parent, args=(stream.fileno(),), daemon=True).start()
     decoder, own_pid = msgspec.json.Decoder(CallTool | CallReward), os.getpid()
     for line in stream:
+        begun = time.perf_counter()
         answer = code.answer(decoder.decode(line))
         if os.getpid() != own_pid:
             # The user's code has forked, and this is the copy: the answer is the other's to give.
             os._exit(0)
-        _send(replies, answer)
+        seconds = time.perf_counter() - begun
+        _send(replies, msgspec.structs.replace(answer, seconds=seconds))
     _end()
 
 
