@@ -48,6 +48,10 @@ class ModelSection(_Section):
     precision: Precision = "auto"
     quantization: Quantization = None
     """nf4: the base in 4 bits under a LoRA adapter; checkpoints fit the base as it is."""
+    gradient_checkpointing: bool = False
+    """Layers are computed again for the backward pass: less memory, a third more time."""
+    microbatch_tokens: Annotated[int, Field(ge=1)] | None = None
+    """A batch runs in passes of at most so many tokens; default: what the memory allows."""
     max_length: Annotated[int, Field(ge=8)] | None = None
     """sft, dpo: longer rows are left out and counted; default: the model's context."""
 

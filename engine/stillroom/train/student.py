@@ -19,6 +19,7 @@ from stillroom.models.load import (
     stop_token_ids,
 )
 from stillroom.models.precision import Precision
+from stillroom.models.recompute import recompute_layers
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.train.config import ModelSection
@@ -42,6 +43,8 @@ class Student:
     is_adapter: bool
     precision: Precision = "auto"
     """As it was asked for; `auto` and `bf16` compute in bf16 on CUDA."""
+    microbatch_tokens: int | None = None
+    """As it was asked for; None: what the memory allows."""
     activation_bytes: float | None = None
     """What a forward pass with gradient keeps of each token; measured on CUDA only."""
 
@@ -76,6 +79,8 @@ class Student:
     @property
     def max_microbatch_tokens(self) -> int:
         """How many padded tokens a forward pass with gradient may have."""
+        if self.microbatch_tokens is not None:
+            return self.microbatch_tokens
         if self.activation_bytes is not None and self.loaded.device.type == "cuda":
             return microbatch_tokens(self._activation_room(), self.activation_bytes)
         return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH, self.head.max_positions))
@@ -133,6 +138,8 @@ def load_student(workspace: Workspace, section: ModelSection, *, seed: int) -> S
         model = load_weights(location, precision=precision, quantization=section.quantization)
         if section.qlora_rank > 0:
             model = new_adapter(model, section)
+    if section.gradient_checkpointing:
+        recompute_layers(model)
     head = OutputHead(model)
     head.check()
     if head.matrix is not None:
@@ -140,8 +147,9 @@ def load_student(workspace: Workspace, section: ModelSection, *, seed: int) -> S
         head.allow_packing()
     loaded = LoadedModel(location, model, tokenizer, stop_token_ids(model, tokenizer))
     student = Student(
-        loaded, head, base, is_adapter=section.qlora_rank > 0, precision=section.precision
-    )
+        loaded, head, base, is_adapter=section.qlora_rank > 0, precision=section.precision,
+        microbatch_tokens=section.microbatch_tokens,
+    )  # fmt: skip
     return _measured(student) if student.loaded.device.type == "cuda" else student
 
 

@@ -116,3 +116,11 @@ def test_only_who_asks_for_fp32_computes_in_it_on_a_gpu(tiny_models, llama):
         section = ModelSection(path=str(llama), qlora_rank=4, precision=precision)
 
         assert load_student(tiny_models.workspace, section, seed=0).precision == precision
+
+
+def test_the_asked_size_of_a_pass_goes_before_what_the_memory_allows(tiny_models, llama):
+    section = ModelSection(path=str(llama), qlora_rank=0, microbatch_tokens=100)
+
+    student = load_student(tiny_models.workspace, section, seed=0)
+
+    assert student.max_microbatch_tokens == 100
