@@ -201,6 +201,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._response = _Response()
         self._waiting: asyncio.Future[_Response] | None = None
+        self._poll = select.poll()
 
     async def request(self, data: bytes, timeout_s: float) -> "_Response":
         """Sends a request and returns the response to it.
@@ -225,9 +226,7 @@ class _Connection(asyncio.Protocol):
         """Returns whether the server closed it, also where the loop has not noticed yet."""
         if self._transport is None or self.is_closed:
             return True
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(self._poll.poll(0))
 
     def close(self) -> None:
         """Ends it at once; a polite TLS goodbye could hang."""
@@ -238,6 +237,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
         self._transport = cast("asyncio.WriteTransport", transport)
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio."""

@@ -60,10 +60,12 @@ class UserPool:
         self._is_wanted = anyio.Event()
         self._growth: anyio.abc.TaskGroup | None = None
         self._ready = Ready(tools=[], rewards=[])
+        self._own_timeouts: dict[str, float | None] = {}
 
     async def __aenter__(self) -> Self:
         worker = await self._start_worker()
         self._ready = worker.ready
+        self._own_timeouts = {t.schema["function"]["name"]: t.timeout_s for t in self._ready.tools}
         self._take_in(worker)
         self._growth = await anyio.create_task_group().__aenter__()
         self._growth.start_soon(self._grow)
@@ -110,8 +112,7 @@ class UserPool:
         self, name: str, arguments: dict[str, Any], *, metadata: dict[str, Any]
     ) -> ToolResult:
         """Runs one tool; its own errors and a passed deadline are results the model reads."""
-        own = next(t.timeout_s for t in self._ready.tools if t.schema["function"]["name"] == name)
-        timeout_s = own or self._timeouts[0]
+        timeout_s = self._own_timeouts[name] or self._timeouts[0]
         call = CallTool(name=name, arguments=arguments, metadata=metadata)
         try:
             answer = await self._ask(call, timeout_s)
