@@ -218,14 +218,21 @@ async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorde
             return _trajectory(spec, arena, played)
     except CallFailedError as error:
         failure = Failure(kind=error.kind, message=error.message)
+    # Of one conversation with a tool, though they are OSErrors.
+    except (TimeoutError, ConnectionError) as error:
+        failure = _internal(error)
     # What stops every rollout (a refused key, a full disk, a spent budget) stops the run.
     except (EngineError, BudgetSpentError, OSError, MemoryError):
         raise
     # The rim of one rollout: a fault met by one conversation does not end the others.
     except Exception as error:
-        traceback.print_exc()
-        failure = Failure(kind=FailureClass.INTERNAL, message=f"{type(error).__name__}: {error}")
+        failure = _internal(error)
     return FailedRollout(spec.key, failure, episode.turns)
+
+
+def _internal(error: Exception) -> Failure:
+    traceback.print_exc()
+    return Failure(kind=FailureClass.INTERNAL, message=f"{type(error).__name__}: {error}")
 
 
 @contextmanager

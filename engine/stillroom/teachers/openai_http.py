@@ -16,6 +16,7 @@ import msgspec
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.teachers.allowance import allowances
 from stillroom.teachers.budget import NOTHING, Budget, Cost
+from stillroom.teachers.excess import Excess
 from stillroom.teachers.http_channel import (
     ConnectionFailedError,
     HttpReply,
@@ -140,6 +141,7 @@ class OpenAITeacher:
         self.calls, self.spending = calls or CallSettings(), spending or Spending()
         self.limiter = Limiter(self.calls.limits)
         self._has_answered = False
+        self._excess = Excess()
         self._last_answerer: Answerer | None = None
         self._jitter = random.Random(sampling.seed or 0)
         self._fields = {"model": model, **sampling_fields(endpoint, model, sampling)}
@@ -227,6 +229,9 @@ class OpenAITeacher:
             raise
         if isinstance(outcome, _Answer):
             told = Cost.of(outcome.turn.usage, outcome.turn.cost_usd)
+            self._excess.learn(
+                outcome.turn, len(body), self.sampling.max_tokens, self.spending.price
+            )
             budget.settle(worst, told, unconfirmed=outcome.untold(worst))
         elif outcome.may_be_billed:
             budget.settle_unconfirmed(worst)
@@ -235,10 +240,18 @@ class OpenAITeacher:
         return outcome
 
     def _worst_case(self, body: bytes) -> Cost:
-        """Returns the most that a request can cost: no token is shorter than a byte."""
-        usage = Usage(prompt_tokens=len(body), completion_tokens=self.sampling.max_tokens)
+        """Returns the most that a request can cost: no token is shorter than a byte.
+
+        Beside that, what answers were seen to take more: texts of the provider's own, pictures,
+        thinking that `max_tokens` does not bound, a higher price.
+        """
+        excess = self._excess
+        usage = Usage(
+            prompt_tokens=len(body) + excess.prompt_tokens,
+            completion_tokens=self.sampling.max_tokens + excess.completion_tokens,
+        )
         price = self.spending.price
-        usd = price.of(usage) if price is not None else 0.0
+        usd = price.of(usage) + excess.usd if price is not None else 0.0
         return Cost(usage.prompt_tokens + usage.completion_tokens, usd)
 
     async def _paced_attempt(self, body: bytes, sent: Sent) -> _Answer | _Retry:

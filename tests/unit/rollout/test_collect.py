@@ -167,6 +167,25 @@ def test_failed_rollouts_are_told_apart_and_the_others_go_on() -> None:
     assert len(outcomes) - len(failed) == 3
 
 
+@pytest.mark.parametrize("error", [ConnectionResetError("gone"), TimeoutError("late")])
+def test_a_connection_of_one_rollouts_tools_that_breaks_ends_no_other(error: OSError) -> None:
+    async def broken(_name: str, _arguments: dict[str, Any]) -> ToolResult:
+        raise error
+
+    def script(key: str) -> list[Any]:
+        is_first = key.startswith(TASKS[0].task_id)
+        return [turn(assistant(None, tool_call()) if is_first else assistant("7"))]
+
+    outcomes = collected(
+        TASKS, arena_of(ScriptedPolicy(script), tools=ScriptedTools(["price"], broken))
+    )
+
+    [failed] = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
+    assert failed.failure.kind is FailureClass.INTERNAL
+    assert str(error) in failed.failure.message
+    assert len(outcomes) == 5
+
+
 def test_tools_that_fail_side_by_side_end_one_rollout_only() -> None:
     async def gone(_name: str, _arguments: dict[str, Any]) -> ToolResult:
         raise CallFailedError(FailureClass.TOOL_HOST, "the host is gone")

@@ -667,6 +667,45 @@ def test_a_limit_of_tokens_is_kept_in_the_same_way(workspace: Workspace, concurr
     assert len(first.served) + len(second.served) == 120
 
 
+@pytest.mark.parametrize(
+    "usage",
+    [
+        # Texts of the provider's own, or pictures; thinking that max_tokens does not bound.
+        {"prompt_tokens": 1000, "completion_tokens": 10},
+        {"prompt_tokens": 10, "completion_tokens": 1000},
+        {"prompt_tokens": 10, "completion_tokens": 10, "total_tokens": 1000},
+        {"prompt_tokens": 800, "completion_tokens": 200},
+    ],
+)
+def test_an_endpoint_that_takes_more_than_the_worst_case_is_known_by_its_first_answer(
+    workspace: Workspace, usage: dict[str, int]
+) -> None:
+    async def greedy(_served: Served) -> httpx.Response:
+        return completion("12", usage=usage)
+
+    write_prompts(workspace, 10)
+    one: dict[str, Any] = {"max_tokens": 20, "max_concurrency": 1}
+    result = run_of(workspace, ScriptedTeacher(before=greedy), max_total_tokens=5250, **one)
+
+    assert result.stopped_by == "max_total_tokens"
+    assert 3000 < result.usage.prompt_tokens + result.usage.completion_tokens <= 5250
+
+
+def test_a_price_that_is_higher_than_the_table_says_is_known_by_the_first_answer(
+    workspace: Workspace,
+) -> None:
+    async def dear(_served: Served) -> httpx.Response:
+        return completion("12", usage={"prompt_tokens": 5, "completion_tokens": 20, "cost": 3.0})
+
+    write_prompts(workspace, 10)
+    write_price(workspace)
+    one: dict[str, Any] = {"max_tokens": 20, "max_concurrency": 1}
+    result = run_of(workspace, ScriptedTeacher(before=dear), budget_usd=8.5, **one)
+
+    # Two dollars at most, as far as the table knows.
+    assert (result.stopped_by, result.cost_usd) == ("budget_usd", 6.0)
+
+
 def test_a_dry_run_calls_nothing_and_writes_no_row(workspace: Workspace) -> None:
     write_price(workspace)
     teacher = ScriptedTeacher()
