@@ -168,6 +168,13 @@ def training_environment() -> dict[str, str]:
     }
 
 
+def tracking_environment(workspace: Workspace, *, has_wandb: bool) -> dict[str, str]:
+    """Returns what a training run's trackers read: trackio's folder, and W&B's key if asked."""
+    found = {"TRACKIO_DIR": os.environ.get("TRACKIO_DIR") or str(workspace.runs / "trackio")}
+    key = workspace.read_key("WANDB_API_KEY") if has_wandb else None
+    return found | ({"WANDB_API_KEY": key} if key else {})
+
+
 def tool_environment(*, without: frozenset[str] = frozenset()) -> dict[str, str]:
     """Returns the environment for processes that run the user's tools, which may need secrets."""
     return {name: value for name, value in os.environ.items() if name not in without}

@@ -20,7 +20,12 @@ from stillroom.jobs.store import (
 )
 from stillroom.rollout.request import GenerateRollouts, check_rollouts, locate_policy
 from stillroom.rollout.score import ScoreRollouts, check_scoring
-from stillroom.settings import Workspace, tool_environment, training_environment
+from stillroom.settings import (
+    Workspace,
+    tool_environment,
+    tracking_environment,
+    training_environment,
+)
 from stillroom.teachers.providers import IN_PROCESS, TEACHER_KEYS
 from stillroom.train.forecast import TrainingForecast
 from stillroom.train.request import PlanTraining, StartTraining, plan_request, resolve_resume
@@ -150,6 +155,8 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     # The user's tools act in distill and may need secrets; files alone are trained on otherwise.
     is_acting = kind is RunKind.DISTILL
     environment = tool_environment(without=TEACHER_KEYS) if is_acting else training_environment()
+    has_wandb = plan.config.trainer.wandb_project is not None
+    environment |= tracking_environment(workspace, has_wandb=has_wandb)
     return _start(workspace, kind, request, environment)
 
 

@@ -18,7 +18,12 @@ from stillroom.models.resolve import locate_model
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import IN_PROCESS, ProviderName, endpoint_for
 
-_EXTRAS = {"train": ("torch", "transformers", "peft"), "browse": ("playwright",), "ray": ("ray",)}
+_EXTRAS = {
+    "train": ("torch", "transformers", "peft"),
+    "browse": ("playwright",),
+    "ray": ("ray",),
+    "track": ("tensorboard", "wandb", "trackio"),
+}
 _LOW_DISK_GB = 5
 
 

@@ -138,6 +138,12 @@ class TrainerSection(_Section):
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.95
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     seed: int = 0
+    tensorboard: bool = False
+    """Metrics also to the run's tensorboard folder; they are in events.jsonl in any case."""
+    wandb_project: str | None = None
+    """Metrics also to Weights & Biases: in the run's folder, unless WANDB_API_KEY is set."""
+    trackio_project: str | None = None
+    """Metrics also to trackio, in runs/trackio unless TRACKIO_DIR says where."""
 
 
 class DpoSection(_Section):

@@ -21,11 +21,7 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
         "the student's chat template decides",
         "leave it out",
     ),
-    "trainer.wandb_project": (
-        "metrics go to the run's events.jsonl",
-        "leave it out and read the run with get_run",
-    ),
-    "wandb_project": ("metrics go to the run's events.jsonl", "leave it out"),
+    "wandb_project": ("it belongs to the trainer", "write trainer.wandb_project"),
     "launcher": ("training runs in one process", "leave it out"),
 }
 """By dotted key: why, and what to do. A key that is null, false or an empty list asks nothing."""

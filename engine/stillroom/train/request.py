@@ -1,5 +1,6 @@
 """What a training run is asked to do, and all that can be checked before a model is loaded."""
 
+import importlib.util
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from stillroom.data.formats import RowFormat, read_rows
-from stillroom.errors import ConfigError, DataError
+from stillroom.errors import ConfigError, DataError, missing_extra
 from stillroom.models.quantized import check_quantization
 from stillroom.models.resolve import locate_model
 from stillroom.models.scoring import refuse_api_teacher
@@ -91,6 +92,7 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
     if config.dataset_type == "distill" and config.teacher is not None:
         refuse_api_teacher(config.teacher.path)
         locate_model(workspace, config.teacher.path)
+    _check_trackers(config)
     acts = config.dataset_type == "distill"
     return TrainingPlan(
         config,
@@ -99,6 +101,18 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
         tools_file=_beside(folder, "tools.py") if acts else None,
         rewards_file=_beside(folder, "rewards.py") if acts else None,
     )
+
+
+def _check_trackers(config: TrainConfig) -> None:
+    trainer = config.trainer
+    asked = {
+        "tensorboard": trainer.tensorboard,
+        "wandb": trainer.wandb_project is not None,
+        "trackio": trainer.trackio_project is not None,
+    }
+    for package, is_asked in asked.items():
+        if is_asked and importlib.util.find_spec(package) is None:
+            raise missing_extra("track", f"metrics to {package}")
 
 
 def _beside(folder: Path, name: str) -> Path | None:

@@ -24,6 +24,9 @@ FREE_KEYS = frozenset(
         "project_name",
         "trainer.keep_checkpoints",
         "trainer.save_step",
+        "trainer.tensorboard",
+        "trainer.trackio_project",
+        "trainer.wandb_project",
     }
 )
 """Keys of config.yml that may be others when a run goes on."""

@@ -29,6 +29,7 @@ from stillroom.train.resume import Asked, check_unchanged, find_resume_point
 from stillroom.train.session import Session, TrainResult
 from stillroom.train.sft import train_sft
 from stillroom.train.student import Student, load_student
+from stillroom.train.trackers import TrackedReporter, open_trackers
 
 
 def train(
@@ -49,8 +50,12 @@ def train(
             check_unchanged(point.state.asked, asked, run_id=point.run_id)
         student = load_student(workspace, config.model, seed=config.trainer.seed)
         origin = Origin(files, models, request.model_dump(mode="json"))
-        session = Session(config, student, folder, reporter, started, origin, point, asked)
-        result = method(session)
+        tracked = TrackedReporter(reporter, open_trackers(config, folder))
+        session = Session(config, student, folder, tracked, started, origin, point, asked)
+        try:
+            result = method(session)
+        finally:
+            tracked.close()
     shown = workspace.shown(Path(result.checkpoint))
     return msgspec.structs.replace(result, checkpoint=shown)
 
