@@ -12,7 +12,8 @@ import msgspec
 from stillroom.api import GenerateRollouts
 from stillroom.reporting import SilentReporter
 from stillroom.rollout.forecast import Forecast
-from stillroom.rollout.run import RolloutsResult, generate_rollouts
+from stillroom.rollout.results import RolloutsResult
+from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 
 

@@ -21,7 +21,8 @@ from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from fakes.websites import Request, Response, open_website
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.rollout.run import RolloutsResult, generate_rollouts
+from stillroom.rollout.results import RolloutsResult
+from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 
 NUM_GUESTS = 20

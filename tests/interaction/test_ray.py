@@ -20,7 +20,8 @@ from stillroom import api
 from stillroom.errors import RunCancelledError, RunError, TeacherError
 from stillroom.rollout.ray_run import generate_on_ray
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.rollout.run import RolloutsResult, generate_rollouts
+from stillroom.rollout.results import RolloutsResult
+from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 
 pytestmark = RAY_MARKS

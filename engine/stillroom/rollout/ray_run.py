@@ -32,13 +32,11 @@ from stillroom.rollout.ray_cluster import ray_cluster
 from stillroom.rollout.ray_worker import ShardEnd, ShardJob, ShardWorker, Standing
 from stillroom.rollout.records import FinishedRow, RolloutKey
 from stillroom.rollout.request import GenerateRollouts, price_of
+from stillroom.rollout.results import RolloutsResult, Tally, rollouts_result
 from stillroom.rollout.run import (
     PHASE,
-    RolloutsResult,
-    Tally,
     generate_rollouts,
     requested_tasks,
-    rollouts_result,
     settings_of,
 )
 from stillroom.rollout.shards import (

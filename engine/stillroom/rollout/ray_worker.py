@@ -13,7 +13,8 @@ from stillroom import __version__
 from stillroom.errors import EngineError, RunCancelledError, RunError
 from stillroom.rollout.records import RolloutKey
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.rollout.run import RolloutsResult, generate_rollouts
+from stillroom.rollout.results import RolloutsResult
+from stillroom.rollout.run import generate_rollouts
 from stillroom.rollout.shards import Share
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Cost

@@ -2,9 +2,7 @@
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
@@ -30,7 +28,6 @@ from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal import RolloutStore
 from stillroom.rollout.judge_request import JudgeFile, check_judge
 from stillroom.rollout.origin import AnswererWatch, RolloutOrigin, origin_of, with_answerers
-from stillroom.rollout.records import FinishedRow
 from stillroom.rollout.request import (
     GenerateRollouts,
     fingerprint,
@@ -38,82 +35,18 @@ from stillroom.rollout.request import (
     sampling_settings,
     select_entries,
 )
+from stillroom.rollout.results import RolloutsResult, Tally, rollouts_result
 from stillroom.rollout.shards import Share, adopt_shards
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Outstanding
 from stillroom.teachers.openai_http import Spending
-from stillroom.types import SampledTurn, Trajectory, Usage, total_usd
+from stillroom.types import Trajectory
 
 PHASE = "generate rollouts"
 _CANCEL_POLL_S = 0.2
 _MEASURE_EVERY_S = 1.0
 _HOPELESS = 20
 """So many failures without a success, and the rest is not tried."""
-
-
-class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rollout run came to. requested = succeeded + failed + omitted, always."""
-
-    output: str
-    requested: int
-    succeeded: int
-    """Rows of the requested rollouts that are in the output, earlier runs' included."""
-    failed: int
-    failed_by_class: dict[str, int]
-    omitted: int
-    """Not done because the run was cancelled or came to a limit."""
-    already_done: int
-    """Of the succeeded: finished by an earlier run, not paid for again."""
-    rewarded: int
-    """Of the succeeded: those with a reward."""
-    mean_reward: float | None
-    num_success: int
-    truncated: int
-    calls: int
-    """Model and judge calls of this run, replayed ones not counted."""
-    usage: Usage
-    """Tokens of this run's calls."""
-    cost_usd: float | None
-    """Of this run's calls; None where a price is unknown."""
-    unconfirmed_usd: float
-    """At worst: of calls that broke off and may have been billed, and of answers that did not say
-    what they took; the budget counts it."""
-    lost_calls: int
-    """At most: calls that were out when a run was killed, and may be paid for twice; what they cost
-    at worst is part of unconfirmed_usd."""
-    answered_by: dict[str, int]
-    """Of the succeeded: how many each model has a turn in, as the endpoint names it."""
-    restarted: int
-    """Rollouts begun again from the first turn: the state of their tools could not be replayed."""
-    stopped_by: str | None
-    """The limit that ended the run early: budget_usd, max_total_tokens or max_minutes."""
-    seconds: float
-
-
-@dataclass(slots=True)
-class Tally:
-    """Counts of a run as it goes on."""
-
-    rows: int = 0
-    failed: Counter[str] = field(default_factory=Counter[str])
-    calls: int = 0
-    usage: Usage = field(default_factory=Usage)
-    cost_usd: float | None = 0.0
-    stopped_by: str | None = None
-    restarted: int = 0
-
-    def add(self, outcome: Outcome) -> None:
-        """Counts a rollout that has ended."""
-        if isinstance(outcome, FailedRollout):
-            self.failed[outcome.failure.kind] += 1
-        else:
-            self.rows += 1
-
-    def count_call(self, turn: SampledTurn) -> None:
-        """Counts a finished model call."""
-        self.calls += 1
-        self.usage += turn.usage
-        self.cost_usd = total_usd((self.cost_usd, turn.cost_usd))
 
 
 async def generate_rollouts(
@@ -354,41 +287,3 @@ def _failure_row(failed: FailedRollout) -> dict[str, object]:
         "class": failed.failure.kind,
         "message": failed.failure.message,
     }
-
-
-def rollouts_result(
-    output: str,
-    requested: int,
-    rows: list[FinishedRow],
-    tally: Tally,
-    lost: Outstanding,
-    seconds: float,
-) -> RolloutsResult:
-    """Returns what a run came to; `rows` are those of the requested rollouts, whoever did them.
-
-    `lost` is what may have been billed beside that, with the calls that were out at a kill.
-    """
-    failed = tally.failed.total()
-    rewards = [row.reward for row in rows if row.reward is not None]
-    return RolloutsResult(
-        output=output,
-        requested=requested,
-        succeeded=len(rows),
-        failed=failed,
-        failed_by_class=dict(tally.failed),
-        omitted=requested - len(rows) - failed,
-        already_done=len(rows) - tally.rows,
-        rewarded=len(rewards),
-        mean_reward=sum(rewards) / len(rewards) if rewards else None,
-        num_success=sum(row.success is True for row in rows),
-        truncated=sum(row.truncated for row in rows),
-        calls=tally.calls,
-        usage=tally.usage,
-        cost_usd=tally.cost_usd,
-        unconfirmed_usd=round(lost.worst.usd, 6),
-        lost_calls=lost.calls,
-        answered_by=dict(Counter(m for row in rows for m in {a.model for a in row.answered_by})),
-        restarted=tally.restarted,
-        stopped_by=tally.stopped_by,
-        seconds=round(seconds, 3),
-    )

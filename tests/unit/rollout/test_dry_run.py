@@ -18,7 +18,8 @@ from fakes.user_files import write_tools
 from stillroom.errors import DataError, InputError
 from stillroom.rollout.forecast import Forecast, Span
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.rollout.run import RolloutsResult, generate_rollouts
+from stillroom.rollout.results import RolloutsResult
+from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 
 TOOLS = '''

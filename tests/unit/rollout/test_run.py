@@ -20,7 +20,8 @@ from fakes.user_files import write_tools
 from stillroom.errors import DataError, InputError, RunCancelledError, TeacherError
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.rollout.run import RolloutsResult, generate_rollouts
+from stillroom.rollout.results import RolloutsResult
+from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 from stillroom.types import Usage
 

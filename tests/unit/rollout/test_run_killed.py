@@ -16,7 +16,8 @@ from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from fakes.waiting import wait_until
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.rollout.run import RolloutsResult, generate_rollouts
+from stillroom.rollout.results import RolloutsResult
+from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 
 # Each call writes five tokens, which is the most it may.
