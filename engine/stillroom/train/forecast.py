@@ -119,6 +119,11 @@ def memory_parts(
     return {name: float(value) for name, value in parts.items() if value}
 
 
+def recomputed_bytes(activation_bytes: float, *, num_layers: int, state_bytes: int) -> float:
+    """Returns what is kept of each token where layers are computed again: their inputs, and one."""
+    return num_layers * state_bytes + activation_bytes / num_layers
+
+
 def checkpoint_bytes(size: ModelSize, *, is_final: bool) -> int:
     """Returns the bytes of a checkpoint; that of a step holds the optimiser's moments too."""
     weights = size.trained_bytes

@@ -141,6 +141,14 @@ def _student_size(empty: Any, section: ModelSection) -> ModelSize:
     with torch.device("meta"):
         model = new_adapter(empty, section) if section.qlora_rank > 0 else empty
     size = size_of(model, is_quantized=section.quantization is not None)
+    if section.gradient_checkpointing:
+        text: Any = empty.config.get_text_config()
+        kept = forecast.recomputed_bytes(
+            size.activation_bytes,
+            num_layers=text.num_hidden_layers,
+            state_bytes=text.hidden_size * empty.dtype.itemsize,
+        )
+        size = replace(size, activation_bytes=kept)
     if section.qlora_rank > 0:
         model.unload()
     return size
@@ -190,7 +198,7 @@ def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[
 def _largest_pass(planned: _Planned, rows: RowTokens) -> tuple[int, int]:
     """Returns the tokens of the largest pass with gradient, and the bytes sampling caches."""
     config = planned.config
-    most = max_pass_tokens(planned.size.vocab_size)
+    most = config.model.microbatch_tokens or max_pass_tokens(planned.size.vocab_size)
     if config.dataset_type != "distill":
         longest = sorted(rows.lengths)[-config.data.batch_size :]
         return forecast.pass_tokens(longest, max_tokens=most), 0
@@ -227,16 +235,29 @@ def _less_memory(
     if rows.lengths and tokens > _FEW_TOKENS:
         single = max(rows.lengths)
         if config.data.batch_size > 1 and single < tokens:
-            needs["data.batch_size=1"] = need(planned.size, single)
+            needs[f"model.microbatch_tokens={single}"] = need(planned.size, single)
         else:
             needs[f"model.max_length={shorter}"] = need(planned.size, shorter)
-    if config.model.qlora_rank == 0:
-        section = config.model.model_copy(update={"qlora_rank": 32})
-        needs["model.qlora_rank=32"] = need(_student_size(planned.empty, section), tokens)
-    elif planned.device.type == "cpu" and config.model.precision != "bf16":
+    for setting, change in _smaller(config.model).items():
+        section = config.model.model_copy(update=change)
+        needs[setting] = need(_student_size(planned.empty, section), tokens)
+    is_lora = config.model.qlora_rank > 0
+    if is_lora and planned.device.type == "cpu" and config.model.precision != "bf16":
         half = replace(planned.size, weight_bytes=planned.size.weight_bytes // 2)
         needs["model.precision=bf16"] = need(half, tokens)
     return forecast.told(needs, free)
+
+
+def _smaller(section: ModelSection) -> dict[str, dict[str, Any]]:
+    """Returns what the model's section may say to need less memory."""
+    found: dict[str, dict[str, Any]] = {}
+    if not section.gradient_checkpointing:
+        found["model.gradient_checkpointing=true"] = {"gradient_checkpointing": True}
+    if section.qlora_rank == 0:
+        found["model.qlora_rank=32"] = {"qlora_rank": 32}
+    elif section.quantization is None:
+        found["model.quantization=nf4"] = {"quantization": "nf4"}
+    return found
 
 
 def _free_bytes(device: torch.device) -> float:

@@ -262,6 +262,23 @@ def test_a_model_far_too_large_is_told_without_loading_it(tmp_path, tiny_models)
     assert "still too much: a smaller model" in told.changes[0]
 
 
+def test_layers_that_are_computed_again_keep_their_inputs_and_one_layer():
+    assert forecast.recomputed_bytes(1200, num_layers=4, state_bytes=16) == 64 + 300
+
+
+def test_smaller_passes_and_layers_computed_again_need_less(tmp_path, tiny_models):
+    project = project_of(tmp_path, tiny_models.folder("llama", "chatml", **LARGE))
+
+    def activations(*overrides):
+        return plan(project, *overrides).memory_parts_gb["activations"]
+
+    longest = plan(project).longest_tokens
+    assert activations(f"model.microbatch_tokens={longest}") == pytest.approx(
+        activations() / 4, rel=0.1
+    )
+    assert activations("model.gradient_checkpointing=true") < 0.35 * activations()
+
+
 def test_all_that_is_free_is_never_promised():
     size = replace(SIZE, weight_bytes=int(95e9))
 
