@@ -7,6 +7,8 @@ from typing import Any, cast
 
 # Chinese and Japanese put no blanks between words: there each character counts as one.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
+_FOLDED = "".join(chr(c).lower() if _WORD.match(chr(c)) else " " for c in range(128))
+"""What the characters of ASCII become: a text of them alone is cut faster without `_WORD`."""
 SHINGLE_WORDS = 3
 _SPOKEN = ("user", "assistant")
 _THINKING = ("reasoning_content", "reasoning", "thinking")
@@ -14,9 +16,9 @@ _THINKING = ("reasoning_content", "reasoning", "thinking")
 
 def words_of(text: str) -> list[str]:
     """Returns the words of a text in order, folded so that only what is said counts."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
-    return _WORD.findall(text.casefold())
+    if text.isascii():
+        return text.translate(_FOLDED).split()
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 def shingles_of(text: str) -> frozenset[str]:
