@@ -86,10 +86,21 @@ def killed(project, run, step):
 
 
 @pytest.mark.parametrize(
-    ("method", "rank"), [("sft", 0), ("sft", 4), ("dpo", 0), ("dpo", 4), ("distill", 0)]
+    ("method", "rank", "quantization"),
+    [
+        ("sft", 0, None),
+        ("sft", 4, None),
+        ("sft", 4, "nf4"),
+        ("dpo", 0, None),
+        ("dpo", 4, None),
+        ("distill", 0, None),
+    ],
 )
-def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, tiny_models, method, rank):
+def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
+    tmp_path, tiny_models, method, rank, quantization
+):
     project = project_of(method, tmp_path, tiny_models, rank)
+    project.config["model"]["quantization"] = quantization
     whole = project.train("whole")
     unbroken = measured(project)
     steps = whole.steps
