@@ -9,15 +9,16 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 import pytest
 from mcp import Client
+from pydantic import BaseModel
 from skills_ref import validate
 
 from stillroom.settings import Workspace
-from stillroom.train.config import load_config
+from stillroom.train.config import TrainConfig, load_config
 from stillroom_mcp.app import build_server
 from stillroom_mcp.operations import OPERATIONS
 
@@ -153,3 +154,26 @@ def test_the_rollout_quality_skill_works_as_written(tmp_path: Path) -> None:
 def test_the_on_policy_skill_works_as_written(tmp_path: Path) -> None:
     calls = follow_documents(tmp_path, SKILLS / "on-policy-distillation" / "SKILL.md")
     assert calls == 11
+
+
+def test_the_configuration_skill_works_as_written(tmp_path: Path) -> None:
+    calls = follow_documents(tmp_path, SKILLS / "distillation-config" / "SKILL.md")
+    assert calls == 2
+
+
+def keys_of(section: type[BaseModel], above: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        inner = [kind for kind in (field.annotation, *get_args(field.annotation))
+                 if isinstance(kind, type) and issubclass(kind, BaseModel)]  # fmt: skip
+        if inner:
+            yield from keys_of(inner[0], f"{above}{name}.")
+        else:
+            yield above + name
+
+
+def test_the_configuration_skill_names_every_key_and_no_other() -> None:
+    text = (SKILLS / "distillation-config" / "SKILL.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    named = [key for row in rows for key in re.findall(r"`([\w.]+)`", row)]
+
+    assert sorted(named) == sorted(keys_of(TrainConfig))

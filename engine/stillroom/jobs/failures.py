@@ -14,8 +14,8 @@ _TRAINING = frozenset({RunKind.SFT, RunKind.DPO, RunKind.DISTILL})
 # As torch says it for the CPU, for CUDA, and for what CUDA's libraries take.
 _NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
 _SMALLER = (
-    "lower data.batch_size, model.max_length or concurrency, train an adapter (model.qlora_rank), "
-    "or use a smaller model"
+    "lower model.microbatch_tokens, model.max_length or concurrency, set "
+    "model.gradient_checkpointing, or train an adapter (model.qlora_rank)"
 )
 
 
@@ -29,7 +29,7 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
     if isinstance(error, MemoryError) or any(mark in text.lower() for mark in _NO_MEMORY):
         return RunFailure(
             problem=f"out of memory: {text[:300] or name}",
-            fix=_SMALLER + _start_from(folder, kind),
+            fix=_SMALLER + _with_smaller_passes(folder, kind) + _start_from(folder, kind),
         )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return RunFailure(
@@ -71,6 +71,15 @@ def going_on(folder: RunFolder, kind: RunKind) -> str:
     if step is None:
         return ""
     return f"; then start_training(resume={folder.run_id}) goes on from {step}"
+
+
+def _with_smaller_passes(folder: RunFolder, kind: RunKind) -> str:
+    """Returns how a run goes on with settings that compute the same; "" without a checkpoint."""
+    step = _last_step(folder, kind)
+    if step is None:
+        return ""
+    override = 'overrides=["model.microbatch_tokens=512"]'
+    return f"; start_training(resume={folder.run_id}, {override}) goes on from {step}"
 
 
 def _start_from(folder: RunFolder, kind: RunKind) -> str:

@@ -21,6 +21,18 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
         "the student's chat template decides",
         "leave it out",
     ),
+    "data.packing": (
+        "rows are packed wherever the model can run packs, and never attend to each other",
+        "leave it out",
+    ),
+    "packing": (
+        "rows are packed wherever the model can run packs, and never attend to each other",
+        "leave it out",
+    ),
+    "trainer.gradient_accumulation_steps": (
+        "data.batch_size counts the rows of an optimiser step, run in as many passes as it takes",
+        "leave it out; model.microbatch_tokens makes the passes smaller",
+    ),
     "wandb_project": ("it belongs to the trainer", "write trainer.wandb_project"),
     "launcher": ("training runs in one process", "leave it out"),
 }

@@ -45,6 +45,7 @@ class StartTraining(PlanTraining):
 def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTraining:
     """Returns the request with the configuration of the run that it goes on from, if any.
 
+    Its own overrides come after that run's.
     Raises an EngineError if that run cannot go on.
     """
     if request.resume is None:
@@ -53,7 +54,7 @@ def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTrainin
     find_resume_point(workspace, request.resume)
     return StartTraining(
         config=request.config if "config" in request.model_fields_set else before.config,
-        overrides=request.overrides or tuple(before.overrides),
+        overrides=(*before.overrides, *request.overrides),
         resume=request.resume,
     )
 

@@ -14,11 +14,13 @@ from stillroom.models.resolve import CHECKPOINTS
 from stillroom.settings import Workspace
 
 STATE = "training_state.json"
-# These say how a run is kept and watched, not what it computes.
+# These say how a run is kept and watched, or in how many passes it computes the same.
 FREE_KEYS = frozenset(
     {
         "description",
         "model.description",
+        "model.gradient_checkpointing",
+        "model.microbatch_tokens",
         "model.name",
         "project_id",
         "project_name",

@@ -158,7 +158,9 @@ def test_every_way_to_run_out_of_memory_is_told_as_such(run_with_checkpoint) -> 
     assert len(told) == 3
     for failure in told:
         assert failure.problem.startswith("out of memory: ")
-        assert "lower data.batch_size" in failure.fix
+        assert failure.fix.startswith("lower model.microbatch_tokens")
+        resumed = f"start_training(resume={run_with_checkpoint.run_id}, overrides="
+        assert f'{resumed}["model.microbatch_tokens=512"]) goes on from step_000004' in failure.fix
         assert failure.fix.endswith("step_000004 starts from the last good checkpoint")
 
 

@@ -132,6 +132,15 @@ def test_four_bits_take_an_eighth_of_what_the_matrices_took(tiny_models):
     assert whole.weight_bytes - small.weight_bytes == pytest.approx(matrices * 3.4375, rel=1e-3)
 
 
+def test_smaller_passes_are_in_the_plan(tmp_path, tiny_models):
+    project = project_of(tmp_path, tiny_models.folder("llama", "chatml"))
+
+    whole, small = plan(project), plan(project, "model.microbatch_tokens=1")
+
+    assert small.memory_parts_gb["activations"] < whole.memory_parts_gb["activations"]
+    assert small.notes[0] == f"the largest pass has {small.longest_tokens} tokens"
+
+
 def test_rows_that_would_be_left_out_are_counted(tmp_path, tiny_models):
     rows = [*ROWS, {"messages": [user("x" * 600), answer("b")]}]
 

@@ -217,9 +217,10 @@ def test_what_was_asked_is_taken_from_the_run(tmp_path, tiny_models):
     with pytest.raises(KilledError):
         project.train("killed", "trainer.seed=7")
 
-    asked = resolve_resume(project.workspace, StartTraining(resume="killed"))
+    more = ("model.microbatch_tokens=60",)
+    asked = resolve_resume(project.workspace, StartTraining(resume="killed", overrides=more))
 
-    assert asked.overrides == ("trainer.seed=7",)
+    assert asked.overrides == ("trainer.seed=7", *more)
     project.reporter = KeptReporter()
     project.train("resumed", *asked.overrides, resume="killed")
 
