@@ -20,19 +20,18 @@ import msgspec
 from stillroom import __version__
 from stillroom.errors import EngineError, FailureClass, RunCancelledError, RunError
 from stillroom.files import AppendLog
-from stillroom.lineage import write_manifest
 from stillroom.lines import read_lines
 from stillroom.reporting import Reporter
 from stillroom.rollout.collect import specs_for
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal import RolloutStore
 from stillroom.rollout.judge_request import check_judge
-from stillroom.rollout.origin import origin_of, with_answerers
+from stillroom.rollout.origin import origin_of
 from stillroom.rollout.ray_cluster import ray_cluster
 from stillroom.rollout.ray_worker import ShardEnd, ShardJob, ShardWorker, Standing
 from stillroom.rollout.records import FinishedRow, RolloutKey
 from stillroom.rollout.request import GenerateRollouts, price_of
-from stillroom.rollout.results import RolloutsResult, Tally, rollouts_result
+from stillroom.rollout.results import RolloutsResult, Tally, put_on_record, rollouts_result
 from stillroom.rollout.run import (
     PHASE,
     generate_rollouts,
@@ -103,14 +102,7 @@ async def generate_on_ray(
         run.lost,
         time.monotonic() - started,
     )
-    write_manifest(
-        output,
-        operation="generate_rollouts",
-        inputs=[*origin.inputs, *with_answerers(origin.models, finished.values())],
-        request=request.model_dump(mode="json"),
-        counts={"requested": len(keys), "rows": result.succeeded, "failed": result.failed},
-        run_id=folder.name,
-    )
+    put_on_record(result, output, request, origin, finished.values(), run_id=folder.name)
     if reporter.is_cancelled() and result.omitted:
         raise RunCancelledError(result)
     return result

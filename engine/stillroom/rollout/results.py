@@ -1,12 +1,17 @@
 """What a rollout run comes to, counted as it goes on."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
+from stillroom.lineage import write_manifest
 from stillroom.rollout.collect import FailedRollout, Outcome
+from stillroom.rollout.origin import RolloutOrigin, with_answerers
 from stillroom.rollout.records import FinishedRow
+from stillroom.rollout.request import GenerateRollouts
 from stillroom.teachers.budget import Outstanding
 from stillroom.types import SampledTurn, Usage, total_usd
 
@@ -111,4 +116,24 @@ def rollouts_result(
         restarted=tally.restarted,
         stopped_by=tally.stopped_by,
         seconds=round(seconds, 3),
+    )
+
+
+def put_on_record(
+    result: RolloutsResult,
+    output: Path,
+    request: GenerateRollouts,
+    origin: RolloutOrigin,
+    finished: Iterable[FinishedRow],
+    *,
+    run_id: str,
+) -> None:
+    """Writes the manifest of a run's output, whose rows, earlier runs' included, are given."""
+    write_manifest(
+        output,
+        operation="generate_rollouts",
+        inputs=[*origin.inputs, *with_answerers(origin.models, finished)],
+        request=request.model_dump(mode="json"),
+        counts={"requested": result.requested, "rows": result.succeeded, "failed": result.failed},
+        run_id=run_id,
     )

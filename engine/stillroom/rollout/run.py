@@ -12,7 +12,6 @@ import msgspec
 from stillroom.data.formats import Task, load_tasks
 from stillroom.errors import RunCancelledError, TeacherError
 from stillroom.files import AppendLog, content_hash
-from stillroom.lineage import write_manifest
 from stillroom.reporting import Reporter
 from stillroom.rollout.arena import open_arena
 from stillroom.rollout.collect import (
@@ -27,7 +26,7 @@ from stillroom.rollout.dry_run import dry_run
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal import RolloutStore
 from stillroom.rollout.judge_request import JudgeFile, check_judge
-from stillroom.rollout.origin import AnswererWatch, RolloutOrigin, origin_of, with_answerers
+from stillroom.rollout.origin import AnswererWatch, RolloutOrigin, origin_of
 from stillroom.rollout.request import (
     GenerateRollouts,
     fingerprint,
@@ -35,7 +34,7 @@ from stillroom.rollout.request import (
     sampling_settings,
     select_entries,
 )
-from stillroom.rollout.results import RolloutsResult, Tally, rollouts_result
+from stillroom.rollout.results import RolloutsResult, Tally, put_on_record, rollouts_result
 from stillroom.rollout.shards import Share, adopt_shards
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Outstanding
@@ -108,14 +107,7 @@ async def generate_rollouts(
         lost += store.orphaned
     seconds = time.monotonic() - started
     result = rollouts_result(workspace.shown(output), len(specs), rows, tally, lost, seconds)
-    write_manifest(
-        output,
-        operation="generate_rollouts",
-        inputs=[*origin.inputs, *with_answerers(origin.models, store.finished.values())],
-        request=request.model_dump(mode="json"),
-        counts={"requested": len(specs), "rows": result.succeeded, "failed": result.failed},
-        run_id=folder.name,
-    )
+    put_on_record(result, output, request, origin, store.finished.values(), run_id=folder.name)
     if reporter.is_cancelled() and result.omitted:
         raise RunCancelledError(result)
     return result
