@@ -78,13 +78,25 @@ class OutputHead:
         """Returns the logits at the positions that predict the batch's trained tokens, [N, V]."""
         return self.logits(self.batch_hidden(batch))
 
-    def batch_hidden(self, batch: TokenBatch) -> Tensor:
-        """Returns the hidden states that predict the batch's trained tokens, [N, H]."""
-        if batch.pack is None or batch.positions_BT is None:
-            hidden_BTH = self.hidden(batch.ids_BT)
-        else:
-            inputs = packed_inputs(batch.pack, batch.positions_BT)
-            hidden_BTH = self.run_body(input_ids=batch.ids_BT, **inputs)
+    def embedding_table(self) -> nn.Embedding | None:
+        """Returns the trained embeddings, if they are no more than a table of rows."""
+        table = self._base.get_input_embeddings()
+        is_plain = type(table) is nn.Embedding and table.max_norm is None
+        if not is_plain or not table.weight.requires_grad or table.scale_grad_by_freq:
+            return None
+        return table if type(table.weight.data) is Tensor else None
+
+    def batch_hidden(self, batch: TokenBatch, embedded_BTH: Tensor | None = None) -> Tensor:
+        """Returns the hidden states that predict the batch's trained tokens, [N, H].
+
+        `embedded_BTH` are the batch's embedded tokens, if they are at hand.
+        """
+        given: dict[str, Any] = {"input_ids": batch.ids_BT, "use_cache": False}
+        if embedded_BTH is not None:
+            given = {"inputs_embeds": embedded_BTH, "use_cache": False}
+        if batch.pack is not None and batch.positions_BT is not None:
+            given |= packed_inputs(batch.pack, batch.positions_BT)
+        hidden_BTH = self.run_body(**given)
         return hidden_BTH.flatten(0, 1).index_select(0, batch.sources_N)
 
     def score(self, batch: TokenBatch) -> "Scores":
@@ -148,14 +160,34 @@ class OutputHead:
 
 
 class _BodyRun:
-    """A forward pass of the body, whose gradient is given by hand."""
+    """A forward pass of the body, whose gradient is given by hand.
+
+    That of the embeddings is added row by row: autograd would form one as large as the vocabulary.
+    """
 
     def __init__(self, head: OutputHead, batch: TokenBatch) -> None:
-        self.hidden_NH = head.batch_hidden(batch)
+        self._ids_BT = batch.ids_BT
+        self._table = head.embedding_table()
+        self._embedded_BTH: Tensor | None = None
+        if self._table is not None:
+            embedded_BTH = nn.functional.embedding(batch.ids_BT, self._table.weight.detach())
+            self._embedded_BTH = embedded_BTH.requires_grad_()
+        self.hidden_NH = head.batch_hidden(batch, self._embedded_BTH)
 
     def backward(self, gradient_NH: Tensor) -> None:
         """Adds the gradients of the body's parameters."""
         self.hidden_NH.backward(gradient_NH)
+        if self._table is None or self._embedded_BTH is None or self._embedded_BTH.grad is None:
+            return
+        gradient_PH = self._embedded_BTH.grad.flatten(0, 1)
+        ids_P = self._ids_BT.flatten()
+        if self._table.padding_idx is not None:
+            # As in torch: the padding token's row is not trained by what it stands for.
+            gradient_PH[ids_P == self._table.padding_idx] = 0
+        weight: Tensor = self._table.weight
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        weight.grad.index_add_(0, ids_P, gradient_PH)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,8 @@ def test_a_head_of_another_kind_is_left_to_autograd():
 def test_the_models_gradient_is_autograds(architecture):
     model = build_model(architecture, build_tokenizer("chatml"))
     head = OutputHead(model)
-    rows = [list(range(5, 25)), list(range(40, 52))]
+    # 0 is the padding token, which a text may hold too.
+    rows = [[*range(5, 25), 0, 7, 7], [*range(40, 52), 0]]
     sequences = [TokenSequence(row, [i % 3 == 2 for i in range(len(row))]) for row in rows]
     batch = collate(sequences, device=torch.device("cpu"))
 
