@@ -56,6 +56,7 @@ class UserPool:
         self._workers: set[Worker] = set()
         self._num_workers = 0
         self._waiting: deque[Job] = deque()
+        self._condemned: list[Worker] = []
         self._quick = QuickCalls()
         self._is_wanted = anyio.Event()
         self._growth: anyio.abc.TaskGroup | None = None
@@ -77,10 +78,9 @@ class UserPool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        growth, self._growth = self._growth, None
-        if growth is not None:
-            growth.cancel_scope.cancel()
-            await growth.__aexit__(None, None, None)
+        if self._growth is not None:
+            self._growth.cancel_scope.cancel()
+            await self._growth.__aexit__(None, None, None)
         for worker in list(self._workers):
             await self._discard(worker)
 
@@ -198,17 +198,18 @@ class UserPool:
             job.worker = None
             self._waiting.appendleft(job)
         self._assign()
-        if self._waiting:
-            self._is_wanted.set()
-        if self._growth is not None and worker in self._workers:
-            self._growth.start_soon(self._discard, worker)
+        self._condemned.append(worker)
+        self._is_wanted.set()
 
     async def _grow(self) -> None:
-        """Starts another worker whenever a call has waited too long for one."""
+        """Kills workers that are of no use; starts one whenever a call has waited too long."""
         while True:
             await self._is_wanted.wait()
             self._is_wanted = anyio.Event()
-            while self._waiting:
+            while self._waiting or self._condemned:
+                if self._condemned:
+                    await self._discard(self._condemned.pop())
+                    continue
                 if self._num_workers and not self._is_patience_over():
                     await anyio.sleep(PATIENCE_S / 2)
                     # Answers that came while the loop was busy are read before it is judged.
@@ -252,10 +253,11 @@ class UserPool:
         self._assign()
 
     async def _discard(self, worker: Worker) -> None:
+        if worker not in self._workers:
+            return
+        self._workers.remove(worker)
+        self._num_workers -= 1
         with anyio.CancelScope(shield=True):
-            if worker in self._workers:
-                self._workers.remove(worker)
-                self._num_workers -= 1
             await worker.kill()
 
 
