@@ -86,13 +86,17 @@ def assert_as_if_alone(loaded, sequence, seed):
         token, draw = sequence.ids[index], 1 - draws.random()
         before = upto[row, token - 1].item() if token else 0.0
         # A draw this near to the border between two tokens may go to either.
-        assert before - 1e-5 < draw < upto[row, token].item() + 1e-5
-        assert sequence.logprobs[index] == pytest.approx(logprobs[row, token].item(), abs=1e-5)
+        assert before - 1e-6 < draw < upto[row, token].item() + 1e-6
+        assert sequence.logprobs[index] == pytest.approx(logprobs[row, token].item(), abs=2e-6)
 
 
 @pytest.fixture(scope="module")
 def models(tiny_models):
-    return {name: tiny_models.load(name, "chatml") for name in ("gemma3", "mistral-sliding")}
+    loaded = {name: tiny_models.load(name, "chatml") for name in ("gemma3", "mistral-sliding")}
+    for one in loaded.values():
+        # Else what is rounded in another order is as far off as what is wrong.
+        one.model.double()
+    return loaded
 
 
 @settings(max_examples=30, deadline=None)
