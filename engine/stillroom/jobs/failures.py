@@ -7,6 +7,7 @@ import errno
 
 from stillroom.errors import DivergedError, EngineError
 from stillroom.jobs.store import RunFailure, RunFolder
+from stillroom.models.resolve import CHECKPOINTS
 from stillroom.train.resume import latest_checkpoint
 from stillroom.types import RunKind
 
@@ -87,7 +88,7 @@ def _start_from(folder: RunFolder, kind: RunKind) -> str:
     step = _last_step(folder, kind)
     if step is None:
         return ""
-    return f"; model.path={folder.path / 'checkpoints' / step} starts from the last good checkpoint"
+    return f"; model.path={folder.path / CHECKPOINTS / step} starts from the last good checkpoint"
 
 
 def _last_step(folder: RunFolder, kind: RunKind) -> str | None:

@@ -24,6 +24,11 @@ _PROBE_TOKENS = 8
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
+def max_positions(vocab_size: int) -> int:
+    """Returns how many positions' logits over a vocabulary may be held at a time."""
+    return max(1, MAX_LOGITS // vocab_size)
+
+
 class OutputHead:
     """Runs a causal language model's body and head apart, so that the head sees few positions.
 
@@ -137,7 +142,7 @@ class OutputHead:
     @property
     def max_positions(self) -> int:
         """How many positions' logits may be held at a time."""
-        return max(1, MAX_LOGITS // int(self._base.config.get_text_config().vocab_size))
+        return max_positions(int(self._base.config.get_text_config().vocab_size))
 
     @torch.no_grad()
     def check(self) -> None:

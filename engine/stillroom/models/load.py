@@ -41,8 +41,12 @@ class LoadedModel:
     @property
     def max_context(self) -> int:
         """The most tokens a sequence may have."""
-        config = self.model.config.get_text_config()
-        return int(getattr(config, "max_position_embeddings", 1 << 20))
+        return context_length(self.model)
+
+
+def context_length(model: Any) -> int:
+    """Returns the most tokens a sequence of a model may have, by its configuration."""
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 20))
 
 
 def load_tokenizer(location: ModelLocation) -> Any:

@@ -64,6 +64,10 @@ class ModelSection(_Section):
             )
         return self
 
+    def row_length(self, context: int) -> int:
+        """Returns how many tokens a row may have, for a model with such a context."""
+        return min(self.max_length or context, context)
+
     @property
     def alpha(self) -> int:
         """The LoRA scale's numerator."""

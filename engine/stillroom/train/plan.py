@@ -10,7 +10,8 @@ import torch
 
 from stillroom.data.formats import load_dpo_rows, load_sft_rows, load_tasks
 from stillroom.data.render import ChatRenderer
-from stillroom.models.load import LoadedModel, load_tokenizer
+from stillroom.models.heads import max_positions
+from stillroom.models.load import LoadedModel, context_length, load_tokenizer
 from stillroom.models.pairing import check_pair
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
@@ -173,10 +174,7 @@ def _teacher_bytes(workspace: Workspace, planned: _Planned) -> int:
 def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[trial.Unit]]":
     """Returns the rows' lengths and what the steps that are tried are made of."""
     config = planned.config
-    context = int(
-        getattr(planned.empty.config.get_text_config(), "max_position_embeddings", 1 << 20)
-    )
-    max_length = min(config.model.max_length or context, context)
+    max_length = config.model.row_length(context_length(planned.empty))
     renderer = ChatRenderer(planned.tokenizer, include_thinking=config.rollout.include_thinking)
     match config.dataset_type:
         case "sft":
@@ -189,7 +187,7 @@ def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[
             return rows, list(sft.sequences)
         case "dpo":
             dpo = encode_pairs(load_dpo_rows(plan.train_file), renderer, max_length=max_length)
-            lengths = [len(p.chosen.ids) + len(p.rejected.ids) for p in dpo.pairs]
+            lengths = [trial.num_tokens(pair) for pair in dpo.pairs]
             return RowTokens(lengths, len(dpo.pairs), 0, dpo.skipped), list(dpo.pairs)
         case "distill":
             return RowTokens([], len(load_tasks(plan.train_file))), []
@@ -198,7 +196,7 @@ def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[
 def _largest_pass(planned: _Planned, rows: RowTokens) -> tuple[int, int]:
     """Returns the tokens of the largest pass with gradient, and the bytes sampling caches."""
     config = planned.config
-    most = config.model.microbatch_tokens or max_pass_tokens(planned.size.vocab_size)
+    most = config.model.microbatch_tokens or max_pass_tokens(max_positions(planned.size.vocab_size))
     if config.dataset_type != "distill":
         longest = sorted(rows.lengths)[-config.data.batch_size :]
         return forecast.pass_tokens(longest, max_tokens=most), 0

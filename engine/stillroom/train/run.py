@@ -90,8 +90,7 @@ def _method(workspace: Workspace, plan: TrainingPlan) -> Callable[[Session], Tra
 
 
 def _max_length(session: Session) -> int:
-    context = session.student.loaded.max_context
-    return min(session.config.model.max_length or context, context)
+    return session.config.model.row_length(session.student.loaded.max_context)
 
 
 def _distill(

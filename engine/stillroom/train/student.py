@@ -10,7 +10,7 @@ from torch import nn
 
 from stillroom.errors import ConfigError, missing_extra
 from stillroom.models.batches import TokenBatch, TokenSequence, collate
-from stillroom.models.heads import MAX_LOGITS, OutputHead
+from stillroom.models.heads import OutputHead
 from stillroom.models.load import (
     LoadedModel,
     load_adapter,
@@ -83,7 +83,7 @@ class Student:
             return self.microbatch_tokens
         if self.activation_bytes is not None and self.loaded.device.type == "cuda":
             return microbatch_tokens(self._activation_room(), self.activation_bytes)
-        return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH, self.head.max_positions))
+        return max_pass_tokens(self.head.max_positions)
 
     def _activation_room(self) -> float:
         """Returns how many bytes of the GPU may hold activations."""
@@ -153,9 +153,12 @@ def load_student(workspace: Workspace, section: ModelSection, *, seed: int) -> S
     return _measured(student) if student.loaded.device.type == "cuda" else student
 
 
-def max_pass_tokens(vocab_size: int) -> int:
-    """Returns how many padded tokens a pass in main memory may have."""
-    return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH, MAX_LOGITS // vocab_size))
+def max_pass_tokens(max_positions: int) -> int:
+    """Returns how many padded tokens a pass in main memory may have.
+
+    `max_positions`: of how many the logits may be held.
+    """
+    return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH, max_positions))
 
 
 def student_precision(section: ModelSection) -> Precision:
