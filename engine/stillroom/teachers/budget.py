@@ -145,8 +145,15 @@ class Budget:
         self._told, self._num_far_below = told, 0
 
     def give_back(self, worst: Cost) -> None:
-        """Frees what was set aside for a call that was not sent."""
-        self._release(worst)
+        """Frees what was set aside for a call; without `settle` for one that was not sent."""
+        self.num_reserved -= 1
+        # From whole tokens and no rounding left over, so that nothing adds up over a long run.
+        usd = self.reserved.usd - worst.usd if self.num_reserved else 0.0
+        self.reserved = Cost(self.reserved.tokens - worst.tokens, usd)
+        if self._freed is not None:
+            # All who wait look again; those who come later wait for the next.
+            self._freed.set()
+            self._freed = None
 
     def settle(
         self, worst: Cost, actual: Cost, *, unconfirmed: Cost = NOTHING, was_sent: bool = True
@@ -164,21 +171,11 @@ class Budget:
             self._num_out -= 1
             usd = self._out.usd - worst.usd if self._num_out else 0.0
             self._out = Cost(self._out.tokens - worst.tokens, usd)
-        self._release(worst)
+        self.give_back(worst)
 
     def settle_unconfirmed(self, worst: Cost) -> None:
         """Counts the worst case of a call that broke off after it was sent."""
         self.settle(worst, NOTHING, unconfirmed=worst)
-
-    def _release(self, worst: Cost) -> None:
-        self.num_reserved -= 1
-        # From whole tokens and no rounding left over, so that nothing adds up over a long run.
-        usd = self.reserved.usd - worst.usd if self.num_reserved else 0.0
-        self.reserved = Cost(self.reserved.tokens - worst.tokens, usd)
-        if self._freed is not None:
-            # All who wait look again; those who come later wait for the next.
-            self._freed.set()
-            self._freed = None
 
     def _exceeded(self, worst: Cost) -> str | None:
         if self.spent.usd + self.reserved.usd + worst.usd > self.usd:

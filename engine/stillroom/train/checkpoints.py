@@ -93,7 +93,7 @@ def step_name(step: int) -> str:
 def adopt_checkpoint(checkpoint: Path, run: Path) -> None:
     """Copies a checkpoint of the run that this one goes on from into this run's folder."""
     folder = run / CHECKPOINTS / checkpoint.name
-    temporary = folder.with_name(f".{folder.name}.partial")
+    temporary = _partial(folder)
     shutil.copytree(checkpoint, temporary, dirs_exist_ok=True)
     temporary.rename(folder)
 
@@ -122,6 +122,11 @@ def prune_checkpoints(run: Path, *, keep: int, also: Collection[int]) -> None:
             shutil.rmtree(going)
 
 
+def _partial(folder: Path) -> Path:
+    """Returns where a checkpoint is written until it is whole."""
+    return folder.with_name(f".{folder.name}.partial")
+
+
 def _written(
     folder: Path,
     write: Callable[[Path], None],
@@ -130,7 +135,7 @@ def _written(
     origin: Origin | None,
 ) -> Path:
     """Has a checkpoint written beside its place and moves it there once it is whole."""
-    temporary = folder.with_name(f".{folder.name}.partial")
+    temporary = _partial(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
