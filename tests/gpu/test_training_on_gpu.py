@@ -29,9 +29,10 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config import AlgorithmSection, DpoSection, ModelSection
 from stillroom.train.dpo import accumulate_preference, add_reference
 from stillroom.train.encode import TokenPair
-from stillroom.train.on_policy import SampledSequence, UpdateStats, accumulate_reverse_kl
+from stillroom.train.policy_update import UpdateStats, accumulate_reverse_kl
 from stillroom.train.sft import accumulate_nll
 from stillroom.train.student import Student, load_student
+from stillroom.train.student_rollouts import SampledSequence
 
 pytestmark = pytest.mark.gpu
 

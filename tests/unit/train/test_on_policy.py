@@ -12,12 +12,8 @@ from stillroom.models.load import load_model
 from stillroom.models.resolve import locate_model
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config import AlgorithmSection
-from stillroom.train.on_policy import (
-    SampledSequence,
-    UpdateStats,
-    accumulate_reverse_kl,
-    sequences_of,
-)
+from stillroom.train.policy_update import UpdateStats, accumulate_reverse_kl
+from stillroom.train.student_rollouts import SampledSequence, sequences_of
 
 KINDS = {
     "importance_sampling": AlgorithmSection(kl_penalty_coef=0.3),

@@ -1,0 +1,125 @@
+"""The student answers: the rollouts of one iteration, and their exact tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stillroom.data.formats import Task
+from stillroom.errors import DataError, EngineError, RunError
+from stillroom.models.batches import TokenSequence, sampled_sequence
+from stillroom.policy.hf import HFPolicy
+from stillroom.rollout.collect import (
+    Arena,
+    FailedRollout,
+    Outcome,
+    RolloutSpec,
+    collect_rollouts,
+    key_of,
+)
+from stillroom.rollout.loop import nudge_for
+from stillroom.rollout.records import RolloutKey
+from stillroom.rollout.rewards import Rewarder
+from stillroom.tools.user_pool import UserPool
+from stillroom.train.config import TrainConfig
+from stillroom.train.session import Session, epoch_order
+from stillroom.types import SamplingSettings, TeacherRecord, Trajectory
+
+# Iterations' sampling seeds must not meet those of other training seeds.
+_SEED_STRIDE = 1_000_003
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSequence:
+    """One rollout of the student as tokens, with the log-probabilities it was sampled with."""
+
+    tokens: TokenSequence
+    sampler_logprobs: list[float]
+    """Of the sampled tokens only, in order (nats)."""
+
+
+def prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task]]:
+    """Returns the prompts of each iteration; a batch may reach into the next epoch."""
+    size, seed = config.data.batch_size, config.trainer.seed
+    stream = [
+        tasks[index]
+        for epoch in range(config.trainer.num_epochs)
+        for index in epoch_order(len(tasks), epoch, seed)
+    ]
+    batches = [stream[start : start + size] for start in range(0, len(stream), size)]
+    return batches[: config.trainer.max_steps]
+
+
+async def sample_rollouts(
+    session: Session,
+    tasks: Sequence[Task],
+    pool: UserPool | None,
+    rewarder: Rewarder,
+    iteration: int,
+) -> list[Outcome]:
+    """Returns what became of the student's rollouts of the tasks, in the order of the tasks."""
+    config, student = session.config, session.student
+    sampling = SamplingSettings(
+        temperature=config.rollout.temperature,
+        max_tokens=config.rollout.max_tokens,
+        seed=config.trainer.seed * _SEED_STRIDE + iteration,
+    )
+    group = config.data.group_size
+    specs = [RolloutSpec(t, i * group + g) for i, t in enumerate(tasks) for g in range(group)]
+    done: dict[RolloutKey, Outcome] = {}
+
+    async def keep(outcome: Outcome) -> None:
+        done[key_of(outcome)] = outcome
+        session.stop_before_update(iteration)
+
+    student.module.eval()
+    policy = HFPolicy(
+        student.loaded,
+        sampling,
+        max_rows=min(config.rollout.concurrency, len(specs)),
+        max_context=config.rollout.max_context_window,
+        include_thinking=config.rollout.include_thinking,
+    )
+    teacher = TeacherRecord(provider="student", model=config.model.path, settings=sampling)
+    async with policy:
+        nudge = nudge_for(config.rollout.termination_policy, config.rollout.nudge)
+        arena = Arena(
+            policy,
+            teacher,
+            pool,
+            rewarder,
+            config.rollout.max_turns,
+            nudge,
+            timeout_s=config.rollout.rollout_timeout,
+        )
+        await collect_rollouts(
+            specs, arena, concurrency=config.rollout.concurrency, on_outcome=keep
+        )
+    return [done[spec.key] for spec in specs]
+
+
+def nothing_sampled(outcomes: Sequence[Outcome], iteration: int) -> EngineError:
+    """Returns the error of an iteration that has nothing to learn from."""
+    failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
+    if failed:
+        return RunError(
+            f"every rollout of iteration {iteration + 1} failed, the first with: "
+            f"{failed[0].failure.message}",
+            "mend tools.py or rewards.py, then start again",
+        )
+    return DataError(
+        f"no rollout of iteration {iteration + 1} holds a sampled token: the prompts fill the "
+        "context",
+        "shorten the prompts, or raise rollout.max_context_window",
+    )
+
+
+def sequences_of(rollouts: Sequence[Trajectory]) -> list[SampledSequence]:
+    """Returns the rollouts' exact tokens; one in which nothing was sampled teaches nothing."""
+    sequences: list[SampledSequence] = []
+    for rollout in rollouts:
+        trace = rollout.tokens
+        if trace is None or not any(trace.sampled):
+            continue
+        marked = zip(trace.sampled, trace.logprobs, strict=True)
+        logprobs = [logprob for is_sampled, logprob in marked if is_sampled]
+        sequences.append(SampledSequence(sampled_sequence(trace), logprobs))
+    return sequences
