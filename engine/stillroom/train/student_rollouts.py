@@ -18,6 +18,7 @@ from stillroom.rollout.collect import (
 from stillroom.rollout.loop import nudge_for
 from stillroom.rollout.records import RolloutKey
 from stillroom.rollout.rewards import Rewarder
+from stillroom.teachers.scores import TeacherScores
 from stillroom.tools.user_pool import UserPool
 from stillroom.train.config import TrainConfig
 from stillroom.train.session import Session, epoch_order
@@ -34,6 +35,10 @@ class SampledSequence:
     tokens: TokenSequence
     sampler_logprobs: list[float]
     """Of the sampled tokens only, in order (nats)."""
+    teacher: TeacherScores | None = None
+    """What a served teacher said of them; None: one in this process is asked in the update."""
+    dataset: int = 0
+    """Which of `data.train_file` its prompt is from, and so which teacher is its own."""
 
 
 def prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task]]:
