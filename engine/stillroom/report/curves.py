@@ -32,9 +32,9 @@ _LOSS = Plan("loss", "Loss", "nats per token", also="val_loss")
 _PLANS: dict[RunKind, Sequence[Plan]] = {
     RunKind.SFT: (_LOSS,),
     RunKind.DPO: (
-        Plan("loss", "Loss", "mean of the batch"),
+        Plan("loss", "Loss", "mean of the batch", also="val_loss"),
         Plan("margin", "Reward margin", "chosen minus rejected"),
-        Plan("pair_accuracy", "Pairs ranked right", "share of the batch"),
+        Plan("pair_accuracy", "Pairs ranked right", "share", also="val_pair_accuracy"),
     ),
     RunKind.DISTILL: (
         Plan("teacher_kl", "Reverse KL to the teacher", "nats per token"),
@@ -42,7 +42,7 @@ _PLANS: dict[RunKind, Sequence[Plan]] = {
         Plan("response_tokens", "Response length", "tokens"),
     ),
 }
-_NAMES = {"val_loss": "validation"}
+_NAMES = {"val_loss": "validation", "val_pair_accuracy": "validation"}
 _COMMON_SECTIONS = ("data", "model", "trainer")
 _SECTIONS: dict[RunKind, Sequence[str]] = {
     RunKind.SFT: _COMMON_SECTIONS,

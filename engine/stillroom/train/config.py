@@ -32,6 +32,7 @@ class DataSection(_Section):
     group_size: Annotated[int, Field(ge=1, le=64)] = 4
     """distill: rollouts of each prompt."""
     val_split: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """sft, dpo: share of the rows held out by their prompts, measured after every epoch."""
 
 
 class ModelSection(_Section):
@@ -183,10 +184,10 @@ class TrainConfig(_Section):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "TrainConfig":
-        if self.data.val_split > 0 and self.dataset_type != "sft":
+        if self.data.val_split > 0 and self.dataset_type == "distill":
             raise ValueError(
-                "data.val_split holds rows out with dataset_type sft only; keep them in a file of "
-                "their own for evaluate_model"
+                "data.val_split is for sft and dpo, whose rows have a loss; distill is judged on "
+                "prompts of a file of their own: keep them there, for evaluate_model"
             )
         if self.trainer.early_stop is not None and self.data.val_split == 0:
             raise ValueError(

@@ -1,6 +1,6 @@
 """Direct preference optimisation; the reference is the student as it was at the start."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from stillroom.models.batches import TokenSequence, microbatches
 from stillroom.models.heads import Scores
 from stillroom.train.config import DpoSection
 from stillroom.train.encode import TokenPair, encode_pairs
+from stillroom.train.held_out import hold_out_pairs
 from stillroom.train.losses import preference_loss, sum_by_sequence
 from stillroom.train.optimizer import Optimizer
 from stillroom.train.session import Session, TrainResult, batches_of
@@ -43,8 +44,12 @@ def train_dpo(session: Session, rows: Sequence[DpoRow], *, max_length: int) -> T
     renderer = ChatRenderer(
         student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
     )
-    encoded = encode_pairs(rows, renderer, max_length=max_length)
-    pairs = add_reference(student, encoded.pairs, is_mean=config.dpo.loss == "ipo")
+    is_mean = config.dpo.loss == "ipo"
+    kept, apart = hold_out_pairs(rows, config.data.val_split, seed=config.trainer.seed)
+    encoded = encode_pairs(kept, renderer, max_length=max_length)
+    pairs = add_reference(student, encoded.pairs, is_mean=is_mean)
+    unseen = encode_pairs(apart, renderer, max_length=max_length).pairs if apart else []
+    held_out = add_reference(student, unseen, is_mean=is_mean)
     per_epoch = len(batches_of(range(len(pairs)), config.data.batch_size))
     total_steps = per_epoch * config.trainer.num_epochs
     optimizer = Optimizer(student.trainable(), config.trainer, total_steps=total_steps)
@@ -64,6 +69,9 @@ def train_dpo(session: Session, rows: Sequence[DpoRow], *, max_length: int) -> T
             "grad_norm": step.grad_norm,
             "epoch": epoch + 1,
         }
+        if held_out and optimizer.num_steps % per_epoch == 0:
+            unseen_stats = validate_preference(student, held_out, config.dpo)
+            metrics |= {"val_loss": unseen_stats.loss, "val_pair_accuracy": unseen_stats.accuracy}
         session.after_step(optimizer.num_steps, total_steps, metrics)
     return session.finish(optimizer.num_steps, rows=len(pairs), skipped=encoded.skipped)
 
@@ -86,33 +94,71 @@ def accumulate_preference(
     student: Student, batch: Sequence[ReferencedPair], settings: DpoSection
 ) -> PairBatchStats:
     """Adds the gradient of the batch's mean loss, however it is cut into microbatches."""
-    is_mean = settings.loss == "ipo"
-    loss_sum = margin_sum = 0.0
-    num_right = 0
-    for group in _pair_groups(student, [item.pair for item in batch]):
-        items = [batch[i] for i in group]
-        pairs = [item.pair for item in items]
-        scores, chosen_P, rejected_P = _pair_scores(student, pairs, is_mean=is_mean)
-        result = preference_loss(
-            chosen_P,
-            rejected_P,
-            chosen_P.new_tensor([item.chosen for item in items]),
-            chosen_P.new_tensor([item.rejected for item in items]),
-            beta=settings.beta,
-            label_smoothing=settings.label_smoothing,
-            kind=settings.loss,
-        )
-        losses_P = result.losses_P
-        if settings.nll_coef > 0:
-            scale_P = chosen_P.new_ones(len(pairs)) if is_mean else _chosen_lengths(chosen_P, pairs)
-            losses_P = losses_P - settings.nll_coef * chosen_P / scale_P
+    totals = _Totals()
+    for items in _reference_groups(student, batch):
+        scores, losses_P = _losses(student, items, settings, totals)
         (losses_P.sum() / len(batch)).backward()
         scores.backward()
-        loss_sum += losses_P.sum().item()
-        margin_sum += result.margins_P.sum().item()
-        num_right += int((result.margins_P > 0).sum().item())
-    size = len(batch)
-    return PairBatchStats(loss_sum / size, margin_sum / size, num_right / size)
+    return totals.means(len(batch))
+
+
+@torch.no_grad()
+def validate_preference(
+    student: Student, pairs: Sequence[ReferencedPair], settings: DpoSection
+) -> PairBatchStats:
+    """Returns the means over held-out pairs."""
+    totals = _Totals()
+    for items in _reference_groups(student, pairs):
+        _losses(student, items, settings, totals)
+    return totals.means(len(pairs))
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Sums over pairs."""
+
+    loss: float = 0.0
+    margin: float = 0.0
+    num_right: int = 0
+
+    def means(self, num_pairs: int) -> PairBatchStats:
+        return PairBatchStats(
+            self.loss / num_pairs, self.margin / num_pairs, self.num_right / num_pairs
+        )
+
+
+def _losses(
+    student: Student, items: Sequence[ReferencedPair], settings: DpoSection, totals: _Totals
+) -> tuple[Scores, Tensor]:
+    """Returns the scores and the loss of each pair, and adds to the sums."""
+    is_mean = settings.loss == "ipo"
+    pairs = [item.pair for item in items]
+    scores, chosen_P, rejected_P = _pair_scores(student, pairs, is_mean=is_mean)
+    result = preference_loss(
+        chosen_P,
+        rejected_P,
+        chosen_P.new_tensor([item.chosen for item in items]),
+        chosen_P.new_tensor([item.rejected for item in items]),
+        beta=settings.beta,
+        label_smoothing=settings.label_smoothing,
+        kind=settings.loss,
+    )
+    losses_P = result.losses_P
+    if settings.nll_coef > 0:
+        scale_P = chosen_P.new_ones(len(pairs)) if is_mean else _chosen_lengths(chosen_P, pairs)
+        losses_P = losses_P - settings.nll_coef * chosen_P / scale_P
+    totals.loss += losses_P.sum().item()
+    totals.margin += result.margins_P.sum().item()
+    totals.num_right += int((result.margins_P > 0).sum().item())
+    return scores, losses_P
+
+
+def _reference_groups(
+    student: Student, batch: Sequence[ReferencedPair]
+) -> Iterator[list[ReferencedPair]]:
+    """Yields the pairs of each pass."""
+    for group in _pair_groups(student, [item.pair for item in batch]):
+        yield [batch[i] for i in group]
 
 
 def _chosen_lengths(like: Tensor, pairs: Sequence[TokenPair]) -> Tensor:

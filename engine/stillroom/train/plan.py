@@ -20,8 +20,8 @@ from stillroom.train.config import ModelSection, TrainConfig
 from stillroom.train.dry_forward import empty_model, size_of
 from stillroom.train.encode import encode_pairs, encode_sft
 from stillroom.train.forecast import GB, ModelSize, RowTokens, TrainingForecast
+from stillroom.train.held_out import hold_out_pairs, hold_out_rows
 from stillroom.train.request import PlanTraining, TrainingPlan, plan_request
-from stillroom.train.sft import split_validation
 from stillroom.train.student import max_pass_tokens, new_adapter, student_precision
 
 _FEW_TOKENS = 512
@@ -178,7 +178,7 @@ def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[
     renderer = ChatRenderer(planned.tokenizer, include_thinking=config.rollout.include_thinking)
     match config.dataset_type:
         case "sft":
-            kept, apart = split_validation(
+            kept, apart = hold_out_rows(
                 load_sft_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
             )
             sft = encode_sft(kept, renderer, max_length=max_length)
@@ -186,9 +186,12 @@ def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[
             rows = RowTokens(lengths, sft.num_rows, len(apart), sft.skipped)
             return rows, list(sft.sequences)
         case "dpo":
-            dpo = encode_pairs(load_dpo_rows(plan.train_file), renderer, max_length=max_length)
+            kept, apart = hold_out_pairs(
+                load_dpo_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
+            )
+            dpo = encode_pairs(kept, renderer, max_length=max_length)
             lengths = [trial.num_tokens(pair) for pair in dpo.pairs]
-            return RowTokens(lengths, len(dpo.pairs), 0, dpo.skipped), list(dpo.pairs)
+            return RowTokens(lengths, len(dpo.pairs), len(apart), dpo.skipped), list(dpo.pairs)
         case "distill":
             return RowTokens([], len(load_tasks(plan.train_file))), []
 

@@ -1,6 +1,5 @@
 """Supervised fine-tuning: the negative log-likelihood of the assistant's tokens."""
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,9 +7,9 @@ import torch
 
 from stillroom.data.formats import SftRow
 from stillroom.data.render import ChatRenderer
-from stillroom.files import content_hash
 from stillroom.models.batches import TokenSequence, microbatches
 from stillroom.train.encode import encode_sft
+from stillroom.train.held_out import hold_out_rows
 from stillroom.train.optimizer import Optimizer
 from stillroom.train.session import Session, TrainResult, batches_of
 from stillroom.train.student import Student
@@ -30,7 +29,7 @@ def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> T
     renderer = ChatRenderer(
         student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
     )
-    kept, apart = split_validation(rows, config.data.val_split, seed=config.trainer.seed)
+    kept, apart = hold_out_rows(rows, config.data.val_split, seed=config.trainer.seed)
     encoded = encode_sft(kept, renderer, max_length=max_length)
     train = encoded.sequences
     held_out = encode_sft(apart, renderer, max_length=max_length).sequences if apart else []
@@ -53,33 +52,6 @@ def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> T
             metrics["val_loss"] = validation_loss(student, held_out)
         session.after_step(optimizer.num_steps, total_steps, metrics)
     return session.finish(optimizer.num_steps, rows=encoded.num_rows, skipped=encoded.skipped)
-
-
-def split_validation(
-    rows: Sequence[SftRow], share: float, *, seed: int
-) -> tuple[list[SftRow], list[SftRow]]:
-    """Returns the rows to train on and about `share` of them, drawn at random, for validation.
-
-    Rows that answer the same prompt stay on the same side; at least one prompt is trained on.
-    """
-    by_prompt: dict[str, list[int]] = {}
-    for index, row in enumerate(rows):
-        by_prompt.setdefault(_prompt_of(row), []).append(index)
-    prompts = list(by_prompt)
-    random.Random(seed).shuffle(prompts)
-    apart: set[int] = set()
-    for prompt in prompts[1:]:
-        if len(apart) >= round(len(rows) * share):
-            break
-        apart.update(by_prompt[prompt])
-    train = [row for index, row in enumerate(rows) if index not in apart]
-    return train, [row for index, row in enumerate(rows) if index in apart]
-
-
-def _prompt_of(row: SftRow) -> str:
-    """Returns a hash of what stands before the first answer."""
-    first = next(i for i, message in enumerate(row.messages) if message["role"] == "assistant")
-    return content_hash(row.messages[:first])
 
 
 def accumulate_nll(student: Student, sequences: Sequence[TokenSequence]) -> BatchLoss:

@@ -8,7 +8,7 @@ from fakes.training import gradients, largest_gap, make_student
 from stillroom.data.formats import DpoRow
 from stillroom.data.render import ChatRenderer
 from stillroom.train.config import DpoSection
-from stillroom.train.dpo import accumulate_preference, add_reference
+from stillroom.train.dpo import accumulate_preference, add_reference, validate_preference
 from stillroom.train.encode import encode_pairs
 
 ROWS = [
@@ -133,3 +133,17 @@ def test_margin_and_accuracy_say_how_many_pairs_stand_the_right_way_round(tiny_m
 
     assert stats.margin == pytest.approx((1.0 - 0.5) / 2, abs=1e-5)
     assert stats.accuracy == 0.5
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_held_out_pairs_are_measured_as_trained_ones_without_a_gradient(tiny_models, folder, kind):
+    student = make_student(tiny_models, folder)
+    referenced = add_reference(student, encoded(student), is_mean=LOSSES[kind].loss == "ipo")
+    moved(student)
+
+    found = validate_preference(student, referenced, LOSSES[kind])
+
+    assert gradients(student) == {}
+    assert found.loss == pytest.approx(
+        accumulate_preference(student, referenced, LOSSES[kind]).loss, abs=1e-5
+    )

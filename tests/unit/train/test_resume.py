@@ -260,15 +260,26 @@ def test_only_the_last_checkpoints_stay(tmp_path, tiny_models):
     assert project.checkpoints() == ["final", "step_000008", "step_000009"]
 
 
-def early_project(tmp_path, tiny_models, rate):
+# One pair in three says the opposite of the others, so what is learnt stops to hold.
+TURNED_PAIRS = [
+    {
+        "prompt": [user(f"Item {i}?")],
+        "chosen": [answer(f"It costs {i}." if i % 3 else "No.")],
+        "rejected": [answer("No." if i % 3 else f"It costs {i}.")],
+    }
+    for i in range(10)
+]
+
+
+def early_project(tmp_path, tiny_models, rate, method="sft"):
     project = make_project(
         tmp_path,
-        "sft",
+        method,
         tiny_models.folder("llama", "chatml"),
         data={"batch_size": 4, "val_split": 0.2},
         trainer={"num_epochs": 8, "learning_rate": rate, "early_stop": 1},
     )
-    project.write(SFT_ROWS)
+    project.write(SFT_ROWS if method == "sft" else TURNED_PAIRS)
     return project
 
 
@@ -296,11 +307,13 @@ def test_a_run_that_gets_better_to_the_end_keeps_its_end(tmp_path, tiny_models):
     assert result.kept_step == result.steps == 16
 
 
-def test_early_stopping_goes_on_over_a_kill(tmp_path, tiny_models):
-    project = early_project(tmp_path, tiny_models, rate=0.3)
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_early_stopping_goes_on_over_a_kill(tmp_path, tiny_models, method):
+    project = early_project(tmp_path, tiny_models, 0.3, method)
     project.config["trainer"]["save_step"] = 1
     project.config["trainer"]["keep_checkpoints"] = 1
     whole = project.train("whole")
+    assert whole.kept_step < whole.steps < 16
     killed(project, "killed", whole.kept_step + 2)
     project.reporter = KeptReporter()
 

@@ -257,6 +257,19 @@ def test_held_out_rows_are_measured_after_every_epoch_and_not_trained(tmp_path, 
     assert measured[3]["val_loss"] < measured[1]["val_loss"]
 
 
+def test_held_out_pairs_are_measured_after_every_epoch_and_not_trained(tmp_path, llama):
+    project = dpo(tmp_path, llama, data={"val_split": 0.3}, trainer={"num_epochs": 4})
+    project.config["trainer"]["learning_rate"] = 1e-2
+
+    result = project.train()
+
+    assert result.rows == 4
+    validated = [m for m in project.reporter.measured if "val_loss" in m]
+    assert len(validated) == result.steps == 4
+    assert validated[-1]["val_loss"] < validated[0]["val_loss"] < math.log(2)
+    assert validated[-1]["val_pair_accuracy"] == 1.0
+
+
 def test_thinking_is_trained_only_where_it_is_asked_for(tmp_path, tiny_models):
     thought = answer("It costs 1.", reasoning_content="one and nothing else")
     rows = [{"messages": [user("Item 1?"), thought]}]

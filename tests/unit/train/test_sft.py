@@ -6,7 +6,7 @@ from fakes.training import gradients, largest_gap, make_student
 from stillroom.data.formats import SftRow
 from stillroom.data.render import ChatRenderer
 from stillroom.train.encode import encode_sft
-from stillroom.train.sft import accumulate_nll, split_validation, validation_loss
+from stillroom.train.sft import accumulate_nll, validation_loss
 
 ROWS = [
     SftRow(
@@ -84,40 +84,3 @@ def test_the_validation_loss_is_the_mean_over_all_tokens_and_no_gradient(tiny_mo
     assert gradients(student) == {}
     assert found == pytest.approx(accumulate_nll(student, sequences).loss, abs=1e-5)
     assert student.module.training
-
-
-def row(prompt: str, said: str = "12") -> SftRow:
-    return SftRow(messages=[user(prompt), answer(said)], tools=[], metadata={})
-
-
-@pytest.mark.parametrize(
-    ("num", "share", "held_out"),
-    [(10, 0.0, 0), (10, 0.2, 2), (10, 0.99, 9), (1, 0.5, 0), (3, 0.5, 2)],
-)
-def test_a_share_of_the_rows_is_held_out_and_one_is_always_left_to_train(num, share, held_out):
-    rows = [row(f"prompt {index}") for index in range(num)]
-
-    train, apart = split_validation(rows, share, seed=1)
-
-    assert len(apart) == held_out
-    assert [r for r in rows if r in train] == train
-    assert [r for r in rows if r not in train] == apart
-    assert split_validation(rows, share, seed=1) == (train, apart)
-
-
-def test_rows_that_answer_the_same_prompt_stay_on_the_same_side():
-    rows = [row(f"prompt {index % 5}", f"answer {index}") for index in range(20)]
-
-    train, apart = split_validation(rows, 0.4, seed=0)
-
-    assert len(apart) == 8
-    trained_on = {r.messages[0]["content"] for r in train}
-    assert trained_on.isdisjoint(r.messages[0]["content"] for r in apart)
-
-
-def test_another_seed_holds_out_other_rows():
-    rows = [row(f"prompt {index}") for index in range(50)]
-
-    drawn = {str(split_validation(rows, 0.2, seed=seed)[1]) for seed in range(5)}
-
-    assert len(drawn) == 5
