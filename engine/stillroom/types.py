@@ -113,6 +113,14 @@ def total_usd(costs: Iterable[float | None]) -> float | None:
     return None if None in known else sum(cost for cost in known if cost is not None)
 
 
+class Answerer(msgspec.Struct, frozen=True, kw_only=True):
+    """Who answered a call, as the endpoint says it."""
+
+    model: str
+    fingerprint: str | None = None
+    """Of how it was served."""
+
+
 class CallTotals(msgspec.Struct, frozen=True, kw_only=True):
     """How many calls, and what they were billed."""
 
@@ -120,17 +128,21 @@ class CallTotals(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     cost_usd: float | None = 0.0
     """None where a price is unknown."""
+    answered_by: tuple[Answerer, ...] = ()
+    """Who answered, as the endpoint says it; several where that changed on the way."""
 
     @classmethod
     def of(cls, turn: "SampledTurn") -> "CallTotals":
         """Returns those of one call."""
-        return cls(calls=1, usage=turn.usage, cost_usd=turn.cost_usd)
+        answerers = () if turn.answered_by is None else (turn.answered_by,)
+        return cls(calls=1, usage=turn.usage, cost_usd=turn.cost_usd, answered_by=answerers)
 
     def __add__(self, other: "CallTotals") -> "CallTotals":
         return CallTotals(
             calls=self.calls + other.calls,
             usage=self.usage + other.usage,
             cost_usd=total_usd((self.cost_usd, other.cost_usd)),
+            answered_by=tuple(dict.fromkeys(self.answered_by + other.answered_by)),
         )
 
 
@@ -158,14 +170,6 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     reasoning_effort: str | None = None
     """How much an endpoint's model should reason, where it can be told."""
-
-
-class Answerer(msgspec.Struct, frozen=True, kw_only=True):
-    """Who answered a call, as the endpoint says it."""
-
-    model: str
-    fingerprint: str | None = None
-    """Of how it was served."""
 
 
 class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,13 +9,14 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stillroom.errors import InputError
+from stillroom.lineage import ModelRecord
 from stillroom.rollout.judge import Judge, JudgeSees, ReplyFormat, rubric_text
 from stillroom.rollout.matchers import AnswerMatch
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget
 from stillroom.teachers.openai_http import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.pricing import FREE, Price, known_price, price_for
-from stillroom.teachers.providers import PROFILES, Endpoint, endpoint_for
+from stillroom.teachers.providers import PROFILES, Endpoint, endpoint_for, terms_of
 from stillroom.types import SamplingSettings
 from stillroom.validation import describe_errors
 
@@ -73,6 +74,16 @@ def check_judge(workspace: Workspace, options: JudgeOptions) -> JudgeFile | None
     judge = _read(workspace.existing(options.judge, what="judge"))
     _endpoint(workspace, judge)
     return judge.model_copy(update={"rubric": rubric_text(workspace, judge.rubric)})
+
+
+def judge_record(judge: JudgeFile) -> ModelRecord:
+    """Returns the judging model as manifests keep it."""
+    return ModelRecord(
+        role="judge",
+        name=judge.model,
+        location=judge.base_url or judge.provider,
+        terms=terms_of(judge.provider, judge.base_url),
+    )
 
 
 def judge_price(workspace: Workspace, judge: JudgeFile, *, is_needed: bool = False) -> Price | None:

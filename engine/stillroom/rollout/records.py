@@ -101,6 +101,11 @@ class FinishedRow(msgspec.Struct, frozen=True):
         return cls(**{name: getattr(rollout, name) for name in cls.__struct_fields__})
 
     @property
+    def judged_by(self) -> tuple[Answerer, ...]:
+        """Who answered as its judge."""
+        return self.judge.answered_by if self.judge is not None else ()
+
+    @property
     def paid(self) -> CallTotals:
         """All calls that were paid for this rollout; the row's cost is that of all of them."""
         more = [totals for totals in (self.judge, self.dropped) if totals is not None]
@@ -224,15 +229,28 @@ class JournalContent:
 
 def finished_rows(output: Path) -> dict[RolloutKey, FinishedRow]:
     """Returns what counts of the rows that an output has."""
-    answerers: dict[tuple[Answerer, ...], tuple[Answerer, ...]] = {}
+    answerers = _Shared()
     rows: dict[RolloutKey, FinishedRow] = {}
     for row in _decoded(output, _ROW, "a rollout"):
-        # The same for most rows, of which there may be very many.
-        known = answerers.setdefault(row.answered_by, row.answered_by)
-        if known is not row.answered_by:
-            row = msgspec.structs.replace(row, answered_by=known)  # noqa: PLW2901
-        rows[RolloutKey(row.task_id, row.sample)] = row
+        rows[RolloutKey(row.task_id, row.sample)] = answerers.in_row(row)
     return rows
+
+
+class _Shared:
+    """Who answered is the same for most rows, of which there may be very many: kept once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Answerer, ...], tuple[Answerer, ...]] = {}
+
+    def in_row(self, row: FinishedRow) -> FinishedRow:
+        """Returns the row with answerers that others share."""
+        judge = row.judge
+        if judge is not None:
+            judge = msgspec.structs.replace(judge, answered_by=self._kept(judge.answered_by))
+        return msgspec.structs.replace(row, answered_by=self._kept(row.answered_by), judge=judge)
+
+    def _kept(self, answerers: tuple[Answerer, ...]) -> tuple[Answerer, ...]:
+        return self._known.setdefault(answerers, answerers)
 
 
 def read_journal(journal: Path, finished: Collection[RolloutKey]) -> JournalContent:

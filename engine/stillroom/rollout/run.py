@@ -95,7 +95,9 @@ async def generate_rollouts(
         ) as arena:
             for note in [*arena.notes, *_terms(origin), *_loss(store.orphaned)]:
                 reporter.note(note)
-            run = _Run(store, tally, reporter, len(specs) - len(todo), len(specs), request.model)
+            run = _Run(
+                store, tally, reporter, len(specs) - len(todo), len(specs), request.model, judge
+            )
             await run.collect(todo, arena, request.concurrency, folder)
     finally:
         # The journal of a share goes into that of the whole.
@@ -124,8 +126,13 @@ class _Run:
         already_done: int,
         total: int,
         asked: str,
+        judge: JudgeFile | None,
     ) -> None:
-        self._watch = AnswererWatch(asked, store.finished.values())
+        rows = store.finished.values()
+        self._watch = AnswererWatch(asked, (row.answered_by for row in rows))
+        self._judge_watch = AnswererWatch(
+            judge.model if judge else "", (row.judged_by for row in rows), whose="a row's judge"
+        )
         self._store, self._tally, self._reporter = store, tally, reporter
         self._already_done, self._total = already_done, total
         self._started = time.monotonic()
@@ -139,8 +146,7 @@ class _Run:
             async def on_outcome(outcome: Outcome) -> None:
                 if isinstance(outcome, Trajectory):
                     self._store.finish(outcome)
-                    for text in self._watch.news(outcome.answered_by):
-                        self._reporter.note(text)
+                    self._tell_who_answered(outcome)
                 else:
                     failures.append(_failure_row(outcome))
                 self._tally.add(outcome)
@@ -158,6 +164,11 @@ class _Run:
                     recorder_for=self._store.recorder,
                 )
                 group.cancel_scope.cancel()
+
+    def _tell_who_answered(self, rollout: Trajectory) -> None:
+        judged_by = rollout.judge.answered_by if rollout.judge is not None else ()
+        for text in (*self._watch.news(rollout.answered_by), *self._judge_watch.news(judged_by)):
+            self._reporter.note(text)
 
     def _stop_if_hopeless(self, outcome: Outcome) -> None:
         """Raises TeacherError once many rollouts have failed and none has ever succeeded."""

@@ -2,7 +2,6 @@
 
 import itertools
 import traceback
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Annotated, Any
 
 import anyio
 import httpx
-import msgspec
 from pydantic import Field
 
 from stillroom.data.row_files import rollout_files
@@ -20,7 +18,14 @@ from stillroom.lineage import Recording, write_manifest
 from stillroom.reporting import Reporter, stop_if_cancelled
 from stillroom.rollout.arena import open_user_pool
 from stillroom.rollout.journal import holds_rollouts
-from stillroom.rollout.judge_request import JudgeFile, JudgeOptions, check_judge, open_judge
+from stillroom.rollout.judge_request import (
+    JudgeFile,
+    JudgeOptions,
+    check_judge,
+    judge_record,
+    open_judge,
+)
+from stillroom.rollout.origin import AnswererWatch
 from stillroom.rollout.request import NO_FILE, user_file
 from stillroom.rollout.rewards import Judgement, Rewarder
 from stillroom.rollout.score_journal import ScoreJournal
@@ -34,11 +39,10 @@ from stillroom.rollout.score_rows import (
     reward_of,
     with_rewards,
 )
+from stillroom.rollout.score_tally import ScoreResult, ScoreTally
 from stillroom.settings import Workspace
-from stillroom.types import SampledTurn, Usage
 
 PHASE = "score rollouts"
-MAX_EXAMPLES = 5
 _CANCEL_POLL_S = 0.2
 _BATCHES_AHEAD = 4
 _SAME = "same reward"
@@ -59,31 +63,6 @@ class ScoreRollouts(JudgeOptions):
     concurrency: Annotated[int, Field(ge=1, le=4096, description="Rollouts judged at once")] = 20
     reward_timeout: Annotated[float, Field(gt=0)] = 60.0
     request_timeout: Annotated[float, Field(gt=0, description="Seconds per judge call")] = 120.0
-
-
-class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What scoring came to. read = changed + kept + failed, and all of them are in the output."""
-
-    output: str
-    read: int
-    changed: int
-    kept: int
-    """Rows that are the very bytes they were."""
-    kept_by_reason: dict[str, int]
-    failed: int
-    """Rows whose reward could not be computed; they have none now (null), which is not 0."""
-    failed_by_class: dict[str, int]
-    mean_before: float | None
-    mean_after: float | None
-    num_success: int
-    """Of the rows that were judged."""
-    judge_calls: int
-    judge_usage: Usage
-    """Tokens of this run's judge calls."""
-    judge_calls_replayed: int
-    """Calls that an earlier, unfinished run of this command had paid for."""
-    problems: list[str]
-    """The first rows that are no rollouts or could not be judged, with file:line."""
 
 
 def check_scoring(workspace: Workspace, request: ScoreRollouts) -> Path:
@@ -120,7 +99,7 @@ async def score_rollouts(
     output = check_scoring(workspace, request)
     rewards = user_file(workspace, request.rewards, what="rewards")
     judge_file = check_judge(workspace, request)
-    tally = _Tally()
+    tally = ScoreTally()
     others = [rewards, workspace.existing(request.judge, what="judge") if judge_file else None]
     files = [*rollout_files(source), *(file for file in others if file is not None)]
     async with AsyncExitStack() as stack:
@@ -146,68 +125,24 @@ async def score_rollouts(
             ScoreJournal(journal, _settings(request, judge_file, rewards))
         )
         log = stack.enter_context(AppendLog(folder / "judgements.jsonl"))
-        run = _Run(rewarder, tally, verdicts, log, reporter, total)
+        asked = "" if judge_file is None else judge_file.model
+        watch = AnswererWatch(asked, whose="the manifest")
+        run = _Run(rewarder, tally, verdicts, log, reporter, total, watch)
         with atomic_output(output) as rows:
             await run.score(source, rows, request)
         inputs = await anyio.to_thread.run_sync(recording.records)
+    models = [] if judge_file is None else [judge_record(judge_file)]
     if not tally.failed:
         journal.unlink(missing_ok=True)
     write_manifest(
         output,
         operation="score_rollouts",
-        inputs=inputs,
+        inputs=[*inputs, *tally.with_answerers(models)],
         request=request.model_dump(mode="json"),
         counts={"read": tally.read, "changed": tally.changed, "failed": tally.failed.total()},
         run_id=folder.name,
     )
     return tally.result(workspace.shown(output))
-
-
-class _Tally:
-    """What has become of the rows so far."""
-
-    def __init__(self) -> None:
-        self.read = self.changed = self.num_success = 0
-        self.calls = self.replayed = 0
-        self.usage = Usage()
-        self.kept: Counter[str] = Counter()
-        self.failed: Counter[str] = Counter()
-        self.before: list[float] = []
-        self.after: list[float] = []
-        self.problems: list[str] = []
-
-    def judge_turns(self) -> Sequence[SampledTurn]:
-        """Knows none: what is on record are whole judgements."""
-        return ()
-
-    def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
-        """Counts a judge's reply, also one that can't be read."""
-        self.calls += 1
-        self.usage += turn.usage
-
-    def tell(self, entry: Entry, problem: str) -> None:
-        """Keeps the first problems."""
-        if len(self.problems) < MAX_EXAMPLES:
-            self.problems.append(f"{entry.where}: {problem}")
-
-    def result(self, output: str) -> ScoreResult:
-        """Returns the counts."""
-        return ScoreResult(
-            output=output,
-            read=self.read,
-            changed=self.changed,
-            kept=self.kept.total(),
-            kept_by_reason=dict(self.kept),
-            failed=self.failed.total(),
-            failed_by_class=dict(self.failed),
-            mean_before=_mean(self.before),
-            mean_after=_mean(self.after),
-            num_success=self.num_success,
-            judge_calls=self.calls,
-            judge_usage=self.usage,
-            judge_calls_replayed=self.replayed,
-            problems=self.problems,
-        )
 
 
 class _Run:
@@ -216,12 +151,14 @@ class _Run:
     def __init__(
         self,
         rewarder: Rewarder,
-        tally: _Tally,
+        tally: ScoreTally,
         verdicts: ScoreJournal,
         log: AppendLog,
         reporter: Reporter,
         total: int,
+        watch: AnswererWatch,
     ) -> None:
+        self._watch = watch
         self._rewarder, self._tally, self._verdicts = rewarder, tally, verdicts
         self._log, self._reporter, self._total = log, reporter, total
 
@@ -306,6 +243,10 @@ class _Run:
         if judged.total is None:
             return self._kept(entry, UNJUDGED)
         tally.after.append(judged.total)
+        if judged.judge is not None:
+            tally.judged_by[judged.judge.answered_by] += 1
+            for text in self._watch.news(judged.judge.answered_by):
+                self._reporter.note(text)
         tally.num_success += judged.success is True
         if judged.reasoning is not None:
             self._note(entry, {"rewards": judged.by_name, "reasoning": judged.reasoning})
@@ -359,7 +300,3 @@ def _settings(request: ScoreRollouts, judge: JudgeFile | None, rewards: Path | N
     code = rewards.read_text(encoding="utf-8", errors="replace") if rewards else None
     described = judge and judge.model_dump(mode="json")
     return content_hash({**shaping, "judge": described, "rewards": code})
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

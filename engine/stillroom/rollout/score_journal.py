@@ -9,7 +9,7 @@ import msgspec
 from stillroom.files import AppendLog
 from stillroom.lines import read_lines
 from stillroom.rollout.rewards import Judgement
-from stillroom.types import CallTotals
+from stillroom.types import Answerer, CallTotals
 
 
 class _KnownVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +20,7 @@ class _KnownVerdict(msgspec.Struct, frozen=True, kw_only=True):
     total: float | None
     by_name: dict[str, float]
     calls: int
+    answered_by: tuple[Answerer, ...] = ()
 
 
 _VERDICT = msgspec.json.Decoder(_KnownVerdict)
@@ -50,7 +51,8 @@ class ScoreJournal:
         verdict = self._known.get(row)
         if verdict is None:
             return None
-        return Judgement(verdict.total, verdict.by_name, CallTotals(calls=verdict.calls))
+        paid = CallTotals(calls=verdict.calls, answered_by=verdict.answered_by)
+        return Judgement(verdict.total, verdict.by_name, paid)
 
     def keep(self, row: str, judgement: Judgement) -> None:
         """Puts a judgement that has cost something on record."""
@@ -61,5 +63,6 @@ class ScoreJournal:
                 total=judgement.total,
                 by_name=dict(judgement.by_name),
                 calls=judgement.judge.calls,
+                answered_by=judgement.judge.answered_by,
             )
             self._log.append(verdict, durable=True)

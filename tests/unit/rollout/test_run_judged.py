@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,17 @@ class Served:
     """A teacher and a judge; `served` has whose call was answered, in their order.
 
     The judge's first reply to each conversation can't be read. Before call `cut_at` the power goes.
+    `judges` is the model of each conversation's judge, as the endpoint says it.
     """
 
-    def __init__(self, *, cut_at: int | None = None, judge_refuses: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        cut_at: int | None = None,
+        judge_refuses: bool = False,
+        judges: Mapping[str, str] | None = None,
+    ) -> None:
+        self._judges = judges or {}
         self.teacher = ScriptedTeacher()
         self.served: list[str] = []
         self._cut_at, self._judge_refuses = cut_at, judge_refuses
@@ -54,7 +63,10 @@ class Served:
         if not is_judge:
             return await self.teacher._handle(request)
         usage = {"prompt_tokens": 100, "completion_tokens": 7}
-        return completion(judgement(0.75) if len(messages) > 2 else "Well", usage=usage)
+        about = [name for prompt, name in self._judges.items() if prompt in messages[1]["content"]]
+        told = {"model": about[0]} if about else {}
+        text = judgement(0.75) if len(messages) > 2 else "Well"
+        return completion(text, usage=usage, told=told)
 
 
 @pytest.fixture
@@ -67,7 +79,12 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(root)
 
 
-def run_of(workspace: Workspace, endpoint: Served, **changes: Any) -> RolloutsResult:
+def run_of(
+    workspace: Workspace,
+    endpoint: Served,
+    reporter: KeptReporter | None = None,
+    **changes: Any,
+) -> RolloutsResult:
     given = {
         "input": "prompts.jsonl",
         "output": str(OUTPUT),
@@ -86,7 +103,7 @@ def run_of(workspace: Workspace, endpoint: Served, **changes: Any) -> RolloutsRe
                 workspace,
                 GenerateRollouts(**{**given, **changes}),
                 folder=workspace.runs / "run",
-                reporter=KeptReporter(),
+                reporter=reporter or KeptReporter(),
                 transport=httpx.MockTransport(endpoint.handle),
             )
 
@@ -124,6 +141,7 @@ def test_a_row_tells_what_its_judge_took_and_the_rows_add_up_to_the_run(
             "calls": 2,
             "usage": {"prompt_tokens": 200, "completion_tokens": 14},
             "cost_usd": pytest.approx(2 * JUDGE_USD),
+            "answered_by": [],
         }
         assert row["usage"] == {"prompt_tokens": 20, "completion_tokens": 10}
         assert row["cost_usd"] == pytest.approx(2 * TEACHER_USD + 2 * JUDGE_USD)
@@ -132,6 +150,32 @@ def test_a_row_tells_what_its_judge_took_and_the_rows_add_up_to_the_run(
     assert result.usage == Usage(prompt_tokens=220 * 3, completion_tokens=24 * 3)
     assert result.cost_usd == pytest.approx(price_of(endpoint.served))
     assert sum(row["cost_usd"] for row in rows) == pytest.approx(result.cost_usd)
+
+
+def test_rows_and_manifest_say_which_model_judged_and_a_change_is_told(
+    workspace: Workspace,
+) -> None:
+    judges = {"prompt 0": "j-2026-05", "prompt 1": "j-2026-09", "prompt 2": "j-2026-09"}
+    reporter = KeptReporter()
+
+    run_of(workspace, Served(judges=judges), reporter)
+
+    by_prompt = {
+        row["messages"][0]["content"]: row["judge"]["answered_by"] for row in rows_of(workspace)
+    }
+    assert by_prompt == {
+        prompt: [{"model": name, "fingerprint": None}] for prompt, name in judges.items()
+    }
+    manifest = json.loads((workspace.root / f"{OUTPUT}.manifest.json").read_bytes())
+    _policy, judge = manifest["models"]
+    assert (judge["role"], judge["name"], judge["location"]) == ("judge", "j", JUDGE["base_url"])
+    assert [(one["model"], one["rows"]) for one in judge["answered_by"]] == [
+        ("j-2026-09", 2),
+        ("j-2026-05", 1),
+    ]
+    first, second = reporter.notes
+    assert first == "'j-2026-05' answers for 'j', as the endpoint says"
+    assert "'j-2026-09', before: j-2026-05; a row's judge says who" in second
 
 
 @pytest.mark.parametrize("cut_at", range(4 * NUM_PROMPTS))

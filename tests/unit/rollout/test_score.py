@@ -172,12 +172,16 @@ def test_a_judge_may_judge_and_its_cost_is_counted(tmp_path: Path) -> None:
         if len(asked["messages"]) == 2 and "\n13\n</answer" in content:
             return completion("hm")
         is_right = "\n12\n</answer" in content
-        return completion(judgement(0.75, "fine") if is_right else judgement(0.25))
+        told = {"model": "j-2026-09"}
+        return completion(judgement(0.75, "fine") if is_right else judgement(0.25), told=told)
 
     result = scored(tmp_path, answer=answer, concurrency=1, judge=JUDGE)
 
     assert (result.changed, result.failed, result.judge_calls) == (3, 0, 4)
     assert result.judge_usage == Usage(prompt_tokens=40, completion_tokens=20)
+    [judge] = json.loads(manifest_path(tmp_path / "scored.jsonl").read_bytes())["models"]
+    assert (judge["role"], judge["name"]) == ("judge", JUDGE["model"])
+    assert judge["answered_by"] == [{"model": "j-2026-09", "rows": 3, "fingerprints": []}]
     written = read_rows(tmp_path / "scored.jsonl")
     assert [row["rewards"] for row in written] == [{"judge": r} for r in (0.75, 0.25, 0.25)]
     notes = read_rows(tmp_path / "runs" / "r1" / "judgements.jsonl")
