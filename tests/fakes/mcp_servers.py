@@ -190,6 +190,9 @@ class _OddServer:
     def do_echo(self, arguments: dict[str, Any]) -> str:
         return json.dumps(arguments)
 
+    def do_price(self, _: dict[str, Any]) -> str:
+        return "12"
+
     def do_pid(self, _: dict[str, Any]) -> str:
         return str(os.getpid())
 

@@ -5,7 +5,7 @@ the assistant's header, then the assistant's turn, then the tools' replies), so 
 row has the very tokens the model would see and write.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,13 +29,21 @@ class RenderedConversation:
 class ChatRenderer:
     """Renders conversations with a tokenizer's own chat template.
 
-    `tokenizer` is a transformers tokenizer. Raises ModelError where the template does not allow
-    an exact answer.
+    `tokenizer` is a transformers tokenizer; `variables` are what its template reads beside the
+    conversation. Raises ModelError where the template does not allow an exact answer.
     """
 
-    def __init__(self, tokenizer: Any, *, include_thinking: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        include_thinking: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._template = ChatTemplate(tokenizer, include_thinking=include_thinking)
+        self._template = ChatTemplate(
+            tokenizer, include_thinking=include_thinking, variables=variables
+        )
         self._turns = TurnFinder(self._template)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:

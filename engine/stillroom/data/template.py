@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -19,11 +19,19 @@ _THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 class ChatTemplate:
     """Renders conversations as text. `tokenizer` is a transformers tokenizer.
 
+    `variables` are what the template reads beside the conversation (enable_thinking, say).
     Raises ModelError where the template refuses a conversation.
     """
 
-    def __init__(self, tokenizer: Any, *, include_thinking: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        include_thinking: bool,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._variables = dict(variables or {})
         self.include_thinking = include_thinking
 
     @cached_property
@@ -110,6 +118,7 @@ class ChatTemplate:
                 return_assistant_tokens_mask=with_spans,
                 add_generation_prompt=add_generation_prompt,
                 **self._tokenizer.special_tokens_map,
+                **self._variables,
             )
         except (TemplateError, TypeError) as error:
             raise ModelError(

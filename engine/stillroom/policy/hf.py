@@ -3,7 +3,7 @@
 import hashlib
 import random
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -43,10 +43,14 @@ class HFPolicy:
         max_rows: int,
         max_context: int | None = None,
         include_thinking: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
+        """`variables` are what the chat template reads beside the conversation."""
         self._loaded = loaded
         self._sampling = sampling
-        self._renderer = ChatRenderer(loaded.tokenizer, include_thinking=include_thinking)
+        self._renderer = ChatRenderer(
+            loaded.tokenizer, include_thinking=include_thinking, variables=variables
+        )
         limit = min(loaded.max_context, max_context or loaded.max_context)
         self._engine = DecodeEngine(loaded, max_rows=max_rows, max_context=limit)
         self._waiting: dict[DecodedSequence, anyio.Event] = {}

@@ -14,6 +14,7 @@ from stillroom.rollout.collect import Arena
 from stillroom.rollout.judge_request import JudgeFile, open_judge
 from stillroom.rollout.loop import Policy
 from stillroom.rollout.metered import MeteredPolicy
+from stillroom.rollout.reply_limits import cut_at_characters
 from stillroom.rollout.request import RolloutOptions, locate_policy, user_file
 from stillroom.rollout.rewards import Rewarder
 from stillroom.rollout.tool_sources import ToolSources
@@ -96,6 +97,7 @@ async def open_arena(
         )
         teacher = TeacherRecord(provider=options.provider, model=options.model, settings=sampling)
         width, figures = _watched(policy)
+        most = options.max_tool_response
         yield Arena(
             policy,
             teacher,
@@ -103,7 +105,7 @@ async def open_arena(
             rewarder,
             options.max_turns,
             options.nudge_to_send,
-            max_tool_characters=options.max_tool_response,
+            cut_reply=cut_at_characters(most) if most is not None else None,
             timeout_s=options.rollout_timeout,
             notes=stage.notes,
             width=width,

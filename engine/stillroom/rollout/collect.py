@@ -32,6 +32,7 @@ from stillroom.rollout.loop import (
 )
 from stillroom.rollout.recorder import EpisodeRecorder, ForgetfulRecorder
 from stillroom.rollout.records import RolloutKey
+from stillroom.rollout.reply_limits import CutText
 from stillroom.rollout.rewards import Judgement, Rewarder
 from stillroom.teachers.budget import BudgetSpentError
 from stillroom.tools.base import ToolSource
@@ -79,7 +80,8 @@ class Arena:
     max_turns: int
     nudge: str | None = None
     """What the user says after a turn that calls no tool; None: such a turn ends the rollout."""
-    max_tool_characters: int | None = None
+    cut_reply: CutText | None = None
+    """Shortens what tools reply; None: the model reads all of it."""
     timeout_s: float | None = None
     """Of a rollout with its rewards, once its tools are there."""
     figures: Callable[[], dict[str, float]] = dict[str, float]
@@ -205,7 +207,7 @@ async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorde
     try:
         seed_key = f"{task.task_id}:{spec.sample}"
         async with (
-            _open_tools(task, arena.tools, arena.max_tool_characters) as tools,
+            _open_tools(task, arena.tools, arena.cut_reply) as tools,
             arena.policy.converse(task.messages, tools.schemas, seed_key=seed_key) as conversation,
         ):
             with _deadline(arena.timeout_s):
@@ -250,7 +252,7 @@ def _deadline(timeout_s: float | None) -> Generator[None]:
 
 @asynccontextmanager
 async def _open_tools(
-    task: Task, source: ToolSource | None, max_characters: int | None
+    task: Task, source: ToolSource | None, cut: CutText | None
 ) -> AsyncGenerator[OfferedTools]:
     """Gives what a rollout may call; nothing is opened for a task without tools."""
     schemas = offered_tools(task, source)
@@ -258,7 +260,7 @@ async def _open_tools(
         yield OfferedTools(schemas, None)
         return
     async with source.session(tool_task(task)) as session:
-        yield OfferedTools(schemas, session, max_characters)
+        yield OfferedTools(schemas, session, cut)
 
 
 @dataclass(frozen=True, slots=True)

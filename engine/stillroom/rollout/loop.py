@@ -11,6 +11,7 @@ import msgspec
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError
 from stillroom.rollout.recorder import EpisodeRecorder
+from stillroom.rollout.reply_limits import CutText
 from stillroom.tools.base import ToolResult, ToolSession, ToolSource, ToolTask, error_result
 from stillroom.types import (
     Answerer,
@@ -117,8 +118,8 @@ class OfferedTools:
 
     schemas: list[ToolSchema]
     session: ToolSession | None
-    max_characters: int | None = None
-    """Of a reply; what is longer is cut, and the model is told."""
+    cut: CutText | None = None
+    """Shortens the replies."""
 
 
 async def play_episode(
@@ -172,7 +173,7 @@ async def _results(
     known = recorder.known_replies(index)
     if known is not None:
         return known
-    results = [_cut(r, tools.max_characters) for r in await _call_tools(calls, tools)]
+    results = [_cut(r, tools.cut) for r in await _call_tools(calls, tools)]
     recorder.record_replies(index, results)
     return results
 
@@ -187,12 +188,10 @@ def needs_lost_state(recorder: EpisodeRecorder, rules: TurnRules) -> bool:
     return has_replies and rules.stop_reason(turns[-1], len(turns)) is None
 
 
-def _cut(result: ToolResult, max_characters: int | None) -> ToolResult:
-    text = result.content
-    if max_characters is None or len(text) <= max_characters:
+def _cut(result: ToolResult, cut: CutText | None) -> ToolResult:
+    if cut is None:
         return result
-    note = f"\n[cut: {max_characters} of {len(text)} characters are shown]"
-    return ToolResult(content=text[:max_characters] + note, is_error=result.is_error)
+    return ToolResult(content=cut(result.content), is_error=result.is_error)
 
 
 def _reply(call: ToolCall, result: ToolResult) -> Message:

@@ -8,6 +8,7 @@ import msgspec
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from stillroom.data.reasoning import ReasoningMode
 from stillroom.errors import ConfigError
 from stillroom.models.precision import Precision, Quantization
 from stillroom.rollout.loop import DEFAULT_NUDGE, TerminationPolicy
@@ -102,6 +103,12 @@ class RolloutSection(_Section):
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 1
     max_tokens: Annotated[int, Field(ge=1)] = 2048
     max_context_window: Annotated[int, Field(ge=16)] = 32768
+    mcp_url: str | tuple[str, ...] = ()
+    """More tools: MCP servers beside tools.py, each a URL or a command line."""
+    max_tool_response: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of a tool's reply; the rest is cut, with a mark that the model reads."""
+    reasoning_mode: ReasoningMode | None = None
+    """Asks the student's chat template to let it think or not; None: as the template does."""
     termination_policy: TerminationPolicy = "last_tool"
     """The rollout ends with the first turn that calls no tool, or only after max_turns turns."""
     nudge: Annotated[str, Field(min_length=1)] = DEFAULT_NUDGE
@@ -114,6 +121,11 @@ class RolloutSection(_Section):
     include_thinking: bool = False
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
     """Conversations in the running batch."""
+
+    @property
+    def mcp_servers(self) -> tuple[str, ...]:
+        """The MCP servers that tools come from."""
+        return (self.mcp_url,) if isinstance(self.mcp_url, str) else self.mcp_url
 
     @model_validator(mode="after")
     def _nudge_is_said(self) -> "RolloutSection":

@@ -6,15 +6,12 @@ reverse KL to the teacher on exactly the tokens that were sampled.
 
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager
 
 import anyio
 
 from stillroom.data.formats import Task
-from stillroom.rollout.arena import check_tools, open_user_pool
 from stillroom.rollout.collect import Outcome
-from stillroom.rollout.rewards import Rewarder
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.optimizer import Optimizer
 from stillroom.train.policy_update import UpdateStats, update_student
@@ -25,6 +22,7 @@ from stillroom.train.student_rollouts import (
     sample_rollouts,
     sequences_of,
 )
+from stillroom.train.student_stage import StudentStage
 from stillroom.types import StopReason, Trajectory
 
 
@@ -32,9 +30,7 @@ async def train_on_policy(
     session: Session,
     tasks: Sequence[Task],
     teacher: LocalTeacher,
-    *,
-    tools_file: Path | None,
-    rewards_file: Path | None,
+    stage: AbstractAsyncContextManager[StudentStage],
 ) -> TrainResult:
     """Trains for the configured iterations and returns the result with the final checkpoint."""
     config = session.config
@@ -44,21 +40,13 @@ async def train_on_policy(
         session.student.trainable(), config.trainer, total_steps=len(prompts) * algorithm.substeps
     )
     session.begin(optimizer, substeps=algorithm.substeps)
-    async with AsyncExitStack() as stack:
-        pool = await open_user_pool(
-            stack,
-            tools_file=tools_file,
-            rewards_file=rewards_file,
-            tool_timeout_s=config.rollout.tool_timeout,
-            reward_timeout_s=config.rollout.reward_timeout,
-        )
-        check_tools(tasks, pool)
-        rewarder = Rewarder(pool)
-        rewarder.check(tasks, is_judge_optional=True)
+    async with stage as opened:
+        for note in opened.notes:
+            session.reporter.note(note)
         for iteration in range(session.step, len(prompts)):
             chosen = prompts[iteration]
             clock = time.monotonic()
-            outcomes = await sample_rollouts(session, chosen, pool, rewarder, iteration)
+            outcomes = await sample_rollouts(session, opened, chosen, iteration)
             sampled_s, clock = time.monotonic() - clock, time.monotonic()
             metrics = await _learn(session, outcomes, teacher, optimizer, iteration)
             metrics |= {"sample_s": sampled_s, "update_s": time.monotonic() - clock}

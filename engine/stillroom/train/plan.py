@@ -9,6 +9,7 @@ import psutil
 import torch
 
 from stillroom.data.formats import load_dpo_rows, load_sft_rows, load_tasks
+from stillroom.data.reasoning import reasoning_variables
 from stillroom.data.render import ChatRenderer
 from stillroom.models.heads import max_positions
 from stillroom.models.load import LoadedModel, context_length, load_tokenizer
@@ -132,6 +133,8 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
 def _without_weights(workspace: Workspace, config: TrainConfig) -> _Planned:
     location = locate_model(workspace, config.model.path)
     tokenizer = load_tokenizer(location)
+    if config.dataset_type == "distill":
+        reasoning_variables(tokenizer.chat_template, config.rollout.reasoning_mode)
     base = adapter_base(workspace, location) if location.is_adapter else location
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     empty = empty_model(base, precision=student_precision(config.model), device=device)

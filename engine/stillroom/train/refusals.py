@@ -9,18 +9,6 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
         "leave it out and run evaluate_model on the run's checkpoints",
     ),
     "teacher.agentic": ("the student alone acts", "leave it out"),
-    "rollout.mcp_url": (
-        "tools come from tools.py",
-        "write the tools in tools.py beside config.yml",
-    ),
-    "rollout.max_tool_response": (
-        "tool replies are not cut",
-        "leave it out and cut the text in tools.py",
-    ),
-    "rollout.reasoning_mode": (
-        "the student's chat template decides",
-        "leave it out",
-    ),
     "data.packing": (
         "rows are packed wherever the model can run packs, and never attend to each other",
         "leave it out",

@@ -14,6 +14,7 @@ from stillroom.models.quantized import check_quantization
 from stillroom.models.resolve import locate_model
 from stillroom.models.scoring import refuse_api_teacher
 from stillroom.settings import Workspace
+from stillroom.tools.mcp_spec import parse_spec
 from stillroom.train.config import TrainConfig, load_config
 from stillroom.train.resume import find_resume_point, run_to_resume
 
@@ -93,6 +94,8 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
     if config.dataset_type == "distill" and config.teacher is not None:
         refuse_api_teacher(config.teacher.path)
         locate_model(workspace, config.teacher.path)
+    for server in config.rollout.mcp_servers:
+        parse_spec(server)
     _check_trackers(config)
     acts = config.dataset_type == "distill"
     return TrainingPlan(

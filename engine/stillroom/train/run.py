@@ -1,6 +1,5 @@
 """A training run: from a checked plan to the final checkpoint."""
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from stillroom.train.resume import Asked, check_unchanged, find_resume_point
 from stillroom.train.session import Session, TrainResult
 from stillroom.train.sft import train_sft
 from stillroom.train.student import Student, load_student
+from stillroom.train.student_stage import open_student_stage
 from stillroom.train.trackers import TrackedReporter, open_trackers
 
 
@@ -98,10 +98,8 @@ def _distill(
 ) -> TrainResult:
     check_decoding(session.student.loaded)
     teacher = _load_teacher(workspace, plan.config, session.student)
-    work = functools.partial(
-        train_on_policy, tools_file=plan.tools_file, rewards_file=plan.rewards_file
-    )
-    return anyio.run(work, session, tasks, teacher)
+    stage = open_student_stage(workspace, plan, session.student, tasks, is_judge_optional=True)
+    return anyio.run(train_on_policy, session, tasks, teacher, stage)
 
 
 def _load_teacher(workspace: Workspace, config: TrainConfig, student: Student) -> LocalTeacher:

@@ -6,22 +6,18 @@ from dataclasses import dataclass
 from stillroom.data.formats import Task
 from stillroom.errors import DataError, EngineError, RunError
 from stillroom.models.batches import TokenSequence, sampled_sequence
-from stillroom.policy.hf import HFPolicy
 from stillroom.rollout.collect import (
-    Arena,
     FailedRollout,
     Outcome,
     RolloutSpec,
     collect_rollouts,
     key_of,
 )
-from stillroom.rollout.loop import nudge_for
 from stillroom.rollout.records import RolloutKey
-from stillroom.rollout.rewards import Rewarder
 from stillroom.teachers.scores import TeacherScores
-from stillroom.tools.user_pool import UserPool
 from stillroom.train.config import TrainConfig
 from stillroom.train.session import Session, epoch_order
+from stillroom.train.student_stage import StudentStage
 from stillroom.types import SamplingSettings, TeacherRecord, Trajectory
 
 # Iterations' sampling seeds must not meet those of other training seeds.
@@ -54,14 +50,10 @@ def prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task
 
 
 async def sample_rollouts(
-    session: Session,
-    tasks: Sequence[Task],
-    pool: UserPool | None,
-    rewarder: Rewarder,
-    iteration: int,
+    session: Session, stage: StudentStage, tasks: Sequence[Task], iteration: int
 ) -> list[Outcome]:
     """Returns what became of the student's rollouts of the tasks, in the order of the tasks."""
-    config, student = session.config, session.student
+    config = session.config
     sampling = SamplingSettings(
         temperature=config.rollout.temperature,
         max_tokens=config.rollout.max_tokens,
@@ -75,26 +67,9 @@ async def sample_rollouts(
         done[key_of(outcome)] = outcome
         session.stop_before_update(iteration)
 
-    student.module.eval()
-    policy = HFPolicy(
-        student.loaded,
-        sampling,
-        max_rows=min(config.rollout.concurrency, len(specs)),
-        max_context=config.rollout.max_context_window,
-        include_thinking=config.rollout.include_thinking,
-    )
     teacher = TeacherRecord(provider="student", model=config.model.path, settings=sampling)
-    async with policy:
-        nudge = nudge_for(config.rollout.termination_policy, config.rollout.nudge)
-        arena = Arena(
-            policy,
-            teacher,
-            pool,
-            rewarder,
-            config.rollout.max_turns,
-            nudge,
-            timeout_s=config.rollout.rollout_timeout,
-        )
+    async with stage.policy(sampling, num_rollouts=len(specs)) as policy:
+        arena = stage.arena(policy, teacher)
         await collect_rollouts(
             specs, arena, concurrency=config.rollout.concurrency, on_outcome=keep
         )
