@@ -1,15 +1,19 @@
 """Sampling with one given random number per row.
 
-Shapes: B rows, V vocabulary.
+Shapes: B rows, V vocabulary, C runs of tokens, R tokens of a run.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 from torch import Tensor
 
 from stillroom.errors import ModelError
 from stillroom.types import SamplingSettings
+
+_RUN = 256
 
 
 def sample_tokens(
@@ -27,19 +31,22 @@ def sample_tokens(
     Raises ModelError if the model's logits are not finite.
     """
     logits_BV = logits_BV.float()
-    known_BV = logits_BV[:, :num_known]
+    num_known = logits_BV.shape[1] if num_known is None else num_known
+    known_BV, padding_BV = logits_BV[:, :num_known], logits_BV[:, num_known:]
+    greatest_B1 = known_BV.amax(dim=-1, keepdim=True)
+    weights_BV = (known_BV - greatest_B1).exp_()
+    log_total_B = greatest_B1[:, 0] + weights_BV.sum(dim=-1).log()
+    if padding_BV.shape[1]:
+        log_total_B = torch.logaddexp(log_total_B, padding_BV.logsumexp(dim=-1))
     if all(row.temperature == 0 for row in settings):
         ids_B = known_BV.argmax(dim=-1)
     else:
-        ids_B = _draw(known_BV, settings, draws)
-    # What is not finite might make an id that no row has.
-    chosen_B1 = ids_B[:, None].clamp(max=known_BV.shape[1] - 1)
-    logprobs_B = logits_BV.gather(1, chosen_B1)[:, 0] - logits_BV.logsumexp(dim=-1)
-    is_finite_B = torch.isfinite(logits_BV).all(dim=-1)
+        ids_B = _draw(known_BV, weights_BV, settings, draws)
+    logprobs_B = known_BV.gather(1, ids_B[:, None])[:, 0] - log_total_B
     # One tensor, so that a GPU is waited for once; float64 holds ids and float32 exactly.
-    told = torch.stack([ids_B.double(), logprobs_B.double(), is_finite_B.double()]).tolist()
-    ids, logprobs, is_finite = told
-    if not all(is_finite):
+    told = torch.stack([ids_B.double(), logprobs_B.double(), log_total_B.double()]).tolist()
+    ids, logprobs, log_totals = told
+    if not all(map(math.isfinite, log_totals)):
         raise ModelError(
             "the model's logits are not finite",
             "load it with precision fp32; if that doesn't help, its weights are damaged",
@@ -48,21 +55,56 @@ def sample_tokens(
 
 
 def _draw(
-    logits_BV: Tensor, settings: Sequence[SamplingSettings], draws: Sequence[float]
+    logits_BV: Tensor,
+    weights_BV: Tensor,
+    settings: Sequence[SamplingSettings],
+    draws: Sequence[float],
 ) -> Tensor:
-    greedy = logits_BV.new_tensor([row.temperature == 0 for row in settings], dtype=torch.bool)
-    temperatures_B = logits_BV.new_tensor([row.temperature or 1.0 for row in settings])
-    probabilities_BV = torch.softmax(logits_BV / temperatures_B[:, None], dim=-1)
+    """Returns each row's token; `weights_BV` are the tokens' shares at temperature 1."""
+    if any(row.temperature not in {0, 1} for row in settings):
+        temperatures_B1 = logits_BV.new_tensor([[row.temperature or 1.0] for row in settings])
+        greatest_B1 = logits_BV.amax(dim=-1, keepdim=True)
+        weights_BV = ((logits_BV - greatest_B1) / temperatures_B1).exp_()
     if any(row.top_p < 1 for row in settings):
         top_p_B = logits_BV.new_tensor([row.top_p for row in settings])
-        probabilities_BV = _keep_top(probabilities_BV, top_p_B)
-    # The inverse of the distribution function, in float64 so that rare tokens keep their share.
-    cumulative_BV = probabilities_BV.double().cumsum(dim=-1)
-    # 1 - draw is in (0, 1]: the first token with cumulative >= target has a share of its own.
-    targets_B = 1 - torch.tensor(draws, dtype=torch.float64, device=logits_BV.device)
-    targets_B = targets_B * cumulative_BV[:, -1]
-    ids_B = torch.searchsorted(cumulative_BV, targets_B[:, None])[:, 0]
+        weights_BV = _keep_top(weights_BV / weights_BV.sum(dim=-1, keepdim=True), top_p_B)
+    # In (0, 1]: the first token up to which that share lies has one of its own.
+    shares_B1 = 1 - torch.tensor(draws, dtype=torch.float64, device=logits_BV.device)[:, None]
+    ids_B = _tokens_at(weights_BV, shares_B1)
+    if all(row.temperature for row in settings):
+        return ids_B
+    greedy = logits_BV.new_tensor([row.temperature == 0 for row in settings], dtype=torch.bool)
     return torch.where(greedy, logits_BV.argmax(dim=-1), ids_B)
+
+
+def _tokens_at(weights_BV: Tensor, shares_B1: Tensor) -> Tensor:
+    """Returns the first token of each row up to which the given share of its weights lies, [B].
+
+    Sums of runs of tokens say in which run it is, so that only one run is added up token by token;
+    in float64, so that rare tokens keep their share.
+    """
+    vocabulary = weights_BV.shape[1]
+    whole, rest = divmod(vocabulary, _RUN)
+    whole_BCR = weights_BV[:, : whole * _RUN].unflatten(1, (whole, _RUN))
+    rest_B1 = weights_BV[:, vocabulary - rest :].sum(dim=-1, keepdim=True)
+    upto_BC = torch.cat([whole_BCR.sum(dim=-1), rest_B1], dim=1).double().cumsum(dim=-1)
+    targets_B1 = shares_B1 * upto_BC[:, -1:]
+    run_B1 = _first_at_least(upto_BC, targets_B1)
+    bounds_BC = F.pad(upto_BC, (1, 0))
+    before_B1, after_B1 = bounds_BC.gather(1, run_B1), bounds_BC.gather(1, run_B1 + 1)
+    # Of the run's own sum, which rounds in another way.
+    shares_B1 = ((targets_B1 - before_B1) / (after_B1 - before_B1)).clamp(max=1.0)
+    places_BR = run_B1 * _RUN + torch.arange(_RUN, device=weights_BV.device)
+    run_BR = weights_BV.gather(1, places_BR.clamp(max=vocabulary - 1)).double()
+    upto_BR = run_BR.masked_fill_(places_BR >= vocabulary, 0.0).cumsum(dim=-1)
+    ids_B1 = run_B1 * _RUN + _first_at_least(upto_BR, shares_B1 * upto_BR[:, -1:])
+    return ids_B1[:, 0].clamp(max=vocabulary - 1)
+
+
+def _first_at_least(sorted_BC: Tensor, targets_B1: Tensor) -> Tensor:
+    """Returns the first place of each row with at least its target, [B, 1]."""
+    # What is not finite might make a place that no row has.
+    return torch.searchsorted(sorted_BC, targets_B1).clamp(max=sorted_BC.shape[1] - 1)
 
 
 def _keep_top(probabilities_BV: Tensor, top_p_B: Tensor) -> Tensor:

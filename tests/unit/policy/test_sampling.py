@@ -109,10 +109,42 @@ def test_tokens_that_the_tokenizer_does_not_know_are_never_drawn():
     assert logprobs == pytest.approx([-9.000247] * 4, abs=1e-5)
 
 
+@pytest.mark.parametrize("vocabulary", [255, 256, 257, 1000])
+def test_each_draw_finds_its_token_in_a_vocabulary_of_any_size(vocabulary):
+    random = torch.Generator().manual_seed(vocabulary)
+    logits = 3 * torch.randn(vocabulary, generator=random)
+    # Whole stretches without probability, at the end too.
+    logits[40:60] = logits[-30:] = -1e30
+    draws = torch.rand(2000, dtype=torch.float64, generator=random).tolist()
+    upto = logits.double().softmax(-1).cumsum(-1)
+
+    ids, _ = sample_tokens(
+        logits.expand(2000, -1), [SamplingSettings(temperature=1.0)] * 2000, draws
+    )
+
+    for token, draw in zip(ids, draws, strict=True):
+        before = upto[token - 1].item() if token else 0.0
+        assert before - 1e-6 < 1 - draw < upto[token].item() + 1e-6
+        assert logits[token] > -1e30
+
+
+def test_padding_that_outweighs_all_tokens_takes_no_precision_from_them():
+    logits = torch.tensor([[0.0, math.log(3), 200.0]]).expand(8, -1)
+    draws = [(i + 0.5) / 8 for i in range(8)]
+
+    ids, logprobs = sample_tokens(
+        logits, [SamplingSettings(temperature=1.0)] * 8, draws, num_known=2
+    )
+
+    assert sorted(ids) == [0, 0, 1, 1, 1, 1, 1, 1]
+    assert min(logprobs) == pytest.approx(-200.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_logits_that_are_not_finite_are_an_error_that_says_what_to_do(broken):
+def test_logits_that_are_not_finite_are_an_error_that_says_what_to_do(broken, temperature):
     logits = torch.tensor([[0.0, broken]])
 
     with pytest.raises(ModelError, match="not finite") as caught:
-        sample_tokens(logits, [SamplingSettings(temperature=0.0)], [0.5])
+        sample_tokens(logits, [SamplingSettings(temperature=temperature)], [0.5])
     assert "fp32" in caught.value.fix
