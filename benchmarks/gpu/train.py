@@ -36,14 +36,16 @@ from stillroom.models.resolve import ModelLocation
 from stillroom.policy.decode import DecodedSequence, DecodeEngine
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.train.config import AlgorithmSection, DpoSection, ModelSection, TrainerSection
+from stillroom.train.algorithm import AlgorithmSection
+from stillroom.train.config import DpoSection, ModelSection, TrainerSection
 from stillroom.train.dpo import accumulate_preference, add_reference
 from stillroom.train.encode import TokenPair
 from stillroom.train.optimizer import Optimizer
-from stillroom.train.policy_update import UpdateStats, accumulate_reverse_kl
+from stillroom.train.policy_update import Lesson, accumulate_gradient
 from stillroom.train.sft import accumulate_nll
 from stillroom.train.student import Student, load_student
 from stillroom.train.student_rollouts import SampledSequence
+from stillroom.train.update_stats import UpdateStats
 from stillroom.types import SamplingSettings
 
 RANK = 32
@@ -189,7 +191,9 @@ def our_opd(folder: Path, teacher_folder: Path, *, is_full: bool) -> dict[str, A
         sequences = sampled(student.loaded)
         sampled_s = clock() - begun
         stats = UpdateStats()
-        accumulate_reverse_kl(student, teacher, sequences, AlgorithmSection(), stats)
+        lessons = [Lesson(sequence) for sequence in sequences]
+        algorithm = AlgorithmSection(loss_fn="importance_sampling")
+        accumulate_gradient(student, {0: teacher}, lessons, algorithm, stats)
         optimizer.step()
         meter.end_step()
         counts.append(stats.num_tokens)

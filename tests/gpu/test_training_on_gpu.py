@@ -26,13 +26,15 @@ from stillroom.models.load import load_model
 from stillroom.policy.decode import DecodedSequence
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.train.config import AlgorithmSection, DpoSection, ModelSection
+from stillroom.train.algorithm import AlgorithmSection
+from stillroom.train.config import DpoSection, ModelSection
 from stillroom.train.dpo import accumulate_preference, add_reference
 from stillroom.train.encode import TokenPair
-from stillroom.train.policy_update import UpdateStats, accumulate_reverse_kl
+from stillroom.train.policy_update import Lesson, accumulate_gradient
 from stillroom.train.sft import accumulate_nll
 from stillroom.train.student import Student, load_student
 from stillroom.train.student_rollouts import SampledSequence
+from stillroom.train.update_stats import UpdateStats
 
 pytestmark = pytest.mark.gpu
 
@@ -194,7 +196,8 @@ def test_losses_and_gradients_in_fp32_are_those_of_the_cpu(tiny_models, rank):
         kl = UpdateStats()
         sampled = [SampledSequence(s, [-2.0] * s.num_trained) for s in sequences]
         algorithm = AlgorithmSection(loss_fn="full_reverse_kl")
-        accumulate_reverse_kl(student, LocalTeacher(loaded), sampled, algorithm, kl)
+        lessons = [Lesson(sequence) for sequence in sampled]
+        accumulate_gradient(student, {0: LocalTeacher(loaded)}, lessons, algorithm, kl)
         losses = [nll, dpo, kl.loss / kl.num_tokens]
         kept = [nll_gradients, dpo_gradients, gradients(student)]
         found[device] = losses, [{k: g.cpu() for k, g in one.items()} for one in kept]

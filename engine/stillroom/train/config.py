@@ -12,6 +12,7 @@ from stillroom.data.reasoning import ReasoningMode
 from stillroom.errors import ConfigError
 from stillroom.models.precision import Precision, Quantization
 from stillroom.rollout.loop import DEFAULT_NUDGE, TerminationPolicy
+from stillroom.train.algorithm import AlgorithmSection
 from stillroom.train.refusals import REFUSED_VALUES, UNSUPPORTED
 from stillroom.validation import describe_errors
 
@@ -81,20 +82,6 @@ class TeacherSection(_Section):
 
     path: str
     precision: Precision = "auto"
-
-
-class AlgorithmSection(_Section):
-    """How scores become an update (distill)."""
-
-    loss_fn: Literal["importance_sampling", "ppo", "full_reverse_kl"] = "importance_sampling"
-    adv_estimator: Literal["grpo"] = "grpo"
-    """Of rewards, which are tracked and not trained on."""
-    kl_penalty_coef: Annotated[float, Field(gt=0)] = 0.1
-    """β of the advantage -β (log p_student - log p_teacher); full_reverse_kl has none."""
-    clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """ppo: how far the ratio may move."""
-    substeps: Annotated[int, Field(ge=1, le=64)] = 1
-    """Optimiser steps per iteration, each on its share of the rollouts."""
 
 
 class RolloutSection(_Section):
@@ -213,11 +200,26 @@ class TrainConfig(_Section):
 
     @model_validator(mode="after")
     def _ratio_needs_temperature_one(self) -> "TrainConfig":
-        is_ratio = self.algorithm.loss_fn != "full_reverse_kl"
-        if self.dataset_type == "distill" and is_ratio and self.rollout.temperature != 1.0:
+        is_other = self.rollout.temperature != 1.0
+        if self.dataset_type == "distill" and self.algorithm.has_ratio and is_other:
             raise ValueError(
-                "rollout.temperature must be 1.0 with importance_sampling and ppo, whose ratio "
-                "compares with what was sampled"
+                "rollout.temperature must be 1.0 with importance_sampling, ppo and reward_coef, "
+                "whose ratio compares with what was sampled"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_have_others_to_compare_with(self) -> "TrainConfig":
+        algorithm = self.algorithm
+        if (
+            self.dataset_type == "distill"
+            and algorithm.reward_coef > 0
+            and algorithm.adv_estimator != "reinforce"
+            and self.data.group_size == 1
+        ):
+            raise ValueError(
+                f"algorithm.adv_estimator {algorithm.adv_estimator} compares rollouts of one "
+                "prompt, so data.group_size must be 2 or more; reinforce compares all of them"
             )
         return self
 

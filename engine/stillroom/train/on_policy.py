@@ -14,7 +14,7 @@ from stillroom.data.formats import Task
 from stillroom.rollout.collect import Outcome
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.optimizer import Optimizer
-from stillroom.train.policy_update import UpdateStats, update_student
+from stillroom.train.policy_update import update_student
 from stillroom.train.session import Session, TrainResult
 from stillroom.train.student_rollouts import (
     nothing_sampled,
@@ -68,26 +68,35 @@ async def _learn(
     if not sequences:
         raise nothing_sampled(outcomes, iteration)
     stats = await anyio.to_thread.run_sync(
-        update_student, session.student, teacher, sequences, optimizer, session.config, iteration
+        update_student,
+        session.student,
+        {0: teacher},
+        sequences,
+        optimizer,
+        session.config,
+        iteration,
     )
     session.trained_tokens += stats.num_tokens
-    failed = (len(outcomes) - len(rollouts)) / len(outcomes)
-    return {**_metrics(rollouts, stats), "failed": failed}
+    sampled_tokens = sum(sequence.tokens.num_trained for sequence in sequences)
+    algorithm = session.config.algorithm
+    return {
+        **stats.metrics(
+            is_clipped=algorithm.loss_fn == "ppo",
+            is_capped=algorithm.importance_cap is not None,
+        ),
+        **_metrics(rollouts, sampled_tokens),
+        "failed": (len(outcomes) - len(rollouts)) / len(outcomes),
+    }
 
 
-def _metrics(rollouts: Sequence[Trajectory], stats: UpdateStats) -> dict[str, float]:
-    num, tokens = max(1, len(rollouts)), max(1, stats.num_tokens)
+def _metrics(rollouts: Sequence[Trajectory], sampled_tokens: int) -> dict[str, float]:
+    num = max(1, len(rollouts))
     metrics = {
-        "teacher_kl": stats.teacher_kl / tokens,
-        "loss": stats.loss / tokens,
-        "logprob_gap": stats.logprob_gap / max(1, stats.num_fresh_tokens),
-        "response_tokens": stats.num_tokens / num,
+        "response_tokens": sampled_tokens / num,
         "turns": sum(rollout.turns for rollout in rollouts) / num,
         "truncated": sum(rollout.truncated for rollout in rollouts) / num,
         "out_of_turns": sum(r.stop_reason is StopReason.MAX_TURNS for r in rollouts) / num,
         "tool_errors": sum(rollout.tool_errors for rollout in rollouts) / num,
-        "grad_norm": stats.steps[-1].grad_norm,
-        "learning_rate": stats.steps[-1].learning_rate,
     }
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     if rewards:

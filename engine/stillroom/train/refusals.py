@@ -35,13 +35,5 @@ REFUSED_VALUES: dict[tuple[str, str], tuple[str, str]] = {
         "training on plain text " + _HOSTED,
         "use dataset_type sft with rows of messages",
     ),
-    ("algorithm.adv_estimator", "gae"): (
-        "rewards are tracked, not trained on",
-        "leave it out",
-    ),
-    ("algorithm.adv_estimator", "reinforce"): (
-        "rewards are tracked, not trained on",
-        "leave it out",
-    ),
 }
 """By dotted key and value: why, and what to do."""

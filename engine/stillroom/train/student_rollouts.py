@@ -35,6 +35,9 @@ class SampledSequence:
     """What a served teacher said of them; None: one in this process is asked in the update."""
     dataset: int = 0
     """Which of `data.train_file` its prompt is from, and so which teacher is its own."""
+    reward: float | None = None
+    prompt: str = ""
+    """Its task's id: rollouts of one prompt are a group."""
 
 
 def prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task]]:
@@ -101,5 +104,9 @@ def sequences_of(rollouts: Sequence[Trajectory]) -> list[SampledSequence]:
             continue
         marked = zip(trace.sampled, trace.logprobs, strict=True)
         logprobs = [logprob for is_sampled, logprob in marked if is_sampled]
-        sequences.append(SampledSequence(sampled_sequence(trace), logprobs))
+        sequences.append(
+            SampledSequence(
+                sampled_sequence(trace), logprobs, reward=rollout.reward, prompt=rollout.task_id
+            )
+        )
     return sequences

@@ -1,4 +1,5 @@
 import json
+from typing import get_args
 
 import pytest
 import yaml
@@ -6,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillroom.errors import ConfigError
+from stillroom.train.algorithm import AlgorithmSection, LossName
 from stillroom.train.config import load_config
 from stillroom.train.refusals import REFUSED_VALUES, UNSUPPORTED
 
@@ -53,7 +55,7 @@ def test_what_is_not_said_is_the_documented_default(tmp_path):
     assert (config.model.qlora_rank, config.model.alpha) == (32, 64)
     assert config.algorithm.loss_fn == "importance_sampling"
     assert config.algorithm.adv_estimator == "grpo"
-    assert config.algorithm.kl_penalty_coef == 0.1
+    assert config.algorithm.kl_coef == 0.1
     assert (config.rollout.max_turns, config.rollout.max_tokens) == (1, 2048)
     assert config.rollout.max_context_window == 32768
     assert config.rollout.termination_policy == "last_tool"
@@ -180,6 +182,62 @@ def test_distill_needs_a_teacher(tmp_path):
     error = refusal(tmp_path, having("dataset_type", "distill"))
 
     assert "needs teacher.path" in error.problem
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "needed"),
+    [
+        ({"clip_ratio": 0.1}, "loss_fn ppo"),
+        ({"loss_fn": "jsd", "clip_ratio": 0.1}, "loss_fn ppo"),
+        ({"loss_fn": "full_reverse_kl", "kl_baseline": "exact"}, "importance_sampling or ppo"),
+        ({"loss_fn": "top_k_reverse_kl", "importance_cap": 2.0}, "importance_sampling or ppo"),
+        ({"loss_fn": "ppo", "jsd_beta": 0.1}, "loss_fn jsd"),
+        ({"loss_fn": "full_reverse_kl", "top_k": 4}, "loss_fn top_k_reverse_kl"),
+        ({"adv_estimator": "gae", "gae_lambda": 0.9}, "reward_coef above 0"),
+        ({"adv_estimator": "grpo", "gae_lambda": 0.9, "reward_coef": 1}, "adv_estimator gae"),
+    ],
+)
+def test_an_option_that_the_loss_does_not_use_is_refused(tmp_path, algorithm, needed):
+    error = refusal(tmp_path, {**DISTILL, "algorithm": algorithm})
+
+    (name, *_) = (key for key in algorithm if f"algorithm.{key} counts only" in error.problem)
+    assert needed in error.problem
+    # As it stands in the configuration that a run keeps.
+    default = AlgorithmSection.model_fields[name].default
+    load(tmp_path, {**DISTILL, "algorithm": {**algorithm, name: default}})
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gae", "reinforce"])
+def test_any_estimator_may_be_named_for_rewards_that_are_only_tracked(tmp_path, estimator):
+    config = having("algorithm.adv_estimator", estimator, having("data.group_size", 1, DISTILL))
+
+    assert load(tmp_path, config).algorithm.reward_coef == 0
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+def test_rewards_that_count_need_rollouts_to_compare(tmp_path, estimator):
+    config = having("algorithm.adv_estimator", estimator, having("data.group_size", 1, DISTILL))
+
+    error = refusal(tmp_path, config, "algorithm.reward_coef=0.5")
+
+    assert "data.group_size must be 2 or more" in error.problem
+    load(tmp_path, config, "algorithm.reward_coef=0.5", "data.group_size=2")
+    load(tmp_path, config, "algorithm.reward_coef=0.5", "algorithm.adv_estimator=reinforce")
+
+
+@pytest.mark.parametrize("loss_fn", get_args(LossName))
+def test_a_coefficient_that_is_not_said_is_the_losss_own(loss_fn):
+    own = 0.1 if loss_fn in ("importance_sampling", "ppo") else 1.0
+
+    assert AlgorithmSection(loss_fn=loss_fn).kl_coef == own
+    assert AlgorithmSection(loss_fn=loss_fn, kl_penalty_coef=0.5).kl_coef == 0.5
+
+
+def test_rewards_that_count_need_samples_at_temperature_one(tmp_path):
+    config = having("algorithm.loss_fn", "jsd", having("rollout.temperature", 0.7, DISTILL))
+
+    load(tmp_path, config)
+    assert "temperature" in refusal(tmp_path, config, "algorithm.reward_coef=0.1").problem
 
 
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo"])
