@@ -113,7 +113,7 @@ def _packed(sequences: Sequence[TokenSequence], device: torch.device) -> TokenBa
         # A token is predicted by the one before it, which others may have in common.
         sources += [places[i - 1] for i in trained]
         targets += [sequence.ids[i] for i in trained]
-    columns = torch.tensor([rows, sources, targets], device=device)
+    columns = torch.tensor([rows, sources, targets], dtype=torch.int64, device=device)
     spans = [Span(piece.stop - piece.start, piece.before) for piece in layout.pieces]
     return TokenBatch(
         torch.tensor([ids], device=device),

@@ -83,9 +83,16 @@ def load_model(
 
 
 def load_weights(
-    location: ModelLocation, *, precision: Precision = "auto", quantization: Quantization = None
+    location: ModelLocation,
+    *,
+    precision: Precision = "auto",
+    quantization: Quantization = None,
+    stays: bool = False,
 ) -> PreTrainedModel:
-    """Returns a causal language model on the best device at hand (CUDA, else CPU)."""
+    """Returns a causal language model on the best device at hand (CUDA, else CPU).
+
+    One that `stays` is left in main memory, in the number format that suits that device.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype_for(precision, device)
     model: Any
@@ -94,7 +101,7 @@ def load_weights(
         compute_alike(model)
         return model
     model = read_weights(location, dtype=dtype)
-    return model.to(device)
+    return model if stays else model.to(device)
 
 
 def read_weights(
@@ -136,10 +143,11 @@ def load_adapter(
     precision: Precision = "auto",
     quantization: Quantization = None,
     is_trainable: bool = False,
+    stays: bool = False,
 ) -> Any:
     """Returns the peft model of a LoRA checkpoint on its base."""
     base_location = adapter_base(workspace, location)
-    base = load_weights(base_location, precision=precision, quantization=quantization)
+    base = load_weights(base_location, precision=precision, quantization=quantization, stays=stays)
     return put_adapter(base, location, is_trainable=is_trainable)
 
 

@@ -29,6 +29,7 @@ from stillroom.models.resolve import (
     ModelLocation,
 )
 from stillroom.train.resume import STATE, TrainingState
+from stillroom.train.sharding import whole_weights
 from stillroom.train.snapshot import TENSORS, save_snapshot
 from stillroom.train.student import Student
 
@@ -49,6 +50,8 @@ class RunSnapshot:
 
     state: TrainingState
     optimizer: Mapping[str, Tensor]
+    random: Sequence[Mapping[str, Tensor]]
+    """The random numbers of each process."""
 
 
 def save_checkpoint(
@@ -64,9 +67,15 @@ def save_checkpoint(
     """Writes the student's weights (or adapter) and tokenizer; returns the checkpoint's folder.
 
     With an `origin` the folder holds its manifest, with a `snapshot` what a run goes on from.
+    Of several processes all call this, for weights may be shared out, and the first one writes.
     Raises RunError if it cannot be written; the checkpoints before it are whole.
     """
-    folder = run / CHECKPOINTS / (FINAL if is_final else step_name(step))
+    folder = final_checkpoint(run) if is_final else run / CHECKPOINTS / step_name(step)
+    weights = None
+    if student.root is not None:
+        weights = whole_weights(student.module, is_trained_only=student.is_adapter)
+    if not student.peers.is_first:
+        return folder
     record = CheckpointRecord(
         run_id=run.name, method=method, step=step, base_model=_lasting_name(student.base)
     )
@@ -75,11 +84,13 @@ def save_checkpoint(
         model: Any = student.loaded.model
         # Nothing here resizes embeddings, and looking whether they changed would ask the hub.
         model.save_pretrained(
-            temporary, **({"save_embedding_layers": False} if student.is_adapter else {})
+            temporary,
+            **({"save_embedding_layers": False} if student.is_adapter else {}),
+            **({"state_dict": weights} if weights is not None else {}),
         )
         student.loaded.tokenizer.save_pretrained(temporary)
         if snapshot is not None:
-            save_snapshot(temporary, dict(snapshot.optimizer))
+            save_snapshot(temporary, snapshot.optimizer, snapshot.random)
             write_json(temporary / STATE, snapshot.state)
 
     return _written(folder, write, record=record, origin=origin)
@@ -88,6 +99,11 @@ def save_checkpoint(
 def step_name(step: int) -> str:
     """Returns the name of a step's checkpoint; names sort as the steps do."""
     return f"step_{step:06d}"
+
+
+def final_checkpoint(run: Path) -> Path:
+    """Returns the folder of a run's final checkpoint."""
+    return run / CHECKPOINTS / FINAL
 
 
 def adopt_checkpoint(checkpoint: Path, run: Path) -> None:
@@ -100,7 +116,7 @@ def adopt_checkpoint(checkpoint: Path, run: Path) -> None:
 
 def promote_checkpoint(run: Path, *, step: int, origin: Origin | None = None) -> Path:
     """Makes the checkpoint of an earlier step the final one; returns the final one's folder."""
-    best, folder = run / CHECKPOINTS / step_name(step), run / CHECKPOINTS / FINAL
+    best, folder = run / CHECKPOINTS / step_name(step), final_checkpoint(run)
     record = msgspec.json.decode((best / RECORD).read_bytes(), type=CheckpointRecord)
 
     def write(temporary: Path) -> None:

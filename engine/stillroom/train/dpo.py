@@ -8,8 +8,9 @@ from torch import Tensor
 
 from stillroom.data.formats import DpoRow
 from stillroom.data.render import ChatRenderer
-from stillroom.models.batches import TokenSequence, microbatches
+from stillroom.models.batches import TokenSequence
 from stillroom.models.heads import Scores
+from stillroom.train.collective import Collective
 from stillroom.train.config import DpoSection
 from stillroom.train.encode import TokenPair, encode_pairs
 from stillroom.train.held_out import hold_out_pairs
@@ -52,7 +53,9 @@ def train_dpo(session: Session, rows: Sequence[DpoRow], *, max_length: int) -> T
     held_out = add_reference(student, unseen, is_mean=is_mean)
     per_epoch = len(batches_of(range(len(pairs)), config.data.batch_size))
     total_steps = per_epoch * config.trainer.num_epochs
-    optimizer = Optimizer(student.trainable(), config.trainer, total_steps=total_steps)
+    optimizer = Optimizer(
+        student.trainable(), config.trainer, total_steps=total_steps, peers=student.peers
+    )
     session.begin(optimizer)
     # Not train(): dropout would set the policy apart from its reference by chance alone.
     student.module.eval()
@@ -82,24 +85,31 @@ def add_reference(
 ) -> list[ReferencedPair]:
     """Scores both answers of every pair with the student as it is now, before any update."""
     student.module.eval()
-    scores: dict[int, tuple[float, float]] = {}
-    for group in _pair_groups(student, pairs):
-        chosen_P, rejected_P = _pair_scores(student, [pairs[i] for i in group], is_mean=is_mean)[1:]
+    mine = student.peers.share(_pair_lengths(pairs))
+    found: dict[int, tuple[float, float]] = {}
+    for group in student.passes(_pair_lengths([pairs[i] for i in mine])):
+        places = [mine[i] for i in group]
+        members = [pairs[i] for i in places]
+        chosen_P, rejected_P = _pair_scores(student, members, is_mean=is_mean)[1:]
         both = zip(chosen_P.tolist(), rejected_P.tolist(), strict=True)
-        scores.update(zip(group, both, strict=True))
+        found.update(zip(places, both, strict=True))
+    scores = {place: both for part in student.peers.gathered(found) for place, both in part.items()}
     return [ReferencedPair(pair, *scores[index]) for index, pair in enumerate(pairs)]
 
 
 def accumulate_preference(
     student: Student, batch: Sequence[ReferencedPair], settings: DpoSection
 ) -> PairBatchStats:
-    """Adds the gradient of the batch's mean loss, however it is cut into microbatches."""
+    """Adds the gradient of the batch's mean loss, however it is cut into microbatches.
+
+    Each process adds that of its share of the pairs; the figures are the whole batch's.
+    """
     totals = _Totals()
     for items in _reference_groups(student, batch):
         scores, losses_P = _losses(student, items, settings, totals)
         (losses_P.sum() / len(batch)).backward()
         scores.backward()
-    return totals.means(len(batch))
+    return totals.means(student.peers, len(batch))
 
 
 @torch.no_grad()
@@ -110,21 +120,22 @@ def validate_preference(
     totals = _Totals()
     for items in _reference_groups(student, pairs):
         _losses(student, items, settings, totals)
-    return totals.means(len(pairs))
+    return totals.means(student.peers, len(pairs))
 
 
 @dataclass(slots=True)
 class _Totals:
-    """Sums over pairs."""
+    """Sums over this process's pairs."""
 
     loss: float = 0.0
     margin: float = 0.0
     num_right: int = 0
 
-    def means(self, num_pairs: int) -> PairBatchStats:
-        return PairBatchStats(
-            self.loss / num_pairs, self.margin / num_pairs, self.num_right / num_pairs
-        )
+    def means(self, peers: Collective, num_pairs: int) -> PairBatchStats:
+        """Returns the means over all processes' pairs."""
+        sums = peers.sums(self.loss, self.margin, self.num_right)
+        loss, margin, accuracy = (total / num_pairs for total in sums)
+        return PairBatchStats(loss, margin, accuracy)
 
 
 def _losses(
@@ -156,9 +167,10 @@ def _losses(
 def _reference_groups(
     student: Student, batch: Sequence[ReferencedPair]
 ) -> Iterator[list[ReferencedPair]]:
-    """Yields the pairs of each pass."""
-    for group in _pair_groups(student, [item.pair for item in batch]):
-        yield [batch[i] for i in group]
+    """Yields the pairs of each of this process's passes."""
+    mine = student.peers.share(_pair_lengths([item.pair for item in batch]))
+    for group in student.passes(_pair_lengths([batch[i].pair for i in mine])):
+        yield [batch[mine[i]] for i in group]
 
 
 def _chosen_lengths(like: Tensor, pairs: Sequence[TokenPair]) -> Tensor:
@@ -169,9 +181,9 @@ def _num_trained(pair: TokenPair) -> int:
     return pair.chosen.num_trained + pair.rejected.num_trained
 
 
-def _pair_groups(student: Student, pairs: Sequence[TokenPair]) -> list[list[int]]:
-    longest = [2 * max(len(p.chosen.ids), len(p.rejected.ids)) for p in pairs]
-    return list(microbatches(longest, max_tokens=student.max_microbatch_tokens))
+def _pair_lengths(pairs: Sequence[TokenPair]) -> list[int]:
+    """Returns how many tokens each pair takes in a padded batch."""
+    return [2 * max(len(p.chosen.ids), len(p.rejected.ids)) for p in pairs]
 
 
 def _pair_scores(
@@ -181,11 +193,10 @@ def _pair_scores(
     sequences: list[TokenSequence] = [pair.chosen for pair in pairs]
     sequences += [pair.rejected for pair in pairs]
     batch = student.collate(sequences)
-    with student.autocast():
-        scores = student.head.score(batch)
+    scores = student.score(batch)
     # In float64: of two sums of a thousand nats a difference far below one decides.
     sums = sum_by_sequence(scores.logprobs_N.double(), batch.rows_N, len(sequences))
     if is_mean:
         sums = sums / sums.new_tensor([sequence.num_trained for sequence in sequences])
-    chosen_P, rejected_P = sums.chunk(2)
+    chosen_P, rejected_P = sums[: len(pairs)], sums[len(pairs) :]
     return scores, chosen_P, rejected_P

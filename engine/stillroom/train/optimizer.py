@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from stillroom.errors import DivergedError
+from stillroom.train.collective import ALONE, Collective
 from stillroom.train.config import TrainerSection
+from stillroom.train.sharding import like, whole
 
 _FINAL_SHARE = 0.1
 
@@ -46,9 +48,15 @@ class Optimizer:
     """AdamW over the trained parameters, one step at a time."""
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], settings: TrainerSection, *, total_steps: int
+        self,
+        parameters: Iterable[nn.Parameter],
+        settings: TrainerSection,
+        *,
+        total_steps: int,
+        peers: Collective = ALONE,
     ) -> None:
         self._parameters = list(parameters)
+        self._peers = peers
         self._settings = settings
         self._total_steps = total_steps
         self._adam = torch.optim.AdamW(
@@ -62,11 +70,16 @@ class Optimizer:
         self.num_steps = 0
 
     def step(self) -> StepInfo:
-        """Applies the gradients and clears them. Raises DivergedError if they aren't finite."""
+        """Applies all processes' gradients and clears them.
+
+        Raises DivergedError if they aren't finite, in every process.
+        """
+        self._peers.add_gradients(self._parameters)
         rate = learning_rate_at(self.num_steps, self._total_steps, self._settings)
         for group in self._adam.param_groups:
             group["lr"] = rate
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm).item()
+        clipped = nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm)
+        norm = whole(clipped).item()
         if not math.isfinite(norm):
             raise DivergedError(
                 f"the gradient of step {self.num_steps} is {norm}: training has diverged",
@@ -79,16 +92,21 @@ class Optimizer:
         return StepInfo(norm, rate)
 
     def state(self) -> dict[str, Tensor]:
-        """Returns AdamW's tensors by the parameter's place and their own name."""
+        """Returns AdamW's tensors, whole, by the parameter's place and their own name."""
         states: dict[int, dict[str, Tensor]] = self._adam.state_dict()["state"]
-        return {f"{i}.{name}": t for i, state in states.items() for name, t in state.items()}
+        named = {f"{i}.{name}": t for i, state in states.items() for name, t in state.items()}
+        return {name: whole(tensor) for name, tensor in named.items()}
 
     def restore(self, tensors: Mapping[str, Tensor], *, num_steps: int) -> None:
         """Goes on from what `state` returned after so many steps."""
         states: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             place, _, name = key.partition(".")
-            states.setdefault(int(place), {})[name] = tensor
+            parameter = self._parameters[int(place)]
+            is_share = tensor.shape == parameter.shape
+            states.setdefault(int(place), {})[name] = (
+                like(tensor, parameter) if is_share else tensor
+            )
         groups = self._adam.state_dict()["param_groups"]
         self._adam.load_state_dict({"state": states, "param_groups": groups})
         self.num_steps = num_steps

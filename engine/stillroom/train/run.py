@@ -6,6 +6,7 @@ from pathlib import Path
 
 import anyio
 import msgspec
+import torch
 
 from stillroom.data.formats import Task, load_dpo_rows, load_sft_rows, load_tasks
 from stillroom.errors import ConfigError
@@ -20,6 +21,7 @@ from stillroom.reporting import Reporter
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.checkpoints import Origin
+from stillroom.train.collective import ALONE, Collective
 from stillroom.train.config import TrainConfig
 from stillroom.train.dpo import train_dpo
 from stillroom.train.on_policy import train_on_policy
@@ -36,11 +38,33 @@ def train(
     workspace: Workspace, request: StartTraining, *, folder: Path, reporter: Reporter
 ) -> TrainResult:
     """Trains as config.yml says; checkpoints are written under the run's folder."""
-    started = time.monotonic()
     plan = plan_request(workspace, request)
+    write_json(folder / "config.json", plan.config.model_dump(mode="json"))
+    tracked = TrackedReporter(reporter, open_trackers(plan.config, folder))
+    try:
+        result = train_in_process(workspace, request, plan, folder=folder, reporter=tracked)
+    finally:
+        tracked.close()
+    shown = workspace.shown(Path(result.checkpoint))
+    return msgspec.structs.replace(result, checkpoint=shown)
+
+
+def train_in_process(
+    workspace: Workspace,
+    request: StartTraining,
+    plan: TrainingPlan,
+    *,
+    folder: Path,
+    reporter: Reporter,
+    peers: Collective = ALONE,
+) -> TrainResult:
+    """Trains in this process, alone or as one of `peers`, which all call it alike.
+
+    Only the first of them writes checkpoints and has something to tell its reporter.
+    """
+    started = time.monotonic()
     config = plan.config
     point = find_resume_point(workspace, request.resume) if request.resume else None
-    write_json(folder / "config.json", config.model_dump(mode="json"))
     given = (plan.config_file, plan.train_file, plan.tools_file, plan.rewards_file)
     with Recording([file for file in given if file is not None]) as files:
         method = _method(workspace, plan)
@@ -48,16 +72,13 @@ def train(
         asked = _asked(plan, files, models)
         if point is not None:
             check_unchanged(point.state.asked, asked, run_id=point.run_id)
-        student = load_student(workspace, config.model, seed=config.trainer.seed)
+        student = load_student(workspace, config.model, seed=config.trainer.seed, peers=peers)
+        if peers.rank:
+            # Dropout must not be the same everywhere.
+            torch.manual_seed(config.trainer.seed + peers.rank)
         origin = Origin(files, models, request.model_dump(mode="json"))
-        tracked = TrackedReporter(reporter, open_trackers(config, folder))
-        session = Session(config, student, folder, tracked, started, origin, point, asked)
-        try:
-            result = method(session)
-        finally:
-            tracked.close()
-    shown = workspace.shown(Path(result.checkpoint))
-    return msgspec.structs.replace(result, checkpoint=shown)
+        session = Session(config, student, folder, reporter, started, origin, point, asked)
+        return method(session)
 
 
 def _asked(plan: TrainingPlan, files: Recording, models: list[ModelRecord]) -> Asked:

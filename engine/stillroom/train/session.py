@@ -14,11 +14,13 @@ from stillroom.train.checkpoints import (
     Origin,
     RunSnapshot,
     adopt_checkpoint,
+    final_checkpoint,
     promote_checkpoint,
     prune_checkpoints,
     save_checkpoint,
     step_name,
 )
+from stillroom.train.collective import Collective
 from stillroom.train.config import TrainConfig
 from stillroom.train.memory import peak_memory_gb
 from stillroom.train.optimizer import Optimizer
@@ -29,7 +31,8 @@ from stillroom.train.resume import (
     Validation,
     recorded_metrics,
 )
-from stillroom.train.snapshot import restore_snapshot, restore_weights
+from stillroom.train.sharding import own_part
+from stillroom.train.snapshot import random_state, restore_snapshot, restore_weights
 from stillroom.train.student import Student
 
 
@@ -86,11 +89,12 @@ class Session:
             return
         state = point.state
         restore_weights(self.student, point.checkpoint)
-        optimizer.restore(restore_snapshot(point.checkpoint), num_steps=state.step * substeps)
+        kept = restore_snapshot(point.checkpoint, rank=self._peers.rank)
+        optimizer.restore(kept, num_steps=state.step * substeps)
         self.step, self.trained_tokens = state.step, state.trained_tokens
         self.validation = state.validation
         self.started -= state.seconds
-        if best := state.validation.best_step:
+        if self._peers.is_first and (best := state.validation.best_step):
             adopt_checkpoint(point.checkpoint.with_name(step_name(best)), self.run)
         self._tell_again(point)
 
@@ -125,23 +129,26 @@ class Session:
         self.last_metrics = {
             **metrics,
             "tokens_per_s": self.trained_tokens / seconds,
-            "memory_gb": peak_memory_gb(self.student.loaded.device),
+            # Of the process that holds most.
+            "memory_gb": self._peers.largest(peak_memory_gb(self.student.loaded.device)),
         }
         self.reporter.metrics(step, self.last_metrics)
         self.reporter.progress(step, total, unit="steps", phase=self.config.dataset_type)
         is_best = self._validated(step, metrics.get("val_loss"))
         every = self.config.trainer.save_step
         is_due = is_best or (every > 0 and step % every == 0 and step < total)
-        if is_due and not self.reporter.is_cancelled():
+        is_stopping = self._peers.is_any(self.reporter.is_cancelled())
+        if is_due or is_stopping:
             self._checkpoint(step)
-        self.stop_before_update(step)
+        if is_stopping:
+            raise RunCancelledError
 
     def stop_before_update(self, step: int) -> None:
         """Stops where the weights are those of `step`, if asked to.
 
         Raises RunCancelledError after writing a checkpoint.
         """
-        if self.reporter.is_cancelled():
+        if self._peers.is_any(self.reporter.is_cancelled()):
             self._checkpoint(step)
             raise RunCancelledError
 
@@ -149,7 +156,9 @@ class Session:
         """Writes the final checkpoint (with early_stop: the best one) and returns the result."""
         kept_step = self.validation.best_step or step
         if kept_step < step:
-            folder = promote_checkpoint(self.run, step=kept_step, origin=self.origin)
+            folder = final_checkpoint(self.run)
+            if self._peers.is_first:
+                promote_checkpoint(self.run, step=kept_step, origin=self.origin)
         else:
             folder = self._save(step, is_final=True)
         return TrainResult(
@@ -174,9 +183,14 @@ class Session:
             self.reporter.note(f"stops early: val_loss was lowest at step {best}")
         return self.validation.best_step == step
 
+    @property
+    def _peers(self) -> Collective:
+        return self.student.peers
+
     def _checkpoint(self, step: int) -> None:
         if self.saved_step != step:
-            if not all(bool(p.isfinite().all()) for p in self.student.trainable()):
+            is_finite = all(bool(own_part(p).isfinite().all()) for p in self.student.trainable())
+            if self._peers.is_any(not is_finite):
                 raise DivergedError(
                     f"the weights of step {step} are not finite: training has diverged",
                     "lower trainer.learning_rate (a tenth is a good try)",
@@ -184,7 +198,8 @@ class Session:
             folder = self._save(step, is_final=False)
             self.saved_step = step
             self.reporter.note(f"checkpoint written: {folder}")
-            if (keep := self.config.trainer.keep_checkpoints) is not None:
+            keep = self.config.trainer.keep_checkpoints
+            if keep is not None and self._peers.is_first:
                 prune_checkpoints(self.run, keep=keep, also=[self.validation.best_step])
 
     def _save(self, step: int, *, is_final: bool) -> Path:
@@ -208,7 +223,7 @@ class Session:
             validation=self.validation,
             asked=self.asked,
         )
-        return RunSnapshot(state, self._optimizer.state())
+        return RunSnapshot(state, self._optimizer.state(), self._peers.gathered(random_state()))
 
     def _tell_again(self, point: ResumePoint) -> None:
         """Puts the steps that are done into this run's metrics, so that its curves are whole."""

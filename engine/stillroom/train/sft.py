@@ -7,7 +7,7 @@ import torch
 
 from stillroom.data.formats import SftRow
 from stillroom.data.render import ChatRenderer
-from stillroom.models.batches import TokenSequence, microbatches
+from stillroom.models.batches import TokenSequence
 from stillroom.train.encode import encode_sft
 from stillroom.train.held_out import hold_out_rows
 from stillroom.train.optimizer import Optimizer
@@ -35,7 +35,9 @@ def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> T
     held_out = encode_sft(apart, renderer, max_length=max_length).sequences if apart else []
     per_epoch = len(batches_of(range(len(train)), config.data.batch_size))
     total_steps = per_epoch * config.trainer.num_epochs
-    optimizer = Optimizer(student.trainable(), config.trainer, total_steps=total_steps)
+    optimizer = Optimizer(
+        student.trainable(), config.trainer, total_steps=total_steps, peers=student.peers
+    )
     session.begin(optimizer)
     student.module.train()
     for epoch, chosen in session.batches(len(train)):
@@ -55,13 +57,17 @@ def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> T
 
 
 def accumulate_nll(student: Student, sequences: Sequence[TokenSequence]) -> BatchLoss:
-    """Adds the gradient of the batch's mean token loss, however it is cut into microbatches."""
+    """Adds the gradient of the batch's mean token loss, however it is cut into microbatches.
+
+    Each process adds that of its share of the sequences; the loss is the whole batch's.
+    """
     num_tokens = sum(sequence.num_trained for sequence in sequences)
+    mine = _share(student, sequences)
     total = 0.0
-    lengths = [len(sequence.ids) for sequence in sequences]
-    for group in microbatches(lengths, max_tokens=student.max_microbatch_tokens):
-        batch = student.collate([sequences[i] for i in group])
+    for group in student.passes([len(sequence.ids) for sequence in mine]):
+        batch = student.collate([mine[i] for i in group])
         total += student.add_nll_gradient(batch, scale=1 / num_tokens)
+    [total] = student.peers.sums(total)
     return BatchLoss(total / num_tokens, num_tokens)
 
 
@@ -69,15 +75,16 @@ def accumulate_nll(student: Student, sequences: Sequence[TokenSequence]) -> Batc
 def validation_loss(student: Student, sequences: Sequence[TokenSequence]) -> float:
     """Returns the mean loss (nats) over all trained tokens of held-out rows."""
     student.module.eval()
-    lengths = [len(sequence.ids) for sequence in sequences]
-    groups = microbatches(lengths, max_tokens=student.max_microbatch_tokens)
-    total = sum(_nll(student, [sequences[i] for i in group]).item() for group in groups)
+    mine, total = _share(student, sequences), 0.0
+    for group in student.passes([len(sequence.ids) for sequence in mine]):
+        batch = student.collate([mine[i] for i in group])
+        total -= student.logprobs(batch).sum().item()
     student.module.train()
+    [total] = student.peers.sums(total)
     return total / sum(sequence.num_trained for sequence in sequences)
 
 
-def _nll(student: Student, sequences: Sequence[TokenSequence]) -> torch.Tensor:
-    """Returns the summed negative log-likelihood (nats) of the trained tokens."""
-    batch = student.collate(sequences)
-    with student.autocast():
-        return -student.head.batch_logprobs(batch).sum()
+def _share(student: Student, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+    """Returns the sequences that this process runs."""
+    lengths = [len(sequence.ids) for sequence in sequences]
+    return [sequences[i] for i in student.peers.share(lengths)]

@@ -1,16 +1,16 @@
 """The model being trained: all its weights, or a LoRA adapter on a frozen base."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stillroom.errors import ConfigError, missing_extra
-from stillroom.models.batches import TokenBatch, TokenSequence, collate
-from stillroom.models.heads import OutputHead
+from stillroom.models.batches import TokenBatch, TokenSequence, collate, microbatches
+from stillroom.models.heads import OutputHead, Scores
 from stillroom.models.load import (
     LoadedModel,
     load_adapter,
@@ -22,7 +22,9 @@ from stillroom.models.precision import Precision
 from stillroom.models.recompute import recompute_layers
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
+from stillroom.train.collective import ALONE, Collective
 from stillroom.train.config import ModelSection
+from stillroom.train.sharding import run_inside, shard
 
 _MIN_MICROBATCH, _MAX_MICROBATCH = 512, 16384
 # On a GPU starting a pass costs as much as many tokens of padding.
@@ -30,6 +32,7 @@ _MAX_MICROBATCH_CUDA = 32768
 # Of the memory that weights and optimiser leave; the backward pass and the head need some too.
 _ACTIVATION_SHARE = 0.5
 _PROBE_TOKENS = (64, 320)
+_NOTHING = TokenSequence([0], [False])
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,10 @@ class Student:
     """As it was asked for; None: what the memory allows."""
     activation_bytes: float | None = None
     """What a forward pass with gradient keeps of each token; measured on CUDA only."""
+    peers: Collective = ALONE
+    """The processes that train it together."""
+    root: nn.Module | None = None
+    """Of a model whose weights are sharded: what everything runs inside."""
 
     @property
     def module(self) -> nn.Module:
@@ -64,15 +71,43 @@ class Student:
         return torch.autocast("cuda", dtype=torch.bfloat16)
 
     def collate(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
-        """Returns the sequences as one batch: a pack, if the model can run it."""
-        return collate(sequences, device=self.loaded.device, is_packed=self.head.can_pack)
+        """Returns the sequences as one batch: a pack, if the model can run it.
+
+        Of no sequences it has nothing to train.
+        """
+        return collate(
+            sequences or [_NOTHING], device=self.loaded.device, is_packed=self.head.can_pack
+        )
+
+    def passes(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Returns which of this process's sequences run in each forward pass; maybe none of them.
+
+        Where weights are sharded, all processes make as many passes.
+        """
+        groups = microbatches(lengths, max_tokens=self.max_microbatch_tokens)
+        return self.peers.passes(groups)
+
+    def run(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Returns what is computed with the weights at hand, also where they are sharded."""
+        return compute() if self.root is None else run_inside(self.root, compute)
+
+    def logprobs(self, batch: TokenBatch) -> Tensor:
+        """Returns the log-probability (nats) of each of the batch's trained tokens, [N]."""
+        with self.autocast():
+            return self.run(lambda: self.head.batch_logprobs(batch))
+
+    def score(self, batch: TokenBatch) -> Scores:
+        """Returns the log-probabilities of the batch's trained tokens, for one backward pass."""
+        if self.root is not None:
+            return Scores(self.logprobs(batch))
+        with self.autocast():
+            return self.head.score(batch)
 
     def add_nll_gradient(self, batch: TokenBatch, *, scale: float) -> float:
         """Adds the gradient of `scale` × the summed negative log-likelihood; returns the sum."""
-        if self.head.matrix is not None:
+        if self.root is None and self.head.matrix is not None:
             return self.head.add_nll_gradient(batch, scale=scale)
-        with self.autocast():
-            nll = -self.head.batch_logprobs(batch).sum()
+        nll = -self.logprobs(batch).sum()
         (nll * scale).backward()
         return nll.item()
 
@@ -113,29 +148,41 @@ def _measured(student: Student) -> Student:
 def _held_bytes(student: Student, num_tokens: int) -> int:
     device = student.loaded.device
     before = torch.cuda.memory_allocated(device)
+    ids_BT = torch.zeros(1, num_tokens, dtype=torch.int64, device=device)
     with student.autocast():
-        hidden = student.head.hidden(torch.zeros(1, num_tokens, dtype=torch.int64, device=device))
+        hidden = student.run(lambda: student.head.hidden(ids_BT))
     held = torch.cuda.memory_allocated(device) - before
+    if student.root is not None:
+        # No backward pass comes that would let go of the weights.
+        hidden.sum().backward()
+        student.module.zero_grad(set_to_none=True)
     del hidden
     return held
 
 
-def load_student(workspace: Workspace, section: ModelSection, *, seed: int) -> Student:
+def load_student(
+    workspace: Workspace, section: ModelSection, *, seed: int, peers: Collective = ALONE
+) -> Student:
     """Returns the model that config.yml's `model` section describes, ready to train.
 
-    Starting from an adapter's checkpoint goes on training that adapter.
+    Starting from an adapter's checkpoint goes on training that adapter. All of `peers` load it.
     Raises ConfigError if the checkpoint and `qlora_rank` do not fit together.
     """
     location = locate_model(workspace, section.path)
     torch.manual_seed(seed)
     tokenizer = load_tokenizer(location)
     if location.is_adapter:
-        model = _continued_adapter(workspace, location, section)
+        model = _continued_adapter(workspace, location, section, stays=peers.is_sharded)
         base = adapter_base(workspace, location)
     else:
         base = location
         precision = student_precision(section)
-        model = load_weights(location, precision=precision, quantization=section.quantization)
+        model = load_weights(
+            location,
+            precision=precision,
+            quantization=section.quantization,
+            stays=peers.is_sharded,
+        )
         if section.qlora_rank > 0:
             model = new_adapter(model, section)
     if section.gradient_checkpointing:
@@ -145,11 +192,15 @@ def load_student(workspace: Workspace, section: ModelSection, *, seed: int) -> S
     if head.matrix is not None:
         # Only in main memory: on a GPU one padded pass starts far fewer kernels.
         head.allow_packing()
+    root = None
+    if peers.is_sharded:
+        root = shard(model, device=peers.device, size=peers.size)
     loaded = LoadedModel(location, model, tokenizer, stop_token_ids(model, tokenizer))
     student = Student(
         loaded, head, base, is_adapter=section.qlora_rank > 0, precision=section.precision,
-        microbatch_tokens=section.microbatch_tokens,
+        microbatch_tokens=section.microbatch_tokens, peers=peers, root=root,
     )  # fmt: skip
+    peers.copy_first(student.trainable())
     return _measured(student) if student.loaded.device.type == "cuda" else student
 
 
@@ -185,13 +236,16 @@ def new_adapter(model: Any, section: ModelSection) -> Any:
     )
 
 
-def _continued_adapter(workspace: Workspace, location: ModelLocation, section: ModelSection) -> Any:
+def _continued_adapter(
+    workspace: Workspace, location: ModelLocation, section: ModelSection, *, stays: bool
+) -> Any:
     model = load_adapter(
         workspace,
         location,
         precision=student_precision(section),
         quantization=section.quantization,
         is_trainable=True,
+        stays=stays,
     )
     rank = model.peft_config["default"].r
     if rank != section.qlora_rank:

@@ -1,0 +1,86 @@
+"""FSDP2: each process holds its share of every weight, and gathers a layer while it runs.
+
+Everything of a model runs inside its own forward pass then, for that is where torch gathers what
+belongs to no layer: the embeddings, the last norm and the output head.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+T = TypeVar("T")
+
+
+def shard(model: nn.Module, *, device: str, size: int) -> nn.Module:
+    """Splits a causal language model's weights over the processes; returns what runs everything.
+
+    That is the model itself without an adapter's wrapper: `root(compute)` returns `compute()`.
+    The model is in main memory; what a process keeps of it moves to the device.
+    """
+    root: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
+    mesh = init_device_mesh(torch.device(device).type, (size,))
+    for layer in root.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(root, mesh=mesh)
+    root.forward = _run
+    return root
+
+
+def run_inside(root: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
+    """Returns what is computed inside the forward pass of what `shard` has returned."""
+    computed = root(compute)
+    if not torch.is_grad_enabled():
+        # A backward pass would let go of what is gathered.
+        cast("FSDPModule", root).reshard()
+    return computed
+
+
+def _run(compute: Callable[[], T]) -> T:
+    return compute()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Returns a tensor with what the other processes hold of it; all of them must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Returns what this process holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_weights(module: nn.Module, *, is_trained_only: bool) -> dict[str, Tensor]:
+    """Returns the weights by name, in main memory; weights that are one stay one."""
+    # First of all, for it lets go of what is gathered.
+    held = module.state_dict(keep_vars=True)
+    found: dict[int, Tensor] = {}
+    for tensor in held.values():
+        if id(tensor) not in found and (tensor.requires_grad or not is_trained_only):
+            found[id(tensor)] = whole(tensor.detach()).cpu()
+    return {name: found[id(tensor)] for name, tensor in held.items() if id(tensor) in found}
+
+
+def like(tensor: Tensor, given: Tensor) -> Tensor:
+    """Returns this process's share of a whole tensor, if `given` is such a share."""
+    if not isinstance(given, DTensor):
+        return tensor
+    placed = tensor.to(given.device)
+    return distribute_tensor(placed, given.device_mesh, given.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def set_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Gives the module's trained parameters, sharded, the numbers of whole tensors, by name.
+
+    Raises KeyError if one is missing.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            parameter.copy_(like(weights[name].to(parameter.dtype), parameter))
