@@ -1,0 +1,161 @@
+"""On-policy distillation after SFT beside more SFT, at the same compute of the student.
+
+    python benchmarks/on_policy/margin.py FOLDER --seeds 1 2 3
+    python benchmarks/on_policy/margin.py FOLDER --summary
+
+Scarce: 300 teacher rollouts, filtered, and six epochs of SFT; from there on-policy distillation on
+prompts alone, or SFT continued on the same rows. Plentiful: the same with 2,000 rollouts, and as
+many steps of SFT first. The compute is what `demo_world.py` counts: tokens through the student's
+layers, once where they are sampled or read, three times where a gradient is taken; on-policy pays
+for its own sampling. SFT goes on for as many whole epochs as reach on-policy's compute (rounded up,
+in its favour), once from the SFT student (`continued`) and once from the base in one schedule
+(`from base`). One JSON line per model; what is in FOLDER/results.jsonl is not done again.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+from demo_world import STUDENT, TEACHER, DemoWorld, Stage, told
+
+from stillroom.evaluate.intervals import mean_estimate
+
+SFT_EPOCHS = 6
+SCARCE, PLENTIFUL = 300, 2000
+
+
+def sft(world: DemoWorld, name: str, num_rollouts: int, start: str, epochs: int) -> Stage:
+    rows = world.teacher_rows(num_rollouts)
+    overrides = [
+        f"data.train_file={rows}", f"model.path={start}", f"trainer.num_epochs={epochs}",
+    ]  # fmt: skip
+    return world.train(name, "sft.yml", overrides)
+
+
+def stages(world: DemoWorld, num_rollouts: int, iterations: int) -> dict[str, Stage]:
+    """Trains what is compared for one seed and number of teacher rollouts."""
+    kind = f"{num_rollouts}"
+    # As many steps whatever the number of rows.
+    epochs = max(1, round(SFT_EPOCHS * SCARCE / num_rollouts))
+    first = sft(world, f"sft-{kind}", num_rollouts, STUDENT, epochs)
+    overrides = [
+        f"model.path={first.model}", f"trainer.max_steps={iterations}", "trainer.num_epochs=1000",
+    ]  # fmt: skip
+    ours = world.train(f"on-policy-{kind}-{iterations}", "distill.yml", overrides)
+    an_epoch = first.token_forwards / epochs
+    more = math.ceil(ours.token_forwards / an_epoch)
+    continued = sft(world, f"continued-{kind}-{more}", num_rollouts, first.model, more)
+    whole = epochs + more
+    from_base = sft(world, f"from-base-{kind}-{whole}", num_rollouts, STUDENT, whole)
+    return {"SFT": first, "on-policy": ours, "continued": continued, "from base": from_base}
+
+
+def measure(world: DemoWorld, kind: str, num_rollouts: int, iterations: int) -> list[dict]:
+    """Returns the results of one seed, the teacher's and the base student's with the first kind."""
+    models: dict[str, tuple[str, Stage | None]] = {}
+    if num_rollouts == SCARCE:
+        models |= {"teacher": (TEACHER, None), "base": (STUDENT, None)}
+    models |= {n: (s.model, s) for n, s in stages(world, num_rollouts, iterations).items()}
+    results = []
+    for name, (model, stage) in models.items():
+        is_teacher = name == "teacher"
+        label = f"{name}-{num_rollouts}-{iterations}".replace(" ", "-")
+        found = world.evaluate(label, model, has_kl=not is_teacher)
+        kl = None if found.result.teacher_kl is None else found.result.teacher_kl.value
+        results.append(
+            {
+                "kind": kind,
+                "seed": world.seed,
+                "model": name,
+                "accuracy": found.result.accuracy.value,
+                "teacher_kl": kl,
+                "token_forwards": stage.token_forwards if stage else 0,
+                "steps": stage.steps if stage else 0,
+                "cpu_s": stage.cpu_s if stage else 0.0,
+                "solved": {task.task_id: int(task.success) for task in found.tasks},
+            }
+        )
+    return results
+
+
+def summary(results: list[dict]) -> str:
+    """Returns what the claims say of the results, as JSON lines."""
+    lines = []
+    for kind in dict.fromkeys(result["kind"] for result in results):
+        by_model: dict[str, list[dict]] = {}
+        for result in results:
+            if result["kind"] == kind:
+                by_model.setdefault(result["model"], []).append(result)
+        ours, before = by_model["on-policy"], by_model["SFT"]
+        for rival in ("continued", "from base"):
+            pairs = list(zip(ours, by_model[rival], strict=True))
+            differences = [
+                ok - them["solved"][task] for us, them in pairs for task, ok in us["solved"].items()
+            ]
+            margin = mean_estimate(differences, limits=(-1.0, 1.0))
+            lines.append(
+                told(
+                    kind=kind,
+                    rival=f"SFT {rival}",
+                    seeds=len(pairs),
+                    margin=margin.value,
+                    low=margin.low,
+                    high=margin.high,
+                    by_seed=[round(us["accuracy"] - them["accuracy"], 3) for us, them in pairs],
+                    compute_ratio=[
+                        round(them["token_forwards"] / us["token_forwards"], 3)
+                        for us, them in pairs
+                    ],
+                )
+            )
+        teachers = [r["accuracy"] for r in results if r["model"] == "teacher"]
+        shares = [us["accuracy"] / t for us, t in zip(ours, teachers, strict=False)]
+        falls = [b["teacher_kl"] / us["teacher_kl"] for us, b in zip(ours, before, strict=True)]
+        lines.append(
+            told(
+                kind=kind,
+                accuracy={m: [round(r["accuracy"], 3) for r in rs] for m, rs in by_model.items()},
+                teacher_kl={
+                    m: [round(r["teacher_kl"], 4) for r in rs]
+                    for m, rs in by_model.items()
+                    if m != "teacher"
+                },
+                of_the_teacher=[round(share, 3) for share in shares],
+                kl_falls=[round(fall, 2) for fall in falls],
+            )
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--kinds", nargs="+", default=["scarce", "plentiful"])
+    parser.add_argument("--iterations", type=int, default=80)
+    parser.add_argument("--heldout", type=int, default=300)
+    parser.add_argument("--summary", action="store_true")
+    asked = parser.parse_args()
+    path = asked.folder / "results.jsonl"
+    results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if asked.summary:
+        print(summary(results))
+        return
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    done = {(result["kind"], result["seed"]) for result in results}
+    rollouts = {"scarce": SCARCE, "plentiful": PLENTIFUL}
+    for kind in asked.kinds:
+        for seed in asked.seeds:
+            if (kind, seed) in done:
+                continue
+            world = DemoWorld(asked.folder, seed, num_heldout=asked.heldout)
+            found = measure(world, kind, rollouts[kind], asked.iterations)
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(result) + "\n" for result in found)
+            for result in found:
+                print(told(**{k: v for k, v in result.items() if k != "solved"}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
