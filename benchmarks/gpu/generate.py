@@ -23,7 +23,8 @@ from shapes import (
     tell_machine,
 )
 
-from stillroom.policy.decode import DecodedSequence, DecodeEngine
+from stillroom.policy.decode import DecodeEngine
+from stillroom.policy.sequences import DecodedSequence
 from stillroom.types import SamplingSettings
 
 PEERS = ("ours", "dynamic", "static", "continuous")

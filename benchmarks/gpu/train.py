@@ -33,7 +33,8 @@ from stillroom.demo import DEMO_MODELS
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import LoadedModel, load_model
 from stillroom.models.resolve import ModelLocation
-from stillroom.policy.decode import DecodedSequence, DecodeEngine
+from stillroom.policy.decode import DecodeEngine
+from stillroom.policy.sequences import DecodedSequence
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.algorithm import AlgorithmSection

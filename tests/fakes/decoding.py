@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from stillroom.models.load import LoadedModel
-from stillroom.policy.decode import DecodedSequence, DecodeEngine
+from stillroom.policy.decode import DecodeEngine
+from stillroom.policy.sequences import DecodedSequence
 from stillroom.types import SamplingSettings
 
 GREEDY = SamplingSettings(temperature=0.0, max_tokens=24)

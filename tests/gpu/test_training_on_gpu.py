@@ -23,7 +23,7 @@ from fakes.tiny_models import build_tokenizer
 from fakes.training import gradients, largest_gap, make_project
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import load_model
-from stillroom.policy.decode import DecodedSequence
+from stillroom.policy.sequences import DecodedSequence
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.algorithm import AlgorithmSection

@@ -21,6 +21,8 @@ class Plan:
 
     arrives: int
     prompt: int
+    begins_like: int
+    """Prompts of the same number begin alike, however long they are."""
     replies: tuple[int, ...]
     delay: int
     leaves_early: bool
@@ -30,6 +32,7 @@ plans = st.builds(
     Plan,
     arrives=st.integers(0, 12),
     prompt=st.integers(1, 40),
+    begins_like=st.integers(0, 3),
     replies=st.lists(st.integers(1, 25), max_size=2).map(tuple),
     delay=st.integers(0, 12),
     leaves_early=st.booleans(),
@@ -44,8 +47,9 @@ class Schedule:
         rng = random.Random(0)
         self.tokens = lambda length: [rng.randrange(300) for _ in range(length)]
         self.plans = chosen
+        beginnings = [self.tokens(40) for _ in range(4)]
         self.sequences = [
-            sequence_of(self.tokens(plan.prompt), SAMPLING, seed=index)
+            sequence_of(beginnings[plan.begins_like][: plan.prompt], SAMPLING, seed=index)
             for index, plan in enumerate(chosen)
         ]
         self.replied = [0] * len(chosen)
@@ -113,6 +117,8 @@ def test_every_schedule_gives_each_conversation_its_own_tokens(
 
     schedule.play()
 
+    engine, sequences = schedule.engine, schedule.sequences
+    assert engine.tokens_run + engine.tokens_shared == sum(s.num_cached for s in sequences)
     for index, sequence in enumerate(schedule.sequences):
         assert any(sequence.sampled)
         assert_as_if_alone(loaded, sequence, index)

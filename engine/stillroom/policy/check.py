@@ -8,7 +8,8 @@ import torch
 from stillroom.errors import ModelError
 from stillroom.models.heads import OutputHead, token_logprobs
 from stillroom.models.load import LoadedModel
-from stillroom.policy.decode import DecodedSequence, DecodeEngine
+from stillroom.policy.decode import DecodeEngine
+from stillroom.policy.sequences import DecodedSequence
 from stillroom.types import SamplingSettings
 
 _PROMPT_LENGTHS = (3, 7)

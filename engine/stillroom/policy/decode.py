@@ -6,10 +6,8 @@ sampled. Nothing that was sampled is ever decoded and encoded again.
 Shapes: B rows of one forward pass, n new tokens of each, T tokens attended to, V vocabulary.
 """
 
-import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +18,10 @@ from stillroom.models.heads import OutputHead
 from stillroom.models.load import LoadedModel
 from stillroom.policy.graphs import StepGraphs
 from stillroom.policy.kv_cache import ForwardPlan, SlotCache
+from stillroom.policy.prefixes import Share, shared_beginnings
 from stillroom.policy.sampling import sample_tokens
-from stillroom.types import SamplingSettings
-
-FinishReason = Literal["stop", "length", "context"]
+from stillroom.policy.sequences import DecodedSequence, FinishReason
+from stillroom.policy.slots import SlotTable
 
 # Rows that pause for a tool stay in the batch as dead weight up to this share.
 _MAX_IDLE_SHARE = 0.25
@@ -31,48 +29,9 @@ _MAX_IDLE_SHARE = 0.25
 _CHUNK_SHARE = 0.125
 _MAX_WAITING_STEPS = 8
 _MAX_CHUNK_TOKENS = 16384
-
-
-@dataclass(slots=True, eq=False)
-class DecodedSequence:
-    """One conversation's tokens and where it stands."""
-
-    settings: SamplingSettings
-    draws: random.Random
-    """Its own source of randomness, so that what it becomes does not depend on its neighbours."""
-    ids: list[int] = field(default_factory=list[int])
-    sampled: list[bool] = field(default_factory=list[bool])
-    logprobs: list[float] = field(default_factory=list[float])
-    """Nats at temperature 1; 0.0 for given tokens."""
-    pending: list[int] = field(default_factory=list[int])
-    """Tokens that are part of `ids` but not yet in the cache."""
-    num_cached: int = 0
-    turn_start: int = 0
-    slot: int | None = None
-    is_paused: bool = True
-    finish_reason: FinishReason | None = None
-
-    def give(self, ids: Sequence[int]) -> None:
-        """Appends given tokens (a prompt, the replies of tools)."""
-        self.ids += ids
-        self.sampled += [False] * len(ids)
-        self.logprobs += [0.0] * len(ids)
-        self.pending += ids
-
-    def restore(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Appends a turn that was sampled in an earlier process; its draws count as drawn."""
-        self.ids += ids
-        self.sampled += [True] * len(ids)
-        self.logprobs += logprobs
-        self.pending += ids
-        for _ in ids:
-            self.draws.random()
-
-    def begin_turn(self) -> None:
-        """Makes the next token the first of a turn."""
-        self.turn_start = len(self.ids)
-        self.finish_reason = None
-        self.is_paused = False
+# Fewer tokens in common than these are run again. On a GPU waiting for who runs them first costs a
+# pass, which is as long as one of many tokens.
+_MIN_SHARED, _MIN_SHARED_CUDA = 16, 1024
 
 
 class DecodeEngine:
@@ -92,14 +51,23 @@ class DecodeEngine:
         self._sliding_window = _sliding_window(config)
         self._is_eager = self._model.config._attn_implementation == "eager"
         self._graphs = self._step_graphs()
+        self._min_shared = _MIN_SHARED_CUDA if self._device.type == "cuda" else _MIN_SHARED
+        self._table = SlotTable(self._cache, max_rows=max_rows, min_shared=self._min_shared)
         self._slots: list[DecodedSequence] = []
+        self.tokens_run = 0
+        """Tokens of sequences that were run through the model, each time they were."""
         self._waiting: list[DecodedSequence] = []
         self._steps_waited = 0
 
     @property
+    def tokens_shared(self) -> int:
+        """Tokens that were not run because another sequence with the same beginning had been."""
+        return self._table.tokens_shared
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return bool(self._waiting) or any(not s.is_paused for s in self._slots)
+        return bool(self._waiting) or any(not s.is_paused for s in self._table.sequences)
 
     def ask(self, sequence: DecodedSequence) -> None:
         """Lets a sequence take its next turn."""
@@ -108,31 +76,23 @@ class DecodeEngine:
             self._waiting.append(sequence)
 
     def release(self, sequence: DecodedSequence) -> None:
-        """Takes a sequence out; its slot goes to the last one."""
+        """Takes a sequence out."""
         if sequence in self._waiting:
             self._waiting.remove(sequence)
-        if sequence.slot is None:
-            return
-        last = self._slots[-1]
-        if last is not sequence:
-            self._cache.copy_slot(len(self._slots) - 1, sequence.slot)
-            last.slot = sequence.slot
-            self._slots[sequence.slot] = last
-        self._slots.pop()
-        sequence.slot = None
+        self._table.release(sequence)
 
     @torch.no_grad()
     def step(self) -> list[DecodedSequence]:
         """Advances every sequence that is ready; returns those whose turn ended (now paused)."""
-        self._admit()
+        self._table.settle(self._waiting)
+        self._slots = self._table.sequences
         full = [s for s in self._slots if not s.is_paused and len(s.ids) >= self._max_context]
         finished = [_end_turn(sequence, "context") for sequence in full]
         ready = [s for s in self._slots if not s.is_paused]
         chunks = [s for s in ready if len(s.pending) > 1]
         singles = [s for s in ready if len(s.pending) == 1]
         if chunks and self._is_time_for_chunks(len(chunks), len(singles)):
-            for group in _chunk_groups(chunks):
-                finished += self._advance(group, fillers=[])
+            finished += self._advance_chunks(chunks)
         if singles and self._graphs is not None:
             finished += self._advance_by_graph(singles, self._graphs)
         elif singles:
@@ -141,12 +101,6 @@ class DecodeEngine:
             few = len(idle) <= _MAX_IDLE_SHARE * len(self._slots)
             finished += self._advance(singles, fillers=idle if few else [])
         return finished
-
-    def _admit(self) -> None:
-        while self._waiting and len(self._slots) < self._max_rows:
-            sequence = self._waiting.pop(0)
-            sequence.slot = len(self._slots)
-            self._slots.append(sequence)
 
     def _is_time_for_chunks(self, num_chunks: int, num_singles: int) -> bool:
         """Collects chunks for a while: each pass costs its overhead however few rows it has."""
@@ -160,22 +114,64 @@ class DecodeEngine:
             self._steps_waited = 0
         return is_time
 
+    def _advance_chunks(self, chunks: Sequence[DecodedSequence]) -> list[DecodedSequence]:
+        """Runs given tokens; what new sequences begin with alike is run once."""
+        new = [sequence for sequence in chunks if sequence.is_new]
+        shares: dict[DecodedSequence, Share] = {}
+        twins: dict[DecodedSequence, list[DecodedSequence]] = {}
+        for sequence, share in zip(new, shared_beginnings([s.ids for s in new]), strict=True):
+            if share is None:
+                continue
+            first = new[share.index]
+            if share.num_tokens == len(sequence.ids) == len(first.ids):
+                twins.setdefault(first, []).append(sequence)
+            elif share.num_tokens - sequence.num_cached >= self._min_shared:
+                shares[sequence] = share
+        are_twins = {twin for group in twins.values() for twin in group}
+        left = [sequence for sequence in chunks if sequence not in are_twins]
+        finished: list[DecodedSequence] = []
+        while left:
+            ready = [s for s in left if s not in shares or not new[shares[s].index].is_new]
+            for sequence in ready:
+                if share := shares.get(sequence):
+                    self._table.share(new[share.index], [sequence], share.num_tokens)
+            for group in _chunk_groups(ready):
+                finished += self._advance(group, fillers=[], twins=twins)
+            left = [sequence for sequence in left if sequence not in ready]
+        return finished
+
     def _advance(
-        self, active: Sequence[DecodedSequence], *, fillers: Sequence[DecodedSequence]
+        self,
+        active: Sequence[DecodedSequence],
+        *,
+        fillers: Sequence[DecodedSequence],
+        twins: Mapping[DecodedSequence, Sequence[DecodedSequence]] | None = None,
     ) -> list[DecodedSequence]:
         """Runs the active rows' pending tokens and samples one token for each of them.
 
         What is computed for fillers is thrown away: it is written behind their last token, where
-        their next real token will overwrite it.
+        their next real token will overwrite it. `twins` of a row have the same tokens: a token is
+        sampled for each of them too.
         """
         rows = sorted([*active, *fillers], key=_slot)
         new_tokens = {id(row): row.pending for row in active}
         logits_BV = self._forward(rows, [new_tokens.get(id(row), [0]) for row in rows])
-        chosen = [index for index, row in enumerate(rows) if id(row) in new_tokens]
-        sampling = [rows[index] for index in chosen]
-        for row in sampling:
+        chosen: list[int] = []
+        sampling: list[DecodedSequence] = []
+        for index, row in enumerate(rows):
+            if id(row) not in new_tokens:
+                continue
+            self.tokens_run += len(row.pending)
             row.num_cached += len(row.pending)
-        return self._sample(sampling, logits_BV[chosen])
+            row.is_new = False
+            alike = list(twins.get(row, ())) if twins else []
+            if alike:
+                self._table.share(row, alike, len(row.ids))
+            sampling += [row, *alike]
+            chosen += [index] * (1 + len(alike))
+        if chosen != list(range(len(rows))):
+            logits_BV = logits_BV[chosen]
+        return self._sample(sampling, logits_BV)
 
     def _advance_by_graph(
         self, active: Sequence[DecodedSequence], graphs: StepGraphs
@@ -183,8 +179,10 @@ class DecodeEngine:
         """Runs all slots, of which some may be idle, and samples a token for the active rows."""
         ids = [row.pending[0] if len(row.pending) == 1 else 0 for row in self._slots]
         logits_BV = graphs.logits(self._step_logits, ids, [row.num_cached for row in self._slots])
+        self.tokens_run += len(active)
         for row in active:
             row.num_cached += 1
+            row.is_new = False
         if len(active) < len(self._slots):
             logits_BV = logits_BV[[_slot(row) for row in active]]
         return self._sample(active, logits_BV)
@@ -277,6 +275,7 @@ class DecodeEngine:
             row.sampled.append(True)
             row.logprobs.append(logprob)
             row.pending = [token]
+            row.is_new = False
             if token in self._stop_ids:
                 finished.append(_end_turn(row, "stop"))
             elif len(row.ids) - row.turn_start >= row.settings.max_tokens:
@@ -291,8 +290,7 @@ def _slot(sequence: DecodedSequence) -> int:
 
 
 def _end_turn(sequence: DecodedSequence, reason: FinishReason) -> DecodedSequence:
-    sequence.finish_reason = reason
-    sequence.is_paused = True
+    sequence.end_turn(reason)
     return sequence
 
 

@@ -13,7 +13,8 @@ import anyio.abc
 
 from stillroom.data.render import ChatRenderer
 from stillroom.models.load import LoadedModel
-from stillroom.policy.decode import DecodedSequence, DecodeEngine
+from stillroom.policy.decode import DecodeEngine
+from stillroom.policy.sequences import DecodedSequence
 from stillroom.policy.tool_calls import Parser, message_from_text, parser_for
 from stillroom.types import (
     Message,

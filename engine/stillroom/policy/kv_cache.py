@@ -4,6 +4,7 @@ Shapes: S slots, B rows of the present forward pass, K key/value heads, C capaci
 D head size, n new tokens of each row, T tokens that are attended to.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -77,12 +78,12 @@ class SlotLayer(CacheLayerMixin):
             self.keys = torch.nn.functional.pad(keys, (0, 0, 0, extra))
             self.values = torch.nn.functional.pad(values, (0, 0, 0, extra))
 
-    def copy_slot(self, source: int, target: int) -> None:
-        """Copies one slot's tokens to another."""
+    def copy_tokens(self, source: int, targets_B: Tensor, num_tokens: int) -> None:
+        """Copies one slot's first tokens to other slots."""
         if self.is_initialized:
             keys, values = cast("Tensor", self.keys), cast("Tensor", self.values)
-            keys[target] = keys[source]
-            values[target] = values[source]
+            keys[targets_B, :, :num_tokens] = keys[source, :, :num_tokens]
+            values[targets_B, :, :num_tokens] = values[source, :, :num_tokens]
 
     def get_seq_length(self) -> int:
         """Unused: positions are always given to the model."""
@@ -114,7 +115,10 @@ class SlotCache(Cache):
         for layer in self._slot_layers:
             layer.plan = plan
 
-    def copy_slot(self, source: int, target: int) -> None:
-        """Copies one slot's tokens to another in every layer."""
+    def copy_tokens(self, source: int, targets: Sequence[int], num_tokens: int) -> None:
+        """Copies one slot's first tokens to other slots in every layer."""
+        if self.capacity == 0 or not targets:
+            return
+        targets_B = torch.tensor(targets, device=cast("Tensor", self._slot_layers[0].keys).device)
         for layer in self._slot_layers:
-            layer.copy_slot(source, target)
+            layer.copy_tokens(source, targets_B, num_tokens)

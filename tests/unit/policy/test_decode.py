@@ -19,7 +19,8 @@ from fakes.tiny_models import ARCHITECTURES, build_tokenizer
 from stillroom.errors import ModelError
 from stillroom.models.load import LoadedModel
 from stillroom.models.resolve import ModelLocation
-from stillroom.policy.decode import DecodedSequence, DecodeEngine
+from stillroom.policy.decode import DecodeEngine
+from stillroom.policy.sequences import DecodedSequence
 from stillroom.types import SamplingSettings
 
 RAGGED = (3, 45, 17, 1, 26, 9)

@@ -60,7 +60,7 @@ def test_a_copied_slot_holds_the_other_ones_tokens_in_every_layer():
     for index in range(2):
         cache.update(written, -written, index)
 
-    cache.copy_slot(2, 0)
+    cache.copy_tokens(2, [0], 2)
 
     cache.set_plan(plan([0], [2], num_new=1, num_attended=3))
     for index in range(2):

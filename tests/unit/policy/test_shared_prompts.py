@@ -1,0 +1,132 @@
+"""What conversations begin with alike is run once, and what they become stays the same."""
+
+import pytest
+
+from fakes.decoding import (
+    SAMPLED,
+    decode_all,
+    engine_for,
+    generated,
+    random_prompts,
+    run_to_end,
+    sequence_of,
+)
+
+
+@pytest.fixture
+def qwen(tiny_models):
+    return tiny_models.load("qwen3", "chatml")
+
+
+def num_distinct(prompts):
+    return len({tuple(prompt[:n]) for prompt in prompts for n in range(1, len(prompt) + 1)})
+
+
+def num_answered(sequences, prompts):
+    """Tokens behind the prompts that are run: all but the last of each."""
+    return sum(len(s.ids) - len(p) - 1 for s, p in zip(sequences, prompts, strict=True))
+
+
+def groups(size):
+    """Three prompts, of which two have a long beginning in common, for `size` rollouts each."""
+    system, first, second, other = random_prompts((40, 9, 17, 30))
+    return [p for p in ([*system, *first], [*system, *second], other) for _ in range(size)]
+
+
+def ask_all(engine, sequences):
+    for sequence in sequences:
+        engine.ask(sequence)
+
+
+def test_a_groups_prompt_is_run_once(qwen):
+    prompts = groups(3)
+    sequences = [sequence_of(p, SAMPLED, seed=i) for i, p in enumerate(prompts)]
+    engine = engine_for(qwen, max_rows=9)
+    ask_all(engine, sequences)
+
+    run_to_end(engine)
+
+    assert engine.tokens_run == num_distinct(prompts) + num_answered(sequences, prompts)
+    alone = [decode_all(qwen, [sequence_of(p, SAMPLED, seed=i)]) for i, p in enumerate(prompts)]
+    assert [[s.ids] for s in sequences] == alone
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 4])
+def test_who_joins_later_takes_over_what_is_still_there(qwen, max_rows):
+    prompts = groups(4)
+    sequences = [sequence_of(p, SAMPLED, seed=i) for i, p in enumerate(prompts)]
+    engine = engine_for(qwen, max_rows=max_rows)
+    ask_all(engine, sequences)
+
+    run_to_end(engine)
+
+    # Of a prompt that was run before, the last token is run again.
+    again = engine.tokens_run - num_distinct(prompts) - num_answered(sequences, prompts)
+    assert 0 < again <= len(prompts) - 3
+    assert engine.tokens_run + engine.tokens_shared == sum(s.num_cached for s in sequences)
+    alone = [decode_all(qwen, [sequence_of(p, SAMPLED, seed=i)]) for i, p in enumerate(prompts)]
+    assert [[s.ids] for s in sequences] == alone
+
+
+def test_after_tools_reply_only_the_replies_are_run(qwen):
+    prompts = groups(2)
+    replies = random_prompts((12,) * len(prompts), seed=3)
+    sequences = [sequence_of(prompt) for prompt in prompts]
+    engine = engine_for(qwen, max_rows=len(prompts))
+    turns = dict.fromkeys(range(len(prompts)), 1)
+
+    def answer(sequence):
+        index = sequences.index(sequence)
+        if turns[index] < 3:
+            turns[index] += 1
+            sequence.give(replies[index])
+            engine.ask(sequence)
+
+    ask_all(engine, sequences)
+    run_to_end(engine, answer)
+
+    assert set(turns.values()) == {3}
+    assert engine.tokens_run == num_distinct(prompts) + num_answered(sequences, prompts)
+    once = generated(qwen, prompts[0])
+    twice = generated(qwen, [*once, *replies[0]])
+    assert sequences[0].ids == generated(qwen, [*twice, *replies[0]])
+
+
+def test_rollouts_that_go_on_after_a_kill_share_what_they_have_in_common(qwen):
+    prompt, reply = random_prompts((25, 6), seed=7)
+    turns = [decode_all(qwen, [sequence_of(prompt, SAMPLED, seed=i)])[0][25:] for i in range(3)]
+    restored = [sequence_of(prompt, SAMPLED, seed=i) for i in range(3)]
+    for sequence, turn in zip(restored, turns, strict=True):
+        sequence.restore(turn, [0.0] * len(turn))
+        sequence.give(reply)
+    given = [list(sequence.ids) for sequence in restored]
+    engine = engine_for(qwen, max_rows=3)
+    ask_all(engine, restored)
+
+    run_to_end(engine)
+
+    assert engine.tokens_run == num_distinct(given) + num_answered(restored, given)
+
+
+def test_a_sequence_that_left_before_it_ran_leaves_nothing_to_take_over(qwen):
+    prompt = random_prompts((30,))[0]
+    first, second = sequence_of(prompt), sequence_of(prompt)
+    engine = engine_for(qwen, max_rows=1)
+    engine.ask(first)
+    engine.release(first)
+    engine.ask(second)
+
+    run_to_end(engine)
+
+    assert second.ids == generated(qwen, prompt)
+    assert engine.tokens_shared == 0
+
+
+def test_too_few_tokens_in_common_are_run_again(qwen):
+    prompts = [[*range(8), 50], [*range(8), 51]]
+    engine = engine_for(qwen)
+    ask_all(engine, [sequence_of(prompt) for prompt in prompts])
+
+    run_to_end(engine)
+
+    assert engine.tokens_shared == 0
