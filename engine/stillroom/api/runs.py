@@ -28,7 +28,13 @@ from stillroom.settings import (
 )
 from stillroom.teachers.providers import IN_PROCESS, TEACHER_KEYS
 from stillroom.train.forecast import TrainingForecast
-from stillroom.train.request import PlanTraining, StartTraining, plan_request, resolve_resume
+from stillroom.train.request import (
+    PlanTraining,
+    StartTraining,
+    TrainingPlan,
+    plan_request,
+    resolve_resume,
+)
 from stillroom.types import RunKind, RunStatus
 
 MAX_WAIT_S = 50.0
@@ -143,8 +149,15 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
     """Returns what a run would need and what to change; raises for what would end it."""
-    plan_request(workspace, request)
-    return plan_in_child(workspace, request)
+    plan = plan_request(workspace, request)
+    return plan_in_child(workspace, request, environment=_planning_environment(workspace, plan))
+
+
+def _planning_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str, str]:
+    """Returns that of training on files, with a served teacher's key: its server is asked."""
+    name = plan.config.teacher.api_key_env if plan.config.teacher is not None else None
+    key = workspace.read_key(name) if name is not None else None
+    return training_environment() | ({name: key} if name is not None and key is not None else {})
 
 
 def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
@@ -154,7 +167,12 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     kind = RunKind(plan.config.dataset_type)
     # The user's tools act in distill and may need secrets; files alone are trained on otherwise.
     is_acting = kind is RunKind.DISTILL
-    environment = tool_environment(without=TEACHER_KEYS) if is_acting else training_environment()
+    environment = training_environment()
+    if is_acting:
+        teacher = plan.config.teacher
+        # The key of a served teacher is needed there; it may also be the only one that is set.
+        own = {teacher.api_key_env} if teacher is not None else set[str | None]()
+        environment = tool_environment(without=frozenset(TEACHER_KEYS - own))
     has_wandb = plan.config.trainer.wandb_project is not None
     environment |= tracking_environment(workspace, has_wandb=has_wandb)
     return _start(workspace, kind, request, environment)

@@ -101,8 +101,13 @@ def pair_in_child(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     return msgspec.json.decode(_on_ray(workspace, "pair", request), type=PairsResult)
 
 
-def plan_in_child(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
-    """Returns what a training run would need, looked at in a child process."""
+def plan_in_child(
+    workspace: Workspace, request: PlanTraining, *, environment: dict[str, str] | None = None
+) -> TrainingForecast:
+    """Returns what a training run would need, looked at in a child process.
+
+    It has no secret unless the environment given has one.
+    """
     told = _in_child(
         workspace,
         "plan",
@@ -110,6 +115,7 @@ def plan_in_child(workspace: Workspace, request: PlanTraining) -> TrainingForeca
         timeout_s=PLAN_TIMEOUT_S,
         what="planning the training",
         fix="plan with fewer rows (a file of the first thousand), or start the training",
+        environment=environment,
     )
     return msgspec.json.decode(told, type=TrainingForecast)
 

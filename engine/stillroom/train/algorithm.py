@@ -54,6 +54,11 @@ class AlgorithmSection(BaseModel):
         return self.loss_fn in ("full_reverse_kl", "jsd") or self.kl_baseline == "exact"
 
     @property
+    def told_tokens(self) -> int | None:
+        """How many of its likeliest tokens a served teacher must tell; None: none."""
+        return self.top_k if self.loss_fn == "top_k_reverse_kl" else None
+
+    @property
     def has_ratio(self) -> bool:
         """Whether a loss compares with the probabilities that were sampled with."""
         return self.is_sampled_loss or self.reward_coef > 0

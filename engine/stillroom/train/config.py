@@ -14,6 +14,7 @@ from stillroom.models.precision import Precision, Quantization
 from stillroom.rollout.loop import DEFAULT_NUDGE, TerminationPolicy
 from stillroom.train.algorithm import AlgorithmSection
 from stillroom.train.refusals import REFUSED_VALUES, UNSUPPORTED
+from stillroom.train.teacher_section import TeacherSection
 from stillroom.validation import describe_errors
 
 # yaml reads dates, and a day that does not exist is a ValueError.
@@ -75,13 +76,6 @@ class ModelSection(_Section):
     def alpha(self) -> int:
         """The LoRA scale's numerator."""
         return self.qlora_alpha or 2 * self.qlora_rank
-
-
-class TeacherSection(_Section):
-    """Who scores the student's tokens (distill)."""
-
-    path: str
-    precision: Precision = "auto"
 
 
 class RolloutSection(_Section):
@@ -195,6 +189,18 @@ class TrainConfig(_Section):
         if self.trainer.max_steps is not None and self.dataset_type != "distill":
             raise ValueError(
                 "trainer.max_steps limits the iterations of distill only; set trainer.num_epochs"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _whole_distributions_are_in_process(self) -> "TrainConfig":
+        is_served = self.teacher is not None and self.teacher.is_served
+        if self.dataset_type == "distill" and is_served and self.algorithm.needs_logits:
+            name = "kl_baseline exact" if self.algorithm.is_sampled_loss else self.algorithm.loss_fn
+            raise ValueError(
+                f"algorithm: {name} needs the teacher's whole distribution, which no server gives: "
+                "take importance_sampling or top_k_reverse_kl, or a teacher in this process "
+                "(teacher.provider hf)"
             )
         return self
 

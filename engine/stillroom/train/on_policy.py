@@ -11,25 +11,25 @@ from contextlib import AbstractAsyncContextManager
 import anyio
 
 from stillroom.data.formats import Task
-from stillroom.rollout.collect import Outcome
-from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.optimizer import Optimizer
 from stillroom.train.policy_update import update_student
 from stillroom.train.session import Session, TrainResult
 from stillroom.train.student_rollouts import (
+    SampledRollout,
     nothing_sampled,
     prompt_batches,
     sample_rollouts,
     sequences_of,
 )
 from stillroom.train.student_stage import StudentStage
+from stillroom.train.teachers import Teachers
 from stillroom.types import StopReason, Trajectory
 
 
 async def train_on_policy(
     session: Session,
     tasks: Sequence[Task],
-    teacher: LocalTeacher,
+    teachers: Teachers,
     stage: AbstractAsyncContextManager[StudentStage],
 ) -> TrainResult:
     """Trains for the configured iterations and returns the result with the final checkpoint."""
@@ -40,15 +40,15 @@ async def train_on_policy(
         session.student.trainable(), config.trainer, total_steps=len(prompts) * algorithm.substeps
     )
     session.begin(optimizer, substeps=algorithm.substeps)
-    async with stage as opened:
+    async with teachers, stage as opened:
         for note in opened.notes:
             session.reporter.note(note)
         for iteration in range(session.step, len(prompts)):
             chosen = prompts[iteration]
             clock = time.monotonic()
-            outcomes = await sample_rollouts(session, opened, chosen, iteration)
+            sampled = await sample_rollouts(session, opened, teachers, chosen, iteration)
             sampled_s, clock = time.monotonic() - clock, time.monotonic()
-            metrics = await _learn(session, outcomes, teacher, optimizer, iteration)
+            metrics = await _learn(session, sampled, teachers, optimizer, iteration)
             metrics |= {"sample_s": sampled_s, "update_s": time.monotonic() - clock}
             session.after_step(iteration + 1, len(prompts), metrics)
     num_prompts = min(len(tasks), sum(map(len, prompts)))
@@ -57,20 +57,21 @@ async def train_on_policy(
 
 async def _learn(
     session: Session,
-    outcomes: Sequence[Outcome],
-    teacher: LocalTeacher,
+    sampled: Sequence[SampledRollout],
+    teachers: Teachers,
     optimizer: Optimizer,
     iteration: int,
 ) -> dict[str, float]:
     """Updates the student on an iteration's rollouts and returns its metrics."""
+    outcomes = [one.outcome for one in sampled]
     rollouts = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
-    sequences = sequences_of(rollouts)
+    sequences = sequences_of(sampled)
     if not sequences:
         raise nothing_sampled(outcomes, iteration)
     stats = await anyio.to_thread.run_sync(
         update_student,
         session.student,
-        {0: teacher},
+        teachers.local,
         sequences,
         optimizer,
         session.config,

@@ -161,7 +161,7 @@ def _student_size(empty: Any, section: ModelSection) -> ModelSize:
 def _teacher_bytes(workspace: Workspace, planned: _Planned) -> int:
     """Returns the teacher's weights; raises ModelError unless it reads tokens as the student."""
     teacher = planned.config.teacher
-    if planned.config.dataset_type != "distill" or teacher is None:
+    if planned.config.dataset_type != "distill" or teacher is None or teacher.is_served:
         return 0
     location = locate_model(workspace, teacher.path)
     base = adapter_base(workspace, location) if location.is_adapter else location

@@ -17,6 +17,7 @@ from stillroom.settings import Workspace
 from stillroom.tools.mcp_spec import parse_spec
 from stillroom.train.config import TrainConfig, load_config
 from stillroom.train.resume import find_resume_point, run_to_resume
+from stillroom.train.teacher_servers import served_teacher
 
 _CHECKED_ROWS = 1000
 _FORMATS = {
@@ -93,7 +94,10 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
         check_quantization()
     if config.dataset_type == "distill" and config.teacher is not None:
         refuse_api_teacher(config.teacher.path)
-        locate_model(workspace, config.teacher.path)
+        if config.teacher.is_served:
+            served_teacher(workspace, config.teacher)
+        else:
+            locate_model(workspace, config.teacher.path)
     for server in config.rollout.mcp_servers:
         parse_spec(server)
     _check_trackers(config)

@@ -9,17 +9,13 @@ import msgspec
 import torch
 
 from stillroom.data.formats import Task, load_dpo_rows, load_sft_rows, load_tasks
-from stillroom.errors import ConfigError
 from stillroom.files import write_json
 from stillroom.lineage import ModelRecord, Recording
 from stillroom.models.identity import identify
-from stillroom.models.load import load_model
-from stillroom.models.pairing import check_pair
 from stillroom.models.resolve import locate_model
 from stillroom.policy.check import check_decoding
 from stillroom.reporting import Reporter
 from stillroom.settings import Workspace
-from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.checkpoints import Origin
 from stillroom.train.collective import ALONE, Collective
 from stillroom.train.config import TrainConfig
@@ -29,8 +25,10 @@ from stillroom.train.request import StartTraining, TrainingPlan, plan_request
 from stillroom.train.resume import Asked, check_unchanged, find_resume_point
 from stillroom.train.session import Session, TrainResult
 from stillroom.train.sft import train_sft
-from stillroom.train.student import Student, load_student
+from stillroom.train.student import load_student
 from stillroom.train.student_stage import open_student_stage
+from stillroom.train.teacher_servers import served_teacher
+from stillroom.train.teachers import load_teachers
 from stillroom.train.trackers import TrackedReporter, open_trackers
 
 
@@ -91,9 +89,14 @@ def _asked(plan: TrainingPlan, files: Recording, models: list[ModelRecord]) -> A
 def _models(workspace: Workspace, config: TrainConfig) -> list[ModelRecord]:
     """Returns what training starts from, and the teacher, as they are now."""
     asked = [("student", config.model.path)]
-    if config.teacher is not None:
-        asked.append(("teacher", config.teacher.path))
-    return [identify(locate_model(workspace, name), role=role) for role, name in asked]
+    teacher = config.teacher
+    if teacher is not None and not teacher.is_served:
+        asked.append(("teacher", teacher.path))
+    found = [identify(locate_model(workspace, name), role=role) for role, name in asked]
+    if teacher is not None and teacher.is_served:
+        where = served_teacher(workspace, teacher).server.endpoint.base_url
+        found.append(ModelRecord(role="teacher", name=teacher.path, location=where))
+    return found
 
 
 def _method(workspace: Workspace, plan: TrainingPlan) -> Callable[[Session], TrainResult]:
@@ -118,15 +121,6 @@ def _distill(
     workspace: Workspace, session: Session, plan: TrainingPlan, tasks: Sequence[Task]
 ) -> TrainResult:
     check_decoding(session.student.loaded)
-    teacher = _load_teacher(workspace, plan.config, session.student)
+    teachers = load_teachers(workspace, plan.config, session.student)
     stage = open_student_stage(workspace, plan, session.student, tasks, is_judge_optional=True)
-    return anyio.run(train_on_policy, session, tasks, teacher, stage)
-
-
-def _load_teacher(workspace: Workspace, config: TrainConfig, student: Student) -> LocalTeacher:
-    if config.teacher is None:
-        raise ConfigError("dataset_type distill needs teacher.path", "name the teacher's model")
-    location = locate_model(workspace, config.teacher.path)
-    loaded = load_model(workspace, location, precision=config.teacher.precision)
-    check_pair(student.loaded, loaded)
-    return LocalTeacher(loaded)
+    return anyio.run(train_on_policy, session, tasks, teachers, stage)

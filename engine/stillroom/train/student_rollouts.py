@@ -18,6 +18,7 @@ from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config import TrainConfig
 from stillroom.train.session import Session, epoch_order
 from stillroom.train.student_stage import StudentStage
+from stillroom.train.teachers import Teachers
 from stillroom.types import SamplingSettings, TeacherRecord, Trajectory
 
 # Iterations' sampling seeds must not meet those of other training seeds.
@@ -40,6 +41,14 @@ class SampledSequence:
     """Its task's id: rollouts of one prompt are a group."""
 
 
+@dataclass(frozen=True, slots=True)
+class SampledRollout:
+    """What became of a rollout, and what a served teacher says of it."""
+
+    outcome: Outcome
+    teacher: TeacherScores | None = None
+
+
 def prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task]]:
     """Returns the prompts of each iteration; a batch may reach into the next epoch."""
     size, seed = config.data.batch_size, config.trainer.seed
@@ -53,9 +62,16 @@ def prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task
 
 
 async def sample_rollouts(
-    session: Session, stage: StudentStage, tasks: Sequence[Task], iteration: int
-) -> list[Outcome]:
-    """Returns what became of the student's rollouts of the tasks, in the order of the tasks."""
+    session: Session,
+    stage: StudentStage,
+    teachers: Teachers,
+    tasks: Sequence[Task],
+    iteration: int,
+) -> list[SampledRollout]:
+    """Returns what became of the student's rollouts of the tasks, in the order of the tasks.
+
+    A served teacher scores each as it ends, while others are still being sampled.
+    """
     config = session.config
     sampling = SamplingSettings(
         temperature=config.rollout.temperature,
@@ -64,18 +80,20 @@ async def sample_rollouts(
     )
     group = config.data.group_size
     specs = [RolloutSpec(t, i * group + g) for i, t in enumerate(tasks) for g in range(group)]
-    done: dict[RolloutKey, Outcome] = {}
+    done: dict[RolloutKey, SampledRollout] = {}
 
     async def keep(outcome: Outcome) -> None:
-        done[key_of(outcome)] = outcome
+        told = await teachers.score(outcome)
+        is_failed = isinstance(told, FailedRollout)
+        done[key_of(outcome)] = SampledRollout(told) if is_failed else SampledRollout(outcome, told)
         session.stop_before_update(iteration)
 
     teacher = TeacherRecord(provider="student", model=config.model.path, settings=sampling)
     async with stage.policy(sampling, num_rollouts=len(specs)) as policy:
         arena = stage.arena(policy, teacher)
-        await collect_rollouts(
-            specs, arena, concurrency=config.rollout.concurrency, on_outcome=keep
-        )
+        # Beside those that are sampled there are those that a server scores.
+        at_once = config.rollout.concurrency + teachers.num_scored_at_once
+        await collect_rollouts(specs, arena, concurrency=at_once, on_outcome=keep)
     return [done[spec.key] for spec in specs]
 
 
@@ -95,18 +113,23 @@ def nothing_sampled(outcomes: Sequence[Outcome], iteration: int) -> EngineError:
     )
 
 
-def sequences_of(rollouts: Sequence[Trajectory]) -> list[SampledSequence]:
+def sequences_of(sampled: Sequence[SampledRollout]) -> list[SampledSequence]:
     """Returns the rollouts' exact tokens; one in which nothing was sampled teaches nothing."""
     sequences: list[SampledSequence] = []
-    for rollout in rollouts:
-        trace = rollout.tokens
-        if trace is None or not any(trace.sampled):
+    for one in sampled:
+        rollout = one.outcome
+        trace = rollout.tokens if isinstance(rollout, Trajectory) else None
+        if isinstance(rollout, FailedRollout) or trace is None or not any(trace.sampled):
             continue
         marked = zip(trace.sampled, trace.logprobs, strict=True)
         logprobs = [logprob for is_sampled, logprob in marked if is_sampled]
         sequences.append(
             SampledSequence(
-                sampled_sequence(trace), logprobs, reward=rollout.reward, prompt=rollout.task_id
+                sampled_sequence(trace),
+                logprobs,
+                one.teacher,
+                reward=rollout.reward,
+                prompt=rollout.task_id,
             )
         )
     return sequences

@@ -8,7 +8,7 @@ from stillroom.errors import RunCancelledError
 from stillroom.models.load import load_model
 from stillroom.models.resolve import locate_model
 from stillroom.train.algorithm import LossName
-from stillroom.train.student_rollouts import sequences_of
+from stillroom.train.student_rollouts import SampledRollout, sequences_of
 
 TOOLS = """
 from stillroom.tools import tool
@@ -312,7 +312,7 @@ def test_what_was_sampled_is_what_is_trained():
     )
     nothing = TokenTrace(ids=[9], sampled=[False], logprobs=[0.0])
 
-    (sequence,) = sequences_of([rollout(nothing), rollout(trace), rollout(None)])
+    (sequence,) = sequences_of([SampledRollout(rollout(one)) for one in (nothing, trace, None)])
 
     assert sequence.tokens.ids == trace.ids
     assert sequence.tokens.trained == trace.sampled

@@ -1,0 +1,33 @@
+"""From config.yml's `teacher` section to the client of its server; needs no torch."""
+
+import httpx
+
+from stillroom.settings import Workspace
+from stillroom.teachers.model_server import ModelServer, ServerSettings
+from stillroom.teachers.providers import endpoint_for
+from stillroom.teachers.served import ServedTeacher
+from stillroom.train.teacher_section import TeacherSection
+
+
+def served_teacher(
+    workspace: Workspace,
+    section: TeacherSection,
+    *,
+    top_k: int | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> ServedTeacher:
+    """Returns the client of the server that scores; nothing is sent yet.
+
+    Raises InputError if its key is missing.
+    """
+    provider = "sglang" if section.provider == "sglang" else "vllm"
+    endpoint = endpoint_for(
+        workspace, provider, base_url=section.base_url, api_key_env=section.api_key_env
+    )
+    server = ModelServer(
+        endpoint,
+        key=workspace.read_key(endpoint.api_key_env) if endpoint.api_key_env else None,
+        settings=ServerSettings(section.concurrency, section.timeout),
+        transport=transport,
+    )
+    return ServedTeacher(server, section.path, provider=provider, top_k=top_k)

@@ -1,0 +1,141 @@
+"""On-policy distillation with a teacher behind a server."""
+
+import pytest
+
+from fakes.model_server import FakeModelServer
+from fakes.training import make_project
+from stillroom.errors import ConfigError, InputError
+from stillroom.train.request import PlanTraining, plan_request
+
+CLOCKS = {"sample_s", "update_s", "tokens_per_s", "memory_gb"}
+
+
+def distill(tmp_path, student, teacher, **sections):
+    """A project whose rollouts have several turns."""
+    project = make_project(
+        tmp_path,
+        "distill",
+        student,
+        **{
+            "teacher": teacher,
+            "rollout": {"max_turns": 2, "max_tokens": 8, "termination_policy": "max_turns"},
+            "data": {"batch_size": 4, "group_size": 2},
+            "algorithm": {"loss_fn": "importance_sampling"},
+            **sections,
+        },
+    )
+    project.write([{"prompt": f"Item {i}?"} for i in range(8)])
+    return project
+
+
+def served(server, provider="vllm", **more):
+    return {"path": "served", "provider": provider, "base_url": server.base_url, **more}
+
+
+def measured(project):
+    return [
+        {name: value for name, value in metrics.items() if name not in CLOCKS}
+        for metrics in project.reporter.measured
+    ]
+
+
+@pytest.mark.parametrize("provider", ["vllm", "sglang"])
+@pytest.mark.parametrize("loss_fn", ["importance_sampling", "top_k_reverse_kl"])
+def test_a_served_teacher_teaches_what_it_teaches_in_this_process(
+    tmp_path, tiny_models, provider, loss_fn
+):
+    student = tiny_models.folder("llama", "chatml")
+    teacher = tiny_models.folder("llama", "chatml", seed=1)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    algorithm = {"loss_fn": loss_fn}
+    here = distill(tmp_path / "here", student, {"path": str(teacher)}, algorithm=algorithm)
+    here.train()
+
+    with FakeModelServer(tiny_models.load("llama", "chatml", seed=1)) as server:
+        there = distill(tmp_path / "there", student, served(server, provider), algorithm=algorithm)
+        there.train()
+
+    first, second = zip(measured(there), measured(here), strict=True)
+    assert first[0] == pytest.approx(first[1], abs=1e-5)
+    assert first[0]["teacher_kl"] > 0.1
+    assert first[0]["turns"] > 1
+    # Adam makes whole steps of gradients that differ in their last digit.
+    assert second[0] == pytest.approx(second[1], rel=1e-3, abs=1e-3)
+
+
+def test_a_rollout_that_could_not_be_scored_has_failed_and_is_not_trained_on(tmp_path, tiny_models):
+    student = tiny_models.folder("llama", "clerk")
+    refused = []
+
+    def before(path, body):
+        # One rollout of each iteration's eight.
+        if path == "/v1/completions" and len(refused) % 8 == 0:
+            refused.append(1)
+            return 400, {"error": {"message": "no"}}
+        refused.append(0)
+        return None
+
+    with FakeModelServer(tiny_models.load("llama", "clerk"), before=before) as server:
+        project = distill(tmp_path, student, served(server))
+        project.train()
+
+    failed = [metrics["failed"] for metrics in project.reporter.measured]
+    assert failed == [1 / 8, 1 / 8]
+
+
+def test_a_teacher_whose_server_refuses_everything_ends_the_run(tmp_path, tiny_models):
+    student = tiny_models.folder("llama", "clerk")
+
+    with FakeModelServer(
+        tiny_models.load("llama", "clerk"),
+        before=lambda path, _: (400, {"error": "no"}) if path == "/v1/completions" else None,
+    ) as server:
+        project = distill(tmp_path, student, served(server))
+        with pytest.raises(Exception, match="the teacher's scores: HTTP 400"):
+            project.train()
+    assert project.reporter.measured == []
+
+
+@pytest.mark.parametrize(
+    ("teacher", "words"),
+    [
+        ({"provider": "vllm", "precision": "fp32"}, "precision is of a teacher in this process"),
+        ({"base_url": "http://127.0.0.1:1/v1"}, "base_url is of a served teacher"),
+        ({"provider": "anthropic"}, "generate_rollouts"),
+        ({"provider": "openai"}, "does not return the log-probability"),
+        ({"provider": "tgi"}, "teacher.provider"),
+    ],
+)
+def test_what_a_teacher_section_cannot_mean_is_refused(tmp_path, tiny_models, teacher, words):
+    project = distill(tmp_path, tiny_models.folder("llama", "clerk"), {"path": "served", **teacher})
+    project.write_config()
+
+    with pytest.raises(ConfigError) as caught:
+        plan_request(project.workspace, PlanTraining())
+    assert words in str(caught.value)
+
+
+def test_losses_over_the_whole_vocabulary_are_refused_with_a_server(tmp_path, tiny_models):
+    project = distill(
+        tmp_path,
+        tiny_models.folder("llama", "clerk"),
+        {"path": "served", "provider": "vllm"},
+        algorithm={"loss_fn": "full_reverse_kl"},
+    )
+    project.write_config()
+
+    with pytest.raises(ConfigError, match="which no server gives"):
+        plan_request(project.workspace, PlanTraining())
+
+
+def test_a_key_that_is_not_there_is_told_before_anything_is_loaded(tmp_path, tiny_models):
+    project = distill(
+        tmp_path,
+        tiny_models.folder("llama", "clerk"),
+        {"path": "served", "provider": "vllm", "api_key_env": "NO_SUCH_KEY"},
+    )
+    project.write_config()
+
+    with pytest.raises(InputError, match="NO_SUCH_KEY"):
+        plan_request(project.workspace, PlanTraining())
