@@ -165,11 +165,11 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     request = resolve_resume(workspace, request)
     plan = plan_request(workspace, request)
     kind = RunKind(plan.config.dataset_type)
-    # The user's tools act in distill and may need secrets; files alone are trained on otherwise.
-    is_acting = kind is RunKind.DISTILL
+    # The user's tools may need secrets where the student acts; otherwise only files are read.
+    is_acting = kind is RunKind.DISTILL or bool(plan.config.evals)
     environment = training_environment()
     if is_acting:
-        teacher = plan.config.teacher
+        teacher = plan.config.teacher if kind is RunKind.DISTILL else None
         # The key of a served teacher is needed there; it may also be the only one that is set.
         own = {teacher.api_key_env} if teacher is not None else set[str | None]()
         environment = tool_environment(without=frozenset(TEACHER_KEYS - own))

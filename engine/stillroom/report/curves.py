@@ -89,6 +89,17 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, float | None] = {}
 
 
+class _AskedEvaluation(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    pass1: bool = False
+    pass4: bool = False
+    pass8: bool = False
+
+
+class _AskedEvaluations(msgspec.Struct, frozen=True, kw_only=True):
+    evals: Sequence[_AskedEvaluation] = ()
+
+
 def read_settings(reader: FolderReader, runs: Sequence[Run]) -> dict[str, Settings]:
     """Returns the settings of the training runs that have come far enough to write them."""
     found: dict[str, Settings] = {}
@@ -110,7 +121,7 @@ def trainings(
 
 def _training(reader: FolderReader, run: Run, settings: Settings | None) -> Training:
     state = run.state
-    plans = _PLANS[state.kind]
+    plans = [*_PLANS[state.kind], *_evaluations(reader, run.folder / "config.json")]
     names = {name for plan in plans for name in (plan.metric, plan.also) if name}
     series = read_metrics(reader, run.folder / "events.jsonl", names)
     charts = [
@@ -133,6 +144,17 @@ def _training(reader: FolderReader, run: Run, settings: Settings | None) -> Trai
         empty=None if charts else _why_empty(state.status),
         settings=settings.rows if settings else (),
     )
+
+
+def _evaluations(reader: FolderReader, config: Path) -> list[Plan]:
+    """Returns a chart for each pass@k of the evaluations that config.yml asked for."""
+    asked = reader.document(config, _AskedEvaluations)
+    return [
+        Plan(f"eval/{section.name}/pass{k}", f"{section.name}: pass@{k}", "share of the prompts")
+        for section in (asked.evals if asked else ())
+        for k, is_asked in ((1, section.pass1), (4, section.pass4), (8, section.pass8))
+        if is_asked
+    ]
 
 
 def read_metrics(reader: FolderReader, path: Path, names: set[str]) -> dict[str, Series]:

@@ -13,6 +13,7 @@ from stillroom.errors import ConfigError
 from stillroom.models.precision import Precision, Quantization
 from stillroom.rollout.loop import DEFAULT_NUDGE, TerminationPolicy
 from stillroom.train.algorithm import AlgorithmSection
+from stillroom.train.eval_section import EvalSection
 from stillroom.train.refusals import REFUSED_VALUES, UNSUPPORTED
 from stillroom.train.teacher_section import TeacherSection
 from stillroom.validation import describe_errors
@@ -167,6 +168,7 @@ class TrainConfig(_Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     rollout: RolloutSection = RolloutSection()
     trainer: TrainerSection
+    evals: tuple[EvalSection, ...] = ()
     dpo: DpoSection = DpoSection()
 
     @model_validator(mode="after")
@@ -180,8 +182,11 @@ class TrainConfig(_Section):
         if self.data.val_split > 0 and self.dataset_type == "distill":
             raise ValueError(
                 "data.val_split is for sft and dpo, whose rows have a loss; distill is judged on "
-                "prompts of a file of their own: keep them there, for evaluate_model"
+                "prompts of a file of their own: name it in evals"
             )
+        names = [section.name for section in self.evals]
+        if len(set(names)) < len(names):
+            raise ValueError("evals need names of their own, for their metrics")
         if self.trainer.early_stop is not None and self.data.val_split == 0:
             raise ValueError(
                 "trainer.early_stop watches val_loss, which needs data.val_split (0.05, say)"

@@ -7,10 +7,6 @@ _CHAT_ONLY = ("openai", "openrouter", "anthropic", "google", "ollama")
 
 UNSUPPORTED: dict[str, tuple[str, str]] = {
     "max_billing": (_HOSTED, "leave it out: training here runs on your own machine"),
-    "evals": (
-        "evaluations run on their own",
-        "leave it out and run evaluate_model on the run's checkpoints",
-    ),
     "teacher.agentic": ("the student alone acts", "leave it out"),
     "data.packing": (
         "rows are packed wherever the model can run packs, and never attend to each other",

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ from stillroom.models.scoring import refuse_api_teacher
 from stillroom.settings import Workspace
 from stillroom.tools.mcp_spec import parse_spec
 from stillroom.train.config import TrainConfig, load_config
+from stillroom.train.eval_section import EvalSection
 from stillroom.train.resume import find_resume_point, run_to_resume
 from stillroom.train.teacher_servers import served_teacher
 
@@ -69,8 +71,10 @@ class TrainingPlan:
     config_file: Path
     train_file: Path
     tools_file: Path | None
-    """tools.py beside config.yml, for distill."""
+    """tools.py beside config.yml, where the student acts: in distill and in evaluations."""
     rewards_file: Path | None
+    eval_files: Mapping[str, Path]
+    """The prompts of each evaluation, by its name."""
 
 
 def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
@@ -101,14 +105,30 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
     for server in config.rollout.mcp_servers:
         parse_spec(server)
     _check_trackers(config)
-    acts = config.dataset_type == "distill"
+    acts = config.dataset_type == "distill" or bool(config.evals)
     return TrainingPlan(
         config,
         config_file,
         train_file,
         tools_file=_beside(folder, "tools.py") if acts else None,
         rewards_file=_beside(folder, "rewards.py") if acts else None,
+        eval_files={section.name: _eval_file(folder, section) for section in config.evals},
     )
+
+
+def _eval_file(folder: Path, section: EvalSection) -> Path:
+    """Returns where an evaluation's prompts are. Raises an EngineError unless it has some."""
+    path = folder / section.prompts_file
+    if not path.is_file():
+        raise ConfigError(
+            f"the prompts {section.prompts_file!r} of the evaluation {section.name!r} do not exist "
+            f"in {folder}",
+            "write them there, or set the evaluation's file, relative to config.yml",
+        )
+    rows = read_rows(path, RowFormat.PROMPTS)
+    if not sum(1 for _ in itertools.islice(rows, _CHECKED_ROWS)):
+        raise DataError(f"{path} holds no prompts", "write one row per line")
+    return path
 
 
 def _check_trackers(config: TrainConfig) -> None:

@@ -18,6 +18,7 @@ STATE = "training_state.json"
 FREE_KEYS = frozenset(
     {
         "description",
+        "evals",
         "model.description",
         "model.gradient_checkpointing",
         "model.microbatch_tokens",

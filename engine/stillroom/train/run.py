@@ -20,6 +20,7 @@ from stillroom.train.checkpoints import Origin
 from stillroom.train.collective import ALONE, Collective
 from stillroom.train.config import TrainConfig
 from stillroom.train.dpo import train_dpo
+from stillroom.train.evaluations import Evaluations, read_prompts
 from stillroom.train.on_policy import train_on_policy
 from stillroom.train.request import StartTraining, TrainingPlan, plan_request
 from stillroom.train.resume import Asked, check_unchanged, find_resume_point
@@ -66,6 +67,7 @@ def train_in_process(
     given = (plan.config_file, plan.train_file, plan.tools_file, plan.rewards_file)
     with Recording([file for file in given if file is not None]) as files:
         method = _method(workspace, plan)
+        prompts = read_prompts(plan)
         models = _models(workspace, config)
         asked = _asked(plan, files, models)
         if point is not None:
@@ -75,7 +77,11 @@ def train_in_process(
             # Dropout must not be the same everywhere.
             torch.manual_seed(config.trainer.seed + peers.rank)
         origin = Origin(files, models, request.model_dump(mode="json"))
-        session = Session(config, student, folder, reporter, started, origin, point, asked)
+        evaluations = Evaluations(workspace, plan, student, reporter, prompts)
+        evaluations.check()
+        session = Session(
+            config, student, folder, reporter, started, origin, point, asked, evaluations
+        )
         return method(session)
 
 

@@ -22,6 +22,7 @@ from stillroom.train.checkpoints import (
 )
 from stillroom.train.collective import Collective
 from stillroom.train.config import TrainConfig
+from stillroom.train.evaluations import Evaluations
 from stillroom.train.memory import peak_memory_gb
 from stillroom.train.optimizer import Optimizer
 from stillroom.train.resume import (
@@ -70,6 +71,7 @@ class Session:
     """The checkpoint this run goes on from."""
     asked: Asked | None = None
     """What must not change when the run goes on."""
+    evaluations: Evaluations | None = None
     trained_tokens: int = 0
     step: int = 0
     """How many steps are done."""
@@ -125,9 +127,11 @@ class Session:
         Raises RunCancelledError after writing a checkpoint.
         """
         self.step = step
+        evaluated = self.evaluations.measure(step, total) if self.evaluations else {}
         seconds = time.monotonic() - self.started
         self.last_metrics = {
             **metrics,
+            **evaluated,
             "tokens_per_s": self.trained_tokens / seconds,
             # Of the process that holds most.
             "memory_gb": self._peers.largest(peak_memory_gb(self.student.loaded.device)),

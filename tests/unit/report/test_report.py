@@ -1,6 +1,7 @@
 """The report page: what it says, what it leaves out, and that nothing in it becomes markup."""
 
 import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -188,6 +189,18 @@ def test_values_that_are_not_finite_are_left_out_and_counted(runs: Path, written
     assert "1 → 0.5" in text
     assert "validation 0.7" in text
     assert "1 step without a finite value left out" in text
+
+
+def test_evaluations_of_a_training_run_are_drawn(runs: Path, written: Write) -> None:
+    metrics = [{"loss": 1.0, "eval/heldout/pass1": 0.25}, {"loss": 0.5, "eval/heldout/pass1": 0.75}]
+    folder = write_training(runs, f"sft-{SUFFIX}", metrics)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["evals"] = [{"name": "heldout", "step": 1, "pass1": True, "pass4": False}]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    text = text_of(written())
+    assert "heldout: pass@1" in text
+    assert "0.25 → 0.75" in text
+    assert "pass@4" not in text
 
 
 def test_runs_without_a_step_say_why(runs: Path, written: Write) -> None:

@@ -1,0 +1,33 @@
+"""How many tasks are solved by at least one of k samples."""
+
+import math
+from collections.abc import Iterable
+
+from stillroom.evaluate.intervals import Estimate, mean_estimate, share_estimate
+
+
+def pass_at_k(num_right: int, num_samples: int, k: int) -> float:
+    """Returns an unbiased estimate of the chance that at least one of k samples is right.
+
+    Source: Chen et al. 2021 (arXiv 2107.03374), equation 1.
+    """
+    if not 0 <= num_right <= num_samples or not 1 <= k <= num_samples:
+        raise ValueError(f"{num_right} of {num_samples} samples say nothing of {k}")
+    return 1 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
+
+
+def passing_tasks(answers: Iterable[tuple[str, bool]], k: int) -> Estimate | None:
+    """Returns the share of tasks that k samples solve, over the tasks that have so many.
+
+    `answers`: of each sample its task's id, and whether it is right. None if no task has k.
+    """
+    by_task: dict[str, list[bool]] = {}
+    for task_id, is_right in answers:
+        by_task.setdefault(task_id, []).append(is_right)
+    samples = [found for found in by_task.values() if len(found) >= k]
+    if not samples:
+        return None
+    shares = [pass_at_k(sum(found), len(found), k) for found in samples]
+    if all(len(found) == k for found in samples):
+        return share_estimate(round(sum(shares)), len(shares))
+    return mean_estimate(shares, limits=(0.0, 1.0))
