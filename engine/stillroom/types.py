@@ -189,6 +189,13 @@ class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
     """None where an endpoint does not say it, and in-process."""
 
 
+class BegunTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """The sampled tokens of a turn that is not at its end, with their log-probabilities (nats)."""
+
+    ids: list[int]
+    logprobs: list[float]
+
+
 class TeacherRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Who produced a rollout, and with which settings."""
 

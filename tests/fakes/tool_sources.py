@@ -23,6 +23,9 @@ class DictTools:
             for name in self._results
         ]
 
+    def schemas_for(self, task: ToolTask) -> list[ToolSchema]:
+        return self.schemas
+
     @asynccontextmanager
     async def session(self, task: ToolTask) -> AsyncGenerator[ToolSession]:
         self.opened += 1

@@ -10,13 +10,16 @@ from typing import Any, Self
 
 import anyio
 import anyio.abc
+import msgspec
 
 from stillroom.data.render import ChatRenderer
+from stillroom.errors import CallFailedError, FailureClass
 from stillroom.models.load import LoadedModel
 from stillroom.policy.decode import DecodeEngine
 from stillroom.policy.sequences import DecodedSequence
 from stillroom.policy.tool_calls import Parser, message_from_text, parser_for
 from stillroom.types import (
+    BegunTurn,
     Message,
     SampledTurn,
     SamplingSettings,
@@ -45,8 +48,13 @@ class HFPolicy:
         max_context: int | None = None,
         include_thinking: bool = False,
         variables: Mapping[str, Any] | None = None,
+        turns: anyio.Lock | None = None,
     ) -> None:
-        """`variables` are what the chat template reads beside the conversation."""
+        """`variables` are what the chat template reads beside the conversation.
+
+        Policies with the same lock `turns` sample one after the other: each until nobody waits,
+        so that what their batches are made of does not depend on how fast either is.
+        """
         self._loaded = loaded
         self._sampling = sampling
         self._renderer = ChatRenderer(
@@ -59,6 +67,9 @@ class HFPolicy:
         self._asked: list[DecodedSequence] = []
         self._left: list[DecodedSequence] = []
         self._changed = anyio.Event()
+        self._turns = turns or anyio.Lock()
+        self._is_stopping = False
+        self._stopped: set[DecodedSequence] = set()
         self._tasks: anyio.abc.TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -80,13 +91,20 @@ class HFPolicy:
 
     @asynccontextmanager
     async def converse(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        *,
+        seed_key: str,
+        seed: int | None = None,
     ) -> AsyncGenerator["HFConversation"]:
-        """Gives a conversation that begins with `messages`; its key and the seed fix its draws."""
+        """Gives a conversation that begins with `messages`; its key and the seed fix its draws.
+
+        Without a seed of its own it has that of the sampling settings.
+        """
         parser = parser_for(self._loaded.tokenizer.chat_template) if tools else None
-        sequence = DecodedSequence(
-            self._sampling, draws=seeded_draws(self._sampling.seed or 0, seed_key)
-        )
+        given_seed = self._sampling.seed or 0 if seed is None else seed
+        sequence = DecodedSequence(self._sampling, draws=seeded_draws(given_seed, seed_key))
         sequence.give(self._renderer.prompt_ids(messages, tools))
         self._outside[sequence] = time.monotonic()
         try:
@@ -97,26 +115,54 @@ class HFPolicy:
             self._left.append(sequence)
             self._changed.set()
 
-    async def next_turn(self, sequence: DecodedSequence) -> None:
-        """Waits until the sequence's turn has been sampled."""
+    async def next_turn(self, sequence: DecodedSequence) -> bool:
+        """Waits until the sequence's turn has been sampled; False if sampling stops before."""
+        if self._is_stopping:
+            return False
         done = self._waiting[sequence] = anyio.Event()
         self._asked.append(sequence)
         self._outside.pop(sequence, None)
         self._changed.set()
         await done.wait()
+        return sequence not in self._stopped
+
+    def stop_sampling(self) -> None:
+        """Lets no conversation have a further token; a turn that is half sampled stays so."""
+        self._is_stopping = True
+        self._changed.set()
+
+    def set_aside(self, sequence: DecodedSequence) -> None:
+        """Lets the others go on without this one, which will not ask for a turn soon."""
+        self._outside.pop(sequence, None)
+        self._changed.set()
 
     async def _drive(self) -> None:
-        """Steps the engine as long as somebody waits for a turn."""
+        """Steps the engine as long as somebody waits for a turn, or may do so in a moment."""
         while True:
             while not self._waiting:
                 await self._next_change(None)
-            await self._gather_conversations()
-            self._tell_engine()
-            for sequence in await anyio.to_thread.run_sync(self._engine.step):
-                # Its conversation may have been cancelled during the step.
-                if sequence in self._waiting:
-                    self._outside[sequence] = time.monotonic()
-                    self._waiting.pop(sequence).set()
+            async with self._turns:
+                await self._gather_conversations()
+                while self._waiting:
+                    if self._is_stopping:
+                        self._let_go()
+                        break
+                    self._tell_engine()
+                    self._hand_back(await anyio.to_thread.run_sync(self._engine.step))
+                    await self._gather_conversations()
+
+    def _hand_back(self, finished: Sequence[DecodedSequence]) -> None:
+        for sequence in finished:
+            # Its conversation may have been cancelled during the step.
+            if sequence in self._waiting:
+                self._outside[sequence] = time.monotonic()
+                self._waiting.pop(sequence).set()
+
+    def _let_go(self) -> None:
+        self._stopped.update(self._waiting)
+        for done in self._waiting.values():
+            done.set()
+        self._waiting.clear()
 
     def _tell_engine(self) -> None:
         """Hands over what conversations asked for; only between steps, since those are a thread."""
@@ -144,6 +190,10 @@ class HFPolicy:
         self._changed = anyio.Event()
 
 
+class SamplingStoppedError(CallFailedError):
+    """The policy was told to stop, and a conversation did not get its turn to the end."""
+
+
 class HFConversation:
     """One conversation of an HFPolicy."""
 
@@ -160,12 +210,18 @@ class HFConversation:
         self._loaded, self._renderer, self._parser = loaded, renderer, parser
         self._tools = tools
         self._num_calls = 0
+        self._turn_start = 0
 
     async def sample(self) -> SampledTurn:
-        """Returns the model's next turn."""
+        """Returns the model's next turn.
+
+        Raises:
+            SamplingStoppedError: there is none; what there is of it is `begun_turn`.
+        """
         sequence = self._sequence
-        num_prompt = len(sequence.ids)
-        await self._policy.next_turn(sequence)
+        num_prompt = self._turn_start = len(sequence.ids) - sequence.num_begun
+        if not await self._policy.next_turn(sequence):
+            raise SamplingStoppedError(FailureClass.INTERNAL, "sampling was stopped")
         ids = sequence.ids[num_prompt:]
         message = message_from_text(
             self._text(ids),
@@ -190,6 +246,31 @@ class HFConversation:
         """Appends a turn that was sampled in an earlier process, instead of sampling it."""
         self._num_calls += len(turn.message.get("tool_calls", []))
         self._sequence.restore(turn.token_ids or [], turn.logprobs or [])
+
+    def add_turn(self, turn: SampledTurn) -> None:
+        """Appends a turn that another policy sampled: given tokens, the very same."""
+        self._num_calls += len(turn.message.get("tool_calls", []))
+        self._sequence.give(turn.token_ids or [])
+
+    def begin_turn(self, begun: BegunTurn) -> None:
+        """Makes these the first tokens of the turn to be sampled next; their draws are drawn."""
+        self._sequence.restore(begun.ids, begun.logprobs)
+        self._sequence.num_begun = len(begun.ids)
+
+    def begun_turn(self) -> BegunTurn:
+        """Returns what there is of the turn that sampling was stopped in."""
+        sequence, start = self._sequence, self._turn_start
+        return BegunTurn(ids=sequence.ids[start:], logprobs=sequence.logprobs[start:])
+
+    def limit_turn(self, max_tokens: int) -> None:
+        """Bounds the next turn further than the settings do."""
+        settings = self._sequence.settings
+        most = min(max_tokens, settings.max_tokens)
+        self._sequence.settings = msgspec.structs.replace(settings, max_tokens=most)
+
+    def set_aside(self) -> None:
+        """Lets the others go on without this one, which will not ask for a turn soon."""
+        self._policy.set_aside(self._sequence)
 
     def trace(self) -> TokenTrace | None:
         """Returns the conversation's tokens so far."""

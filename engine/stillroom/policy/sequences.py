@@ -25,6 +25,8 @@ class DecodedSequence:
     """Tokens that are part of `ids` but not yet in the cache."""
     num_cached: int = 0
     turn_start: int = 0
+    num_begun: int = 0
+    """Tokens at the end that are the beginning of the next turn, from before it was stopped."""
     slot: int | None = None
     is_new: bool = True
     """Whether none of its tokens has been run yet."""
@@ -48,8 +50,9 @@ class DecodedSequence:
             self.draws.random()
 
     def begin_turn(self) -> None:
-        """Makes the next token the first of a turn."""
-        self.turn_start = len(self.ids)
+        """Makes the next token one of a new turn: the first, but for tokens it has already."""
+        self.turn_start = len(self.ids) - self.num_begun
+        self.num_begun = 0
         self.finish_reason = None
         self.is_paused = False
 

@@ -13,6 +13,7 @@ from stillroom.errors import ConfigError
 from stillroom.models.precision import Precision, Quantization
 from stillroom.rollout.loop import DEFAULT_NUDGE, TerminationPolicy
 from stillroom.train.algorithm import AlgorithmSection
+from stillroom.train.curriculum import ColdStartSection, CurriculumSection
 from stillroom.train.eval_section import EvalSection
 from stillroom.train.refusals import REFUSED_VALUES, UNSUPPORTED
 from stillroom.train.teacher_section import TeacherSection
@@ -103,6 +104,13 @@ class RolloutSection(_Section):
     include_thinking: bool = False
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
     """Conversations in the running batch."""
+    max_staleness: Annotated[int, Field(ge=0, le=16)] = 0
+    """Iterations over which a rollout may go on; what takes longer is dropped and counted.
+
+    0: every token is of the weights that are updated. Source: arXiv 2505.24298 (AReaL).
+    """
+    stragglers: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """max_staleness: the share of an iteration's rollouts that are not waited for."""
 
     @property
     def mcp_servers(self) -> tuple[str, ...]:
@@ -167,6 +175,8 @@ class TrainConfig(_Section):
     teacher: TeacherSection | None = None
     algorithm: AlgorithmSection = AlgorithmSection()
     rollout: RolloutSection = RolloutSection()
+    curriculum: CurriculumSection = CurriculumSection()
+    cold_start: ColdStartSection | None = None
     trainer: TrainerSection
     evals: tuple[EvalSection, ...] = ()
     dpo: DpoSection = DpoSection()
@@ -206,6 +216,34 @@ class TrainConfig(_Section):
                 f"algorithm: {name} needs the teacher's whole distribution, which no server gives: "
                 "take importance_sampling or top_k_reverse_kl, or a teacher in this process "
                 "(teacher.provider hf)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _curriculum_fits(self) -> "TrainConfig":
+        curriculum, max_turns = self.curriculum, self.rollout.max_turns
+        is_asked = curriculum != CurriculumSection() or self.cold_start is not None
+        if is_asked and self.dataset_type != "distill":
+            raise ValueError("curriculum and cold_start are stages of dataset_type distill")
+        if curriculum.first_turns is not None and curriculum.first_turns > max_turns:
+            raise ValueError(
+                f"curriculum.first_turns {curriculum.first_turns} is above rollout.max_turns "
+                f"{max_turns}, to which it grows"
+            )
+        if curriculum.teacher_share and max_turns < 2:
+            raise ValueError(
+                "curriculum.teacher_share mixes turns of one rollout: set rollout.max_turns to 2 "
+                "or more"
+            )
+        if curriculum.teacher_share and self.teacher is not None and self.teacher.is_served:
+            raise ValueError(
+                "curriculum.teacher_share has the teacher write turns, which takes one in this "
+                "process (teacher.provider hf)"
+            )
+        if curriculum.prefix_tokens is not None and self.algorithm.reward_coef > 0:
+            raise ValueError(
+                "algorithm.reward_coef judges whole answers, and curriculum.prefix_tokens cuts "
+                "them off: leave one of them out"
             )
         return self
 

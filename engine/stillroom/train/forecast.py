@@ -69,6 +69,8 @@ class RowTokens:
     num_rows: int
     num_held_out: int = 0
     skipped: Mapping[str, int] | None = None
+    num_first_steps: int = 0
+    """Of a cold start, before the first rollout."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,14 @@ from contextlib import AbstractAsyncContextManager
 import anyio
 
 from stillroom.data.formats import Task
+from stillroom.train.cold_start import cold_start_steps, train_cold_start
+from stillroom.train.encode import EncodedSft
 from stillroom.train.optimizer import Optimizer
 from stillroom.train.policy_update import update_student
-from stillroom.train.session import Session, TrainResult
+from stillroom.train.rollout_metrics import rollout_metrics
+from stillroom.train.session import Phase, Session, TrainResult
 from stillroom.train.student_rollouts import (
-    SampledRollout,
+    IterationRollouts,
     nothing_sampled,
     prompt_batches,
     sample_rollouts,
@@ -23,7 +26,6 @@ from stillroom.train.student_rollouts import (
 )
 from stillroom.train.student_stage import StudentStage
 from stillroom.train.teachers import Teachers
-from stillroom.types import StopReason, Trajectory
 
 
 async def train_on_policy(
@@ -31,43 +33,49 @@ async def train_on_policy(
     tasks: Sequence[Task],
     teachers: Teachers,
     stage: AbstractAsyncContextManager[StudentStage],
+    first: EncodedSft | None = None,
 ) -> TrainResult:
-    """Trains for the configured iterations and returns the result with the final checkpoint."""
+    """Trains for the configured iterations and returns the result with the final checkpoint.
+
+    Before them it takes a cold start's steps on the rows `first`.
+    """
     config = session.config
-    prompts = prompt_batches(tasks, config)
-    algorithm = config.algorithm
-    optimizer = Optimizer(
-        session.student.trainable(), config.trainer, total_steps=len(prompts) * algorithm.substeps
-    )
-    session.begin(optimizer, substeps=algorithm.substeps)
+    batches = prompt_batches(tasks, config)
+    first_step = cold_start_steps(config, len(first.sequences)) if first else 0
+    last_step, substeps = first_step + len(batches), config.algorithm.substeps
     async with teachers, stage as opened:
         for note in opened.notes:
             session.reporter.note(note)
-        for iteration in range(session.step, len(prompts)):
-            chosen = prompts[iteration]
+        if first is not None:
+            await anyio.to_thread.run_sync(train_cold_start, session, first, last_step)
+        optimizer = Optimizer(
+            session.student.trainable(), config.trainer, total_steps=len(batches) * substeps
+        )
+        session.begin(optimizer, substeps=substeps, first_step=first_step)
+        phase = Phase(config.dataset_type, first_step, last_step)
+        for iteration in range(session.step - first_step, len(batches)):
             clock = time.monotonic()
-            sampled = await sample_rollouts(session, opened, teachers, chosen, iteration)
+            sampled = await sample_rollouts(session, opened, teachers, batches, iteration)
             sampled_s, clock = time.monotonic() - clock, time.monotonic()
             metrics = await _learn(session, sampled, teachers, optimizer, iteration)
             metrics |= {"sample_s": sampled_s, "update_s": time.monotonic() - clock}
-            session.after_step(iteration + 1, len(prompts), metrics)
-    num_prompts = min(len(tasks), sum(map(len, prompts)))
-    return session.finish(len(prompts), rows=num_prompts, skipped={})
+            session.carried = sampled.carried
+            session.after_step(first_step + iteration + 1, last_step, metrics, phase=phase)
+    num_prompts = min(len(tasks), sum(map(len, batches)))
+    return session.finish(last_step, rows=num_prompts, skipped=first.skipped if first else {})
 
 
 async def _learn(
     session: Session,
-    sampled: Sequence[SampledRollout],
+    sampled: IterationRollouts,
     teachers: Teachers,
     optimizer: Optimizer,
     iteration: int,
 ) -> dict[str, float]:
     """Updates the student on an iteration's rollouts and returns its metrics."""
-    outcomes = [one.outcome for one in sampled]
-    rollouts = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
-    sequences = sequences_of(sampled)
+    sequences = sequences_of(sampled.ended)
     if not sequences:
-        raise nothing_sampled(outcomes, iteration)
+        raise nothing_sampled(sampled.outcomes, iteration)
     stats = await anyio.to_thread.run_sync(
         update_student,
         session.student,
@@ -78,28 +86,7 @@ async def _learn(
         iteration,
     )
     session.trained_tokens += stats.num_tokens
-    sampled_tokens = sum(sequence.tokens.num_trained for sequence in sequences)
     algorithm = session.config.algorithm
-    return {
-        **stats.metrics(
-            is_clipped=algorithm.loss_fn == "ppo",
-            is_capped=algorithm.importance_cap is not None,
-        ),
-        **_metrics(rollouts, sampled_tokens),
-        "failed": (len(outcomes) - len(rollouts)) / len(outcomes),
-    }
-
-
-def _metrics(rollouts: Sequence[Trajectory], sampled_tokens: int) -> dict[str, float]:
-    num = max(1, len(rollouts))
-    metrics = {
-        "response_tokens": sampled_tokens / num,
-        "turns": sum(rollout.turns for rollout in rollouts) / num,
-        "truncated": sum(rollout.truncated for rollout in rollouts) / num,
-        "out_of_turns": sum(r.stop_reason is StopReason.MAX_TURNS for r in rollouts) / num,
-        "tool_errors": sum(rollout.tool_errors for rollout in rollouts) / num,
-    }
-    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-    if rewards:
-        metrics["reward"] = sum(rewards) / len(rewards)
-    return metrics
+    return rollout_metrics(session.config, sampled, iteration) | stats.metrics(
+        is_clipped=algorithm.loss_fn == "ppo", is_capped=algorithm.importance_cap is not None
+    )

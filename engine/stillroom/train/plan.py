@@ -17,6 +17,7 @@ from stillroom.models.pairing import check_pair
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.train import forecast, trial
+from stillroom.train.cold_start import cold_start_steps
 from stillroom.train.config import ModelSection, TrainConfig
 from stillroom.train.dry_forward import empty_model, size_of
 from stillroom.train.encode import encode_pairs, encode_sft
@@ -77,7 +78,7 @@ def _forecast(
     tokens: int,
 ) -> TrainingForecast:
     config, size = planned.config, planned.size
-    steps = forecast.num_steps(config, len(rows.lengths) or rows.num_rows)
+    steps = forecast.num_steps(config, len(rows.lengths) or rows.num_rows) + rows.num_first_steps
     disk, disk_free = forecast.disk_bytes(config, size, steps=steps), _free_disk(workspace.root)
     need = max(sum(parts.values()), tried.memory_gb * GB if tried else 0.0)
     fits_memory, fits_disk = forecast.fits(need, free), forecast.fits(disk, disk_free)
@@ -196,7 +197,13 @@ def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[
             lengths = [trial.num_tokens(pair) for pair in dpo.pairs]
             return RowTokens(lengths, len(dpo.pairs), len(apart), dpo.skipped), list(dpo.pairs)
         case "distill":
-            return RowTokens([], len(load_tasks(plan.train_file))), []
+            num_tasks, first = len(load_tasks(plan.train_file)), plan.cold_start_file
+            if first is None:
+                return RowTokens([], num_tasks), []
+            cold = encode_sft(load_sft_rows(first), renderer, max_length=max_length)
+            num_steps = cold_start_steps(config, len(cold.sequences))
+            skipped = cold.skipped
+            return RowTokens([], num_tasks, skipped=skipped, num_first_steps=num_steps), []
 
 
 def _largest_pass(planned: _Planned, rows: RowTokens) -> tuple[int, int]:

@@ -75,6 +75,7 @@ class TrainingPlan:
     rewards_file: Path | None
     eval_files: Mapping[str, Path]
     """The prompts of each evaluation, by its name."""
+    cold_start_file: Path | None = None
 
 
 def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
@@ -82,17 +83,22 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
     config_file = workspace.existing(request.config, what="config")
     config = load_config(config_file, request.overrides)
     folder = config_file.parent
-    train_file = folder / config.data.train_file
-    if "@" in train_file.name:
-        train_file = workspace.existing(train_file, what="data.train_file")
-    if not train_file.is_file():
-        raise ConfigError(
-            f"{config_file}: data.train_file {config.data.train_file!r} does not exist in {folder}",
-            "write the file there, or set data.train_file relative to config.yml",
+    train_file = _rows_file(
+        workspace,
+        config_file,
+        config.data.train_file,
+        what="data.train_file",
+        kind=_FORMATS[config.dataset_type],
+    )
+    cold_start_file = None
+    if config.cold_start is not None:
+        cold_start_file = _rows_file(
+            workspace,
+            config_file,
+            config.cold_start.train_file,
+            what="cold_start.train_file",
+            kind=RowFormat.SFT,
         )
-    rows = read_rows(train_file, _FORMATS[config.dataset_type])
-    if not sum(1 for _ in itertools.islice(rows, _CHECKED_ROWS)):
-        raise DataError(f"{train_file} holds no rows", "write one row per line")
     locate_model(workspace, config.model.path)
     if config.model.quantization is not None:
         check_quantization()
@@ -113,7 +119,27 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
         tools_file=_beside(folder, "tools.py") if acts else None,
         rewards_file=_beside(folder, "rewards.py") if acts else None,
         eval_files={section.name: _eval_file(folder, section) for section in config.evals},
+        cold_start_file=cold_start_file,
     )
+
+
+def _rows_file(
+    workspace: Workspace, config_file: Path, name: str, *, what: str, kind: RowFormat
+) -> Path:
+    """Returns the file of rows that a key of config.yml names; its first rows are read."""
+    folder = config_file.parent
+    path = folder / name
+    if "@" in path.name:
+        path = workspace.existing(path, what=what)
+    if not path.is_file():
+        raise ConfigError(
+            f"{config_file}: {what} {name!r} does not exist in {folder}",
+            f"write the file there, or set {what} relative to config.yml",
+        )
+    rows = read_rows(path, kind)
+    if not sum(1 for _ in itertools.islice(rows, _CHECKED_ROWS)):
+        raise DataError(f"{path} holds no rows", "write one row per line")
+    return path
 
 
 def _eval_file(folder: Path, section: EvalSection) -> Path:

@@ -12,6 +12,7 @@ from stillroom.lineage import FileRecord, ModelRecord
 from stillroom.lines import read_lines
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.settings import Workspace
+from stillroom.train.rollout_queue import CarriedRollout
 
 STATE = "training_state.json"
 # These say how a run is kept and watched, or in how many passes it computes the same.
@@ -71,6 +72,8 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     validation: Validation
     asked: Asked | None
+    carried: list[CarriedRollout] = []
+    """Rollouts that are under way (distill)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import anyio
 import msgspec
 import torch
 
-from stillroom.data.formats import Task, load_dpo_rows, load_sft_rows, load_tasks
+from stillroom.data.formats import SftRow, Task, load_dpo_rows, load_sft_rows, load_tasks
 from stillroom.files import write_json
 from stillroom.lineage import ModelRecord, Recording
 from stillroom.models.identity import identify
@@ -17,6 +17,7 @@ from stillroom.policy.check import check_decoding
 from stillroom.reporting import Reporter
 from stillroom.settings import Workspace
 from stillroom.train.checkpoints import Origin
+from stillroom.train.cold_start import encode_cold_start
 from stillroom.train.collective import ALONE, Collective
 from stillroom.train.config import TrainConfig
 from stillroom.train.dpo import train_dpo
@@ -64,7 +65,13 @@ def train_in_process(
     started = time.monotonic()
     config = plan.config
     point = find_resume_point(workspace, request.resume) if request.resume else None
-    given = (plan.config_file, plan.train_file, plan.tools_file, plan.rewards_file)
+    given = (
+        plan.config_file,
+        plan.train_file,
+        plan.cold_start_file,
+        plan.tools_file,
+        plan.rewards_file,
+    )
     with Recording([file for file in given if file is not None]) as files:
         method = _method(workspace, plan)
         prompts = read_prompts(plan)
@@ -116,7 +123,8 @@ def _method(workspace: Workspace, plan: TrainingPlan) -> Callable[[Session], Tra
             return lambda session: train_dpo(session, dpo_rows, max_length=_max_length(session))
         case "distill":
             tasks = load_tasks(plan.train_file)
-            return lambda session: _distill(workspace, session, plan, tasks)
+            first = load_sft_rows(plan.cold_start_file) if plan.cold_start_file else []
+            return lambda session: _distill(workspace, session, plan, tasks, first)
 
 
 def _max_length(session: Session) -> int:
@@ -124,9 +132,19 @@ def _max_length(session: Session) -> int:
 
 
 def _distill(
-    workspace: Workspace, session: Session, plan: TrainingPlan, tasks: Sequence[Task]
+    workspace: Workspace,
+    session: Session,
+    plan: TrainingPlan,
+    tasks: Sequence[Task],
+    first_rows: Sequence[SftRow],
 ) -> TrainResult:
+    """Trains on the rows of a cold start, if there is one, and then on the student's rollouts."""
+    config = plan.config
     check_decoding(session.student.loaded)
-    teachers = load_teachers(workspace, plan.config, session.student)
+    teachers = load_teachers(workspace, config, session.student)
+    if config.curriculum.teacher_share:
+        for teacher in teachers.local.values():
+            check_decoding(teacher.loaded)
+    first = encode_cold_start(session, first_rows) if first_rows else None
     stage = open_student_stage(workspace, plan, session.student, tasks, is_judge_optional=True)
-    return anyio.run(train_on_policy, session, tasks, teachers, stage)
+    return anyio.run(train_on_policy, session, tasks, teachers, stage, first)

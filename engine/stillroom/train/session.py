@@ -32,6 +32,7 @@ from stillroom.train.resume import (
     Validation,
     recorded_metrics,
 )
+from stillroom.train.rollout_queue import CarriedRollout
 from stillroom.train.sharding import own_part
 from stillroom.train.snapshot import random_state, restore_snapshot, restore_weights
 from stillroom.train.student import Student
@@ -56,6 +57,15 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a run: the steps after `first_step` up to `last_step`."""
+
+    name: str
+    first_step: int
+    last_step: int
+
+
 @dataclass(slots=True)
 class Session:
     """One training run in this process."""
@@ -78,22 +88,27 @@ class Session:
     saved_step: int = 0
     """Of the latest checkpoint; at step 0 there is nothing to save."""
     validation: Validation = field(default_factory=Validation)
+    carried: list[CarriedRollout] = field(default_factory=list[CarriedRollout])
+    """Rollouts that were begun before this step and go on after it (distill)."""
     last_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     _optimizer: Optimizer | None = None
 
-    def begin(self, optimizer: Optimizer, *, substeps: int = 1) -> None:
+    def begin(self, optimizer: Optimizer, *, substeps: int = 1, first_step: int = 0) -> None:
         """Takes the optimiser into the checkpoints; goes on from one if the run is resumed.
 
         Comes after all that the weights of the run's start decide (a reference's scores, say).
+        The optimiser is that of the steps after `first_step`; a later phase begins again.
         """
         self._optimizer = optimizer
-        if (point := self.resumed) is None:
+        if (point := self.resumed) is None or self.step > 0:
             return
         state = point.state
         restore_weights(self.student, point.checkpoint)
         kept = restore_snapshot(point.checkpoint, rank=self._peers.rank)
-        optimizer.restore(kept, num_steps=state.step * substeps)
+        if state.step > first_step:
+            optimizer.restore(kept, num_steps=(state.step - first_step) * substeps)
         self.step, self.trained_tokens = state.step, state.trained_tokens
+        self.carried = list(state.carried)
         self.validation = state.validation
         self.started -= state.seconds
         if self._peers.is_first and (best := state.validation.best_step):
@@ -121,11 +136,20 @@ class Session:
         patience = self.config.trainer.early_stop
         return patience is not None and self.validation.num_worse >= patience
 
-    def after_step(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
+    def after_step(
+        self,
+        step: int,
+        total: int,
+        metrics: Mapping[str, float],
+        *,
+        phase: Phase | None = None,
+    ) -> None:
         """Tells of step 1 … total, saves a checkpoint if one is due, and stops if asked to.
 
+        A run of several phases says in which it is, for how long that takes is told by phase.
         Raises RunCancelledError after writing a checkpoint.
         """
+        within = phase or Phase(self.config.dataset_type, 0, total)
         self.step = step
         evaluated = self.evaluations.measure(step, total) if self.evaluations else {}
         seconds = time.monotonic() - self.started
@@ -137,10 +161,16 @@ class Session:
             "memory_gb": self._peers.largest(peak_memory_gb(self.student.loaded.device)),
         }
         self.reporter.metrics(step, self.last_metrics)
-        self.reporter.progress(step, total, unit="steps", phase=self.config.dataset_type)
+        self.reporter.progress(
+            step - within.first_step,
+            within.last_step - within.first_step,
+            unit="steps",
+            phase=within.name,
+        )
         is_best = self._validated(step, metrics.get("val_loss"))
         every = self.config.trainer.save_step
-        is_due = is_best or (every > 0 and step % every == 0 and step < total)
+        is_stage = step == within.last_step < total
+        is_due = is_best or is_stage or (every > 0 and step % every == 0 and step < total)
         is_stopping = self._peers.is_any(self.reporter.is_cancelled())
         if is_due or is_stopping:
             self._checkpoint(step)
@@ -226,6 +256,7 @@ class Session:
             seconds=round(time.monotonic() - self.started, 3),
             validation=self.validation,
             asked=self.asked,
+            carried=self.carried,
         )
         return RunSnapshot(state, self._optimizer.state(), self._peers.gathered(random_state()))
 

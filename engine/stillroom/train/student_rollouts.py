@@ -1,7 +1,10 @@
 """The student answers: the rollouts of one iteration, and their exact tokens."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+
+import anyio
 
 from stillroom.data.formats import Task
 from stillroom.errors import DataError, EngineError, RunError
@@ -16,7 +19,10 @@ from stillroom.rollout.collect import (
 from stillroom.rollout.records import RolloutKey
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config import TrainConfig
+from stillroom.train.curriculum import Limits, limits_at
+from stillroom.train.rollout_queue import CarriedRollout
 from stillroom.train.session import Session, epoch_order
+from stillroom.train.student_policy import StudentPolicy, StudentRollout
 from stillroom.train.student_stage import StudentStage
 from stillroom.train.teachers import Teachers
 from stillroom.types import SamplingSettings, TeacherRecord, Trajectory
@@ -46,6 +52,8 @@ class SampledRollout:
     """What became of a rollout, and what a served teacher says of it."""
 
     outcome: Outcome
+    how: StudentRollout
+    """How it was sampled."""
     teacher: TeacherScores | None = None
 
 
@@ -61,40 +69,133 @@ def prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task
     return batches[: config.trainer.max_steps]
 
 
+@dataclass(frozen=True, slots=True)
+class IterationRollouts:
+    """What one iteration's sampling came to."""
+
+    ended: list[SampledRollout]
+    """The rollouts that are at their end, in the order in which they were begun."""
+    carried: list[CarriedRollout]
+    """Those that go on in the next iteration."""
+    num_dropped: int
+    """Those that took longer than rollout.max_staleness allows."""
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """What became of those at their end."""
+        return [one.outcome for one in self.ended]
+
+
 async def sample_rollouts(
     session: Session,
     stage: StudentStage,
     teachers: Teachers,
-    tasks: Sequence[Task],
+    batches: Sequence[Sequence[Task]],
     iteration: int,
-) -> list[SampledRollout]:
-    """Returns what became of the student's rollouts of the tasks, in the order of the tasks.
+) -> IterationRollouts:
+    """Samples an iteration's rollouts, and goes on with those that the session carries into it.
 
-    A served teacher scores each as it ends, while others are still being sampled.
+    A served teacher scores each as it ends, while others are still being sampled. With
+    rollout.max_staleness 0, and in the last iteration, all of them come to their end.
     """
     config = session.config
-    sampling = SamplingSettings(
-        temperature=config.rollout.temperature,
-        max_tokens=config.rollout.max_tokens,
-        seed=config.trainer.seed * _SEED_STRIDE + iteration,
-    )
-    group = config.data.group_size
-    specs = [RolloutSpec(t, i * group + g) for i, t in enumerate(tasks) for g in range(group)]
+    num_new = len(batches[iteration]) * config.data.group_size
+    new = [CarriedRollout(iteration=iteration, index=i, turns=[]) for i in range(num_new)]
+    begun = dict(_begun(config, batches, each) for each in [*session.carried, *new])
     done: dict[RolloutKey, SampledRollout] = {}
 
     async def keep(outcome: Outcome) -> None:
+        key = key_of(outcome)
         told = await teachers.score(outcome)
         is_failed = isinstance(told, FailedRollout)
-        done[key_of(outcome)] = SampledRollout(told) if is_failed else SampledRollout(outcome, told)
-        session.stop_before_update(iteration)
+        done[key] = (
+            SampledRollout(told, begun[key])
+            if is_failed
+            else SampledRollout(outcome, begun[key], told)
+        )
+        session.stop_before_update(session.step)
 
-    teacher = TeacherRecord(provider="student", model=config.model.path, settings=sampling)
-    async with stage.policy(sampling, num_rollouts=len(specs)) as policy:
-        arena = stage.arena(policy, teacher)
-        # Beside those that are sampled there are those that a server scores.
-        at_once = config.rollout.concurrency + teachers.num_scored_at_once
-        await collect_rollouts(specs, arena, concurrency=at_once, on_outcome=keep)
-    return [done[spec.key] for spec in specs]
+    is_last = iteration + 1 == len(batches)
+    sampling = SamplingSettings(
+        temperature=config.rollout.temperature, max_tokens=config.rollout.max_tokens
+    )
+    record = TeacherRecord(provider="student", model=config.model.path, settings=sampling)
+    num_left_over = 0
+    if config.rollout.max_staleness and not is_last:
+        num_left_over = int(num_new * config.rollout.stragglers)
+    async with _open_policy(stage, sampling, begun, teachers, num_left_over) as policy:
+        await collect_rollouts(
+            [RolloutSpec(rollout.task, key.sample) for key, rollout in begun.items()],
+            stage.arena(policy, record, max_turns=limits_of(config, iteration).max_turns),
+            # Beside those that are sampled there are those that a server scores.
+            concurrency=config.rollout.concurrency + teachers.num_scored_at_once,
+            on_outcome=keep,
+            recorder_for=begun.__getitem__,
+        )
+    stopped = [rollout for rollout in begun.values() if rollout.is_stopped]
+    oldest = iteration + 1 - config.rollout.max_staleness
+    going_on = [rollout.carried() for rollout in stopped if rollout.iteration >= oldest]
+    return IterationRollouts(
+        ended=[done[key] for key, rollout in begun.items() if not rollout.is_stopped],
+        carried=going_on,
+        num_dropped=len(stopped) - len(going_on),
+    )
+
+
+def limits_of(config: TrainConfig, iteration: int) -> Limits:
+    """Returns what the curriculum says of an iteration's rollouts."""
+    return limits_at(config.curriculum, iteration, max_turns=config.rollout.max_turns)
+
+
+def _begun(
+    config: TrainConfig, batches: Sequence[Sequence[Task]], carried: CarriedRollout
+) -> tuple[RolloutKey, StudentRollout]:
+    """Returns a rollout as it stands; what is drawn for it follows from where it began."""
+    iteration, index = carried.iteration, carried.index
+    task = batches[iteration][index // config.data.group_size]
+    seed = config.trainer.seed * _SEED_STRIDE + iteration
+    limits = limits_of(config, iteration)
+    rollout = StudentRollout(
+        task,
+        iteration,
+        index,
+        seed,
+        limits,
+        teacher_turns=limits.teacher_turns(f"{task.task_id}:{index}", seed=seed),
+        turns=list(carried.turns),
+        begun=carried.begun,
+    )
+    # Unlike those of other iterations, in which the same task may stand.
+    largest = config.data.batch_size * config.data.group_size
+    return RolloutKey(task.task_id, iteration * largest + index), rollout
+
+
+@asynccontextmanager
+async def _open_policy(
+    stage: StudentStage,
+    sampling: SamplingSettings,
+    begun: Mapping[RolloutKey, StudentRollout],
+    teachers: Teachers,
+    num_left_over: int,
+) -> AsyncGenerator[StudentPolicy]:
+    """Gives who answers: the student, and the teacher where it is to write turns."""
+    turns = anyio.Lock()
+    is_helped = any(rollout.teacher_turns for rollout in begun.values())
+    async with AsyncExitStack() as stack:
+        helper = None
+        if is_helped:
+            teacher = teachers.local[0].loaded
+            helper = await stack.enter_async_context(
+                stage.policy(sampling, num_rollouts=len(begun), turns=turns, instead=teacher)
+            )
+        student = stage.policy(sampling, num_rollouts=len(begun), turns=turns)
+        yield StudentPolicy(
+            await stack.enter_async_context(student),
+            {f"{key.task_id}:{key.sample}": rollout for key, rollout in begun.items()},
+            max_tokens=sampling.max_tokens,
+            teacher=helper,
+            num_left_over=num_left_over,
+        )
 
 
 def nothing_sampled(outcomes: Sequence[Outcome], iteration: int) -> EngineError:

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
+
 from stillroom.data.formats import Task
 from stillroom.data.reasoning import reasoning_variables
+from stillroom.models.load import LoadedModel
 from stillroom.policy.hf import HFPolicy
 from stillroom.rollout.arena import open_stage
 from stillroom.rollout.collect import Arena
@@ -37,19 +40,32 @@ class StudentStage:
     notes: Sequence[str]
     """What a user should be told of the tools."""
 
-    def policy(self, sampling: SamplingSettings, *, num_rollouts: int) -> HFPolicy:
-        """Returns the student as it is now, to be sampled; its weights are read while it is."""
+    def policy(
+        self,
+        sampling: SamplingSettings,
+        *,
+        num_rollouts: int,
+        turns: anyio.Lock | None = None,
+        instead: LoadedModel | None = None,
+    ) -> HFPolicy:
+        """Returns the student as it is now, to be sampled; its weights are read while it is.
+
+        `instead` is a model that takes the student's place; both share the lock `turns`.
+        """
         self.student.module.eval()
         return HFPolicy(
-            self.student.loaded,
+            instead or self.student.loaded,
             sampling,
             max_rows=min(self.rollout.concurrency, num_rollouts),
             max_context=self.rollout.max_context_window,
             include_thinking=self.rollout.include_thinking,
             variables=self.variables,
+            turns=turns,
         )
 
-    def arena(self, policy: Policy, teacher: TeacherRecord) -> Arena:
+    def arena(
+        self, policy: Policy, teacher: TeacherRecord, *, max_turns: int | None = None
+    ) -> Arena:
         """Returns what rollouts by a policy share; `teacher` is how their rows name it."""
         rollout = self.rollout
         return Arena(
@@ -57,7 +73,7 @@ class StudentStage:
             teacher,
             self.tools,
             self.rewarder,
-            rollout.max_turns,
+            max_turns or rollout.max_turns,
             nudge_for(rollout.termination_policy, rollout.nudge),
             cut_reply=self.cut_reply,
             timeout_s=rollout.rollout_timeout,

@@ -4,10 +4,13 @@ import pytest
 
 from fakes.reporters import KeptReporter
 from fakes.training import make_project
+from stillroom.data.formats import Task
 from stillroom.errors import RunCancelledError
 from stillroom.models.load import load_model
 from stillroom.models.resolve import locate_model
 from stillroom.train.algorithm import LossName
+from stillroom.train.curriculum import Limits
+from stillroom.train.student_policy import StudentRollout
 from stillroom.train.student_rollouts import SampledRollout, sequences_of
 
 TOOLS = """
@@ -312,7 +315,14 @@ def test_what_was_sampled_is_what_is_trained():
     )
     nothing = TokenTrace(ids=[9], sampled=[False], logprobs=[0.0])
 
-    (sequence,) = sequences_of([SampledRollout(rollout(one)) for one in (nothing, trace, None)])
+    task = Task(
+        task_id="t", messages=[], metadata={}, tool_names=None, reward_names=None, variables={}
+    )
+    how = StudentRollout(task, 0, 0, 0, Limits(1))
+
+    (sequence,) = sequences_of(
+        [SampledRollout(rollout(one), how) for one in (nothing, trace, None)]
+    )
 
     assert sequence.tokens.ids == trace.ids
     assert sequence.tokens.trained == trace.sampled

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from fakes.conversations import answer, user
+from fakes.killed_runs import DyingReporter, KilledError, killed, measured, weights
 from fakes.reporters import KeptReporter
 from fakes.training import make_project
 from stillroom.errors import InputError, RunError
@@ -26,22 +27,6 @@ DPO_ROWS = [
 PROMPTS = [{"prompt": f"Item {i}?"} for i in range(6)]
 STEPS = 10
 DROPOUT = {"attention_dropout": 0.3}
-
-
-class KilledError(BaseException):
-    """What a process that is killed does not survive."""
-
-
-class DyingReporter(KeptReporter):
-    """Ends the run the moment a step is over, before anything of it is kept."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self._after = after
-
-    def progress(self, done, total, *, unit, phase):
-        if done == self._after:
-            raise KilledError
 
 
 def project_of(method, root, tiny_models, rank=0):
@@ -67,22 +52,6 @@ def project_of(method, root, tiny_models, rank=0):
     project.config["model"]["qlora_rank"] = rank
     project.config["trainer"]["save_step"] = 2
     return project
-
-
-def measured(project):
-    timed = ("tokens_per_s", "memory_gb", "sample_s", "update_s")
-    return [{k: v for k, v in m.items() if k not in timed} for m in project.reporter.measured]
-
-
-def weights(project, run):
-    folder = project.checkpoint("final", run)
-    return load_file(next(folder.glob("*model.safetensors")))
-
-
-def killed(project, run, step):
-    project.reporter = DyingReporter(step)
-    with pytest.raises(KilledError):
-        project.train(run)
 
 
 @pytest.mark.parametrize(
