@@ -82,8 +82,9 @@ class SlotLayer(CacheLayerMixin):
         """Copies one slot's first tokens to other slots."""
         if self.is_initialized:
             keys, values = cast("Tensor", self.keys), cast("Tensor", self.values)
-            keys[targets_B, :, :num_tokens] = keys[source, :, :num_tokens]
-            values[targets_B, :, :num_tokens] = values[source, :, :num_tokens]
+            # torch does not write what it reads from the same memory, where that is all of a slot.
+            keys[targets_B, :, :num_tokens] = keys[source, :, :num_tokens].clone()
+            values[targets_B, :, :num_tokens] = values[source, :, :num_tokens].clone()
 
     def get_seq_length(self) -> int:
         """Unused: positions are always given to the model."""

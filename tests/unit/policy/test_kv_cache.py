@@ -67,3 +67,17 @@ def test_a_copied_slot_holds_the_other_ones_tokens_in_every_layer():
         keys, values = cache.update(states(1, 1), states(1, 1), index)
         assert torch.equal(keys[0, :, :2], written[2])
         assert torch.equal(values[0, :, :2], -written[2])
+
+
+def test_a_slot_that_is_full_is_copied_too():
+    cache = SlotCache(num_layers=1, num_slots=2)
+    cache.set_plan(plan([0, 1], [0, 0], num_new=128, num_attended=128))
+    written = states(2, 128)
+    cache.update(written, -written, 0)
+    assert cache.capacity == 128
+
+    cache.copy_tokens(0, [1], 128)
+
+    cache.set_plan(plan([1], [127], num_new=1, num_attended=128))
+    keys, _ = cache.update(written[:1, :, 127:], -written[:1, :, 127:], 0)
+    assert torch.equal(keys[0], written[0])
