@@ -28,7 +28,7 @@ class FakeModelServer:
         self,
         loaded: LoadedModel,
         *,
-        max_model_len: int = 512,
+        max_model_len: int = 640,
         max_logprobs: int = 20,
         key: str | None = None,
         before: Callable[[str, dict[str, Any]], Reply | None] = lambda _path, _body: None,

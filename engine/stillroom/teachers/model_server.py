@@ -37,6 +37,10 @@ class UnreadableAnswerError(Exception):
     """A server's answer is not what was asked for."""
 
 
+class NotServedError(TeacherError):
+    """A server has no such path, or no such model."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """How a server is called."""
@@ -201,7 +205,7 @@ class ModelServer:
                 f"check the key in {name}" if name else "name its variable with api_key_env",
             )
         if status == 404:
-            raise TeacherError(
+            raise NotServedError(
                 f"{self.root + path} was not found: {message}",
                 "check base_url, the model's name and how the server was started",
             )

@@ -44,6 +44,8 @@ class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[str]
     """Settings that would make it fit, the mildest first."""
     notes: list[str]
+    checks: list[str] = []
+    """distill: what was found of student and teacher."""
 
 
 @dataclass(frozen=True, slots=True)

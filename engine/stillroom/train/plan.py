@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import torch
 
@@ -19,6 +20,7 @@ from stillroom.settings import Workspace
 from stillroom.train import forecast, trial
 from stillroom.train.cold_start import cold_start_steps
 from stillroom.train.config import ModelSection, TrainConfig
+from stillroom.train.contract import check_teacher_server
 from stillroom.train.dry_forward import empty_model, size_of
 from stillroom.train.encode import encode_pairs, encode_sft
 from stillroom.train.forecast import GB, ModelSize, RowTokens, TrainingForecast
@@ -49,6 +51,7 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
     plan = plan_request(workspace, request)
     planned = _without_weights(workspace, plan.config)
     teacher_bytes = _teacher_bytes(workspace, planned)
+    checks = _checks(workspace, planned)
     rows, units = _tokens_of(plan, planned)
     tokens, cache_bytes = _largest_pass(planned, rows)
     # By now all libraries are loaded, and nothing that has weights is.
@@ -65,7 +68,8 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
     tried = None
     if units and forecast.fits(need, free):
         tried = trial.try_steps(workspace, plan.config, units)
-    return _forecast(workspace, planned, rows, parts, free, tried, tokens)
+    told = _forecast(workspace, planned, rows, parts, free, tried, tokens)
+    return msgspec.structs.replace(told, checks=checks)
 
 
 def _forecast(
@@ -173,6 +177,17 @@ def _teacher_bytes(workspace: Workspace, planned: _Planned) -> int:
         LoadedModel(location, empty, load_tokenizer(location), nothing),
     )
     return sum(p.nbytes for p in empty.parameters())
+
+
+def _checks(workspace: Workspace, planned: _Planned) -> list[str]:
+    """Returns what was found of the teacher; raises an EngineError for what would end the run."""
+    config = planned.config
+    if config.dataset_type != "distill" or config.teacher is None:
+        return []
+    if not config.teacher.is_served:
+        return [f"{config.teacher.path} has the student's tokens and chat template"]
+    most = min(context_length(planned.empty), config.rollout.max_context_window)
+    return check_teacher_server(workspace, config, planned.tokenizer, max_context=most)
 
 
 def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[trial.Unit]]":

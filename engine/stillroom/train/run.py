@@ -20,6 +20,7 @@ from stillroom.train.checkpoints import Origin
 from stillroom.train.cold_start import encode_cold_start
 from stillroom.train.collective import ALONE, Collective
 from stillroom.train.config import TrainConfig
+from stillroom.train.contract import check_contract
 from stillroom.train.dpo import train_dpo
 from stillroom.train.evaluations import Evaluations, read_prompts
 from stillroom.train.on_policy import train_on_policy
@@ -145,6 +146,8 @@ def _distill(
     if config.curriculum.teacher_share:
         for teacher in teachers.local.values():
             check_decoding(teacher.loaded)
+    for note in check_contract(workspace, config, session.student):
+        session.reporter.note(note)
     first = encode_cold_start(session, first_rows) if first_rows else None
     stage = open_student_stage(workspace, plan, session.student, tasks, is_judge_optional=True)
     return anyio.run(train_on_policy, session, tasks, teachers, stage, first)

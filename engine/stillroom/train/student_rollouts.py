@@ -205,7 +205,7 @@ def nothing_sampled(outcomes: Sequence[Outcome], iteration: int) -> EngineError:
         return RunError(
             f"every rollout of iteration {iteration + 1} failed, the first with: "
             f"{failed[0].failure.message}",
-            "mend tools.py or rewards.py, then start again",
+            "mend tools.py, rewards.py or the teacher's server, then start again",
         )
     return DataError(
         f"no rollout of iteration {iteration + 1} holds a sampled token: the prompts fill the "

@@ -4,7 +4,7 @@ import pytest
 
 from fakes.model_server import FakeModelServer
 from fakes.training import make_project
-from stillroom.errors import ConfigError, InputError
+from stillroom.errors import ConfigError, InputError, RunError
 from stillroom.train.request import PlanTraining, plan_request
 
 CLOCKS = {"sample_s", "update_s", "tokens_per_s", "memory_gb"}
@@ -64,35 +64,40 @@ def test_a_served_teacher_teaches_what_it_teaches_in_this_process(
     assert second[0] == pytest.approx(second[1], rel=1e-3, abs=1e-3)
 
 
+# Asked before the first rollout.
+NUM_CHECKS = 3
+
+
+def refusing(which):
+    """Refuses the rollouts' scores, counted from 0, of which `which` says so."""
+    scored = []
+
+    def before(path, _body):
+        if path != "/v1/completions":
+            return None
+        scored.append(path)
+        number = len(scored) - NUM_CHECKS - 1
+        return (400, {"error": {"message": "no"}}) if number >= 0 and which(number) else None
+
+    return before
+
+
 def test_a_rollout_that_could_not_be_scored_has_failed_and_is_not_trained_on(tmp_path, tiny_models):
-    student = tiny_models.folder("llama", "clerk")
-    refused = []
+    before = refusing(lambda number: number % 8 == 2)
 
-    def before(path, body):
-        # One rollout of each iteration's eight.
-        if path == "/v1/completions" and len(refused) % 8 == 0:
-            refused.append(1)
-            return 400, {"error": {"message": "no"}}
-        refused.append(0)
-        return None
-
-    with FakeModelServer(tiny_models.load("llama", "clerk"), before=before) as server:
-        project = distill(tmp_path, student, served(server))
+    with FakeModelServer(tiny_models.load("llama", "chatml"), before=before) as server:
+        project = distill(tmp_path, tiny_models.folder("llama", "chatml"), served(server))
         project.train()
 
-    failed = [metrics["failed"] for metrics in project.reporter.measured]
-    assert failed == [1 / 8, 1 / 8]
+    assert [metrics["failed"] for metrics in project.reporter.measured] == [1 / 8, 1 / 8]
 
 
 def test_a_teacher_whose_server_refuses_everything_ends_the_run(tmp_path, tiny_models):
-    student = tiny_models.folder("llama", "clerk")
+    before = refusing(lambda _number: True)
 
-    with FakeModelServer(
-        tiny_models.load("llama", "clerk"),
-        before=lambda path, _: (400, {"error": "no"}) if path == "/v1/completions" else None,
-    ) as server:
-        project = distill(tmp_path, student, served(server))
-        with pytest.raises(Exception, match="the teacher's scores: HTTP 400"):
+    with FakeModelServer(tiny_models.load("llama", "chatml"), before=before) as server:
+        project = distill(tmp_path, tiny_models.folder("llama", "chatml"), served(server))
+        with pytest.raises(RunError, match="the teacher's scores: HTTP 400"):
             project.train()
     assert project.reporter.measured == []
 
