@@ -101,7 +101,8 @@ def after_plan_training(request: api.PlanTraining, result: api.TrainingForecast)
 def after_run(request: object, result: api.RunReport) -> str:
     """What to do with a run as it stands."""
     if result.status in ("starting", "running"):
-        return f"get_run(run_id={result.run_id}, wait_s=50) until status is succeeded"
+        then = f"; then the same for {', '.join(result.then)}" if result.then else ""
+        return f"get_run(run_id={result.run_id}, wait_s=50) until status is succeeded{then}"
     if result.status != "succeeded":
         fix = result.error.fix if result.error else _go_on(result)
         return f"{fix} (get_run_logs(run_id={result.run_id}) shows the details)"

@@ -15,8 +15,10 @@ from stillroom.jobs.store import (
     RunFailure,
     RunFolder,
     RunState,
+    Turn,
     all_runs,
     find_run,
+    hashes_of,
 )
 from stillroom.rollout.request import GenerateRollouts, check_rollouts, locate_policy
 from stillroom.rollout.score import ScoreRollouts, check_scoring
@@ -35,6 +37,7 @@ from stillroom.train.request import (
     plan_request,
     resolve_resume,
 )
+from stillroom.train.several import one_for_each_model, planned_together
 from stillroom.types import RunKind, RunStatus
 
 MAX_WAIT_S = 50.0
@@ -99,6 +102,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     error: RunFailure | None
     folder: str
     log_path: str
+    then: list[str] = []
+    """Of start_training with several models: the runs of the others, which wait for this one."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,8 +154,13 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
     """Returns what a run would need and what to change; raises for what would end it."""
-    plan = plan_request(workspace, request)
-    return plan_in_child(workspace, request, environment=_planning_environment(workspace, plan))
+    requests = one_for_each_model(workspace, request)
+    plans = [plan_request(workspace, each) for each in requests]
+    forecasts = [
+        plan_in_child(workspace, each, environment=_planning_environment(workspace, plan))
+        for each, plan in zip(requests, plans, strict=True)
+    ]
+    return planned_together(requests, forecasts)
 
 
 def _planning_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str, str]:
@@ -161,9 +171,24 @@ def _planning_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str,
 
 
 def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
-    """Starts a training run. Raises an EngineError for what is wrong before a model is loaded."""
-    request = resolve_resume(workspace, request)
-    plan = plan_request(workspace, request)
+    """Starts a training run; where model.path is a list one for each, which wait for one another.
+
+    Raises an EngineError for what is wrong with any of them before a model is loaded.
+    """
+    requests = one_for_each_model(workspace, resolve_resume(workspace, request))
+    plans = [plan_request(workspace, each) for each in requests]
+    environment = _training_environment(workspace, plans[0])
+    kind = RunKind(plans[0].config.dataset_type)
+    first, *others = requests
+    report = _start(workspace, kind, first, environment)
+    then, files = list[str](), hashes_of([plans[0].config_file])
+    for other in others:
+        turn = Turn(after=[report.run_id, *then], files=files)
+        then.append(_start(workspace, kind, other, environment, turn=turn).run_id)
+    return msgspec.structs.replace(report, then=then)
+
+
+def _training_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str, str]:
     kind = RunKind(plan.config.dataset_type)
     # The user's tools may need secrets where the student acts; otherwise only files are read.
     is_acting = kind is RunKind.DISTILL or bool(plan.config.evals)
@@ -174,8 +199,7 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
         own = {teacher.api_key_env} if teacher is not None else set[str | None]()
         environment = tool_environment(without=frozenset(TEACHER_KEYS - own))
     has_wandb = plan.config.trainer.wandb_project is not None
-    environment |= tracking_environment(workspace, has_wandb=has_wandb)
-    return _start(workspace, kind, request, environment)
+    return environment | tracking_environment(workspace, has_wandb=has_wandb)
 
 
 def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
@@ -235,10 +259,15 @@ def get_run_logs(workspace: Workspace, request: GetRunLogs) -> LogPage:
 
 
 def _start(
-    workspace: Workspace, kind: RunKind, request: BaseModel, environment: dict[str, str]
+    workspace: Workspace,
+    kind: RunKind,
+    request: BaseModel,
+    environment: dict[str, str],
+    *,
+    turn: Turn | None = None,
 ) -> RunReport:
     asked = request.model_dump(mode="json")
-    state = supervise.start_run(workspace, kind, asked, environment=environment)
+    state = supervise.start_run(workspace, kind, asked, environment=environment, turn=turn)
     return _report(workspace, find_run(workspace, state.run_id), state)
 
 

@@ -1,14 +1,14 @@
 """The run folder: run.json (state, written whole), events.jsonl, log.txt, and the run's files."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from stillroom.errors import InputError, RunError
-from stillroom.files import FileLock, write_json
+from stillroom.files import FileLock, file_sha256, write_json
 from stillroom.lineage import now
 from stillroom.lines import read_lines
 from stillroom.settings import Workspace
@@ -54,12 +54,22 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     error: RunFailure | None = None
 
 
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """When a run that was asked for beside others begins."""
+
+    after: Sequence[str]
+    """The runs that it waits for, however they end."""
+    files: dict[str, str]
+    """Path → SHA-256 of what must not change meanwhile."""
+
+
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """All of request.json: what the worker is to do."""
 
     kind: RunKind
     workspace: str
     request: dict[str, Any]
+    turn: Turn | None = None
 
 
 class RunFolder:
@@ -102,17 +112,24 @@ class RunFolder:
                     return
 
 
-def create_run(workspace: Workspace, kind: RunKind, request: dict[str, Any]) -> RunFolder:
+def create_run(
+    workspace: Workspace, kind: RunKind, request: dict[str, Any], *, turn: Turn | None = None
+) -> RunFolder:
     """Creates the folder of a new run, whose state is `starting`."""
     suffix = "".join(secrets.choice(_ALPHABET) for _ in range(_ID_LENGTH))
     folder = RunFolder(workspace.runs / f"{kind}-{suffix}")
     folder.path.mkdir(parents=True)
-    asked = RunRequest(kind=kind, workspace=str(workspace.root), request=request)
+    asked = RunRequest(kind=kind, workspace=str(workspace.root), request=request, turn=turn)
     write_json(folder.path / "request.json", asked)
     folder.write(
         RunState(run_id=folder.run_id, kind=kind, status=RunStatus.STARTING, created_at=now())
     )
     return folder
+
+
+def hashes_of(files: Sequence[Path]) -> dict[str, str]:
+    """Returns the SHA-256 of each file by its path, as a `Turn` keeps it."""
+    return {str(file): file_sha256(file) for file in files}
 
 
 def find_run(workspace: Workspace, run_id: str) -> RunFolder:

@@ -19,6 +19,7 @@ from stillroom.jobs.store import (
     RunFailure,
     RunFolder,
     RunState,
+    Turn,
     create_run,
     find_run,
 )
@@ -40,10 +41,18 @@ class _Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start_run(
-    workspace: Workspace, kind: RunKind, request: dict[str, Any], *, environment: dict[str, str]
+    workspace: Workspace,
+    kind: RunKind,
+    request: dict[str, Any],
+    *,
+    environment: dict[str, str],
+    turn: Turn | None = None,
 ) -> RunState:
-    """Starts a detached process for the request and returns the run's state within a second."""
-    folder = create_run(workspace, kind, request)
+    """Starts a detached process for the request and returns the run's state within a second.
+
+    The process begins its work when its `turn` has come; at once if it has none.
+    """
+    folder = create_run(workspace, kind, request, turn=turn)
     with folder.log.open("ab") as log:
         process = subprocess.Popen(
             # -P: a user's folder must not shadow our modules.

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +12,17 @@ from typing import Any
 import msgspec
 import psutil
 
-from stillroom.errors import EngineError, RunCancelledError
+from stillroom.errors import EngineError, RunCancelledError, RunError
+from stillroom.files import file_sha256
 from stillroom.jobs.failures import failure_of
 from stillroom.jobs.operations import run_operation
 from stillroom.jobs.reporter import JobReporter
 from stillroom.jobs.store import RunFolder
+from stillroom.jobs.supervise import read_run
 from stillroom.lineage import now
 from stillroom.types import RunKind, RunStatus
+
+_TURN_POLL_S = 0.5
 
 
 def main() -> int:
@@ -49,12 +54,35 @@ def main() -> int:
 def _work(folder: RunFolder, reporter: JobReporter) -> dict[str, Any]:
     """Returns the fields of the final state."""
     try:
+        _wait_for_turn(folder, reporter)
         result = run_operation(folder, reporter)
         return {"status": RunStatus.SUCCEEDED, "result": msgspec.to_builtins(result)}
     # The rim of a run: whatever happened becomes its state, the whole story goes to the log.
     except BaseException as error:
         traceback.print_exc()
         return _ending(_cause(error), folder, reporter.state.kind)
+
+
+def _wait_for_turn(folder: RunFolder, reporter: JobReporter) -> None:
+    """Waits until the runs that this one comes after have ended in any way.
+
+    Raises RunError if a file that it was asked for with has changed meanwhile.
+    """
+    turn = folder.read_request().turn
+    if turn is None:
+        return
+    for before in turn.after:
+        while not read_run(RunFolder(folder.path.with_name(before))).status.is_final:
+            if reporter.is_cancelled():
+                raise RunCancelledError
+            reporter.progress(0, 1, unit="runs", phase=f"wait for {before}")
+            time.sleep(_TURN_POLL_S)
+    for path, digest in turn.files.items():
+        if not Path(path).is_file() or file_sha256(Path(path)) != digest:
+            raise RunError(
+                f"{path} has changed while this run waited for its turn",
+                "start it again if it is still wanted, with model.path as an override",
+            )
 
 
 def _ending(error: BaseException, folder: RunFolder, kind: RunKind) -> dict[str, Any]:

@@ -279,9 +279,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     `overrides` are `section.key=value`, the value as YAML.
     Raises ConfigError that names the key, and the nearest known one for a misspelt key.
     """
-    raw = _read(path)
-    for override in overrides:
-        _apply(raw, override)
+    raw = read_config(path, overrides)
     _refuse_unsupported(raw, path)
     try:
         return TrainConfig.model_validate(raw)
@@ -290,6 +288,14 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
             f"{path}: {describe_errors(error, TrainConfig)}",
             "mend the file, or override the key with section.key=value",
         ) from error
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns what a configuration says, unchecked. Raises ConfigError if it cannot be read."""
+    raw = _read(path)
+    for override in overrides:
+        _apply(raw, override)
+    return raw
 
 
 def _read(path: Path) -> dict[str, Any]:

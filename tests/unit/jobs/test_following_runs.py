@@ -1,0 +1,174 @@
+"""model.path as a list: one run for each model, one after the other."""
+
+import json
+
+import msgspec
+import pytest
+
+from fakes.conversations import answer, user
+from fakes.training import Project, make_project
+from fakes.waiting import wait_until
+from stillroom import api
+from stillroom.errors import ConfigError, EngineError
+from stillroom.jobs.store import Turn, create_run, find_run, hashes_of
+from stillroom.jobs.supervise import start_run
+from stillroom.settings import training_environment
+from stillroom.train.forecast import TrainingForecast
+from stillroom.train.several import one_for_each_model, planned_together
+from stillroom.types import RunKind, RunStatus
+
+ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(8)]
+
+
+@pytest.fixture
+def project(tmp_path, tiny_models) -> Project:
+    models = [str(tiny_models.folder("llama", "chatml", seed=seed)) for seed in (0, 1, 2)]
+    project = make_project(tmp_path, "sft", tiny_models.folder("llama", "chatml"))
+    project.write(ROWS)
+    project.config["model"]["path"] = models
+    project.write_config()
+    return project
+
+
+def report(project: Project, run_id: str) -> api.RunReport:
+    return api.get_run(project.workspace, api.GetRun(run_id=run_id))
+
+
+def ended(project: Project, run_id: str) -> api.RunReport:
+    wait_until(lambda: report(project, run_id).status not in ("starting", "running"), timeout_s=120)
+    return report(project, run_id)
+
+
+def test_each_model_gets_a_run_that_begins_when_those_before_have_ended(project):
+    project.config["trainer"]["num_epochs"] = 60
+    project.write_config()
+    first = api.start_training(project.workspace, api.StartTraining())
+    second, third = first.then
+
+    def waits() -> bool:
+        progress = report(project, second).progress
+        return progress is not None and progress.phase == f"wait for {first.run_id}"
+
+    wait_until(waits, timeout_s=60)
+    api.cancel_run(project.workspace, api.CancelRun(run_id=second))
+    assert ended(project, second).status == "cancelled"
+    # The third goes on waiting, for the first: one run at a time.
+    wait_until(lambda: report(project, first.run_id).progress is not None, timeout_s=60)
+    api.cancel_run(project.workspace, api.CancelRun(run_id=first.run_id))
+    last = ended(project, third)
+
+    assert last.status == "succeeded"
+    begun = next(find_run(project.workspace, third).read_events())["time"]
+    assert begun >= (ended(project, first.run_id).ended_at or "?")
+    asked = json.loads((project.root / "runs" / third / "config.json").read_text("utf-8"))
+    assert asked["model"]["path"] == project.config["model"]["path"][2]
+
+
+def test_a_run_whose_config_has_changed_while_it_waited_is_not_made(project):
+    before = create_run(project.workspace, RunKind.SFT, {})
+    lock = before.owner_lock()
+    assert lock.try_acquire()
+    before.write(msgspec.structs.replace(before.read(), status=RunStatus.RUNNING))
+    asked = api.StartTraining(overrides=(f"model.path={project.config['model']['path'][0]}",))
+    state = start_run(
+        project.workspace,
+        RunKind.SFT,
+        asked.model_dump(mode="json"),
+        environment=training_environment(),
+        turn=Turn(after=[before.run_id], files=hashes_of([project.root / "config.yml"])),
+    )
+    wait_until(lambda: report(project, state.run_id).progress is not None, timeout_s=60)
+
+    project.config["trainer"]["learning_rate"] = 1.0
+    project.write_config()
+    before.write(msgspec.structs.replace(before.read(), status=RunStatus.SUCCEEDED))
+    lock.release()
+
+    error = ended(project, state.run_id).error
+    assert error is not None
+    assert "config.yml has changed while this run waited for its turn" in error.problem
+    assert "start it again" in error.fix
+
+
+def test_nothing_is_started_if_one_of_the_models_is_not_there(project):
+    project.config["model"]["path"][1] = "/nowhere/at-all"
+    project.write_config()
+
+    with pytest.raises(EngineError, match="/nowhere/at-all"):
+        api.start_training(project.workspace, api.StartTraining())
+
+    assert not (project.root / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("paths", "told"),
+    [([], "which are not models"), ([3], "which are not models"), (["a", "a"], "a model twice")],
+)
+def test_a_list_without_models_is_refused(project, paths, told):
+    project.config["model"]["path"] = paths
+    project.write_config()
+
+    with pytest.raises(ConfigError, match=told):
+        api.start_training(project.workspace, api.StartTraining())
+
+
+def forecast(memory_gb: float, seconds: float | None, *, fits: bool = True) -> TrainingForecast:
+    return TrainingForecast(
+        method="sft",
+        device="cpu",
+        rows=8,
+        skipped={},
+        longest_tokens=9,
+        epoch_tokens=72,
+        steps=2,
+        parameters=1000,
+        trained_parameters=1000,
+        memory_gb=memory_gb,
+        memory_parts_gb={},
+        memory_free_gb=10,
+        measured_memory_gb=None,
+        seconds=seconds,
+        tokens_per_s=None,
+        checkpoint_gb=1,
+        disk_gb=2,
+        disk_free_gb=10,
+        fits=fits,
+        changes=[] if fits else ["model.qlora_rank=32"],
+        notes=["its own"],
+    )
+
+
+def test_a_plan_of_several_models_is_that_of_the_largest_and_tells_of_each(project):
+    requests = one_for_each_model(project.workspace, api.PlanTraining(overrides=("a.b=1",)))
+    models = [request.overrides[-1] for request in requests]
+
+    told = planned_together(requests, [forecast(1, 5), forecast(3, 6), forecast(2, 7)])
+
+    assert [request.overrides[0] for request in requests] == ["a.b=1"] * 3
+    assert (told.memory_gb, told.seconds, told.disk_gb, told.fits) == (3, 18, 6, True)
+    assert told.notes[1:] == [
+        f"{models[0]}: 2 steps, 1.00 GB, 5 s",
+        f"{models[1]}: 2 steps, 3.00 GB, 6 s",
+        f"{models[2]}: 2 steps, 2.00 GB, 7 s",
+        "its own",
+    ]
+
+
+def test_a_plan_of_several_models_says_what_does_not_fit(project):
+    requests = one_for_each_model(project.workspace, api.PlanTraining())
+
+    told = planned_together(
+        requests, [forecast(9, 5), forecast(3, None, fits=False), forecast(2, 7)]
+    )
+
+    assert (told.fits, told.seconds, told.changes) == (False, None, ["model.qlora_rank=32"])
+    assert told.notes[2].endswith("3.00 GB, does not fit")
+
+
+def test_one_model_is_planned_as_ever(project):
+    project.config["model"]["path"] = "m"
+    project.write_config()
+    request = api.PlanTraining()
+
+    assert one_for_each_model(project.workspace, request) == [request]
+    assert planned_together([request], [forecast(1, 2)]) == forecast(1, 2)
