@@ -16,7 +16,8 @@ class AlgorithmSection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    loss_fn: LossName = "importance_sampling"
+    loss_fn: LossName | Literal["auto"] = "auto"
+    """auto: full_reverse_kl with a teacher in this process, else top_k_reverse_kl."""
     kl_penalty_coef: Annotated[float, Field(gt=0)] | None = None
     """β: how much the divergence from the teacher counts. Default: 0.1 in importance_sampling's and
     ppo's advantage -β (log p_student - log p_teacher); 1 as a factor of the other losses."""
@@ -43,6 +44,13 @@ class AlgorithmSection(BaseModel):
     substeps: Annotated[int, Field(ge=1, le=64)] = 1
     """Optimiser steps per iteration, each on its share of the rollouts."""
 
+    def resolved(self, *, is_served: bool) -> "AlgorithmSection":
+        """Returns the section with the loss that `auto` stands for, for such a teacher."""
+        if self.loss_fn != "auto":
+            return self
+        loss_fn = "top_k_reverse_kl" if is_served else "full_reverse_kl"
+        return self.model_copy(update={"loss_fn": loss_fn})
+
     @property
     def is_sampled_loss(self) -> bool:
         """Whether the loss needs the probability of the sampled token only."""
@@ -51,7 +59,7 @@ class AlgorithmSection(BaseModel):
     @property
     def needs_logits(self) -> bool:
         """Whether the teacher must tell its whole distribution, so be in this process."""
-        return self.loss_fn in ("full_reverse_kl", "jsd") or self.kl_baseline == "exact"
+        return self.loss_fn in ("auto", "full_reverse_kl", "jsd") or self.kl_baseline == "exact"
 
     @property
     def told_tokens(self) -> int | None:

@@ -188,6 +188,13 @@ class TrainConfig(_Section):
         return self
 
     @model_validator(mode="after")
+    def _loss_is_named(self) -> "TrainConfig":
+        """Says which loss `auto` is, so that a run's record does too."""
+        is_served = self.teacher is not None and self.teacher.is_served
+        named = self.algorithm.resolved(is_served=is_served)
+        return self if named is self.algorithm else self.model_copy(update={"algorithm": named})
+
+    @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "TrainConfig":
         if self.data.val_split > 0 and self.dataset_type == "distill":
             raise ValueError(

@@ -221,7 +221,7 @@ def _token_losses(
     now_N = student_N.detach()
     sampler_N = _of_tokens(now_N, [member.sampled.sampler_logprobs for member in members])
     rewards_N = _of_tokens(now_N, [member.advantages for member in members])
-    stats.teacher_kl += (sampler_N - teacher_N).sum().item()
+    stats.add_teacher_kl(sampler_N - teacher_N, dataset=members[0].sampled.dataset)
     stats.entropy += scores.entropy_N.sum().item()
     stats.add_ratios((now_N - sampler_N).exp())
     if not stats.steps:

@@ -29,7 +29,16 @@ class UpdateStats:
     advantage: float = 0.0
     squared_advantage: float = 0.0
     num_advantages: int = 0
+    of_datasets: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+    """teacher_kl and the number of tokens of each dataset."""
     steps: list[StepInfo] = field(default_factory=list[StepInfo])
+
+    def add_teacher_kl(self, gaps_N: Tensor, *, dataset: int) -> None:
+        """Takes in log p_sampler - log p_teacher of tokens of one dataset."""
+        total = gaps_N.sum().item()
+        self.teacher_kl += total
+        before, tokens = self.of_datasets.get(dataset, (0.0, 0))
+        self.of_datasets[dataset] = before + total, tokens + len(gaps_N)
 
     def add_ratios(self, ratios_N: Tensor) -> None:
         """Takes in how far the student has moved from what was sampled with."""
@@ -54,6 +63,9 @@ class UpdateStats:
             "ratio": self.ratio / tokens,
             "ratio_max": self.largest_ratio,
         }
+        if len(self.of_datasets) > 1:
+            for dataset, (total, count) in sorted(self.of_datasets.items()):
+                found[f"teacher_kl/dataset_{dataset}"] = total / max(1, count)
         if self.num_advantages:
             mean = self.advantage / self.num_advantages
             variance = self.squared_advantage / self.num_advantages - mean**2

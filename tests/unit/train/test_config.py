@@ -53,9 +53,10 @@ def test_what_is_not_said_is_the_documented_default(tmp_path):
     assert config.data.group_size == 4
     assert config.data.val_split == 0
     assert (config.model.qlora_rank, config.model.alpha) == (32, 64)
-    assert config.algorithm.loss_fn == "importance_sampling"
+    # What auto stands for with a teacher in this process.
+    assert config.algorithm.loss_fn == "full_reverse_kl"
     assert config.algorithm.adv_estimator == "grpo"
-    assert config.algorithm.kl_coef == 0.1
+    assert config.algorithm.kl_coef == 1.0
     assert (config.rollout.max_turns, config.rollout.max_tokens) == (1, 2048)
     assert config.rollout.max_context_window == 32768
     assert config.rollout.termination_policy == "last_tool"
@@ -188,6 +189,7 @@ def test_distill_needs_a_teacher(tmp_path):
     ("algorithm", "needed"),
     [
         ({"clip_ratio": 0.1}, "loss_fn ppo"),
+        ({"top_k": 8}, "loss_fn top_k_reverse_kl"),
         ({"loss_fn": "jsd", "clip_ratio": 0.1}, "loss_fn ppo"),
         ({"loss_fn": "full_reverse_kl", "kl_baseline": "exact"}, "importance_sampling or ppo"),
         ({"loss_fn": "top_k_reverse_kl", "importance_cap": 2.0}, "importance_sampling or ppo"),
@@ -205,6 +207,38 @@ def test_an_option_that_the_loss_does_not_use_is_refused(tmp_path, algorithm, ne
     # As it stands in the configuration that a run keeps.
     default = AlgorithmSection.model_fields[name].default
     load(tmp_path, {**DISTILL, "algorithm": {**algorithm, name: default}})
+
+
+@pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo"])
+@pytest.mark.parametrize("coef", [0.01, 0.1])
+def test_a_loss_that_is_named_is_what_it_was_wherever_it_comes_from(tmp_path, loss_fn, coef):
+    algorithm = {"loss_fn": loss_fn, "adv_estimator": "grpo", "kl_penalty_coef": coef}
+
+    found = load(tmp_path, {**DISTILL, "algorithm": algorithm}).algorithm
+
+    assert (found.loss_fn, found.kl_coef, found.reward_coef) == (loss_fn, coef, 0)
+    assert (found.kl_baseline, found.importance_cap, found.mask_special_tokens) == (
+        "none",
+        None,
+        False,
+    )
+
+
+def test_a_served_teacher_is_asked_for_its_likeliest_tokens_by_itself(tmp_path):
+    served = load(tmp_path, having("teacher.provider", "vllm", DISTILL)).algorithm
+
+    assert (served.loss_fn, served.told_tokens) == ("top_k_reverse_kl", 16)
+
+
+def test_which_loss_is_taken_by_itself_depends_on_where_the_teacher_is():
+    section = AlgorithmSection(kl_penalty_coef=0.5)
+
+    here, served = section.resolved(is_served=False), section.resolved(is_served=True)
+
+    assert (here.loss_fn, served.loss_fn) == ("full_reverse_kl", "top_k_reverse_kl")
+    assert here.kl_coef == served.kl_coef == 0.5
+    named = AlgorithmSection(loss_fn="ppo")
+    assert named.resolved(is_served=True) is named
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "reinforce"])

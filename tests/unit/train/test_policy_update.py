@@ -211,6 +211,12 @@ def test_each_dataset_is_scored_by_its_own_teacher(tiny_models, student, teacher
     accumulate_gradient(student, {1: other}, [second], KINDS["jsd"], two)
 
     assert both.loss == pytest.approx(one.loss + two.loss, abs=1e-5)
+    metrics = both.metrics(is_clipped=False, is_capped=False)
+    alone = one.metrics(is_clipped=False, is_capped=False)
+    assert metrics["teacher_kl/dataset_0"] == pytest.approx(alone["teacher_kl"])
+    assert metrics["teacher_kl/dataset_1"] == pytest.approx(two.teacher_kl / two.num_tokens)
+    # One dataset's own is the whole.
+    assert not any("/" in name for name in alone)
 
 
 @pytest.mark.parametrize("kind", WITHOUT_REWARDS)
