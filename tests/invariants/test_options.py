@@ -5,7 +5,9 @@ import pytest
 from fakes.conversations import answer, user
 from fakes.training import make_project
 
-SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(12)]
+SFT_ROWS = [
+    {"messages": [user(f"Item {i}?" * (1 + i % 5)), answer(f"It costs {i}.")]} for i in range(12)
+]
 DPO_ROWS = [
     {
         "prompt": [user(f"Which item is number {i} of the shop?")],
