@@ -1,6 +1,6 @@
 """The row formats: prompts in, rollouts, SFT rows and preference pairs, each with its checks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
@@ -56,6 +56,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     docker: str | None = None
     """The container with the task's tools: `local/NAME` is Dockerfile.NAME, else an image."""
     docker_env: dict[str, str] = {}
+    dataset: int = 0
+    """Which of several files it is from."""
 
 
 class SftRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,6 +225,15 @@ def load_tasks(path: Path) -> list[Task]:
     if not tasks:
         raise DataError(f"{path} holds no prompts", "write one prompt per line")
     return tasks
+
+
+def load_datasets(paths: Sequence[Path]) -> list[Task]:
+    """Returns the tasks of several prompts files, each of which says which file it is from."""
+    return [
+        msgspec.structs.replace(task, dataset=dataset)
+        for dataset, path in enumerate(paths)
+        for task in load_tasks(path)
+    ]
 
 
 def load_sft_rows(path: Path) -> list[SftRow]:

@@ -70,14 +70,22 @@ def load_tokenizer(location: ModelLocation) -> Any:
 
 
 def load_model(
-    workspace: Workspace, location: ModelLocation, *, precision: Precision = "auto"
+    workspace: Workspace,
+    location: ModelLocation,
+    *,
+    precision: Precision = "auto",
+    quantization: Quantization = None,
 ) -> LoadedModel:
-    """Returns a model ready to run, with an adapter's weights merged into its base."""
+    """Returns a model ready to run, with an adapter's weights merged into its base.
+
+    On a base of 4 bits, which nothing can be merged into exactly, the adapter stays beside it.
+    """
     tokenizer = load_tokenizer(location)
     if location.is_adapter:
-        model = load_adapter(workspace, location, precision=precision).merge_and_unload()
+        model = load_adapter(workspace, location, precision=precision, quantization=quantization)
+        model = model if quantization is not None else model.merge_and_unload()
     else:
-        model = load_weights(location, precision=precision)
+        model = load_weights(location, precision=precision, quantization=quantization)
     model.eval()
     return LoadedModel(location, model, tokenizer, stop_token_ids(model, tokenizer))
 

@@ -16,7 +16,7 @@ from stillroom.train.algorithm import AlgorithmSection
 from stillroom.train.curriculum import ColdStartSection, CurriculumSection
 from stillroom.train.eval_section import EvalSection
 from stillroom.train.refusals import REFUSED_VALUES, UNSUPPORTED
-from stillroom.train.teacher_section import TeacherSection
+from stillroom.train.teacher_section import OneTeacher, TeacherSection
 from stillroom.validation import describe_errors
 
 # yaml reads dates, and a day that does not exist is a ValueError.
@@ -30,14 +30,20 @@ class _Section(BaseModel):
 class DataSection(_Section):
     """The rows to train on."""
 
-    train_file: str = "train.jsonl"
-    """Relative to the folder of config.yml."""
+    train_file: str | tuple[str, ...] = "train.jsonl"
+    """Relative to the folder of config.yml. distill: or a list of files, which every iteration
+    takes prompts from in proportion to their sizes."""
     batch_size: Annotated[int, Field(ge=1, le=4096)]
     """Rows, pairs or prompts per optimiser step (distill: per iteration)."""
     group_size: Annotated[int, Field(ge=1, le=64)] = 4
     """distill: rollouts of each prompt."""
     val_split: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """sft, dpo: share of the rows held out by their prompts, measured after every epoch."""
+
+    @property
+    def train_files(self) -> tuple[str, ...]:
+        """The names of the files."""
+        return (self.train_file,) if isinstance(self.train_file, str) else self.train_file
 
 
 class ModelSection(_Section):
@@ -214,6 +220,33 @@ class TrainConfig(_Section):
             )
         return self
 
+    @property
+    def teachers(self) -> list[OneTeacher]:
+        """Who scores each dataset's rollouts; none unless dataset_type is distill."""
+        if self.teacher is None or self.dataset_type != "distill":
+            return []
+        return self.teacher.for_datasets(len(self.data.train_files))
+
+    @model_validator(mode="after")
+    def _datasets_have_their_teachers(self) -> "TrainConfig":
+        files, teacher = self.data.train_files, self.teacher
+        if isinstance(self.data.train_file, tuple) and self.dataset_type != "distill":
+            raise ValueError(
+                "data.train_file is a list only with distill: put the rows in one file"
+            )
+        if len(set(files)) < len(files) or not files:
+            raise ValueError("data.train_file must name at least one file, and each once")
+        if teacher is None or isinstance(teacher.path, str):
+            return self
+        if len(teacher.path) != len(files):
+            raise ValueError(
+                f"teacher.path is a list of {len(teacher.path)}, and data.train_file names "
+                f"{len(files)} files: give one teacher for each, or one for all"
+            )
+        if self.curriculum.teacher_share and len(set(teacher.path)) > 1:
+            raise ValueError("curriculum.teacher_share has one teacher write turns, not several")
+        return self
+
     @model_validator(mode="after")
     def _whole_distributions_are_in_process(self) -> "TrainConfig":
         is_served = self.teacher is not None and self.teacher.is_served
@@ -361,11 +394,6 @@ def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:
         raise ConfigError(
             f"{path}: model.path is a list, and one run trains one model",
             "start one run for each with the override model.path=…",
-        )
-    if isinstance(_value_at(raw, "teacher.path"), list):
-        raise ConfigError(
-            f"{path}: teacher.path is a list, and several teachers are not supported yet",
-            "give one teacher, or start one run for each dataset",
         )
 
 

@@ -54,12 +54,13 @@ def check_teacher_server(
     workspace: Workspace, config: TrainConfig, tokenizer: Any, *, max_context: int
 ) -> list[str]:
     """Returns what was found of a served teacher, as notes; none of one in this process."""
-    section = config.teacher
-    if section is None or not section.is_served:
-        return []
-    teacher = served_teacher(workspace, section, top_k=config.algorithm.told_tokens)
-    check = functools.partial(check_served, max_context=max_context)
-    return anyio.run(check, workspace, section, teacher, tokenizer)
+    notes: list[str] = []
+    for one in dict.fromkeys(config.teachers):
+        if one.section.is_served:
+            served = served_teacher(workspace, one, top_k=config.algorithm.told_tokens)
+            check = functools.partial(check_served, max_context=max_context)
+            notes += anyio.run(check, workspace, one.tokenizer, served, tokenizer)
+    return notes
 
 
 def check_numbers(student: Student, algorithm: AlgorithmSection) -> list[str]:

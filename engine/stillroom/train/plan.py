@@ -164,30 +164,30 @@ def _student_size(empty: Any, section: ModelSection) -> ModelSize:
 
 
 def _teacher_bytes(workspace: Workspace, planned: _Planned) -> int:
-    """Returns the teacher's weights; raises ModelError unless it reads tokens as the student."""
-    teacher = planned.config.teacher
-    if planned.config.dataset_type != "distill" or teacher is None or teacher.is_served:
-        return 0
-    location = locate_model(workspace, teacher.path)
-    base = adapter_base(workspace, location) if location.is_adapter else location
-    empty = empty_model(base, precision=teacher.precision, device=planned.device)
-    nothing: frozenset[int] = frozenset()
-    check_pair(
-        LoadedModel(planned.location, planned.empty, planned.tokenizer, nothing),
-        LoadedModel(location, empty, load_tokenizer(location), nothing),
-    )
-    return sum(p.nbytes for p in empty.parameters())
+    """Returns the teachers' weights; raises ModelError unless it reads tokens as the student."""
+    total, nothing = 0, frozenset[int]()
+    for teacher in dict.fromkeys(planned.config.teachers):
+        if teacher.section.is_served:
+            continue
+        location = locate_model(workspace, teacher.path)
+        base = adapter_base(workspace, location) if location.is_adapter else location
+        empty = empty_model(base, precision=teacher.section.precision, device=planned.device)
+        check_pair(
+            LoadedModel(planned.location, planned.empty, planned.tokenizer, nothing),
+            LoadedModel(location, empty, load_tokenizer(location), nothing),
+        )
+        is_quantized = teacher.section.quantization is not None
+        total += size_of(empty, is_quantized=is_quantized).weight_bytes
+    return total
 
 
 def _checks(workspace: Workspace, planned: _Planned) -> list[str]:
     """Returns what was found of the teacher; raises an EngineError for what would end the run."""
     config = planned.config
-    if config.dataset_type != "distill" or config.teacher is None:
-        return []
-    if not config.teacher.is_served:
-        return [f"{config.teacher.path} has the student's tokens and chat template"]
+    here = dict.fromkeys(t.path for t in config.teachers if not t.section.is_served)
+    checks = [f"{path} has the student's tokens and chat template" for path in here]
     most = min(context_length(planned.empty), config.rollout.max_context_window)
-    return check_teacher_server(workspace, config, planned.tokenizer, max_context=most)
+    return checks + check_teacher_server(workspace, config, planned.tokenizer, max_context=most)
 
 
 def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[trial.Unit]]":
@@ -212,7 +212,10 @@ def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[
             lengths = [trial.num_tokens(pair) for pair in dpo.pairs]
             return RowTokens(lengths, len(dpo.pairs), len(apart), dpo.skipped), list(dpo.pairs)
         case "distill":
-            num_tasks, first = len(load_tasks(plan.train_file)), plan.cold_start_file
+            num_tasks, first = (
+                sum(len(load_tasks(f)) for f in plan.train_files),
+                plan.cold_start_file,
+            )
             if first is None:
                 return RowTokens([], num_tasks), []
             cold = encode_sft(load_sft_rows(first), renderer, max_length=max_length)

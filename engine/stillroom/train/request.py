@@ -69,7 +69,8 @@ class TrainingPlan:
 
     config: TrainConfig
     config_file: Path
-    train_file: Path
+    train_files: tuple[Path, ...]
+    """One, but for distill's datasets."""
     tools_file: Path | None
     """tools.py beside config.yml, where the student acts: in distill and in evaluations."""
     rewards_file: Path | None
@@ -77,19 +78,22 @@ class TrainingPlan:
     """The prompts of each evaluation, by its name."""
     cold_start_file: Path | None = None
 
+    @property
+    def train_file(self) -> Path:
+        """The first of the files."""
+        return self.train_files[0]
+
 
 def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
     """Returns the checked plan. Raises an EngineError that says what is wrong, loading nothing."""
     config_file = workspace.existing(request.config, what="config")
     config = load_config(config_file, request.overrides)
     folder = config_file.parent
-    train_file = _rows_file(
-        workspace,
-        config_file,
-        config.data.train_file,
-        what="data.train_file",
-        kind=_FORMATS[config.dataset_type],
-    )
+    kind = _FORMATS[config.dataset_type]
+    train_files = [
+        _rows_file(workspace, config_file, name, what="data.train_file", kind=kind)
+        for name in config.data.train_files
+    ]
     cold_start_file = None
     if config.cold_start is not None:
         cold_start_file = _rows_file(
@@ -100,14 +104,16 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
             kind=RowFormat.SFT,
         )
     locate_model(workspace, config.model.path)
-    if config.model.quantization is not None:
+    if config.model.quantization is not None or any(
+        teacher.section.quantization is not None for teacher in config.teachers
+    ):
         check_quantization()
-    if config.dataset_type == "distill" and config.teacher is not None:
-        refuse_api_teacher(config.teacher.path)
-        if config.teacher.is_served:
-            served_teacher(workspace, config.teacher)
+    for teacher in config.teachers:
+        refuse_api_teacher(teacher.path)
+        if teacher.section.is_served:
+            served_teacher(workspace, teacher)
         else:
-            locate_model(workspace, config.teacher.path)
+            locate_model(workspace, teacher.path)
     for server in config.rollout.mcp_servers:
         parse_spec(server)
     _check_trackers(config)
@@ -115,7 +121,7 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
     return TrainingPlan(
         config,
         config_file,
-        train_file,
+        tuple(train_files),
         tools_file=_beside(folder, "tools.py") if acts else None,
         rewards_file=_beside(folder, "rewards.py") if acts else None,
         eval_files={section.name: _eval_file(folder, section) for section in config.evals},

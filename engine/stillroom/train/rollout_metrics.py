@@ -37,7 +37,23 @@ def rollout_metrics(
     rewards = [rollout.reward for rollout in whole if rollout.reward is not None]
     if rewards:
         metrics["reward"] = sum(rewards) / len(rewards)
-    return metrics | _curriculum(config, played, iteration) | _queue(config, sampled, iteration)
+    return (
+        metrics
+        | _rewards(played)
+        | _curriculum(config, played, iteration)
+        | _queue(config, sampled, iteration)
+    )
+
+
+def _rewards(played: Sequence[tuple[Trajectory, StudentRollout]]) -> dict[str, float]:
+    """Returns each dataset's mean reward, where there are several."""
+    rewards: dict[int, list[float]] = {}
+    for rollout, how in played:
+        if rollout.reward is not None and not how.is_prefix:
+            rewards.setdefault(how.task.dataset, []).append(rollout.reward)
+    if max(rewards, default=0) == 0:
+        return {}
+    return {f"reward/dataset_{dataset}": _mean(rewards[dataset]) for dataset in sorted(rewards)}
 
 
 def _curriculum(

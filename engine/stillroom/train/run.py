@@ -8,7 +8,7 @@ import anyio
 import msgspec
 import torch
 
-from stillroom.data.formats import SftRow, Task, load_dpo_rows, load_sft_rows, load_tasks
+from stillroom.data.formats import SftRow, Task, load_datasets, load_dpo_rows, load_sft_rows
 from stillroom.files import write_json
 from stillroom.lineage import ModelRecord, Recording
 from stillroom.models.identity import identify
@@ -68,7 +68,7 @@ def train_in_process(
     point = find_resume_point(workspace, request.resume) if request.resume else None
     given = (
         plan.config_file,
-        plan.train_file,
+        *plan.train_files,
         plan.cold_start_file,
         plan.tools_file,
         plan.rewards_file,
@@ -102,14 +102,14 @@ def _asked(plan: TrainingPlan, files: Recording, models: list[ModelRecord]) -> A
 
 def _models(workspace: Workspace, config: TrainConfig) -> list[ModelRecord]:
     """Returns what training starts from, and the teacher, as they are now."""
-    asked = [("student", config.model.path)]
-    teacher = config.teacher
-    if teacher is not None and not teacher.is_served:
-        asked.append(("teacher", teacher.path))
-    found = [identify(locate_model(workspace, name), role=role) for role, name in asked]
-    if teacher is not None and teacher.is_served:
-        where = served_teacher(workspace, teacher).server.endpoint.base_url
-        found.append(ModelRecord(role="teacher", name=teacher.path, location=where))
+    found = [identify(locate_model(workspace, config.model.path), role="student")]
+    for index, teacher in enumerate(dict.fromkeys(config.teachers)):
+        role = "teacher" if index == 0 else f"teacher {index + 1}"
+        if teacher.section.is_served:
+            where = served_teacher(workspace, teacher).server.endpoint.base_url
+            found.append(ModelRecord(role=role, name=teacher.path, location=where))
+        else:
+            found.append(identify(locate_model(workspace, teacher.path), role=role))
     return found
 
 
@@ -123,7 +123,7 @@ def _method(workspace: Workspace, plan: TrainingPlan) -> Callable[[Session], Tra
             dpo_rows = load_dpo_rows(plan.train_file)
             return lambda session: train_dpo(session, dpo_rows, max_length=_max_length(session))
         case "distill":
-            tasks = load_tasks(plan.train_file)
+            tasks = load_datasets(plan.train_files)
             first = load_sft_rows(plan.cold_start_file) if plan.cold_start_file else []
             return lambda session: _distill(workspace, session, plan, tasks, first)
 

@@ -19,7 +19,6 @@ from stillroom.teachers.model_server import (
 )
 from stillroom.teachers.scores import TeacherScores
 from stillroom.teachers.served import ServedTeacher
-from stillroom.train.teacher_section import TeacherSection
 from stillroom.types import Message, TokenTrace
 
 _TEXT = (
@@ -40,13 +39,13 @@ _NOT_THERE = "the server has no /tokenize"
 
 async def check_served(
     workspace: Workspace,
-    section: TeacherSection,
+    tokenizer: str | None,
     teacher: ServedTeacher,
     student_tokenizer: Any,
     *,
     max_context: int,
 ) -> list[str]:
-    """Returns what was found of a server, as notes.
+    """Returns what was found of a server, as notes; `tokenizer` is where the teacher's own is.
 
     Raises:
         ModelError: it cuts or renders text otherwise, or takes no conversation as long as
@@ -56,11 +55,11 @@ async def check_served(
     async with teacher.server:
         try:
             length = await _check_model(teacher, max_context)
-            if section.tokenizer is not None:
-                names = f"the student and the teacher's tokenizer {section.tokenizer!r}"
-                theirs = load_tokenizer(locate_model(workspace, section.tokenizer))
+            if tokenizer is not None:
+                names = f"the student and the teacher's tokenizer {tokenizer!r}"
+                theirs = load_tokenizer(locate_model(workspace, tokenizer))
                 check_tokenizers(names, student_tokenizer, theirs)
-                read = f"tokens and chat template are those of {section.tokenizer}"
+                read = f"tokens and chat template are those of {tokenizer}"
             else:
                 read = await _check_tokens(teacher, student_tokenizer)
             gap = await _check_scores(teacher, student_tokenizer, max_context)

@@ -58,15 +58,29 @@ class SampledRollout:
 
 
 def prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task]]:
-    """Returns the prompts of each iteration; a batch may reach into the next epoch."""
+    """Returns the prompts of each iteration; a batch may reach into the next epoch.
+
+    Each has its datasets' prompts in proportion to their sizes, as far as whole prompts go.
+    """
     size, seed = config.data.batch_size, config.trainer.seed
     stream = [
-        tasks[index]
-        for epoch in range(config.trainer.num_epochs)
-        for index in epoch_order(len(tasks), epoch, seed)
+        task for epoch in range(config.trainer.num_epochs) for task in _mixed(tasks, epoch, seed)
     ]
     batches = [stream[start : start + size] for start in range(0, len(stream), size)]
     return batches[: config.trainer.max_steps]
+
+
+def _mixed(tasks: Sequence[Task], epoch: int, seed: int) -> list[Task]:
+    """Returns an epoch's tasks: each dataset in an order of its own, spread over the whole."""
+    places: list[tuple[float, int, Task]] = []
+    for dataset in sorted({task.dataset for task in tasks}):
+        members = [task for task in tasks if task.dataset == dataset]
+        order = epoch_order(len(members), epoch, seed)
+        places += [
+            ((place + 0.5) / len(members), dataset, members[index])
+            for place, index in enumerate(order)
+        ]
+    return [task for _, _, task in sorted(places, key=lambda place: place[:2])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,7 @@ async def sample_rollouts(
 
     async def keep(outcome: Outcome) -> None:
         key = key_of(outcome)
-        told = await teachers.score(outcome)
+        told = await teachers.score(outcome, begun[key].task.dataset)
         is_failed = isinstance(told, FailedRollout)
         done[key] = (
             SampledRollout(told, begun[key])
@@ -229,6 +243,7 @@ def sequences_of(sampled: Sequence[SampledRollout]) -> list[SampledSequence]:
                 sampled_sequence(trace),
                 logprobs,
                 one.teacher,
+                one.how.task.dataset,
                 reward=rollout.reward,
                 prompt=rollout.task_id,
             )

@@ -6,12 +6,12 @@ from stillroom.settings import Workspace
 from stillroom.teachers.model_server import ModelServer, ServerSettings
 from stillroom.teachers.providers import endpoint_for
 from stillroom.teachers.served import ServedTeacher
-from stillroom.train.teacher_section import TeacherSection
+from stillroom.train.teacher_section import OneTeacher
 
 
 def served_teacher(
     workspace: Workspace,
-    section: TeacherSection,
+    teacher: OneTeacher,
     *,
     top_k: int | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
@@ -20,9 +20,10 @@ def served_teacher(
 
     Raises InputError if its key is missing.
     """
+    section = teacher.section
     provider = "sglang" if section.provider == "sglang" else "vllm"
     endpoint = endpoint_for(
-        workspace, provider, base_url=section.base_url, api_key_env=section.api_key_env
+        workspace, provider, base_url=teacher.base_url, api_key_env=section.api_key_env
     )
     server = ModelServer(
         endpoint,
@@ -30,4 +31,4 @@ def served_teacher(
         settings=ServerSettings(section.concurrency, section.timeout),
         transport=transport,
     )
-    return ServedTeacher(server, section.path, provider=provider, top_k=top_k)
+    return ServedTeacher(server, teacher.path, provider=provider, top_k=top_k)

@@ -19,28 +19,29 @@ from stillroom.teachers.scores import TeacherScores
 from stillroom.teachers.served import ServedTeacher
 from stillroom.train.config import TrainConfig
 from stillroom.train.student import Student
+from stillroom.train.teacher_section import OneTeacher
 from stillroom.train.teacher_servers import served_teacher
 from stillroom.types import Failure
 
 
 @dataclass(slots=True)
 class Teachers:
-    """The teacher of a run. Use as an async context manager."""
+    """The teachers of a run. Use as an async context manager."""
 
     local: Mapping[int, LocalTeacher] = field(default_factory=dict[int, LocalTeacher])
     """Those in this process, by the dataset they are for: they are asked in the update."""
-    served: ServedTeacher | None = None
-    """Behind a server: it is asked as each rollout ends."""
+    served: Mapping[int, ServedTeacher] = field(default_factory=dict[int, ServedTeacher])
+    """Those behind servers, by the dataset they are for: they are asked as each rollout ends."""
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
     def num_scored_at_once(self) -> int:
-        """How many rollouts a server may be scoring."""
-        return self.served.concurrency if self.served is not None else 0
+        """How many rollouts servers may be scoring."""
+        return sum(served.concurrency for served in set(self.served.values()))
 
     async def __aenter__(self) -> Self:
-        if self.served is not None:
-            await self._stack.enter_async_context(self.served.server)
+        for served in set(self.served.values()):
+            await self._stack.enter_async_context(served.server)
         return self
 
     async def __aexit__(
@@ -51,17 +52,18 @@ class Teachers:
     ) -> None:
         await self._stack.aclose()
 
-    async def score(self, outcome: Outcome) -> TeacherScores | FailedRollout | None:
+    async def score(self, outcome: Outcome, dataset: int) -> TeacherScores | FailedRollout | None:
         """Returns what a server says of a finished rollout's tokens; None if none is asked.
 
         A rollout that could not be scored has failed: nothing stands in for the scores.
         """
-        if self.served is None or isinstance(outcome, FailedRollout):
+        served = self.served.get(dataset)
+        if served is None or isinstance(outcome, FailedRollout):
             return None
         if outcome.tokens is None or not any(outcome.tokens.sampled):
             return None
         try:
-            return await self.served.score(outcome.tokens)
+            return await served.score(outcome.tokens)
         except CallFailedError as error:
             failure = Failure(kind=error.kind, message=f"the teacher's scores: {error.message}")
             return FailedRollout(key_of(outcome), failure, outcome.turns)
@@ -74,17 +76,26 @@ def load_teachers(
     *,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Teachers:
-    """Returns the teacher that config.yml names; one in this process is loaded and checked."""
-    section = config.teacher
-    if section is None:
+    """Returns the teachers that config.yml names, each once; those in this process are checked."""
+    if not config.teachers:
         raise ConfigError("dataset_type distill needs teacher.path", "name the teacher's model")
-    if section.is_served:
-        return Teachers(
-            served=served_teacher(
-                workspace, section, top_k=config.algorithm.told_tokens, transport=transport
-            )
+    local: dict[OneTeacher, LocalTeacher] = {}
+    served: dict[OneTeacher, ServedTeacher] = {}
+    for one in dict.fromkeys(config.teachers):
+        if one.section.is_served:
+            top_k = config.algorithm.told_tokens
+            served[one] = served_teacher(workspace, one, top_k=top_k, transport=transport)
+            continue
+        loaded = load_model(
+            workspace,
+            locate_model(workspace, one.path),
+            precision=one.section.precision,
+            quantization=one.section.quantization,
         )
-    location = locate_model(workspace, section.path)
-    loaded = load_model(workspace, location, precision=section.precision)
-    check_pair(student.loaded, loaded)
-    return Teachers(local={0: LocalTeacher(loaded)})
+        check_pair(student.loaded, loaded)
+        local[one] = LocalTeacher(loaded)
+    of_dataset = list(enumerate(config.teachers))
+    return Teachers(
+        local={i: local[one] for i, one in of_dataset if one in local},
+        served={i: served[one] for i, one in of_dataset if one in served},
+    )

@@ -47,20 +47,20 @@ def test_a_sampler_of_other_weights_than_the_trainers_is_refused(tiny_models, mo
 
 
 def check(tiny_models, tmp_path, server, *, max_context=256, **more):
-    section = TeacherSection(
+    (one,) = TeacherSection(
         path=more.pop("path", "served"),
         provider=more.pop("provider", "vllm"),
         base_url=server.base_url,
         **more,
-    )
+    ).for_datasets(1)
     student = tiny_models.load("llama", "chatml")
     workspace = tiny_models.workspace
-    teacher = served_teacher(workspace, section)
+    teacher = served_teacher(workspace, one)
 
     async def ask():
         with anyio.fail_after(60):
             return await check_served(
-                workspace, section, teacher, student.tokenizer, max_context=max_context
+                workspace, one.tokenizer, teacher, student.tokenizer, max_context=max_context
             )
 
     return anyio.run(ask)
