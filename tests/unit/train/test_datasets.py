@@ -28,6 +28,7 @@ def distill(tmp_path, student, teacher, *, sizes=(4, 4), **sections):
             "data": {"train_file": FILES, "batch_size": 4, "group_size": 2},
             "teacher": teacher,
             "rollout": {"max_tokens": 8},
+            "algorithm": {"loss_fn": "importance_sampling"},
             **sections,
         },
     )
