@@ -17,6 +17,7 @@ from typing import Any, Self
 import msgspec
 
 _BLOCK = 1 << 20
+Buffer = bytes | memoryview | msgspec.Raw
 _MAX_WAITING = 4
 
 
@@ -90,8 +91,9 @@ class LineWriter:
 
     def __init__(self, stream: FileIO) -> None:
         self._stream = stream
-        self._parts: list[bytes] = []
-        self._num_waiting = 0
+        self._parts: list[Buffer] = []
+        self._source: bytes | None = None
+        self._num_held = 0
         self._digest = _BackgroundSha256()
         self.num_rows = self.num_bytes = 0
 
@@ -99,13 +101,20 @@ class LineWriter:
         """Encodes one row and writes it as a line."""
         self.write_raw(msgspec.json.encode(row))
 
-    def write_raw(self, *parts: bytes) -> None:
-        """Writes the parts of one already encoded row (without a newline) as a line."""
+    def write_raw(self, *parts: Buffer, source: bytes | None = None) -> None:
+        """Writes the parts of one already encoded row (without a newline) as a line.
+
+        `source` is what the parts are views of: it is in memory for as long as they wait.
+        """
         self._parts += parts
         self._parts.append(b"\n")
-        self._num_waiting += sum(map(len, parts)) + 1
         self.num_rows += 1
-        if self._num_waiting >= _BLOCK:
+        if source is None:
+            self._num_held += sum(map(len, parts)) + 1
+        elif source is not self._source:
+            self._source = source
+            self._num_held += len(source)
+        if self._num_held >= _BLOCK:
             self.flush()
 
     def append_file(self, path: Path, *, num_rows: int) -> None:
@@ -113,7 +122,6 @@ class LineWriter:
         with path.open("rb", buffering=0) as stream:
             while block := stream.read(4 * _BLOCK):
                 self._parts.append(block)
-                self._num_waiting += len(block)
                 self.flush()
         self.num_rows += num_rows
 
@@ -123,8 +131,8 @@ class LineWriter:
             return
         block = b"".join(self._parts)
         self._parts.clear()
+        self._source, self._num_held = None, 0
         self.num_bytes += len(block)
-        self._num_waiting = 0
         rest = memoryview(block)
         while rest:
             rest = rest[self._stream.write(rest) :]

@@ -1,15 +1,18 @@
 """The lines of a file, one by one, in constant memory."""
 
 import itertools
+import os
 import sys
 from collections.abc import Iterator
-from io import FileIO
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 BOM = b"\xef\xbb\xbf"
 _BLANKS = b"\r\n \t"
+_LAST_BLANK = 0x20
+"""No blank is a larger byte."""
 _BLOCK = 256 << 10
 """What is read at once: with the lines that are made of it, it stays in a core's own cache."""
 _KEPT_WHEN_FREE = 4 << 20
@@ -25,9 +28,23 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     """Of the first byte of `data` in the file."""
     num_bytes: int
     """From `offset`, in the file; of a line that is cut, only of its beginning."""
-    data: bytes
+    view: bytes | memoryview
+    """`data` without a copy: a part of what was read at once, which it holds in memory."""
     is_cut: bool = False
     """Whether it was too long, and `data` is no more than its beginning."""
+    is_ascii: bool = False
+    """Whether it is known to be all ASCII."""
+
+    @property
+    def data(self) -> bytes:
+        """The bytes, as a copy that can be kept."""
+        return bytes(self.view)
+
+    @property
+    def source(self) -> bytes:
+        """What was read at once, of which `view` is a part."""
+        view = self.view
+        return cast("bytes", view.obj) if isinstance(view, memoryview) else view
 
 
 def read_lines(path: Path, *, max_bytes: int | None = None) -> Iterator[Line]:
@@ -39,76 +56,79 @@ def read_lines(path: Path, *, max_bytes: int | None = None) -> Iterator[Line]:
 
 
 def read_line_blocks(path: Path, *, max_bytes: int | None = None) -> Iterator[list[Line]]:
-    """Yields the same lines, those that end in a block of the file at a time."""
+    """Yields the same lines, those that were read at once at a time."""
     with path.open("rb", buffering=0) as stream:
-        yield from _Buffer(stream, max_bytes or sys.maxsize).blocks()
+        yield from _Reader(stream.fileno(), max_bytes or sys.maxsize).blocks()
 
 
-class _Buffer:
-    """What was read of a file and not given away yet: it holds a block, or the longest line."""
+class _Reader:
+    """Reads a file from line to line: what it has given away it does not hold."""
 
-    def __init__(self, stream: FileIO, limit: int) -> None:
+    def __init__(self, handle: int, limit: int) -> None:
         _keep_freed_memory()
-        self._stream, self._limit = stream, limit
-        self._beginning = min(limit, _BEGINNING)
-        self._bytes = bytearray(_BLOCK)
-        self._num_filled = 0
-        self._start = 0
+        self._handle, self._limit = handle, limit
         self._number = 0
 
     def blocks(self) -> Iterator[list[Line]]:
-        """Yields the lines that end in a block, or become too long in it."""
-        is_inside_cut = False
-        while size := self._fill():
-            buffer, lines = self._bytes, list[Line]()
-            first, searched = 0, self._num_filled - size
-            while (end := buffer.find(b"\n", searched, self._num_filled)) >= 0:
-                if is_inside_cut:
-                    is_inside_cut = False
-                else:
-                    self._take(lines, first, end, is_cut=end - first >= self._limit)
-                first = searched = end + 1
-            if not is_inside_cut and self._num_filled - first > self._limit:
-                self._take(lines, first, self._num_filled, is_cut=True)
-                is_inside_cut = True
-            self._forget(self._num_filled if is_inside_cut else first)
-            yield lines
-        if self._num_filled:
-            lines = []
-            self._take(lines, 0, self._num_filled, is_cut=False)
-            yield lines
+        """Yields all lines that end in what is read at once, or a longer one by itself."""
+        start = len(BOM) if os.pread(self._handle, len(BOM), 0) == BOM else 0
+        while block := os.pread(self._handle, _BLOCK, start):
+            if size := block.rfind(b"\n") + 1:
+                yield self._lines(block, start, size)
+                start += size
+                continue
+            end = self._end_of_line(start + len(block))
+            yield self._long_line(block, start, end)
+            if os.pread(self._handle, 1, end - 1) != b"\n":
+                return  # what is written behind it by now belongs to this line
+            start = end
 
-    def _take(self, lines: list[Line], first: int, end: int, *, is_cut: bool) -> None:
-        """Adds the line between two places in the buffer, if it is not blank."""
+    def _lines(self, block: bytes, start: int, size: int) -> list[Line]:
+        """Returns the lines of the first bytes of a block that begins at `start` in the file."""
+        lines: list[Line] = []
+        view, is_ascii = memoryview(block), block.isascii()
+        number, limit, first = self._number, self._limit, 0
+        while first < size:
+            end = block.find(b"\n", first)
+            number += 1
+            if end - first >= limit:
+                lines.append(self._cut(number, start + first, block[first:end]))
+            elif block[first] > _LAST_BLANK and block[end - 1] > _LAST_BLANK:
+                data = view[first:end]
+                lines.append(Line(number, start + first, end - first, data, False, is_ascii))
+            elif data := block[first:end].strip(_BLANKS):
+                offset = start + block.index(data, first)
+                lines.append(Line(number, offset, len(data), data, False, is_ascii))
+            first = end + 1
+        self._number = number
+        return lines
+
+    def _long_line(self, block: bytes, start: int, end: int) -> list[Line]:
+        """Returns the line between two places in the file, whose beginning is a block."""
         self._number += 1
-        raw = bytes(memoryview(self._bytes)[first : first + self._beginning if is_cut else end])
-        start = self._start + first
-        if self._number == 1 and raw.startswith(BOM):
-            raw, start = raw[len(BOM) :], start + len(BOM)
+        if end - start > self._limit:
+            return [self._cut(self._number, start, block)]
+        raw = block if end - start == len(block) else os.pread(self._handle, end - start, start)
         data = raw.strip(_BLANKS)
-        if data or is_cut:
-            lead = len(raw) - len(raw.lstrip(_BLANKS)) if len(data) != len(raw) else 0
-            lines.append(Line(self._number, start + lead, len(data), data, is_cut))
+        return [Line(self._number, start + raw.index(data), len(data), data)] if data else []
 
-    def _fill(self) -> int:
-        """Reads on, and returns how many bytes that was: none at the end of the file."""
-        if self._num_filled == len(self._bytes):
-            self._bytes = self._bytes.ljust(2 * self._num_filled, b"\0")
-        room = memoryview(self._bytes)[self._num_filled :][:_BLOCK]
-        size = self._stream.readinto(room)
-        self._num_filled += size
-        return size
+    def _cut(self, number: int, start: int, raw: bytes) -> Line:
+        """Returns what is told of a line that is too long."""
+        raw = raw[: min(self._limit, _BEGINNING)]
+        data = raw.strip(_BLANKS)
+        return Line(number, start + raw.index(data), len(data), data, is_cut=True)
 
-    def _forget(self, num_bytes: int) -> None:
-        """Lets go of the first bytes."""
-        view = memoryview(self._bytes)
-        view[: self._num_filled - num_bytes] = view[num_bytes : self._num_filled]
-        self._num_filled -= num_bytes
-        self._start += num_bytes
+    def _end_of_line(self, place: int) -> int:
+        """Returns where the line ends that goes on at a place in the file, its newline counted."""
+        while block := os.pread(self._handle, _BLOCK, place):
+            if size := block.find(b"\n") + 1:
+                return place + size
+            place += len(block)
+        return place
 
 
 def _keep_freed_memory() -> None:
-    """Makes the C library keep the memory of freed lines for the next ones.
+    """Makes the C library keep the memory of freed blocks for the next ones.
 
     Else it gives it back to the system with each block and asks for new pages, which costs as much
     as to read them. glibc raises its bounds for that when it frees a block as large as this one;

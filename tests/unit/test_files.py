@@ -107,6 +107,20 @@ def test_rows_appear_only_when_the_writing_is_over(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["rows.jsonl"]
 
 
+def test_few_of_what_rows_are_views_of_wait_in_memory(tmp_path: Path) -> None:
+    sources = [bytes([65 + n]) * (256 << 10) for n in range(5)]
+
+    with atomic_output(tmp_path / "rows.jsonl") as rows:
+        for source in sources:
+            rows.write_raw(memoryview(source)[:2], source=source)
+            rows.write_raw(memoryview(source)[-1:], source=source)
+        num_written = rows.num_bytes
+
+    assert 0 < num_written < rows.num_bytes
+    written = b"".join(2 * source[:1] + b"\n" + source[:1] + b"\n" for source in sources)
+    assert (tmp_path / "rows.jsonl").read_bytes() == written
+
+
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
 def test_an_error_while_writing_leaves_the_old_rows(tmp_path: Path, error: BaseException) -> None:
     path = tmp_path / "rows.jsonl"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillroom.lines import BOM, read_lines
+from stillroom.lines import BOM, read_line_blocks, read_lines
 
 BLOCK = 1 << 20
 SIZES = st.sampled_from([0, 1, 7, 70_000, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1, 5 * BLOCK])
@@ -96,3 +96,28 @@ def test_of_a_line_without_end_only_the_beginning_is_held(tmp_path: Path) -> Non
     assert line.is_cut
     assert line.data == b"{" * 200
     assert peak < 8 * BLOCK
+
+
+def test_a_line_knows_whether_it_is_ascii_and_what_it_is_a_part_of(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"one\ntwo\n" + b"x" * BLOCK + "\nü\n".encode() + b"end")
+
+    one, two, long, other, end = read_lines(path)
+
+    assert (one.is_ascii, two.is_ascii, other.is_ascii) == (True, True, False)
+    assert one.source is two.source
+    assert (one.view, one.data) == (b"one", b"one")
+    assert (long.source, end.source) == (b"x" * BLOCK, b"end")
+
+
+def test_what_is_written_behind_the_last_line_meanwhile_is_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"one\ntw")
+    blocks = read_line_blocks(path)
+
+    first, last = next(blocks), next(blocks)
+    with path.open("ab") as stream:
+        stream.write(b"o\nthree\n")
+
+    assert [line.data for line in (*first, *last)] == [b"one", b"tw"]
+    assert list(blocks) == []

@@ -12,7 +12,7 @@ from stillroom.curate.facts import NULL, RolloutFacts, RolloutParts
 from stillroom.curate.rows import RolloutLine, check_output, read_rollouts
 from stillroom.curate.sources import SourceFile, source_files
 from stillroom.errors import DataError
-from stillroom.files import LineWriter, atomic_output
+from stillroom.files import Buffer, LineWriter, atomic_output
 from stillroom.lineage import FileRecord, Recording, write_manifest
 from stillroom.settings import Workspace
 
@@ -112,7 +112,7 @@ class Conversion:
             return "not a rollout row"
         reason = reason_to_leave_out(facts, include_failed=self.include_failed)
         if reason is None:
-            self._rows.write_raw(*supervised_row(facts, parts))
+            self._rows.write_raw(*supervised_row(facts, parts), source=rollout.line.source)
             self.derived += facts.is_success_derived and facts.is_success
         return reason
 
@@ -152,7 +152,7 @@ class Conversion:
         )
 
 
-def supervised_row(facts: RolloutFacts, parts: RolloutParts) -> tuple[bytes, ...]:
+def supervised_row(facts: RolloutFacts, parts: RolloutParts) -> tuple[Buffer, ...]:
     """Returns the row of a rollout in parts; its long fields are the very bytes they were."""
     return (
         b'{"messages":',

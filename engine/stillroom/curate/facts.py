@@ -10,6 +10,7 @@ from stillroom.data.layouts import RolloutLayout
 from stillroom.data.rnow import failure_of, is_rnow_reward
 from stillroom.rollout.rewards import SUCCESS_THRESHOLD
 
+_STILLROOM, _RNOW = RolloutLayout.STILLROOM, RolloutLayout.RNOW
 NULL = msgspec.Raw(b"null")
 # Of what begins a JSON value, a text's quote alone sorts before this.
 _AFTER_QUOTE = bytearray(b"#")
@@ -206,77 +207,93 @@ def layout_of_fields(row: CommonFields) -> RolloutLayout | None:
     """Returns whose rollout it is, if these fields are all that matters of it; else None."""
     if row.stop_reason is not None:
         is_plain = isinstance(row.id, str | None) and isinstance(row.task_id, str | None)
-        return RolloutLayout.STILLROOM if is_plain else None
+        return _STILLROOM if is_plain else None
     says_how_it_went = row.completed is not None or row.success is not None
     # What was written from a row of ours is that row again.
-    return RolloutLayout.RNOW if says_how_it_went and row.stillroom is NULL else None
+    return _RNOW if says_how_it_went and row.stillroom is NULL else None
 
 
-class LongFields(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a row of one layout whose names differ, decoded, and what was counted."""
-
-    messages: list[MessageFacts]
-    num_turns: int
-    reward: float | None
-    metadata: dict[str, Any] | None
-
-
-def own_facts(row: CommonFields | OwnFields, long: LongFields) -> RolloutFacts:
+def own_facts(
+    row: CommonFields | OwnFields,
+    messages: list[MessageFacts],
+    num_turns: int,
+    reward: float | None,
+    metadata: dict[str, Any] | None,
+) -> RolloutFacts:
     """Returns the facts of a rollout of ours."""
     return RolloutFacts(
-        messages=long.messages,
-        num_turns=long.num_turns,
-        stop_reason=row.stop_reason or "",
-        id=row.id,
-        task_id=row.task_id or None,
-        reward=long.reward,
-        success=row.success,
-        tool_errors=row.tool_errors,
-        metadata=long.metadata,
-        error=row.error,
+        messages,
+        num_turns,
+        row.stop_reason or "",
+        row.id,
+        row.task_id or None,
+        reward,
+        row.success,
+        row.tool_errors,
+        metadata,
+        row.error,
     )
 
 
 def checked_facts(row: OwnFields) -> RolloutFacts:
     """Returns the facts of a rollout of ours whose messages were checked already."""
     num_turns = [message.role for message in row.messages].count("assistant")
-    return own_facts(row, LongFields(row.messages, num_turns, row.reward, row.metadata))
+    return own_facts(row, row.messages, num_turns, row.reward, row.metadata)
 
 
-def rnow_facts(row: CommonFields, long: LongFields) -> RolloutFacts | None:
+def rnow_facts(
+    row: CommonFields,
+    messages: list[MessageFacts],
+    num_turns: int,
+    reward: float | None,
+    metadata: dict[str, Any] | None,
+) -> RolloutFacts | None:
     """Returns the facts of a rollout of rnow's, as those of what `rollout_from_rnow` makes of it.
 
     None if it has no messages, or rewards that are neither numbers nor words for their absence.
     """
-    messages, failure = long.messages, None
     if not messages:
         return None
-    if row.completed is not True or row.error or not _are_numbers(row.rewards):
-        rewards = row.rewards or {}
-        if not all(value is None or is_rnow_reward(value) for value in rewards.values()):
-            return None
+    failure, rewards = None, row.rewards or {}
+    are_numbers = _are_numbers(rewards)
+    if not are_numbers and not all(map(_is_reward_or_absent, rewards.values())):
+        return None
+    if row.completed is not True or row.error or not are_numbers:
         told = {"rewards": rewards, "error": row.error, "errors": row.errors}
         failure = failure_of({**told, "completed": row.completed})
-    last = messages[-1]
+    last, own_id, task_id = messages[-1], row.id, row.task_id
     is_open = last.role != "assistant" or bool(last.tool_calls)
     return RolloutFacts(
-        messages=messages,
-        num_turns=long.num_turns,
-        stop_reason=stop_reason(
-            is_failed=failure is not None, is_truncated=row.truncated is True, is_open=is_open
-        ),
-        id=row.id if isinstance(row.id, str) else "",
-        task_id=row.task_id if isinstance(row.task_id, str) and row.task_id else None,
-        reward=None if failure else long.reward,
-        success=None if failure else row.success,
-        metadata=long.metadata or {},
-        error=failure,
+        messages,
+        num_turns,
+        _STOP_REASONS[failure is not None, row.truncated is True, is_open],
+        own_id if isinstance(own_id, str) else "",
+        task_id if isinstance(task_id, str) and task_id else None,
+        None if failure else reward,
+        None if failure else row.success,
+        None,
+        metadata or {},
+        failure,
     )
 
 
-def _are_numbers(rewards: dict[str, Any] | None) -> bool:
+_STOP_REASONS = {
+    (is_failed, is_truncated, is_open): stop_reason(
+        is_failed=is_failed, is_truncated=is_truncated, is_open=is_open
+    )
+    for is_failed in (False, True)
+    for is_truncated in (False, True)
+    for is_open in (False, True)
+}
+
+
+def _are_numbers(rewards: dict[str, Any]) -> bool:
     # A generator for `all` would cost as much as the rest of the facts.
-    for value in (rewards or {}).values():  # noqa: SIM110
+    for value in rewards.values():  # noqa: SIM110
         if type(value) is not float:
             return False
     return True
+
+
+def _is_reward_or_absent(value: Any) -> bool:
+    return value is None or is_rnow_reward(value)

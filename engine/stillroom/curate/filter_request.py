@@ -121,7 +121,7 @@ class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
     """The first lines that cannot be read as rows, with file:line, and what else is odd."""
 
 
-class DroppedRow(msgspec.Struct, frozen=True, kw_only=True):
+class DroppedRow(msgspec.Struct, frozen=True, gc=False):
     """A line of the side file."""
 
     file: str

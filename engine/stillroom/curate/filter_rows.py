@@ -33,13 +33,13 @@ _SUPERVISED = msgspec.json.Decoder(_Supervised)
 _WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
 
-class Row:
+class Row(msgspec.Struct, dict=True):
     """One row: the facts that most filters need, and its messages where one asks for them."""
 
-    def __init__(self, line: RolloutLine, facts: RolloutFacts | None) -> None:
-        self.line, self.facts = line, facts
-        self.num_tokens: int | None = None
-        """As the student sees it, once it is counted."""
+    line: RolloutLine
+    facts: RolloutFacts | None
+    num_tokens: int | None = None
+    """As the student sees it, once it is counted."""
 
     @cached_property
     def whole(self) -> dict[str, Any]:

@@ -88,8 +88,8 @@ def _success_rule(wanted: bool) -> FactRule:
     unknown, other = Reason("success unknown"), Reason("no success" if wanted else "a success")
 
     def judge(row: RolloutFacts) -> Reason | None:
-        success = success_of(row)
-        if success is None:
+        success = row.success
+        if success is None and (success := success_of(row)) is None:
             return unknown
         return None if success == wanted else other
 

@@ -24,8 +24,9 @@ class Measured:
         self._reward, self._turns = Histogram(), Histogram()
         self._characters, self._tokens = Histogram(), Histogram()
         self._categories: Counter[str] = Counter()
-        self._waiting: list[tuple[int, int, float | None, int | None]] = []
-        """Turns, characters, reward and tokens of rows that are not counted yet."""
+        # What is not counted yet.
+        self._new_turns, self._new_characters = list[int](), list[int]()
+        self._new_rewards, self._new_tokens = list[float](), list[int]()
 
     def joined(self, other: "Measured") -> "Measured":
         """Returns how the rows of both are distributed."""
@@ -45,20 +46,29 @@ class Measured:
         facts = row.facts
         if facts is None:
             return
-        size = len(row.line.line.data)
-        self._waiting.append((facts.num_turns, size, facts.reward, row.num_tokens))
-        if len(self._waiting) == _MOST_WAITING:
+        self._new_turns.append(facts.num_turns)
+        self._new_characters.append(len(row.line.line.view))
+        if facts.reward is not None:
+            self._new_rewards.append(facts.reward)
+        if row.num_tokens is not None:
+            self._new_tokens.append(row.num_tokens)
+        if len(self._new_turns) == _MOST_WAITING:
             self._count()
 
     def _count(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return
-        turns, characters, rewards, tokens = zip(*waiting, strict=True)
-        self._turns.add(turns)
-        self._characters.add(characters)
-        self._reward.add([reward for reward in rewards if reward is not None])
-        self._tokens.add([count for count in tokens if count is not None])
+        for histogram, values in (
+            (self._turns, self._new_turns),
+            (self._characters, self._new_characters),
+            (self._reward, self._new_rewards),
+            (self._tokens, self._new_tokens),
+        ):
+            histogram.add(values)
+            values.clear()
+
+    @property
+    def num_rows(self) -> int:
+        """All that were taken in."""
+        return self._categories.total()
 
     def distributions(self) -> Distributions:
         """Returns the distributions of what was taken in."""
@@ -82,35 +92,45 @@ class Tally:
     """What came in and what went out."""
 
     def __init__(self, request: FilterDataset) -> None:
-        self._request = request
+        self._category_field = request.category_field
+        self._are_ids_needed = bool(request.verdicts)
         self._kept_rows, self._dropped_rows = Measured(), Measured()
-        self.read = self.kept = self._success_derived = 0
+        self._success_derived = 0
         self._dropped: Counter[str] = Counter()
         self._problems: list[str] = []
         self._ids: set[str] = set()
 
+    @property
+    def read(self) -> int:
+        """Rows that came in."""
+        return self._kept_rows.num_rows + self._dropped_rows.num_rows
+
+    @property
+    def kept(self) -> int:
+        """Rows that went out."""
+        return self._kept_rows.num_rows
+
     def add(self, row: Row, reasons: Reasons, renderer: ChatRenderer | None) -> None:
         """Takes in a row with the reasons to drop it; with a renderer its tokens are counted."""
-        self.read += 1
-        self.kept += not reasons
-        category = row.category(self._request.category_field)
-        if row.facts is not None:
-            self._success_derived += row.facts.success is None
+        facts = row.facts
+        if facts is not None:
+            if facts.success is None:
+                self._success_derived += 1
             if renderer is not None:
                 num_tokens(row, renderer)
-        (self._dropped_rows if reasons else self._kept_rows).add(row, category)
-        if self._request.verdicts and row.review_id:
+        category = row.category(self._category_field)
+        if self._are_ids_needed and row.review_id:
             self._ids.add(row.review_id)
         if not reasons:
+            self._kept_rows.add(row, category)
             return
+        self._dropped_rows.add(row, category)
         self._dropped[reasons[0].text] += 1
-        if row.line.problem and row.facts is None and len(self._problems) < MAX_EXAMPLES:
+        if facts is None and row.line.problem and len(self._problems) < MAX_EXAMPLES:
             self._problems.append(f"{row.line.where}: {row.line.problem}")
 
     def take(self, other: "Tally") -> None:
         """Takes in what another one has counted of rows that come later."""
-        self.read += other.read
-        self.kept += other.kept
         self._success_derived += other._success_derived
         self._kept_rows = self._kept_rows.joined(other._kept_rows)
         self._dropped_rows = self._dropped_rows.joined(other._dropped_rows)

@@ -48,7 +48,8 @@ def filter_dataset(
                 if reasons:
                     dropped.write(dropped_row(row, reasons))
                 else:
-                    kept.write_raw(row.line.line.data)
+                    line = row.line.line
+                    kept.write_raw(line.view, source=line.source)
         filtering.record(kept, dropped, tally, recording.records())
     return filtering.result(tally, known)
 
@@ -172,10 +173,10 @@ def _knowledge(
 
 def dropped_row(row: Row, reasons: Reasons) -> DroppedRow:
     """Returns the line of the side file."""
-    return DroppedRow(
-        file=str(row.line.path),
-        line=row.line.line.number,
-        id=row.id,
-        reasons=[reason.text for reason in reasons],
-        like=next((reason.like for reason in reasons if reason.like), None),
-    )
+    texts: list[str] = []
+    like = None
+    for reason in reasons:
+        texts.append(reason.text)
+        like = like or reason.like
+    line = row.line
+    return DroppedRow(str(line.path), line.line.number, row.id, texts, like)

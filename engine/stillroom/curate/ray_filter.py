@@ -223,7 +223,8 @@ def _write(job: _WriteJob) -> _Part:
             if reasons:
                 dropped.write(dropped_row(row, reasons))
             else:
-                kept.write_raw(row.line.line.data)
+                line = row.line.line
+                kept.write_raw(line.view, source=line.source)
     return _Part(job.kept, job.dropped, tally, record_file(job.file))
 
 

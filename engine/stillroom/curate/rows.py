@@ -11,7 +11,6 @@ from stillroom.curate.facts import (
     NULL,
     Content,
     DecodedFields,
-    LongFields,
     MessageFacts,
     OwnFields,
     RawFields,
@@ -51,12 +50,15 @@ _DECODED = msgspec.json.Decoder(DecodedFields)
 _RAW = msgspec.json.Decoder(RawFields)
 _OWN = msgspec.json.Decoder(OwnFields)
 _PARTS = msgspec.json.Decoder(RolloutParts)
-_MESSAGES = msgspec.json.Decoder(list[MessageFacts])
+_MESSAGES: msgspec.json.Decoder[list[MessageFacts] | None] = msgspec.json.Decoder(
+    list[MessageFacts] | None
+)
 _CONTENTS = msgspec.json.Decoder(_Contents)
 _NUMBER = msgspec.json.Decoder(float | None)
 _OBJECT: msgspec.json.Decoder[dict[str, Any] | None] = msgspec.json.Decoder(dict[str, Any] | None)
 _WHOLE = msgspec.json.Decoder(_Whole)
 _PROMPT = msgspec.json.Decoder(TaskPrompt)
+_STILLROOM, _RNOW = RolloutLayout.STILLROOM, RolloutLayout.RNOW
 # More than decode_row has: what is made of a row here is read there.
 _SPARE_FRAMES = 16
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -120,30 +122,59 @@ class _Reader:
 
     def _read(self, file: Path, line: Line) -> RolloutLine:
         try:
-            if not line.is_cut and (found := self._at_once(file, line)) is not None:
-                return found
+            if not line.is_cut:
+                at_once = self._with_its_parts if self._with_parts else self._facts_alone
+                if (found := at_once(file, line)) is not None:
+                    return found
         except _UNREADABLE:
             pass  # the long way tells what is wrong with it, or that it is of another layout
         return self._the_long_way(file, line)
 
-    def _at_once(self, file: Path, line: Line) -> RolloutLine | None:
-        data = line.data
-        if not data.isascii():
-            data.decode()  # what the decoder passes over may be no UTF-8
-        row = _RAW.decode(data) if self._with_parts else _DECODED.decode(data)
-        layout = layout_of_fields(row)
-        if layout is None or not self._are_tools_sound(row.tools):
+    def _facts_alone(self, file: Path, line: Line) -> RolloutLine | None:
+        data = line.view
+        if not line.is_ascii:
+            str(data, "utf-8")  # what the decoder passes over may be no UTF-8
+        row = _DECODED.decode(data)
+        if row.tools is not NULL and not self._are_tools_sound(row.tools):
             return None
-        is_own = layout is RolloutLayout.STILLROOM
-        long = _long_fields(row, is_own=is_own)
-        if long is None:
-            return None
-        facts = own_facts(row, long) if is_own else rnow_facts(row, long)
+        layout, facts = layout_of_fields(row), None
+        if layout is _STILLROOM:
+            messages = row.messages
+            if messages is not None and (num_turns := count_turns(messages)) is not None:
+                facts = own_facts(row, messages, num_turns, row.reward, row.metadata)
+        elif layout is _RNOW:
+            messages = row.conversation
+            if messages is not None and (num_turns := count_turns(messages)) is not None:
+                facts = rnow_facts(row, messages, num_turns, row.total_reward, row.metadata)
         if facts is None:
             return None
         if facts.task_id is None:
-            facts = _with_task_id(facts, data)
-        parts = _parts(row, facts, is_own=is_own) if isinstance(row, RawFields) else None
+            facts = _with_task_id(facts, line.data)
+        return RolloutLine(file, line, facts, None, None, layout)
+
+    def _with_its_parts(self, file: Path, line: Line) -> RolloutLine | None:
+        data = line.view
+        if not line.is_ascii:
+            str(data, "utf-8")  # what the decoder passes over may be no UTF-8
+        row = _RAW.decode(data)
+        layout = layout_of_fields(row)
+        if layout is None or not (row.tools is NULL or self._are_tools_sound(row.tools)):
+            return None
+        is_own = layout is _STILLROOM
+        raw_messages = row.messages if is_own else row.conversation
+        raw_reward = row.reward if is_own else row.total_reward
+        messages = _MESSAGES.decode(raw_messages)
+        if messages is None or (num_turns := count_turns(messages)) is None:
+            return None
+        reward, metadata = _NUMBER.decode(raw_reward), _OBJECT.decode(row.metadata)
+        as_facts = own_facts if is_own else rnow_facts
+        facts = as_facts(row, messages, num_turns, reward, metadata)
+        if facts is None:
+            return None
+        if facts.task_id is None:
+            facts = _with_task_id(facts, line.data)
+        raw_reward = NULL if facts.reward is None else raw_reward
+        parts = RolloutParts(raw_messages, row.tools, row.metadata, raw_reward)
         return RolloutLine(file, line, facts, None, parts, layout)
 
     def _are_tools_sound(self, tools: msgspec.Raw) -> bool:
@@ -167,30 +198,6 @@ class _Reader:
             return RolloutLine(file, line, problem=str(error))
         translated = None if layout is RolloutLayout.STILLROOM else own
         return RolloutLine(file, line, facts, None, parts, layout, translated)
-
-
-def _long_fields(row: DecodedFields | RawFields, *, is_own: bool) -> LongFields | None:
-    if isinstance(row, RawFields):
-        messages = _MESSAGES.decode(row.messages if is_own else row.conversation)
-        reward = _NUMBER.decode(row.reward if is_own else row.total_reward)
-        metadata = _OBJECT.decode(row.metadata)
-    else:
-        messages = row.messages if is_own else row.conversation
-        reward = row.reward if is_own else row.total_reward
-        metadata = row.metadata
-    if messages is None or (num_turns := count_turns(messages)) is None:
-        return None
-    return LongFields(messages, num_turns, reward, metadata)
-
-
-def _parts(row: RawFields, facts: RolloutFacts, *, is_own: bool) -> RolloutParts:
-    reward = row.reward if is_own else row.total_reward
-    return RolloutParts(
-        row.messages if is_own else row.conversation,
-        row.tools,
-        row.metadata,
-        NULL if facts.reward is None else reward,
-    )
 
 
 def _with_task_id(facts: RolloutFacts, data: bytes) -> RolloutFacts:
