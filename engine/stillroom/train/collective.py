@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 T = TypeVar("T")
 
+WAIT_S = 2 * 3600
+"""How long a process may wait for another, which samples or writes a checkpoint."""
+
 # Gradients smaller than this go together, for sending one costs as much as many numbers.
 _BUCKET_NUMBERS = 1 << 22
 

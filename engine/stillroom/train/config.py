@@ -15,6 +15,7 @@ from stillroom.rollout.loop import DEFAULT_NUDGE, TerminationPolicy
 from stillroom.train.algorithm import AlgorithmSection
 from stillroom.train.curriculum import ColdStartSection, CurriculumSection
 from stillroom.train.eval_section import EvalSection
+from stillroom.train.launcher import LauncherSection
 from stillroom.train.refusals import REFUSED_VALUES, UNSUPPORTED
 from stillroom.train.teacher_section import OneTeacher, TeacherSection
 from stillroom.validation import describe_errors
@@ -186,6 +187,7 @@ class TrainConfig(_Section):
     trainer: TrainerSection
     evals: tuple[EvalSection, ...] = ()
     dpo: DpoSection = DpoSection()
+    launcher: LauncherSection = LauncherSection()
 
     @model_validator(mode="after")
     def _needs_teacher(self) -> "TrainConfig":
@@ -284,6 +286,21 @@ class TrainConfig(_Section):
             raise ValueError(
                 "algorithm.reward_coef judges whole answers, and curriculum.prefix_tokens cuts "
                 "them off: leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _distill_is_local(self) -> "TrainConfig":
+        if self.dataset_type == "distill" and self.launcher.kind != "local":
+            raise ValueError("launcher: distill trains in one process: leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _only_whole_numbers_are_sharded(self) -> "TrainConfig":
+        if self.launcher.is_sharded and self.model.quantization is not None:
+            raise ValueError(
+                "launcher.strategy: fsdp2 cannot share out weights of 4 bits: use ddp, or leave "
+                "model.quantization out"
             )
         return self
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -29,7 +29,7 @@ class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     trained_parameters: int
     memory_gb: float
-    """At most, in the training process."""
+    """At most, in the training process; of several, of a GPU or in this machine's main memory."""
     memory_parts_gb: dict[str, float]
     memory_free_gb: float
     measured_memory_gb: float | None
@@ -61,6 +61,31 @@ class ModelSize:
     vocab_size: int
     tile_positions: int
     """Positions whose logits are held at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Over how many processes training is spread, and what each holds."""
+
+    num_processes: int = 1
+    num_sharing: int = 1
+    """How many share this machine's main memory; on GPUs each has its own."""
+    gathered_bytes: int | None = None
+    """FSDP2: what of the weights is whole at a time, with its gradient; else None."""
+
+    def over(self, size: ModelSize) -> ModelSize:
+        """Returns what one process holds of a model."""
+        if self.gathered_bytes is None:
+            return size
+        count = self.num_processes
+        return replace(
+            size,
+            weight_bytes=size.weight_bytes // count,
+            trained_bytes=size.trained_bytes // count,
+        )
+
+
+ALONE = Spread()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +131,13 @@ def memory_parts(
     process_bytes: int,
     teacher_bytes: int = 0,
     cache_bytes: int = 0,
+    spread: Spread = ALONE,
 ) -> dict[str, float]:
-    """Returns the bytes that training holds at most, by what they are for."""
+    """Returns the bytes that training holds at most, by what they are for.
+
+    They are those of a GPU, or of all the processes in this machine's main memory.
+    """
+    size = spread.over(size)
     logits = min(tokens, size.tile_positions) * size.vocab_size * 4
     parts = {
         "process": process_bytes,
@@ -119,8 +149,9 @@ def memory_parts(
         "head": 2 * logits,
         "teacher": teacher_bytes,
         "sampling": cache_bytes,
+        "gathered": spread.gathered_bytes or 0,
     }
-    return {name: float(value) for name, value in parts.items() if value}
+    return {name: float(value) * spread.num_sharing for name, value in parts.items() if value}
 
 
 def recomputed_bytes(activation_bytes: float, *, num_layers: int, state_bytes: int) -> float:

@@ -1,5 +1,6 @@
 """plan_training: everything that can be known before a run is started, and what to change."""
 
+import math
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from stillroom.train.dry_forward import empty_model, size_of
 from stillroom.train.encode import encode_pairs, encode_sft
 from stillroom.train.forecast import GB, ModelSize, RowTokens, TrainingForecast
 from stillroom.train.held_out import hold_out_pairs, hold_out_rows
+from stillroom.train.processes import shared_speed, spread_notes, spread_of
 from stillroom.train.request import PlanTraining, TrainingPlan, plan_request
 from stillroom.train.student import max_pass_tokens, new_adapter, student_precision
 
@@ -54,6 +56,7 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
     checks = _checks(workspace, planned)
     rows, units = _tokens_of(plan, planned)
     tokens, cache_bytes = _largest_pass(planned, rows)
+    spread = _spread(planned)
     # By now all libraries are loaded, and nothing that has weights is.
     is_cuda = planned.device.type == "cuda"
     process_bytes = 0 if is_cuda else psutil.Process().memory_info().rss
@@ -63,9 +66,12 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
         process_bytes=process_bytes,
         teacher_bytes=teacher_bytes,
         cache_bytes=cache_bytes,
+        spread=spread,
     )
-    need, free = sum(parts.values()), _free_bytes(planned.device)
+    alone = forecast.memory_parts(planned.size, tokens=tokens, process_bytes=process_bytes)
+    need, free = max(sum(parts.values()), sum(alone.values())), _free_bytes(planned.device)
     tried = None
+    # The steps are tried in this process alone.
     if units and forecast.fits(need, free):
         tried = trial.try_steps(workspace, plan.config, units)
     told = _forecast(workspace, planned, rows, parts, free, tried, tokens)
@@ -84,7 +90,9 @@ def _forecast(
     config, size = planned.config, planned.size
     steps = forecast.num_steps(config, len(rows.lengths) or rows.num_rows) + rows.num_first_steps
     disk, disk_free = forecast.disk_bytes(config, size, steps=steps), _free_disk(workspace.root)
-    need = max(sum(parts.values()), tried.memory_gb * GB if tried else 0.0)
+    spread = _spread(planned)
+    measured = tried.memory_gb * GB if tried and spread.num_processes == 1 else 0.0
+    need = max(sum(parts.values()), measured)
     fits_memory, fits_disk = forecast.fits(need, free), forecast.fits(disk, disk_free)
     changes = [] if fits_memory else _less_memory(planned, rows, parts, free)
     if not fits_disk:
@@ -94,7 +102,11 @@ def _forecast(
     if tried is not None and epoch_tokens is not None:
         share = rows.num_held_out / max(1, rows.num_rows)
         seconds = forecast.run_seconds(
-            config, tried.speed, steps=steps, epoch_tokens=epoch_tokens, held_out_share=share
+            config,
+            shared_speed(tried.speed, spread),
+            steps=steps,
+            epoch_tokens=epoch_tokens,
+            held_out_share=share,
         )
     return TrainingForecast(
         method=config.dataset_type,
@@ -117,7 +129,7 @@ def _forecast(
         disk_free_gb=disk_free / GB,
         fits=fits_memory and fits_disk,
         changes=changes,
-        notes=_notes(config, tried, tokens),
+        notes=_notes(config, tried, tokens) + spread_notes(config.launcher, spread),
     )
 
 
@@ -133,6 +145,10 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
     elif tried.is_partial:
         notes.append("the tried steps had fewer rows than a batch, for a whole one takes long")
     return notes
+
+
+def _spread(planned: _Planned) -> forecast.Spread:
+    return spread_of(planned.config.launcher, planned.empty, planned.device)
 
 
 def _without_weights(workspace: Workspace, config: TrainConfig) -> _Planned:
@@ -229,7 +245,8 @@ def _largest_pass(planned: _Planned, rows: RowTokens) -> tuple[int, int]:
     config = planned.config
     most = config.model.microbatch_tokens or max_pass_tokens(max_positions(planned.size.vocab_size))
     if config.dataset_type != "distill":
-        longest = sorted(rows.lengths)[-config.data.batch_size :]
+        share = math.ceil(config.data.batch_size / _spread(planned).num_processes)
+        longest = sorted(rows.lengths)[-share:]
         return forecast.pass_tokens(longest, max_tokens=most), 0
     rollout = config.rollout
     length = min(rollout.max_context_window, _FEW_TOKENS + rollout.max_turns * rollout.max_tokens)
@@ -248,15 +265,18 @@ def _less_memory(
 ) -> list[str]:
     """Returns the settings that need less memory, with what they need."""
     config, needs = planned.config, dict[str, float]()
+    spread = _spread(planned)
+    sharing = spread.num_sharing
     tokens = _largest_pass(planned, rows)[0]
 
     def need(size: ModelSize, tokens: int) -> float:
         changed = forecast.memory_parts(
             size,
             tokens=tokens,
-            process_bytes=int(parts.get("process", 0)),
-            teacher_bytes=int(parts.get("teacher", 0)),
-            cache_bytes=int(parts.get("sampling", 0)),
+            process_bytes=int(parts.get("process", 0) / sharing),
+            teacher_bytes=int(parts.get("teacher", 0) / sharing),
+            cache_bytes=int(parts.get("sampling", 0) / sharing),
+            spread=spread,
         )
         return sum(changed.values())
 

@@ -21,7 +21,6 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
         "leave it out; model.microbatch_tokens makes the passes smaller",
     ),
     "wandb_project": ("it belongs to the trainer", "write trainer.wandb_project"),
-    "launcher": ("training runs in one process", "leave it out"),
 }
 """By dotted key: why, and what to do. A key that is null, false or an empty list asks nothing."""
 

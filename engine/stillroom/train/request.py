@@ -18,6 +18,7 @@ from stillroom.settings import Workspace
 from stillroom.tools.mcp_spec import parse_spec
 from stillroom.train.config import TrainConfig, load_config
 from stillroom.train.eval_section import EvalSection
+from stillroom.train.launcher import check_launcher
 from stillroom.train.resume import find_resume_point, run_to_resume
 from stillroom.train.teacher_servers import served_teacher
 
@@ -117,6 +118,7 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
     for server in config.rollout.mcp_servers:
         parse_spec(server)
     _check_trackers(config)
+    check_launcher(config.launcher)
     acts = config.dataset_type == "distill" or bool(config.evals)
     return TrainingPlan(
         config,

@@ -15,11 +15,18 @@ from stillroom.settings import Workspace
 from stillroom.train.rollout_queue import CarriedRollout
 
 STATE = "training_state.json"
-# These say how a run is kept and watched, or in how many passes it computes the same.
+# These say how a run is kept and watched, or in how many passes and processes it computes the
+# same.
 FREE_KEYS = frozenset(
     {
         "description",
         "evals",
+        "launcher.address",
+        "launcher.kind",
+        "launcher.main_address",
+        "launcher.num_machines",
+        "launcher.num_processes",
+        "launcher.strategy",
         "model.description",
         "model.gradient_checkpointing",
         "model.microbatch_tokens",

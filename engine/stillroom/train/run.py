@@ -43,11 +43,26 @@ def train(
     write_json(folder / "config.json", plan.config.model_dump(mode="json"))
     tracked = TrackedReporter(reporter, open_trackers(plan.config, folder))
     try:
-        result = train_in_process(workspace, request, plan, folder=folder, reporter=tracked)
+        result = _trained(workspace, request, plan, folder, tracked)
     finally:
         tracked.close()
     shown = workspace.shown(Path(result.checkpoint))
     return msgspec.structs.replace(result, checkpoint=shown)
+
+
+def _trained(
+    workspace: Workspace,
+    request: StartTraining,
+    plan: TrainingPlan,
+    folder: Path,
+    reporter: Reporter,
+) -> TrainResult:
+    if plan.config.launcher.kind == "local":
+        return train_in_process(workspace, request, plan, folder=folder, reporter=reporter)
+    # What starts processes is not loaded where there is one.
+    from stillroom.train.launch import launch_training
+
+    return launch_training(workspace, request, plan, folder=folder, reporter=reporter)
 
 
 def train_in_process(

@@ -33,6 +33,14 @@ def shard(model: nn.Module, *, device: str, size: int) -> nn.Module:
     return root
 
 
+def gathered_bytes(model: nn.Module) -> int:
+    """Returns the weights that are whole at a time: those of a layer, and of what is in none."""
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers]
+    rest = sum(p.nbytes for p in model.parameters()) - sum(sizes)
+    return rest + max(sizes, default=0)
+
+
 def run_inside(root: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
     """Returns what is computed inside the forward pass of what `shard` has returned."""
     computed = root(compute)
