@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stillroom.errors import ConfigError, missing_extra
+from stillroom.errors import ConfigError, ModelError, missing_extra
 from stillroom.models.batches import TokenBatch, TokenSequence, collate, microbatches
 from stillroom.models.heads import OutputHead, Scores
 from stillroom.models.load import (
@@ -166,7 +166,9 @@ def load_student(
     """Returns the model that config.yml's `model` section describes, ready to train.
 
     Starting from an adapter's checkpoint goes on training that adapter. All of `peers` load it.
-    Raises ConfigError if the checkpoint and `qlora_rank` do not fit together.
+    Raises:
+        ConfigError: the checkpoint and `qlora_rank` do not fit together.
+        ModelError: some weights are not finite.
     """
     location = locate_model(workspace, section.path)
     torch.manual_seed(seed)
@@ -185,6 +187,7 @@ def load_student(
         )
         if section.qlora_rank > 0:
             model = new_adapter(model, section)
+    _check_finite(model, section.path)
     if section.gradient_checkpointing:
         recompute_layers(model)
     head = OutputHead(model)
@@ -202,6 +205,17 @@ def load_student(
     )  # fmt: skip
     peers.copy_first(student.trainable())
     return _measured(student) if student.loaded.device.type == "cuda" else student
+
+
+def _check_finite(model: nn.Module, name: str) -> None:
+    """Raises ModelError for weights that no training can make good again."""
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
+            raise ModelError(
+                f"the weights of {name!r} are broken: {parameter_name} holds numbers that are not "
+                "finite",
+                "download or export the model again, or start from an earlier checkpoint",
+            )
 
 
 def max_pass_tokens(max_positions: int) -> int:

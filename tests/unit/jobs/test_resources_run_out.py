@@ -1,0 +1,136 @@
+"""Training whose disk or memory runs out for real, and that goes on from its last checkpoint."""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fakes.conversations import answer, user
+from fakes.training import Project, make_project
+from fakes.waiting import wait_until
+from stillroom import api
+from stillroom.errors import ModelError
+from stillroom.jobs.store import find_run
+from stillroom.train.session import epoch_order
+
+ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(12)]
+
+_MOUNT = ("/bin/mount",)
+
+
+def make(folder: Path, start: Path, **trainer) -> Project:
+    project = make_project(
+        folder, "sft", start, data={"batch_size": 1}, trainer={"save_step": 1, **trainer}
+    )
+    project.write(ROWS)
+    project.write_config()
+    return project
+
+
+def start(project: Project, **request) -> str:
+    return api.start_training(project.workspace, api.StartTraining(**request)).run_id
+
+
+def ended(project: Project, run_id: str) -> api.RunReport:
+    def report() -> api.RunReport:
+        return api.get_run(project.workspace, api.GetRun(run_id=run_id))
+
+    wait_until(lambda: report().status not in ("starting", "running"), timeout_s=120)
+    return report()
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[None]:
+    """Puts a file system of its own at the folder."""
+    folder.mkdir()
+    subprocess.run(
+        [*_MOUNT, "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], check=True
+    )
+    try:
+        yield
+    finally:
+        subprocess.run(["/bin/umount", "--lazy", str(folder)], check=True)
+
+
+def can_mount() -> bool:
+    return sys.platform == "linux" and os.geteuid() == 0 and Path("/bin/mount").exists()
+
+
+@pytest.mark.skipif(not can_mount(), reason="only root may mount a small disk")
+def test_a_full_disk_ends_the_run_and_with_room_again_it_goes_on_to_its_end(tmp_path, tiny_models):
+    project = make(tmp_path, tiny_models.folder("llama", "chatml"))
+    with small_disk(tmp_path / "runs", 2):
+        run_id = start(project)
+        report = ended(project, run_id)
+
+        assert report.status == "failed"
+        assert report.error is not None
+        assert "could not be written" in report.error.problem
+        assert "No space left" in report.error.problem
+        assert "free disk space" in report.error.fix
+        checkpoints = sorted((tmp_path / "runs" / run_id / "checkpoints").iterdir())
+        # What was half written is gone again, and what is named is whole.
+        assert 1 < len(checkpoints) < 12
+        assert f"goes on from {checkpoints[-1].name}" in report.error.fix
+        assert weights(checkpoints[-1])
+
+        subprocess.run([*_MOUNT, "-o", "remount,size=64m", str(tmp_path / "runs")], check=True)
+        assert project.train("again", resume=run_id).steps == 12
+        assert weights(project.checkpoint(run="again"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
+def test_memory_that_runs_out_ends_the_run_and_with_more_of_it_it_goes_on(tmp_path, tiny_models):
+    start_folder = tiny_models.folder(
+        "llama", "chatml", max_position_embeddings=8192, hidden_size=256, intermediate_size=768
+    )
+    project = make(tmp_path, start_folder, keep_checkpoints=2)
+    # The last row of the epoch is the one that needs much.
+    rows = list(ROWS)
+    rows[epoch_order(len(rows), 0, 0)[-1]] = {"messages": [user("Long?"), answer("12 " * 1800)]}
+    project.write(rows)
+    run_id = start(project)
+    folder = tmp_path / "runs" / run_id
+
+    wait_until(lambda: any(folder.glob("checkpoints/step_*")), timeout_s=60)
+    pid = find_run(project.workspace, run_id).read().pid or 0
+    held = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.prlimit(pid, resource.RLIMIT_AS, (held + (96 << 20), resource.RLIM_INFINITY))
+    report = ended(project, run_id)
+
+    assert report.status == "failed"
+    assert report.error is not None
+    assert report.error.problem.startswith("out of memory: ")
+    assert f"start_training(resume={run_id}" in report.error.fix
+    last = max(folder.glob("checkpoints/step_*"))
+    assert last.name in report.error.fix
+    assert weights(last)
+    resumed = project.train("again", "model.microbatch_tokens=512", resume=run_id)
+    assert resumed.steps == 12
+
+
+def test_broken_weights_are_named_before_a_step_is_taken(tmp_path, tiny_models):
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_models.folder("llama", "chatml"), broken)
+    file = broken / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+
+    project = make(tmp_path, broken)
+    with pytest.raises(ModelError, match=r"model\.norm\.weight holds numbers that are not finite"):
+        project.train()
+
+    assert project.reporter.measured == []
