@@ -27,6 +27,9 @@ class OneByOne(Student):
     def max_microbatch_tokens(self) -> int:
         return 1
 
+    def pack_tokens(self, longest: int) -> int:
+        return 1
+
 
 def make_student(models: TinyModels, folder: Path, *, rank: int = 0, seed: int = 0) -> Student:
     section = ModelSection(path=str(folder), qlora_rank=rank)

@@ -127,6 +127,19 @@ class OutputHead:
         run.backward(gradient_NH)
         return -logprobs_N.sum().item()
 
+    def add_gradient(
+        self, batch: TokenBatch, learn: Callable[[slice, Tensor], Tensor], *, most: int
+    ) -> None:
+        """Adds the gradient of any loss of the batch's trained tokens, tile by tile.
+
+        `learn` returns the loss's gradient with regard to a tile's logits, which it gets with the
+        slice of the trained tokens that they predict. Only for heads with a `matrix`.
+        """
+        if self.matrix is None:
+            raise ValueError("the head is no matrix")
+        run = _BodyRun(self, batch)
+        run.backward(self.matrix.add_gradient(run.hidden_NH.detach(), learn, most=most))
+
     def batch_logprobs(self, batch: TokenBatch) -> Tensor:
         """Returns the log-probability (nats) of each of the batch's trained tokens, [N]."""
 

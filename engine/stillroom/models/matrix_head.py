@@ -6,7 +6,7 @@ vocabulary are kept from step to step: asking the system for them costs as much 
 Shapes: N trained tokens, n of a tile, H hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,29 @@ class MatrixHead:
         )
 
     @torch.no_grad()
+    def add_gradient(
+        self, hidden_NH: Tensor, learn: Callable[[slice, Tensor], Tensor], *, most: int
+    ) -> Tensor:
+        """Adds the weight's gradient of any loss, tile by tile; returns the hidden states', [N, H].
+
+        `learn` gets a tile's tokens and their logits, which it may overwrite, and returns the
+        loss's gradient with regard to these; `most` is how many tokens a tile may have.
+        """
+        gradient_NH = torch.empty_like(hidden_NH)
+        for start in range(0, len(hidden_NH), most):
+            part = slice(start, min(len(hidden_NH), start + most))
+            logits_nV, slope_nV = self._shaped(self._logits(hidden_NH[part]))
+            gradient_nV = self._unshaped(learn(part, logits_nV), slope_nV)
+            torch.mm(gradient_nV, self.weight, out=gradient_NH[part])
+            self._add(gradient_nV, hidden_NH[part], 1.0)
+        return gradient_NH
+
+    @torch.no_grad()
+    def logits(self, hidden_nH: Tensor) -> Tensor:
+        """Returns a tile's logits in float32, [n, V]; they are overwritten by the next tile."""
+        return self._shaped(self._logits(hidden_nH))[0]
+
+    @torch.no_grad()
     def logprobs(self, hidden_NH: Tensor, targets_N: Tensor) -> Tensor:
         """Returns the tokens' log-probabilities (nats), [N]."""
         parts = [
@@ -100,25 +123,32 @@ class MatrixHead:
 
         That is the probabilities, less 1 at the targets; it is overwritten by the next tile.
         """
-        logits_nV = self._logits(hidden_nH)
-        slope_nV = None
-        if self._scale != 1.0:
-            logits_nV.mul_(self._scale)
-        if self._softcap is not None:
-            logits_nV.div_(self._softcap).tanh_()
-            slope_nV = 1 - logits_nV**2
-            logits_nV.mul_(self._softcap)
+        logits_nV, slope_nV = self._shaped(self._logits(hidden_nH))
         chosen_n1 = logits_nV.gather(1, targets_n[:, None])
         most_n = logits_nV.amax(-1)
         wrong_nV = torch.softmax(logits_nV, -1, out=logits_nV)
         # The greatest probability is 1 / Σ exp(logit - greatest logit).
         logprobs_n = chosen_n1[:, 0] - most_n + wrong_nV.amax(-1).log()
         wrong_nV.scatter_add_(1, targets_n[:, None], torch.full_like(chosen_n1, -1.0))
-        if slope_nV is not None:
-            wrong_nV.mul_(slope_nV)
+        return logprobs_n, self._unshaped(wrong_nV, slope_nV)
+
+    def _shaped(self, logits_nV: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns the matrix product scaled and soft-capped, and the slope of the cap if it has."""
         if self._scale != 1.0:
-            wrong_nV.mul_(self._scale)
-        return logprobs_n, wrong_nV.to(self.weight.dtype)
+            logits_nV.mul_(self._scale)
+        if self._softcap is None:
+            return logits_nV, None
+        logits_nV.div_(self._softcap).tanh_()
+        slope_nV = 1 - logits_nV**2
+        return logits_nV.mul_(self._softcap), slope_nV
+
+    def _unshaped(self, gradient_nV: Tensor, slope_nV: Tensor | None) -> Tensor:
+        """Returns the gradient with regard to the matrix product, of that of the logits."""
+        if slope_nV is not None:
+            gradient_nV.mul_(slope_nV)
+        if self._scale != 1.0:
+            gradient_nV.mul_(self._scale)
+        return gradient_nV.to(self.weight.dtype)
 
     def _logits(self, hidden_nH: Tensor) -> Tensor:
         """Returns the matrix product in float32, in a buffer that is used again."""

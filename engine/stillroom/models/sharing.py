@@ -1,6 +1,6 @@
 """Which beginnings sequences have in common, so that each is computed once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 MIN_SHARED = 8
@@ -31,6 +31,34 @@ class Layout:
     def num_tokens(self) -> int:
         """How many tokens all pieces have."""
         return sum(piece.stop - piece.start for piece in self.pieces)
+
+
+def num_common(one: list[int], other: list[int]) -> int:
+    """Returns how many tokens two sequences begin with alike."""
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    return next(i for i in range(most) if one[i] != other[i])
+
+
+def packs(sequences: Sequence[list[int]], *, max_tokens: int) -> Iterator[list[int]]:
+    """Yields index groups of sequences that begin alike, of about `max_tokens` tokens at most.
+
+    What a sequence has in common with the one before it is not counted again. A sequence longer
+    than `max_tokens` gets a group of its own.
+    """
+    group: list[int] = []
+    total = 0
+    for index in sorted(range(len(sequences)), key=lambda i: sequences[i]):
+        ids = sequences[index]
+        own = len(ids) - (num_common(sequences[group[-1]], ids) if group else 0)
+        if group and total + own > max_tokens:
+            yield group
+            group, total, own = [], 0, len(ids)
+        group.append(index)
+        total += own
+    if group:
+        yield group
 
 
 def lay_out(sequences: Sequence[Sequence[int]]) -> Layout:

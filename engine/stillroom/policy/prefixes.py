@@ -4,6 +4,8 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stillroom.models.sharing import num_common
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -11,14 +13,6 @@ class Share:
 
     index: int
     num_tokens: int
-
-
-def num_common(one: list[int], other: list[int]) -> int:
-    """Returns how many tokens two sequences begin with alike."""
-    most = min(len(one), len(other))
-    if one[:most] == other[:most]:
-        return most
-    return next(i for i in range(most) if one[i] != other[i])
 
 
 class Beginnings:

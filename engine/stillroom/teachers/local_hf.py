@@ -18,14 +18,21 @@ class LocalTeacher:
 
     def __init__(self, loaded: LoadedModel, *, max_batch_tokens: int = 16384) -> None:
         self.loaded = loaded
-        self._head = OutputHead(loaded.model)
-        self._head.check()
+        self.head = OutputHead(loaded.model)
+        self.head.check()
+        if self.head.matrix is not None:
+            # As for a student: only in main memory.
+            self.head.allow_packing()
         self._max_batch_tokens = max_batch_tokens
+
+    def collate(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
+        """Returns the sequences as one batch: a pack, if the model can run it."""
+        return collate(sequences, device=self.loaded.device, is_packed=self.head.can_pack)
 
     @torch.no_grad()
     def logits(self, batch: TokenBatch) -> Tensor:
         """Returns the logits that predict the batch's trained tokens, [N, V], without gradient."""
-        return self._head.batch_logits(batch)
+        return self.head.batch_logits(batch)
 
     @torch.no_grad()
     def score_tokens(self, sequences: Sequence[TokenSequence]) -> list[Tensor]:
@@ -33,7 +40,7 @@ class LocalTeacher:
         scores: dict[int, Tensor] = {}
         lengths = [len(sequence.ids) for sequence in sequences]
         for group in microbatches(lengths, max_tokens=self._max_batch_tokens):
-            batch = collate([sequences[i] for i in group], device=self.loaded.device)
+            batch = self.collate([sequences[i] for i in group])
             logprobs_N = token_logprobs(self.logits(batch), batch.targets_N).cpu()
             parts = logprobs_N.split([sequences[i].num_trained for i in group])
             scores.update(zip(group, parts, strict=True))

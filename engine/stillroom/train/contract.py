@@ -76,7 +76,7 @@ def check_numbers(student: Student, algorithm: AlgorithmSection) -> list[str]:
     batch = student.collate(sequences)
     twin = LocalTeacher(student.loaded)
     with torch.no_grad():
-        scores = score_with_teacher(student, twin, batch, algorithm)
+        scores = score_with_teacher(student, twin, batch, batch, algorithm)
     told = [
         value
         for one in answers

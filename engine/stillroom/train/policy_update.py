@@ -11,25 +11,25 @@ import torch
 from torch import Tensor
 
 from stillroom.errors import DataError, TeacherError
-from stillroom.models.batches import TokenBatch, collate, microbatches
+from stillroom.models.batches import TokenBatch, microbatches
 from stillroom.models.load import LoadedModel
+from stillroom.models.sharing import packs
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.advantages import decayed, reward_advantages
 from stillroom.train.algorithm import AlgorithmSection
 from stillroom.train.config import TrainConfig
-from stillroom.train.losses import (
-    above_expected,
-    beyond_rounding,
-    importance_sampling_losses,
-    ppo_losses,
-    reverse_kl_advantages,
-    truncated_ratios,
-)
 from stillroom.train.optimizer import Optimizer
 from stillroom.train.session import epoch_order
 from stillroom.train.student import Student
 from stillroom.train.student_rollouts import SampledSequence
+from stillroom.train.token_gradients import (
+    Losses,
+    add_gradient_as_told,
+    add_gradient_with_teacher,
+    can_form,
+)
+from stillroom.train.token_losses import KnownTokens, token_losses
 from stillroom.train.token_scores import TokenScores, score_as_told, score_with_teacher
 from stillroom.train.update_stats import UpdateStats
 
@@ -170,39 +170,57 @@ def accumulate_gradient(
 ) -> None:
     """Adds the gradient of the mean token loss of one optimiser step's rollouts."""
     num_tokens = sum(lesson.sampled.tokens.num_trained for lesson in lessons)
-    for members in _passes(lessons, max_tokens=student.max_microbatch_tokens):
+    for members in _passes(student, lessons):
         batch = _collated(student, members)
-        scores = _scores(student, teachers, members, batch, algorithm)
-        losses_N = _token_losses(scores, members, algorithm, stats)
-        loss = losses_N.sum() / num_tokens
-        loss.backward()
-        stats.loss += losses_N.sum().item()
+        known = _known(members, batch.targets_N.device)
+
+        def losses(part: slice, scores: TokenScores, known: KnownTokens = known) -> Tensor:
+            losses_N = token_losses(scores, known.part(part), algorithm, stats)
+            stats.loss += losses_N.sum().item()
+            return losses_N / num_tokens
+
+        _add_gradient(student, teachers, members, batch, algorithm, losses)
         stats.num_tokens += batch.num_trained
 
 
-def _passes(lessons: Sequence[Lesson], *, max_tokens: int) -> Iterator[list[Lesson]]:
-    """Yields lessons of similar length with one teacher: each dataset's own."""
+def _passes(student: Student, lessons: Sequence[Lesson]) -> Iterator[list[Lesson]]:
+    """Yields lessons to be run at once, with one teacher: each dataset's own.
+
+    In a pack a group's prompt stands once; padded rows are of similar length.
+    """
     for dataset in sorted({lesson.sampled.dataset for lesson in lessons}):
         own = [lesson for lesson in lessons if lesson.sampled.dataset == dataset]
-        lengths = [len(lesson.sampled.tokens.ids) for lesson in own]
-        for group in microbatches(lengths, max_tokens=max_tokens):
+        ids = [lesson.sampled.tokens.ids for lesson in own]
+        lengths = [len(sequence) for sequence in ids]
+        groups = microbatches(lengths, max_tokens=student.max_microbatch_tokens)
+        if student.head.can_pack:
+            groups = packs(ids, max_tokens=student.pack_tokens(max(lengths)))
+        for group in groups:
             yield [own[i] for i in group]
 
 
 def _collated(student: Student, members: Sequence[Lesson]) -> TokenBatch:
-    return collate([member.sampled.tokens for member in members], device=student.loaded.device)
+    return student.collate([member.sampled.tokens for member in members])
 
 
-def _scores(
+def _add_gradient(
     student: Student,
     teachers: Mapping[int, LocalTeacher],
     members: Sequence[Lesson],
     batch: TokenBatch,
     algorithm: AlgorithmSection,
-) -> TokenScores:
+    losses: Losses,
+) -> None:
+    """Adds the gradient of the losses' sum: by hand if the heads allow it, else by autograd."""
+    everything = slice(0, batch.num_trained)
     told = [member.sampled.teacher for member in members if member.sampled.teacher is not None]
     if len(told) == len(members):
-        return score_as_told(student, told, batch, algorithm)
+        if can_form(student, None):
+            add_gradient_as_told(student, told, batch, algorithm, losses)
+        else:
+            scores = score_as_told(student, told, batch, algorithm)
+            losses(everything, scores).sum().backward()
+        return
     dataset = members[0].sampled.dataset
     if (teacher := teachers.get(dataset)) is None:
         raise TeacherError(
@@ -210,69 +228,35 @@ def _scores(
             "teacher",
             "look into the run's log for what its server answered, then resume the run",
         )
-    return score_with_teacher(student, teacher, batch, algorithm)
+    theirs = batch
+    if teacher.head.can_pack != student.head.can_pack:
+        theirs = teacher.collate([member.sampled.tokens for member in members])
+    if can_form(student, teacher):
+        add_gradient_with_teacher(student, teacher, batch, theirs, algorithm, losses)
+        return
+    scores = score_with_teacher(student, teacher, batch, theirs, algorithm)
+    losses(everything, scores).sum().backward()
 
 
-def _token_losses(
-    scores: TokenScores, members: Sequence[Lesson], algorithm: AlgorithmSection, stats: UpdateStats
-) -> Tensor:
-    """Returns the loss of each sampled token and adds to the statistics."""
-    student_N, teacher_N = scores.student_N, scores.teacher_N
-    now_N = student_N.detach()
-    sampler_N = _of_tokens(now_N, [member.sampled.sampler_logprobs for member in members])
-    rewards_N = _of_tokens(now_N, [member.advantages for member in members])
-    stats.add_teacher_kl(sampler_N - teacher_N, dataset=members[0].sampled.dataset)
-    stats.entropy += scores.entropy_N.sum().item()
-    stats.add_ratios((now_N - sampler_N).exp())
-    if not stats.steps:
-        stats.logprob_gap += (now_N - sampler_N).abs().sum().item()
-        stats.num_fresh_tokens += len(sampler_N)
-    if algorithm.is_sampled_loss:
-        return _sampled_losses(scores, members, sampler_N, rewards_N, algorithm, stats)
-    losses_N = algorithm.kl_coef * beyond_rounding(scores.divergence_N)
-    if algorithm.reward_coef > 0:
-        stats.add_advantages(rewards_N)
-        losses_N = losses_N + importance_sampling_losses(student_N, sampler_N, rewards_N)
-    return losses_N
+def _known(members: Sequence[Lesson], device: torch.device) -> KnownTokens:
+    """Returns what is known of the members' sampled tokens, in their order."""
+    old = [member.trainer_logprobs for member in members]
+    num = sum(member.sampled.tokens.num_trained for member in members)
+    sampler, rewards, before = (
+        _of_tokens(values, num, device)
+        for values in (
+            [member.sampled.sampler_logprobs for member in members],
+            [member.advantages for member in members],
+            old,
+        )
+    )
+    return KnownTokens(
+        sampler, rewards, None if old[0] is None else before, members[0].sampled.dataset
+    )
 
 
-def _sampled_losses(
-    scores: TokenScores,
-    members: Sequence[Lesson],
-    sampler_N: Tensor,
-    rewards_N: Tensor,
-    algorithm: AlgorithmSection,
-    stats: UpdateStats,
-) -> Tensor:
-    """Returns the losses that know of the sampled token alone."""
-    student_N, cap, coef = scores.student_N, algorithm.importance_cap, algorithm.kl_coef
-    old_N, weights_N = sampler_N, torch.ones_like(sampler_N)
-    if cap is not None:
-        now_N = student_N.detach()
-        is_known = members[0].trainer_logprobs is not None
-        logprobs = [member.trainer_logprobs for member in members]
-        old_N = _of_tokens(now_N, logprobs) if is_known else now_N
-        weights_N = truncated_ratios(old_N, sampler_N, cap=cap)
-        stats.num_capped += int((weights_N >= cap).sum())
-    advantages_N = reverse_kl_advantages(old_N, scores.teacher_N, coef=coef)
-    if algorithm.kl_baseline == "exact":
-        expected_N = beyond_rounding(scores.divergence_N.detach())
-        advantages_N = above_expected(advantages_N, expected_N, coef=coef)
-    advantages_N = advantages_N + rewards_N
-    stats.add_advantages(advantages_N)
-    if algorithm.loss_fn == "importance_sampling":
-        return weights_N * importance_sampling_losses(student_N, old_N, advantages_N)
-    clip = algorithm.clip_ratio
-    ratios_N = (student_N.detach() - old_N).exp()
-    is_clipped_N = torch.where(advantages_N > 0, ratios_N > 1 + clip, ratios_N < 1 - clip)
-    stats.num_clipped += int(is_clipped_N.sum())
-    return weights_N * ppo_losses(student_N, old_N, advantages_N, clip_ratio=clip)
-
-
-def _of_tokens(like_N: Tensor, values: Sequence[list[float] | None]) -> Tensor:
+def _of_tokens(values: Sequence[list[float] | None], num: int, device: torch.device) -> Tensor:
     """Returns the sequences' numbers one after the other, zeros where they have none."""
     if all(numbers is None for numbers in values):
-        return torch.zeros_like(like_N)
-    return torch.tensor(
-        [x for numbers in values for x in numbers or []], dtype=like_N.dtype, device=like_N.device
-    )
+        return torch.zeros(num, device=device)
+    return torch.tensor([x for numbers in values for x in numbers or []], device=device)

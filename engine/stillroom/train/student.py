@@ -32,6 +32,9 @@ _MAX_MICROBATCH_CUDA = 32768
 # Of the memory that weights and optimiser leave; the backward pass and the head need some too.
 _ACTIVATION_SHARE = 0.5
 _PROBE_TOKENS = (64, 320)
+_PACKED_SEQUENCES = 3
+# What is kept of a pack's tokens for the backward pass stays about within.
+_PACK_BYTES = 1 << 30
 _NOTHING = TokenSequence([0], [False])
 
 
@@ -119,6 +122,20 @@ class Student:
         if self.activation_bytes is not None and self.loaded.device.type == "cuda":
             return microbatch_tokens(self._activation_room(), self.activation_bytes)
         return max_pass_tokens(self.head.max_positions)
+
+    def pack_tokens(self, longest: int) -> int:
+        """How many tokens a pack of sequences that begin alike may have, up to so long ones.
+
+        Not fewer than any pass may have, nor than some of the longest sequences, if those are
+        cheap: it is by sharing their prompt that a group's rollouts are learnt fast.
+        """
+        if self.microbatch_tokens is not None:
+            return self.microbatch_tokens
+        text: Any = self.loaded.model.config.get_text_config()
+        inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+        numbers = text.num_hidden_layers * (14 * text.hidden_size + 5 * inner)
+        cheap = min(_PACKED_SEQUENCES * longest, _PACK_BYTES // (4 * numbers))
+        return max(self.max_microbatch_tokens, cheap)
 
     def _activation_room(self) -> float:
         """Returns how many bytes of the GPU may hold activations."""

@@ -21,7 +21,7 @@ from stillroom.models.divergence import (
     top_k_reverse_kl,
     with_rest,
 )
-from stillroom.models.heads import OutputHead, in_tiles, token_logprobs
+from stillroom.models.heads import in_tiles, token_logprobs
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.algorithm import AlgorithmSection
@@ -42,10 +42,17 @@ class TokenScores:
 
 
 def score_with_teacher(
-    student: Student, teacher: LocalTeacher, batch: TokenBatch, algorithm: AlgorithmSection
+    student: Student,
+    teacher: LocalTeacher,
+    batch: TokenBatch,
+    teacher_batch: TokenBatch,
+    algorithm: AlgorithmSection,
 ) -> TokenScores:
-    """Returns the scores; neither model's logits are held for all tokens at once."""
-    teacher_head = OutputHead(teacher.loaded.model)
+    """Returns the scores; neither model's logits are held for all tokens at once.
+
+    teacher_batch: the same sequences, as the teacher runs them.
+    """
+    teacher_head = teacher.head
 
     def score(student_NH: Tensor, teacher_NH: Tensor, targets_N: Tensor) -> Tensor:
         with student.autocast():
@@ -60,7 +67,7 @@ def score_with_teacher(
     with student.autocast():
         student_NH = student.head.batch_hidden(batch)
     with torch.no_grad():
-        teacher_NH = teacher_head.batch_hidden(batch)
+        teacher_NH = teacher_head.batch_hidden(teacher_batch)
     most = min(student.head.max_positions, teacher_head.max_positions)
     return _scores(in_tiles(score, student_NH, teacher_NH, batch.targets_N, most=most))
 
@@ -71,7 +78,7 @@ def score_as_told(
     """Returns the scores, those of the teacher as a server told them for each sequence."""
     device = student.loaded.device
     teacher_N = torch.tensor([x for scores in told for x in scores.logprobs], device=device)
-    ids_NK, tops_NK = _told_tops(told, algorithm, device)
+    ids_NK, tops_NK = told_tops(told, algorithm, device)
 
     def score(
         student_NH: Tensor, targets_N: Tensor, teacher_N: Tensor, ids_NK: Tensor, tops_NK: Tensor
@@ -111,7 +118,7 @@ def _divergence(
     return divergence_N, entropy_of(student_NV.detach())
 
 
-def _told_tops(
+def told_tops(
     told: Sequence[TeacherScores], algorithm: AlgorithmSection, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Returns the served teacher's likeliest tokens and their log-probabilities, both [N, K]."""

@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillroom.models.sharing import MIN_SHARED, lay_out
+from stillroom.models.sharing import MIN_SHARED, lay_out, packs
 
 START = list(range(100, 120))
 small = st.integers(0, 2)
@@ -65,3 +65,12 @@ def test_the_pieces_of_a_sequence_are_the_sequence(rows, start):
         assert all(earlier < number for earlier in piece.before)
         given_tokens = sum(layout.pieces[i].stop - layout.pieces[i].start for i in piece.before)
         assert given_tokens == piece.start
+
+
+def test_what_begins_alike_is_packed_together():
+    sequences = [[*START, 1, 2], [9, 9], [*START, 3], [9, 8, 7]]
+
+    assert list(packs(sequences, max_tokens=23)) == [[3, 1], [0, 2]]
+    assert list(packs(sequences, max_tokens=27)) == [[3, 1, 0], [2]]
+    assert list(packs(sequences, max_tokens=1)) == [[3], [1], [0], [2]]
+    assert list(packs([], max_tokens=5)) == []

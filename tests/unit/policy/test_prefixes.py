@@ -2,7 +2,8 @@ import random
 
 import pytest
 
-from stillroom.policy.prefixes import Beginnings, Share, num_common, shared_beginnings
+from stillroom.models.sharing import num_common
+from stillroom.policy.prefixes import Beginnings, Share, shared_beginnings
 
 
 @pytest.mark.parametrize(

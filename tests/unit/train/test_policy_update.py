@@ -9,6 +9,7 @@ from fakes.decoding import random_prompts
 from fakes.training import gradients, largest_gap, make_student, one_by_one
 from stillroom.errors import DataError, TeacherError
 from stillroom.models.batches import TokenSequence
+from stillroom.models.heads import OutputHead
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.algorithm import AlgorithmSection
@@ -148,11 +149,26 @@ def told_by(model, lessons, k):
     return found
 
 
+def with_another_head(student):
+    """The same student, whose head has a bias: its gradients are left to autograd."""
+    head = student.module.get_output_embeddings()
+    head.bias = torch.nn.Parameter(torch.zeros(head.weight.shape[0]))
+    student = replace(student, head=OutputHead(student.module))
+    assert student.head.matrix is None
+    return student
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rank", [0, 4])
-def test_loss_and_gradient_are_those_of_the_formulas_in_float64(tiny_models, teacher, kind, rank):
+@pytest.mark.parametrize("way", ["whole", "adapter", "tiles", "autograd"])
+def test_loss_and_gradient_are_those_of_the_formulas_in_float64(
+    tiny_models, teacher, monkeypatch, kind, way
+):
     folder = tiny_models.folder("llama", "chatml")
-    student = make_student(tiny_models, folder, rank=rank)
+    student = make_student(tiny_models, folder, rank=4 if way == "adapter" else 0)
+    if way == "autograd":
+        student = with_another_head(student)
+    if way == "tiles":
+        monkeypatch.setattr("stillroom.train.token_gradients._TILE_NUMBERS", 5 * 352)
     lessons = make_lessons(sampled_by(student.loaded.model), KINDS[kind])
     stats = UpdateStats()
 
@@ -458,3 +474,26 @@ def test_the_correction_is_to_the_student_before_the_first_step(tiny_models, stu
     )
     assert stats.num_capped == capped
     assert stats.num_tokens == sum(s.tokens.num_trained for s in sequences)
+
+
+def test_a_groups_prompt_is_learnt_in_one_pass_with_what_answers_it(tiny_models, student, teacher):
+    prompt, *answers = random_prompts((40, 9, 14, 6))
+    sequences = [
+        SampledSequence(
+            TokenSequence([*prompt, *answer], [False] * 40 + [True] * len(answer)),
+            [-5.0] * len(answer),
+        )
+        for answer in answers
+    ]
+    algorithm = KINDS["full_reverse_kl"]
+    lessons = make_lessons(sequences, algorithm)
+    together, apart = UpdateStats(), UpdateStats()
+
+    accumulate_gradient(student, {0: teacher}, lessons, algorithm, together)
+    wanted = gradients(student)
+    accumulate_gradient(one_by_one(student), {0: teacher}, lessons, algorithm, apart)
+
+    assert student.head.can_pack
+    assert teacher.head.can_pack
+    assert together.loss == pytest.approx(apart.loss, abs=1e-4)
+    assert largest_gap(gradients(student), wanted) < 1e-5
