@@ -62,7 +62,9 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     for operation in OPERATIONS:
         name = operation.name.replace("_", "-")
         text = operation.description
-        sub = added.add_parser(name, help=text, description=text, allow_abbrev=False)
+        # argparse formats help, but not descriptions.
+        listed = text.replace("%", "%%")
+        sub = added.add_parser(name, help=listed, description=text, allow_abbrev=False)
         _add_fields(sub, operation)
         _add_common(sub)
         if operation.starts_run:

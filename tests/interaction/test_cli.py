@@ -34,7 +34,8 @@ def test_every_operation_is_a_command_with_the_same_words() -> None:
 
 
 def test_the_help_says_what_a_value_may_be() -> None:
-    _, by_command = build_parser()
+    parser, by_command = build_parser()
+    assert "95 % intervals" in " ".join(parser.format_help().split())
     told = by_command["filter-dataset"].format_help()
     assert "--dedupe {exact,near}" in told
     assert "--min-reward N" in told
