@@ -1,6 +1,6 @@
 """What a stage tells about itself while it works, whoever listens."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from stillroom.errors import RunCancelledError
@@ -19,6 +19,10 @@ class Reporter(Protocol):
 
     def note(self, text: str) -> None:
         """Records something a person should be able to read later."""
+        ...
+
+    def alarms(self, now: Sequence[str]) -> None:
+        """Tells what is wrong now and what to change; replaces what was told before."""
         ...
 
     def is_cancelled(self) -> bool:
@@ -43,6 +47,9 @@ class SilentReporter:
 
     def note(self, text: str) -> None:
         """Ignores notes."""
+
+    def alarms(self, now: Sequence[str]) -> None:
+        """Ignores alarms."""
 
     def is_cancelled(self) -> bool:
         """Never cancelled."""

@@ -102,7 +102,10 @@ def after_run(request: object, result: api.RunReport) -> str:
     """What to do with a run as it stands."""
     if result.status in ("starting", "running"):
         then = f"; then the same for {', '.join(result.then)}" if result.then else ""
-        return f"get_run(run_id={result.run_id}, wait_s=50) until status is succeeded{then}"
+        following = f"get_run(run_id={result.run_id}, wait_s=50) until status is succeeded{then}"
+        if result.alarms:
+            return f"tell the user of the alarms, and cancel_run if they stay; else {following}"
+        return following
     if result.status != "succeeded":
         fix = result.error.fix if result.error else _go_on(result)
         return f"{fix} (get_run_logs(run_id={result.run_id}) shows the details)"
@@ -133,8 +136,9 @@ def _after_success(result: api.RunReport) -> str:
     if result.kind == "export":
         serve = f"; serve it: {outcome['serve']}" if outcome.get("serve") else ""
         return f"tell the user of the warnings, and read {outcome['card']}{serve}"
+    doubt = "it ended with alarms, so look closely: " if result.alarms else ""
     return (
-        f"evaluate_model(provider=hf, model={result.run_id}, data=<held-out prompts>), then "
+        f"{doubt}evaluate_model(provider=hf, model={result.run_id}, data=<held-out prompts>), then "
         "compare_evaluations with the model it started from; export_model writes it for others"
     )
 

@@ -1,6 +1,6 @@
 """Reporters that remember what they were told, and can ask a run to stop."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 
 class KeptReporter:
@@ -10,6 +10,7 @@ class KeptReporter:
         self.progressed: list[tuple[int, int]] = []
         self.measured: list[Mapping[str, float]] = []
         self.notes: list[str] = []
+        self.alarmed: list[list[str]] = []
         self._stop_when = stop_when
 
     def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
@@ -20,6 +21,9 @@ class KeptReporter:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    def alarms(self, now: Sequence[str]) -> None:
+        self.alarmed.append(list(now))
 
     def is_cancelled(self) -> bool:
         return self._stop_when()

@@ -98,6 +98,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: str | None
     progress: Progress | None
     metrics: dict[str, float | None]
+    alarms: list[str]
+    """What is wrong with it now, and what to change (distill)."""
     result: dict[str, Any] | None
     error: RunFailure | None
     folder: str
@@ -281,6 +283,7 @@ def _report(workspace: Workspace, folder: RunFolder, state: RunState) -> RunRepo
         ended_at=state.ended_at,
         progress=state.progress,
         metrics=state.metrics,
+        alarms=state.alarms,
         result=state.result,
         error=state.error,
         folder=workspace.shown(folder.path),

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -54,6 +54,15 @@ class JobReporter:
         """Appends a note to events.jsonl."""
         self._event("note", text=text)
 
+    def alarms(self, now: Sequence[str]) -> None:
+        """Keeps what is wrong now in run.json; what is new goes to events.jsonl too."""
+        for text in now:
+            # Its figures change from step to step; what it is about does not.
+            if _subject(text) not in map(_subject, self.state.alarms):
+                self._event("alarm", text=text)
+        if list(now) != self.state.alarms:
+            self._update(alarms=list(now))
+
     def close(self) -> None:
         """Waits for the disk."""
         self._events.close()
@@ -67,3 +76,8 @@ class JobReporter:
         if clock - self._written_at >= _WRITE_EVERY_S:
             self._folder.write(self.state, durable=False)
             self._written_at = clock
+
+
+def _subject(alarm: str) -> str:
+    """Returns the name that an alarm begins with."""
+    return alarm.partition(":")[0]

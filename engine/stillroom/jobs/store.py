@@ -50,6 +50,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     metrics: dict[str, float | None] = {}
     """The latest values; None where one was not finite."""
+    alarms: list[str] = []
+    """What is wrong now, and what to change."""
     result: dict[str, Any] | None = None
     error: RunFailure | None = None
 

@@ -26,9 +26,40 @@ class Plan:
     unit: str
     also: str | None = None
     """Second metric of the same chart, drawn as marks."""
+    is_more: bool = False
+    """Whether it stands apart, for those who look for why."""
 
 
 _LOSS = Plan("loss", "Loss", "nats per token", also="val_loss")
+_MOST_DATASETS = 8
+_WHY = tuple(
+    Plan(metric, title, unit, is_more=True)
+    for metric, title, unit in (
+        ("cold_start_loss", "Cold start", "nats per token"),
+        ("loss", "Loss", "mean of the tokens"),
+        ("entropy", "Entropy of the student", "nats per token"),
+        ("repetition", "Repetition", "share of four-token stretches"),
+        ("truncated", "Cut off before the end", "share of rollouts"),
+        ("out_of_turns", "Out of turns", "share of rollouts"),
+        ("turns", "Turns", "mean of the rollouts"),
+        ("longest_response", "Longest response", "tokens"),
+        ("tool_errors", "Tool errors", "per rollout"),
+        ("failed", "Failed", "share of rollouts"),
+        ("advantage", "Advantage", "mean of the tokens"),
+        ("advantage_std", "Spread of the advantage", "standard deviation"),
+        ("ratio", "Ratio to the sampler", "mean of the tokens"),
+        ("ratio_max", "Largest ratio", "of the tokens"),
+        ("clipped", "Clipped", "share of tokens"),
+        ("capped", "Capped", "share of tokens"),
+        ("logprob_gap", "Gap to the sampler", "nats per token"),
+        ("grad_norm", "Gradient", "norm before clipping"),
+        ("max_turns", "Turns allowed", "curriculum"),
+        ("prefix_cut", "Cut off by the curriculum", "share of rollouts"),
+        ("teacher_turns", "Turns of the teacher", "share"),
+        ("staleness", "Staleness", "iterations"),
+        ("dropped", "Dropped as too old", "rollouts"),
+    )
+)
 _PLANS: dict[RunKind, Sequence[Plan]] = {
     RunKind.SFT: (_LOSS,),
     RunKind.DPO: (
@@ -40,14 +71,21 @@ _PLANS: dict[RunKind, Sequence[Plan]] = {
         Plan("teacher_kl", "Reverse KL to the teacher", "nats per token"),
         Plan("reward", "Reward", "mean of the batch"),
         Plan("response_tokens", "Response length", "tokens"),
+        # One for each dataset with a teacher of its own.
+        *(
+            Plan(f"teacher_kl/dataset_{i}", f"Reverse KL, dataset {i}", "nats per token")
+            for i in range(_MOST_DATASETS)
+        ),
+        *_WHY,
     ),
 }
 _NAMES = {"val_loss": "validation", "val_pair_accuracy": "validation"}
 _COMMON_SECTIONS = ("data", "model", "trainer")
+_STAGES = ("curriculum", "cold_start")
 _SECTIONS: dict[RunKind, Sequence[str]] = {
     RunKind.SFT: _COMMON_SECTIONS,
     RunKind.DPO: (*_COMMON_SECTIONS, "dpo"),
-    RunKind.DISTILL: ("data", "model", "teacher", "algorithm", "rollout", "trainer"),
+    RunKind.DISTILL: ("data", "model", "teacher", "algorithm", "rollout", *_STAGES, "trainer"),
 }
 
 
@@ -78,6 +116,10 @@ class Training:
     status: RunStatus
     summary: str
     charts: Sequence[LineChart]
+    more: Sequence[LineChart]
+    """Further ones, for those who look for why."""
+    alarms: Sequence[str]
+    """What was wrong at its latest step, and what to change."""
     empty: str | None
     """Why there are no charts, if there are none."""
     settings: Sequence[Setting]
@@ -124,16 +166,8 @@ def _training(reader: FolderReader, run: Run, settings: Settings | None) -> Trai
     plans = [*_PLANS[state.kind], *_evaluations(reader, run.folder / "config.json")]
     names = {name for plan in plans for name in (plan.metric, plan.also) if name}
     series = read_metrics(reader, run.folder / "events.jsonl", names)
-    charts = [
-        line_chart(
-            series[plan.metric],
-            title=plan.title,
-            unit=plan.unit,
-            also=series[plan.also] if plan.also else None,
-        )
-        for plan in plans
-        if series[plan.metric].points
-    ]
+    drawn = [(plan, _chart(plan, series)) for plan in plans if series[plan.metric].points]
+    charts = [chart for plan, chart in drawn if not plan.is_more]
     return Training(
         run_id=run.run_id,
         name=short_name(run.run_id),
@@ -141,9 +175,16 @@ def _training(reader: FolderReader, run: Run, settings: Settings | None) -> Trai
         status=state.status,
         summary=_summary(series[plans[0].metric], settings),
         charts=charts,
+        more=[chart for plan, chart in drawn if plan.is_more],
+        alarms=state.alarms,
         empty=None if charts else _why_empty(state.status),
         settings=settings.rows if settings else (),
     )
+
+
+def _chart(plan: Plan, series: dict[str, Series]) -> LineChart:
+    also = series[plan.also] if plan.also else None
+    return line_chart(series[plan.metric], title=plan.title, unit=plan.unit, also=also)
 
 
 def _evaluations(reader: FolderReader, config: Path) -> list[Plan]:

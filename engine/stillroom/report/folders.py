@@ -41,6 +41,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     result: msgspec.Raw = msgspec.Raw(b"null")
     error: Failure | None = None
+    alarms: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import functools
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,9 @@ class _KeptReports:
     def note(self, text: str) -> None:
         """Keeps a note."""
         self.notes.append(text)
+
+    def alarms(self, now: Sequence[str]) -> None:
+        """Has none: only training tells of such."""
 
     def stop(self) -> None:
         """Makes `is_cancelled` True."""

@@ -9,7 +9,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,7 @@ class _Report(msgspec.Struct, kw_only=True):
     """One thing that the first rank tells."""
 
     note: str | None = None
+    alarms: list[str] | None = None
     step: int | None = None
     values: dict[str, float | None] = {}
     done: int | None = None
@@ -170,6 +171,10 @@ class RankReporter:
         """Tells a note."""
         self._tell(_Report(note=text))
 
+    def alarms(self, now: Sequence[str]) -> None:
+        """Tells what is wrong now."""
+        self._tell(_Report(alarms=list(now)))
+
     def is_cancelled(self) -> bool:
         """Returns whether the run has been asked to stop."""
         return self._files.stop.exists()
@@ -227,6 +232,8 @@ def _hand_on(tail: _Tail, reporter: Reporter) -> None:
         report = msgspec.json.decode(line, type=_Report)
         if report.note is not None:
             reporter.note(report.note)
+        if report.alarms is not None:
+            reporter.alarms(report.alarms)
         if report.step is not None:
             values = {k: math.nan if v is None else v for k, v in report.values.items()}
             reporter.metrics(report.step, values)

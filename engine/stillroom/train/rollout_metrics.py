@@ -73,6 +73,7 @@ def _curriculum(
         taught = sum(
             index < rollout.turns for rollout, how in played for index in how.teacher_turns
         )
+        metrics["teacher_share"] = limits.teacher_share
         metrics["teacher_turns"] = taught / max(1, num_turns)
     return metrics
 

@@ -10,6 +10,7 @@ import msgspec
 
 from stillroom.errors import DivergedError, RunCancelledError
 from stillroom.reporting import Reporter
+from stillroom.train.alarms import find_alarms
 from stillroom.train.checkpoints import (
     Origin,
     RunSnapshot,
@@ -90,6 +91,8 @@ class Session:
     validation: Validation = field(default_factory=Validation)
     carried: list[CarriedRollout] = field(default_factory=list[CarriedRollout])
     """Rollouts that were begun before this step and go on after it (distill)."""
+    history: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
+    """The metrics of the steps so far, also of those before the run was resumed (distill)."""
     last_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     _optimizer: Optimizer | None = None
 
@@ -161,6 +164,7 @@ class Session:
             "memory_gb": self._peers.largest(peak_memory_gb(self.student.loaded.device)),
         }
         self.reporter.metrics(step, self.last_metrics)
+        self._watch(self.last_metrics)
         self.reporter.progress(
             step - within.first_step,
             within.last_step - within.first_step,
@@ -206,6 +210,13 @@ class Session:
             metrics=dict(self.last_metrics),
             seconds=round(time.monotonic() - self.started, 3),
         )
+
+    def _watch(self, metrics: Mapping[str, float]) -> None:
+        """Tells what has gone wrong in the iterations so far (distill)."""
+        if self.config.dataset_type == "distill":
+            self.history.append(metrics)
+            alarms = find_alarms(self.history)
+            self.reporter.alarms([f"{alarm.name}: {alarm.text}" for alarm in alarms])
 
     def _validated(self, step: int, loss: float | None) -> bool:
         """Returns whether the step is the best so far and must be kept for the end."""
@@ -265,6 +276,7 @@ class Session:
         for step, values in recorded_metrics(point.events):
             if step <= point.state.step:
                 self.reporter.metrics(step, values)
+                self._watch(values)
         self.reporter.note(f"goes on from step {point.state.step} of {point.run_id}")
 
 

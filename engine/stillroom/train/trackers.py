@@ -3,7 +3,7 @@
 A tracker that fails is left out from then on, with a note: no run ends because of one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,10 @@ class TrackedReporter:
     def note(self, text: str) -> None:
         """Records a note."""
         self.reporter.note(text)
+
+    def alarms(self, now: Sequence[str]) -> None:
+        """Tells what is wrong now."""
+        self.reporter.alarms(now)
 
     def is_cancelled(self) -> bool:
         """Returns whether the run has been asked to stop."""

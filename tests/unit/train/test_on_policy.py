@@ -10,6 +10,7 @@ from stillroom.models.load import load_model
 from stillroom.models.resolve import locate_model
 from stillroom.train.algorithm import LossName
 from stillroom.train.curriculum import Limits
+from stillroom.train.rollout_metrics import repetition
 from stillroom.train.student_policy import StudentRollout
 from stillroom.train.student_rollouts import SampledRollout, sequences_of
 
@@ -327,3 +328,43 @@ def test_what_was_sampled_is_what_is_trained():
     assert sequence.tokens.ids == trace.ids
     assert sequence.tokens.trained == trace.sampled
     assert sequence.sampler_logprobs == [-1.0, -2.0, -3.0]
+
+
+def test_rollouts_that_are_cut_off_raise_an_alarm(tmp_path, tiny_models):
+    folder = tiny_models.folder("llama", "chatml")
+    project = distill(
+        tmp_path,
+        folder,
+        folder,
+        data={"batch_size": 2, "group_size": 2},
+        rollout={"max_tokens": 4},
+    )
+
+    project.train()
+
+    told = project.reporter.alarmed
+    assert told[:2] == [[], []]
+    assert all(alarms[0].startswith("truncation: ") for alarms in told[2:])
+    assert "rollout.max_tokens" in told[-1][0]
+
+
+def test_a_rollout_run_measures_how_long_and_how_often_the_same(tmp_path, tiny_models):
+    clerk = tiny_models.folder("llama", "clerk")
+    project = distill(tmp_path, clerk, clerk, rollout={"max_turns": 4, "max_tokens": 8})
+    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+
+    project.train()
+
+    for metrics in project.reporter.measured:
+        assert metrics["response_tokens"] < metrics["longest_response"] <= 8
+        # Two tokens a turn are no four-token stretch.
+        assert metrics["repetition"] == 0
+        assert metrics["entropy"] > 0
+
+
+def test_repetition_is_the_share_of_stretches_that_stood_in_the_same_turn_before():
+    assert repetition([]) == 0
+    assert repetition([[1, 2, 3]]) == 0
+    assert repetition([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]) == 0
+    assert repetition([[1] * 7]) == 3 / 4
+    assert repetition([[1, 2, 1, 2, 1, 2], [3, 4, 5, 6]]) == 1 / 4
