@@ -13,10 +13,12 @@ def after_create_project(request: api.CreateProject, result: api.ProjectResult) 
             "check_setup with your teacher's provider"
         )
     folder = "" if result.folder == "." else f"{result.folder}/"
+    own = " (first your own prompts, tools and models, if you have them: CLAUDE.md)"
     return (
         f"generate_rollouts(input={folder}prompts.jsonl, output={folder}rollouts/teacher.jsonl, "
         f"provider=demo, model=teacher, tools={folder}tools.py, rewards={folder}rewards.py, n=300, "
         "temperature=1.2, max_turns=5, max_tokens=48, concurrency=64)"
+        + (own if request.template == "on-policy-agent" else "")
     )
 
 

@@ -108,7 +108,11 @@ BAD_CALLS = [
     ("cancel_run", {"run_id": "nope"}, "there is no run 'nope'"),
     ("list_runs", {"status": "done"}, "status: input should be 'starting'"),
     ("list_runs", {"cursor": "abc"}, "pass next_cursor unchanged"),
-    ("create_project", {"template": "dmo"}, "template: input should be 'demo' or 'starter'"),
+    (
+        "create_project",
+        {"template": "dmo"},
+        "template: input should be 'demo', 'starter' or 'on-policy-agent'",
+    ),
     ("create_project", {"path": "../elsewhere"}, "is outside the workspace"),
     ("check_setup", {"modle": "x"}, "did you mean 'model'?"),
     ("validate_dataset", {"path": "nothing.jsonl"}, "path 'nothing.jsonl' does not exist"),

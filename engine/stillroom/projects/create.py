@@ -25,10 +25,10 @@ class CreateProject(BaseModel):
 
     path: Annotated[str, Field(description="Folder, new or without these files")] = "."
     template: Annotated[
-        Literal["demo", "starter"],
-        Field(description="demo: runs as it is with tiny models; starter: for your own prompts"),
+        Literal["demo", "starter", "on-policy-agent"],
+        Field(description="starter: for your own prompts; the others run as they are"),
     ] = "demo"
-    seed: Annotated[int, Field(description="demo: which tasks are drawn")] = 0
+    seed: Annotated[int, Field(description="Which demo tasks are drawn")] = 0
 
 
 class ProjectResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ def _files(request: CreateProject) -> Iterator[tuple[str, bytes]]:
         # Dot files would be lost in some archives, so they are kept without the dot.
         name = ".gitignore" if path.name == "gitignore" else path.name
         yield name, path.read_bytes()
-    if request.template == "demo":
+    if request.template != "starter":
         for name in ("tools.py", "rewards.py"):
             yield name, (_DEMO_FILES / name).read_bytes()
         prompts = training_tasks(_NUM_PROMPTS, seed=request.seed)

@@ -93,7 +93,7 @@ class RolloutSection(_Section):
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 1
     max_tokens: Annotated[int, Field(ge=1)] = 2048
     max_context_window: Annotated[int, Field(ge=16)] = 32768
-    mcp_url: str | tuple[str, ...] = ()
+    mcp_url: str | tuple[str, ...] | None = None
     """More tools: MCP servers beside tools.py, each a URL or a command line."""
     max_tool_response: Annotated[int, Field(ge=1)] | None = None
     """Tokens of a tool's reply; the rest is cut, with a mark that the model reads."""
@@ -122,7 +122,7 @@ class RolloutSection(_Section):
     @property
     def mcp_servers(self) -> tuple[str, ...]:
         """The MCP servers that tools come from."""
-        return (self.mcp_url,) if isinstance(self.mcp_url, str) else self.mcp_url
+        return (self.mcp_url,) if isinstance(self.mcp_url, str) else self.mcp_url or ()
 
     @model_validator(mode="after")
     def _nudge_is_said(self) -> "RolloutSection":

@@ -1,4 +1,6 @@
+import json
 import random
+from pathlib import Path
 
 import pytest
 
@@ -106,3 +108,12 @@ def test_an_alarm_goes_when_what_it_is_about_has_gone():
 
     assert names(history) == {"truncation"}
     assert names(history + run(20)) == set()
+
+
+def test_the_demos_own_run_has_no_alarms_at_any_time():
+    """What start_training wrote to events.jsonl: a cold start's student, few turns first."""
+    lines = (Path(__file__).parents[2] / "golden/demo_distill_curves.jsonl").read_text()
+    history = [json.loads(line) for line in lines.splitlines()]
+
+    assert history[-1]["teacher_kl"] < history[10]["teacher_kl"] / 2
+    assert all(names(history[:i]) == set() for i in range(len(history) + 1))

@@ -1,0 +1,136 @@
+"""A config.yml as other systems' skills document it runs here, apart from the models' paths."""
+
+import json
+
+import pytest
+
+from fakes.training import make_project
+from stillroom.errors import EngineError
+
+TOOLS = """
+from stillroom.tools import tool
+
+@tool
+def price(item: str) -> str:
+    "The price of an item."
+    return "12"
+"""
+REWARDS = """
+from stillroom.tools import reward
+
+@reward
+def right(args, messages) -> float:
+    "Whether 12 is said."
+    return float("12" in (messages[-1]["content"] or ""))
+"""
+DOCUMENTED = """
+project_id: ""
+project_name: "On-policy agent"
+description: "Distils a tool user"
+dataset_type: distill
+data:
+  train_file: train.jsonl
+  batch_size: 2
+  group_size: 2
+  val_split: 0.0
+model:
+  path: STUDENT
+  qlora_rank: 4
+  qlora_alpha: 8
+  name: "Student"
+  description: "A student"
+teacher:
+  path: TEACHER
+  agentic: false
+algorithm:
+  LOSS
+  adv_estimator: grpo
+  kl_penalty_coef: 0.01
+rollout:
+  max_turns: 3
+  max_tokens: 8
+  max_context_window: 400
+  termination_policy: last_tool
+  reasoning_mode: null
+  mcp_url: null
+  tool_timeout: 60
+  reward_timeout: 60
+  max_tool_response: 200
+  include_thinking: false
+  rollout_timeout: 120
+trainer:
+  num_epochs: 1
+  learning_rate: 0.0001
+  save_step: -1
+evals: []
+"""
+LOSSES = ("loss_fn: ppo", "loss_fn: importance_sampling", "")
+
+
+def project_of(root, tiny_models, text):
+    clerk = tiny_models.folder("llama", "clerk")
+    project = make_project(root, "distill", clerk)
+    teacher = tiny_models.folder("llama", "clerk", seed=1)
+    text = text.replace("STUDENT", str(clerk)).replace("TEACHER", str(teacher))
+    project.write_config = lambda: (root / "config.yml").write_text(text, encoding="utf-8")
+    rows = [
+        {
+            "messages": [{"role": "user", "content": f"Item {i}?"}],
+            "tools": ["price"],
+            "rewards": ["right"],
+            "metadata": {"answer": 12},
+        }
+        for i in range(2)
+    ]
+    (root / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (root / "tools.py").write_text(TOOLS, encoding="utf-8")
+    (root / "rewards.py").write_text(REWARDS, encoding="utf-8")
+    return project
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_documented_configuration_runs_unchanged(tmp_path, tiny_models, loss):
+    project = project_of(tmp_path, tiny_models, DOCUMENTED.replace("LOSS", loss or "# default"))
+
+    result = project.train()
+
+    assert (result.method, result.steps, result.rows) == ("distill", 1, 2)
+    (told,) = project.reporter.measured
+    assert told["turns"] >= 1
+    assert told["reward"] > 0
+    assert {"teacher_kl", "ratio", "entropy", "response_tokens"} <= told.keys()
+    assert ("advantage" in told) == bool(loss)
+
+
+def test_the_shortest_documented_configuration_runs_too(tmp_path, tiny_models):
+    text = """
+dataset_type: distill
+data: {train_file: train.jsonl, batch_size: 2, group_size: 2}
+model: {path: STUDENT}
+teacher: {path: TEACHER}
+algorithm: {kl_penalty_coef: 0.1}
+rollout: {max_turns: 2, max_tokens: 8, termination_policy: last_tool}
+trainer: {num_epochs: 1}
+"""
+    project = project_of(tmp_path, tiny_models, text)
+
+    assert project.train().steps == 1
+
+
+@pytest.mark.parametrize(
+    "teacher", ["gpt-5-nano", "openai/gpt-5-pro", "claude-opus-4-5", "gemini-2.5-pro"]
+)
+def test_teachers_that_cannot_score_are_refused_before_a_model_is_loaded(
+    tmp_path, tiny_models, teacher
+):
+    text = DOCUMENTED.replace("LOSS", LOSSES[0]).replace("TEACHER", teacher)
+    project = project_of(tmp_path, tiny_models, text)
+
+    with pytest.raises(EngineError) as caught:
+        project.train()
+
+    assert "Unsupported teacher model" in caught.value.problem
+    assert "log-prob" in caught.value.problem
+    assert "generate_rollouts" in caught.value.fix
+    assert project.reporter.measured == []
+    assert project.checkpoints() == []
