@@ -87,6 +87,17 @@ class ModelSection(_Section):
         return self.qlora_alpha or 2 * self.qlora_rank
 
 
+class StudentServerSection(_Section):
+    """A vLLM server that samples the student (distill)."""
+
+    base_url: str
+    """It serves the student's base, with --enable-lora, and reads the run's folder."""
+    api_key_env: str | None = None
+    """Name of the environment variable with its key; default: no key is sent."""
+    timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds that it may take for one turn."""
+
+
 class RolloutSection(_Section):
     """How the student is sampled (distill)."""
 
@@ -111,6 +122,8 @@ class RolloutSection(_Section):
     include_thinking: bool = False
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
     """Conversations in the running batch."""
+    server: StudentServerSection | None = None
+    """Samples the student instead of this process; each iteration's adapter is loaded there."""
     max_staleness: Annotated[int, Field(ge=0, le=16)] = 0
     """Iterations over which a rollout may go on; what takes longer is dropped and counted.
 
@@ -219,6 +232,20 @@ class TrainConfig(_Section):
         if self.trainer.max_steps is not None and self.dataset_type != "distill":
             raise ValueError(
                 "trainer.max_steps limits the iterations of distill only; set trainer.num_epochs"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_server_is_handed_adapters(self) -> "TrainConfig":
+        if self.rollout.server is not None and self.model.qlora_rank == 0:
+            raise ValueError(
+                "rollout.server is handed the student's adapter in each iteration; all weights "
+                "cannot be: set model.qlora_rank, or leave rollout.server out"
+            )
+        if self.rollout.server is not None and self.curriculum.teacher_share:
+            raise ValueError(
+                "curriculum.teacher_share has student and teacher take turns in this process: "
+                "leave rollout.server out"
             )
         return self
 

@@ -9,6 +9,7 @@ from stillroom.data.formats import Task
 from stillroom.policy.hf import HFPolicy, SamplingStoppedError
 from stillroom.rollout.loop import Conversation
 from stillroom.rollout.recorder import ForgetfulRecorder
+from stillroom.rollout.served_policy import ServedPolicy
 from stillroom.tools.base import ToolResult
 from stillroom.train.curriculum import Limits
 from stillroom.train.rollout_queue import CarriedRollout, KnownTurn
@@ -90,7 +91,7 @@ class StudentPolicy:
 
     def __init__(
         self,
-        student: HFPolicy,
+        student: HFPolicy | ServedPolicy,
         rollouts: Mapping[str, StudentRollout],
         *,
         max_tokens: int,

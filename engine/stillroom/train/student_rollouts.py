@@ -23,6 +23,7 @@ from stillroom.train.curriculum import Limits, limits_at
 from stillroom.train.rollout_queue import CarriedRollout
 from stillroom.train.session import Session, epoch_order
 from stillroom.train.student_policy import StudentPolicy, StudentRollout
+from stillroom.train.student_server import open_served_student
 from stillroom.train.student_stage import StudentStage
 from stillroom.train.teachers import Teachers
 from stillroom.types import SamplingSettings, TeacherRecord, Trajectory
@@ -137,7 +138,7 @@ async def sample_rollouts(
     num_left_over = 0
     if config.rollout.max_staleness and not is_last:
         num_left_over = int(num_new * config.rollout.stragglers)
-    async with _open_policy(stage, sampling, begun, teachers, num_left_over) as policy:
+    async with _open_policy(session, stage, sampling, begun, teachers, num_left_over) as policy:
         await collect_rollouts(
             [RolloutSpec(rollout.task, key.sample) for key, rollout in begun.items()],
             stage.arena(policy, record, max_turns=limits_of(config, iteration).max_turns),
@@ -186,6 +187,7 @@ def _begun(
 
 @asynccontextmanager
 async def _open_policy(
+    session: Session,
     stage: StudentStage,
     sampling: SamplingSettings,
     begun: Mapping[RolloutKey, StudentRollout],
@@ -202,7 +204,18 @@ async def _open_policy(
             helper = await stack.enter_async_context(
                 stage.policy(sampling, num_rollouts=len(begun), turns=turns, instead=teacher)
             )
-        student = stage.policy(sampling, num_rollouts=len(begun), turns=turns)
+        student = (
+            stage.policy(sampling, num_rollouts=len(begun), turns=turns)
+            if stage.server is None
+            else open_served_student(
+                stage.server,
+                session.student,
+                session.config,
+                sampling,
+                run=session.run,
+                variables=stage.variables,
+            )
+        )
         yield StudentPolicy(
             await stack.enter_async_context(student),
             {f"{key.task_id}:{key.sample}": rollout for key, rollout in begun.items()},

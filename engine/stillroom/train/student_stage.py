@@ -1,7 +1,7 @@
 """What the student acts with: its tools, the rewards that judge it, and how it is asked."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from stillroom.rollout.reply_limits import CutText, cut_at_tokens
 from stillroom.rollout.request import NO_FILE, RolloutOptions
 from stillroom.rollout.rewards import Rewarder
 from stillroom.settings import Workspace
+from stillroom.teachers.model_server import ModelServer
 from stillroom.tools.base import ToolSource
 from stillroom.train.config import RolloutSection
 from stillroom.train.request import TrainingPlan
 from stillroom.train.student import Student
+from stillroom.train.student_server import student_server
 from stillroom.types import SamplingSettings, TeacherRecord
 
 
@@ -39,6 +41,8 @@ class StudentStage:
     cut_reply: CutText | None
     notes: Sequence[str]
     """What a user should be told of the tools."""
+    server: ModelServer | None = None
+    """What samples the student; None: this process."""
 
     def policy(
         self,
@@ -99,7 +103,8 @@ async def open_student_stage(
     rollout, tokenizer = plan.config.rollout, student.loaded.tokenizer
     variables = reasoning_variables(tokenizer.chat_template, rollout.reasoning_mode)
     most = rollout.max_tool_response
-    async with open_stage(workspace, _options(plan), tasks) as stage:
+    server = student_server(workspace, plan.config)
+    async with open_stage(workspace, _options(plan), tasks) as stage, server or nullcontext():
         rewarder = Rewarder(stage.pool)
         rewarder.check(tasks, is_judge_optional=is_judge_optional)
         yield StudentStage(
@@ -110,6 +115,7 @@ async def open_student_stage(
             variables,
             cut_at_tokens(tokenizer, most) if most is not None else None,
             stage.notes,
+            server,
         )
 
 
