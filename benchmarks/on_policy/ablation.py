@@ -62,6 +62,13 @@ ROWS: dict[str, tuple[str, ...]] = {
     "4 steps": ("algorithm.substeps=4",),
     "lr 1e-3": ("trainer.learning_rate=1e-3",),
     "lr 4e-3": ("trainer.learning_rate=4e-3",),
+    "beginnings first": (
+        "curriculum.prefix_tokens=30",
+        "curriculum.prefix_tokens_end=120",
+        "curriculum.prefix_steps=15",
+    ),
+    "few turns first": ("curriculum.first_turns=2", "curriculum.turn_steps=15"),
+    "teacher's turns first": ("curriculum.teacher_share=0.5", "curriculum.teacher_steps=15"),
 }  # fmt: skip
 
 

@@ -79,6 +79,11 @@ def measure(world: DemoWorld, kind: str, num_rollouts: int, iterations: int) -> 
     return results
 
 
+def spent(model: str, result: dict, first: dict) -> int:
+    """Returns the student's compute from the base on: all but `from base` begin with SFT."""
+    return result["token_forwards"] + (0 if model == "from base" else first["token_forwards"])
+
+
 def summary(results: list[dict]) -> str:
     """Returns what the claims say of the results, as JSON lines."""
     lines = []
@@ -104,8 +109,8 @@ def summary(results: list[dict]) -> str:
                     high=margin.high,
                     by_seed=[round(us["accuracy"] - them["accuracy"], 3) for us, them in pairs],
                     compute_ratio=[
-                        round(them["token_forwards"] / us["token_forwards"], 3)
-                        for us, them in pairs
+                        round(spent(rival, them, first) / spent("on-policy", us, first), 3)
+                        for (us, them), first in zip(pairs, before, strict=True)
                     ],
                 )
             )
