@@ -196,9 +196,10 @@ def _training_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str,
     is_acting = kind is RunKind.DISTILL or bool(plan.config.evals)
     environment = training_environment()
     if is_acting:
-        teacher = plan.config.teacher if kind is RunKind.DISTILL else None
-        # The key of a served teacher is needed there; it may also be the only one that is set.
-        own = {teacher.api_key_env} if teacher is not None else set[str | None]()
+        # The keys of servers that score and sample are needed there.
+        config, is_distilled = plan.config, kind is RunKind.DISTILL
+        servers = (config.teacher, config.rollout.server) if is_distilled else ()
+        own = {server.api_key_env for server in servers if server is not None}
         environment = tool_environment(without=frozenset(TEACHER_KEYS - own))
     has_wandb = plan.config.trainer.wandb_project is not None
     return environment | tracking_environment(workspace, has_wandb=has_wandb)

@@ -4,6 +4,7 @@ import pytest
 
 from fakes.model_server import FakeModelServer
 from fakes.training import make_project
+from stillroom import api
 from stillroom.errors import ConfigError, InputError, RunError
 from stillroom.train.request import PlanTraining, plan_request
 
@@ -144,3 +145,16 @@ def test_a_key_that_is_not_there_is_told_before_anything_is_loaded(tmp_path, tin
 
     with pytest.raises(InputError, match="NO_SUCH_KEY"):
         plan_request(project.workspace, PlanTraining())
+
+
+def test_a_plans_process_is_given_the_servers_key(tmp_path, tiny_models, monkeypatch):
+    """Although it trains on files alone, and has no other secret."""
+    monkeypatch.setenv("OPENAI_API_KEY", "the-key")
+    with FakeModelServer(tiny_models.load("llama", "chatml", seed=1), key="the-key") as server:
+        teacher = served(server, api_key_env="OPENAI_API_KEY")
+        project = distill(tmp_path, tiny_models.folder("llama", "chatml"), teacher)
+        project.write_config()
+
+        told = api.plan_training(project.workspace, api.PlanTraining())
+
+    assert "tokens and chat template are the student's" in told.checks[0]
