@@ -1,0 +1,386 @@
+"""One side of one on-policy benchmark, in a process of its own; prints a JSON line.
+
+    python benchmarks/on_policy/measure.py {ours,trl} WORK STUDENT TEACHER [--steps 3]
+
+The rate counts sampled tokens per second of CPU time, after one step of warm-up; the peak of memory
+is that of the whole process from the first step on. Both sides get the same prompts and the same
+tools' replies as the same tokens, and sample as many tokens of each turn.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
+os.environ.update(TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+import transformers
+from work import LEARNING_RATE, RANK, WORKS, Work, prompts, reply, tool_call
+
+from stillroom.data.render import ChatRenderer
+
+WARMUP = 1
+MAX_CONTEXT = 4096
+
+
+class Meter:
+    """CPU seconds and loss of each step, and the peak of memory."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.losses: list[float] = []
+        self.begun = 0.0
+
+    def begin(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        self.begun = cpu_seconds()
+
+    def end_step(self) -> None:
+        now = cpu_seconds()
+        self.seconds.append(now - self.begun)
+        self.begun = now
+
+    def told(self, work: Work, num_sampled: Sequence[int]) -> dict[str, Any]:
+        assert num_sampled == [work.num_sampled] * len(self.seconds), num_sampled
+        rate = sum(num_sampled[WARMUP:]) / sum(self.seconds[WARMUP:])
+        return {
+            "tokens_per_cpu_s": round(rate, 1),
+            "step_cpu_s": [round(s, 2) for s in self.seconds],
+            "peak_mb": round(status_mb("VmHWM")),
+            "losses": [round(loss, 6) for loss in self.losses],
+        }
+
+
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def status_mb(key: str) -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
+
+
+def given_rollouts(
+    work: Work, renderer: ChatRenderer, step: int
+) -> Iterator[tuple[list[int], list[int], list[int]]]:
+    """Yields rollouts that nobody sampled: prompt, what follows, and 1 where it counts as sampled.
+
+    The same on both sides, where only the update is measured.
+    """
+    rng = random.Random(step)
+    for index, chat in enumerate(prompts(work, step)):
+        completion: list[int] = []
+        marks: list[int] = []
+        for turn in range(work.turns):
+            if turn:
+                told = reply_ids(renderer, reply(step, index, turn))
+                completion += told
+                marks += [0] * len(told)
+            completion += [rng.randrange(600, 30_000) for _ in range(work.turn_tokens)]
+            marks += [1] * work.turn_tokens
+        yield renderer.prompt_ids(chat, []), completion, marks
+
+
+def reply_ids(renderer: ChatRenderer, said: str) -> list[int]:
+    """Returns the tokens of a tool's reply."""
+    message: Any = {"role": "tool", "tool_call_id": "call_0", "content": said}
+    return renderer.reply_ids(tool_call(), [message], [])
+
+
+def ours(work: Work, student_folder: Path, teacher_folder: Path, steps: int) -> dict[str, Any]:
+    import anyio
+
+    from stillroom.models.load import load_model
+    from stillroom.models.resolve import locate_model
+    from stillroom.settings import Workspace
+    from stillroom.teachers.local_hf import LocalTeacher
+    from stillroom.train.config import TrainConfig
+    from stillroom.train.optimizer import Optimizer
+    from stillroom.train.policy_update import update_student
+    from stillroom.train.student import load_student
+
+    workspace = Workspace(student_folder.parent)
+    config = TrainConfig.model_validate(
+        {
+            "dataset_type": "distill",
+            "data": {"batch_size": work.num_prompts, "group_size": work.group},
+            "model": {
+                "path": str(student_folder),
+                "qlora_rank": RANK if work.is_lora else 0,
+                "precision": "fp32",
+            },
+            "teacher": {"path": str(teacher_folder)},
+            "algorithm": {"loss_fn": work.loss_fn},
+            "trainer": {
+                "num_epochs": 1,
+                "learning_rate": LEARNING_RATE,
+                "schedule": "constant",
+                "warmup_steps": 0,
+                "adam_beta2": 0.999,
+            },
+        }
+    )
+    student = load_student(workspace, config.model, seed=0)
+    draw_adapter(student.module)
+    teacher = LocalTeacher(load_model(workspace, locate_model(workspace, str(teacher_folder))))
+    optimizer = Optimizer(student.trainable(), config.trainer, total_steps=steps)
+    renderer = ChatRenderer(student.loaded.tokenizer)
+    given = [list(given_rollouts(work, renderer, step)) for step in range(steps)]
+    meter, counts = Meter(), []
+    meter.begin()
+    for step in range(steps):
+        if work.phase == "update":
+            sequences = [sequence_of(*rollout) for rollout in given[step]]
+        else:
+            sequences = anyio.run(our_rollouts, work, student, step)
+        counts.append(sum(sequence.tokens.num_trained for sequence in sequences))
+        if work.phase != "generate":
+            stats = update_student(student, {0: teacher}, sequences, optimizer, config, step)
+            meter.losses.append(stats.loss / stats.num_tokens)
+        meter.end_step()
+    return meter.told(work, counts)
+
+
+def sequence_of(prompt: list[int], completion: list[int], marks: list[int]) -> Any:
+    from stillroom.models.batches import TokenSequence
+    from stillroom.train.student_rollouts import SampledSequence
+
+    tokens = TokenSequence(
+        [*prompt, *completion], [*[False] * len(prompt), *(mark == 1 for mark in marks)]
+    )
+    return SampledSequence(tokens, [-10.0] * sum(marks))
+
+
+async def our_rollouts(work: Work, student: Any, step: int) -> list[Any]:
+    """Samples a step's rollouts as a training run does, tools' replies being at hand."""
+    import anyio
+
+    from stillroom.models.batches import sampled_sequence
+    from stillroom.models.load import LoadedModel
+    from stillroom.policy.hf import HFPolicy
+    from stillroom.train.student_rollouts import SampledSequence
+    from stillroom.types import SamplingSettings
+
+    student.module.eval()
+    loaded = student.loaded
+    endless = LoadedModel(loaded.location, loaded.model, loaded.tokenizer, frozenset())
+    settings = SamplingSettings(temperature=1.0, max_tokens=work.turn_tokens, seed=step)
+    policy = HFPolicy(endless, settings, max_rows=work.num_rollouts, max_context=MAX_CONTEXT)
+    found: dict[int, Any] = {}
+
+    async def roll_out(index: int, chat: Any) -> None:
+        async with policy.converse(chat, [], seed_key=str(index)) as conversation:
+            for turn in range(work.turns):
+                if turn:
+                    said = reply(step, index, turn)
+                    message: Any = {"role": "tool", "tool_call_id": "call_0", "content": said}
+                    conversation.reply(tool_call(), [message])
+                await conversation.sample()
+            trace = conversation.trace()
+        marked = zip(trace.sampled, trace.logprobs, strict=True)
+        logprobs = [logprob for is_sampled, logprob in marked if is_sampled]
+        found[index] = SampledSequence(sampled_sequence(trace), logprobs)
+
+    async with policy, anyio.create_task_group() as tasks:
+        for index, chat in enumerate(prompts(work, step)):
+            tasks.start_soon(roll_out, index, chat)
+    return [found[index] for index in range(work.num_rollouts)]
+
+
+def trl(work: Work, student_folder: Path, teacher_folder: Path, steps: int) -> dict[str, Any]:
+    import trl as package
+    import trl.trainer.distillation_trainer as peer
+    from datasets import Dataset
+
+    # As it does on a GPU: of the hidden states only those of scored tokens reach the heads.
+    peer._use_triton = lambda _device: True
+    # Random weights never call a tool: every turn of theirs counts as a call.
+    peer.parse_response = lambda *_args, **_more: tool_call_of_trl()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(student_folder)
+    renderer = ChatRenderer(tokenizer)
+    replies = iter(range(1 << 30))
+    # The peer's loop over tools asks for a template that it knows; none is rendered with it.
+    known = Path(package.__file__).parent / "chat_templates" / "qwen3.jinja"
+    tokenizer.chat_template = known.read_text(encoding="utf-8")
+    trainer_class = on_tokens(package.DistillationTrainer, work, renderer)
+
+    def look_up(name: str) -> str:
+        """Look something up.
+
+        Args:
+            name: What to look up.
+        """
+        number = next(replies)
+        return reply(number, 0, 0)
+
+    trainer = trainer_class(
+        model=plain(student_folder),
+        teacher_model=plain(teacher_folder),
+        args=package.DistillationConfig(
+            **options(work, steps),
+            beta=1.0,
+            max_completion_length=MAX_CONTEXT,
+            generation_kwargs={"max_new_tokens": work.turn_tokens},
+            max_tool_calling_iterations=work.turns - 1 if work.turns > 1 else None,
+            shuffle_dataset=False,
+        ),
+        train_dataset=Dataset.from_list(
+            [{"prompt": chat} for step in range(steps) for chat in prompts(work, step)]
+        ),
+        processing_class=tokenizer,
+        peft_config=adapter(work),
+        tools=[look_up] if work.turns > 1 else None,
+    )
+    # No token ends a turn, so that all are as long as ours.
+    trainer.generation_config.eos_token_id = None
+    trainer.generation_kwargs["eos_token_id"] = None
+    trainer.eos_token_ids = [-1]
+    if work.phase == "generate":
+        return trl_generate(trainer, work, steps)
+    return trl_run(trainer, work)
+
+
+def on_tokens(base: Any, work: Work, renderer: ChatRenderer) -> Any:
+    """Returns the peer's trainer with tokens given, so that both run on the very same."""
+
+    class OnTokens(base):
+        counts: list[int]
+
+        def _tokenize_prompts(self, chats: Any) -> Any:
+            return [renderer.prompt_ids(chat, []) for chat in chats], None, {}
+
+        def _get_tool_suffix_ids(self, tool_messages: Any) -> list[int]:
+            return reply_ids(renderer, tool_messages[0]["content"])
+
+        def _generate(self, chats: Any) -> Any:
+            if work.phase == "update":
+                given, completions, marks = zip(
+                    *given_rollouts(work, renderer, len(self.counts)), strict=True
+                )
+                found = list(given), list(completions), list(marks), None, []
+            else:
+                found = super()._generate(chats)
+            _, completions, marks, *_ = found
+            sampled = marks if marks is not None else completions
+            self.counts.append(sum(map(len, sampled)) if marks is None else sum(map(sum, sampled)))
+            return found
+
+    OnTokens.counts = []
+    return OnTokens
+
+
+def tool_call_of_trl() -> dict[str, Any]:
+    function = {"name": "look_up", "arguments": {"name": "x"}}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": function}],
+    }
+
+
+def options(work: Work, steps: int) -> dict[str, Any]:
+    return {
+        "output_dir": tempfile.mkdtemp(),
+        "per_device_train_batch_size": work.num_rollouts,
+        "max_steps": steps,
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.0,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "save_strategy": "no",
+        "report_to": [],
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+
+
+def plain(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def adapter(work: Work) -> Any:
+    from peft import LoraConfig
+
+    if not work.is_lora:
+        return None
+    return LoraConfig(
+        r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+
+
+@torch.no_grad()
+def draw_adapter(model: Any) -> None:
+    """Gives an adapter the same weights on both sides."""
+    draw = torch.Generator().manual_seed(0)
+    for name, parameter in sorted(model.named_parameters()):
+        if "lora_A" in name:
+            bound = parameter.shape[1] ** -0.5
+            parameter.uniform_(-bound, bound, generator=draw)
+
+
+def trl_generate(trainer: Any, work: Work, steps: int) -> dict[str, Any]:
+    meter = Meter()
+    meter.begin()
+    for step in range(steps):
+        trainer._generate(prompts(work, step))
+        meter.end_step()
+    return meter.told(work, trainer.counts)
+
+
+def trl_run(trainer: Any, work: Work) -> dict[str, Any]:
+    draw_adapter(trainer.model)
+    meter = Meter()
+
+    class Told(transformers.TrainerCallback):
+        def on_train_begin(self, *_args: Any, **_more: Any) -> None:
+            meter.begin()
+
+        def on_step_end(self, *_args: Any, **_more: Any) -> None:
+            meter.end_step()
+
+        def on_log(
+            self, _args: Any, _state: Any, _control: Any, logs: Any = None, **_more: Any
+        ) -> None:
+            if logs and "loss" in logs:
+                meter.losses.append(float(logs["loss"]))
+
+    trainer.add_callback(Told())
+    trainer.train()
+    return meter.told(work, trainer.counts)
+
+
+SIDES: dict[str, Callable[[Work, Path, Path, int], dict[str, Any]]] = {"ours": ours, "trl": trl}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("who", choices=SIDES)
+    parser.add_argument("work", choices=WORKS)
+    parser.add_argument("student", type=Path)
+    parser.add_argument("teacher", type=Path)
+    parser.add_argument("--steps", type=int, default=3, help="after the warm-up")
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    work = WORKS[args.work]
+    told = SIDES[args.who](work, args.student, args.teacher, args.steps + WARMUP)
+    print(json.dumps({"bench": args.work, "who": args.who, **told}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
