@@ -29,6 +29,7 @@ from stillroom.train.held_out import hold_out_pairs, hold_out_rows
 from stillroom.train.processes import shared_speed, spread_notes, spread_of
 from stillroom.train.request import PlanTraining, TrainingPlan, plan_request
 from stillroom.train.student import max_pass_tokens, new_adapter, student_precision
+from stillroom.train.trial_rollouts import try_iteration
 
 _FEW_TOKENS = 512
 
@@ -75,7 +76,32 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
     if units and forecast.fits(need, free):
         tried = trial.try_steps(workspace, plan.config, units)
     told = _forecast(workspace, planned, rows, parts, free, tried, tokens)
+    if plan.config.dataset_type == "distill" and told.fits:
+        told = _with_iteration(workspace, plan, told, spread)
     return msgspec.structs.replace(told, checks=checks)
+
+
+def _with_iteration(
+    workspace: Workspace, plan: TrainingPlan, told: TrainingForecast, spread: forecast.Spread
+) -> TrainingForecast:
+    """Returns the forecast with the time that a short iteration tells, where one can be made."""
+    config = plan.config
+    tried = try_iteration(workspace, config, load_tasks(plan.train_files[0]))
+    if tried is None:
+        return told
+    speed = shared_speed(forecast.Speed(token_s=tried.token_s, step_s=0.0), spread)
+    assumed = "the most there may be" if tried.is_cut else "as a short trial gave"
+    note = (
+        f"the time is for one turn a rollout of {tried.answer_tokens:.0f} tokens ({assumed}), "
+        "without tools: multiply by the turns you expect"
+    )
+    return msgspec.structs.replace(
+        told,
+        seconds=tried.seconds(config, told.steps, token_s=speed.token_s),
+        tokens_per_s=1 / speed.token_s,
+        measured_memory_gb=tried.memory_gb,
+        notes=[*told.notes, note],
+    )
 
 
 def _forecast(
@@ -137,8 +163,8 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
     notes = [f"the largest pass has {tokens} tokens"]
     if config.dataset_type == "distill":
         notes.append(
-            "how long sampling takes depends on the student's answers: trainer.max_steps=2 tells "
-            "(sample_s and update_s of each step)"
+            "how long sampling takes depends on the student's answers and tools: "
+            "trainer.max_steps=2 tells (sample_s and update_s of each step)"
         )
     elif tried is None:
         notes.append("no step was tried: it would not fit in memory")

@@ -19,7 +19,7 @@ Unit = TokenSequence | TokenPair
 """What a batch is made of."""
 
 # Arithmetic of one tried step: some seconds on the slowest machine that trains at all.
-_MOST_OPERATIONS = {"cpu": 1e12, "cuda": 3e14}
+MOST_OPERATIONS = {"cpu": 1e12, "cuda": 3e14}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
     """Takes a step on the longest rows (the memory) and one on the first ones (the time)."""
     student = load_student(workspace, config.model, seed=config.trainer.seed)
     num_parameters = sum(p.numel() for p in student.module.parameters())
-    most = int(_MOST_OPERATIONS[student.loaded.device.type] / (6 * num_parameters))
+    most = int(MOST_OPERATIONS[student.loaded.device.type] / (6 * num_parameters))
     size = config.data.batch_size
     longest = sorted(units, key=num_tokens)[-size:][::-1]
     optimizer = Optimizer(student.trainable(), config.trainer, total_steps=2)

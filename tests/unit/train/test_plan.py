@@ -100,7 +100,9 @@ def test_a_plan_of_pairs_counts_both_sides(tmp_path, tiny_models):
     assert told.epoch_tokens > result.trained_tokens
 
 
-def test_a_plan_of_distillation_has_the_teacher_and_no_time(tmp_path, tiny_models):
+def test_a_plan_of_distillation_has_the_teacher_and_the_time_of_a_short_iteration(
+    tmp_path, tiny_models
+):
     start = tiny_models.folder("llama", "clerk")
     project = project_of(
         tmp_path,
@@ -115,11 +117,35 @@ def test_a_plan_of_distillation_has_the_teacher_and_no_time(tmp_path, tiny_model
 
     told = plan(project)
 
-    assert (told.rows, told.steps, told.epoch_tokens, told.seconds) == (6, 3, None, None)
+    assert (told.rows, told.steps, told.epoch_tokens) == (6, 3, None)
+    assert told.tokens_per_s is not None
+    assert told.measured_memory_gb is not None
+    # Three iterations of eight rollouts; a clerk's turn is a phrase and its end.
+    assert told.seconds == pytest.approx(3 * 8 * 2 / told.tokens_per_s)
+    assert "one turn a rollout of 2 tokens (as a short trial gave)" in told.notes[-1]
     parts = told.memory_parts_gb
     assert parts["teacher"] == parts["weights"] > 0
     assert parts["sampling"] > 0
     assert "trainer.max_steps=2" in " ".join(told.notes)
+
+
+def test_answers_longer_than_the_trial_count_as_long_as_they_may_get(tmp_path, tiny_models):
+    start = tiny_models.folder("llama", "chatml")
+    project = project_of(
+        tmp_path,
+        start,
+        "distill",
+        [{"prompt": f"Item {i}?"} for i in range(4)],
+        teacher={"path": str(start)},
+        data={"batch_size": 4, "group_size": 4},
+        rollout={"max_tokens": 100},
+    )
+
+    told = plan(project)
+
+    assert told.tokens_per_s is not None
+    assert told.seconds == pytest.approx(16 * 100 / told.tokens_per_s)
+    assert "of 100 tokens (the most there may be)" in told.notes[-1]
 
 
 def test_four_bits_take_an_eighth_of_what_the_matrices_took(tiny_models):
