@@ -71,6 +71,6 @@ def test_what_begins_alike_is_packed_together():
     sequences = [[*START, 1, 2], [9, 9], [*START, 3], [9, 8, 7]]
 
     assert list(packs(sequences, max_tokens=23)) == [[3, 1], [0, 2]]
-    assert list(packs(sequences, max_tokens=27)) == [[3, 1, 0], [2]]
+    assert list(packs(sequences, max_tokens=26)) == [[3, 1, 0], [2]]
     assert list(packs(sequences, max_tokens=1)) == [[3], [1], [0], [2]]
     assert list(packs([], max_tokens=5)) == []
