@@ -4,6 +4,7 @@
 
 Each of the runs below is killed by its own process the moment a random step is over, goes on from
 its last checkpoint (one every two steps), and may be killed again there. One JSON line for each.
+On-policy runs have tools and several turns; `--only distill` is those alone.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from safetensors.torch import load_file
 from fakes.conversations import answer, user
 from fakes.reporters import KeptReporter
 from fakes.tiny_models import TinyModels
-from fakes.training import make_project
+from fakes.training import Project, make_project
 from stillroom.files import AppendLog
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(24)]
@@ -32,8 +33,18 @@ PAIRS = [
     }
     for i in range(24)
 ]
+PROMPTS = [{"prompt": f"Item {i}?"} for i in range(24)]
+TOOLS = """
+from stillroom.tools import tool
+
+@tool
+def price(item: str) -> str:
+    "The price of an item."
+    return "12"
+"""
 STEPS = 24
-METHODS = [("sft", 0), ("sft", 4), ("dpo", 0), ("dpo", 4)]
+METHODS = [("sft", 0), ("sft", 4), ("dpo", 0), ("dpo", 4), ("distill", 0), ("distill", 2)]
+"""With the adapter's rank; for distill, with rollout.max_staleness."""
 
 
 class Recorder(KeptReporter):
@@ -71,18 +82,34 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(next((run / "checkpoints/final").glob("*model.safetensors")))
 
 
-def measure(root: Path, method: str, rank: int, num_kills: int, choose: random.Random) -> dict:
-    # With dropout, so that the random numbers count.
-    start = TinyModels(root / "models").folder("llama", "chatml", attention_dropout=0.3)
+def project_of(root: Path, method: str, rank: int) -> Project:
+    trainer = {"num_epochs": 2, "save_step": 2}
+    models = TinyModels(root / "models")
+    if method != "distill":
+        # With dropout, so that the random numbers count.
+        start = models.folder("llama", "chatml", attention_dropout=0.3)
+        model = {"qlora_rank": rank}
+        project = make_project(
+            root, method, start, data={"batch_size": 2}, model=model, trainer=trainer
+        )
+        project.write(ROWS if method == "sft" else PAIRS)
+        return project
     project = make_project(
         root,
         method,
-        start,
-        data={"batch_size": 2},
-        model={"qlora_rank": rank},
-        trainer={"num_epochs": 2, "save_step": 2},
+        models.folder("llama", "clerk"),
+        teacher={"path": str(models.folder("llama", "clerk", seed=1))},
+        data={"batch_size": 2, "group_size": 3},
+        rollout={"max_turns": 5, "max_tokens": 8, "max_staleness": rank, "stragglers": 0.5},
+        trainer=trainer,
     )
-    project.write(ROWS if method == "sft" else PAIRS)
+    project.write(PROMPTS)
+    (root / "tools.py").write_text(TOOLS, encoding="utf-8")
+    return project
+
+
+def measure(root: Path, method: str, rank: int, num_kills: int, choose: random.Random) -> dict:
+    project = project_of(root, method, rank)
 
     def train(run: str, kill_after: int | None, resume: str | None) -> int:
         project.reporter = Recorder(root / "runs" / run, kill_after)
@@ -106,7 +133,7 @@ def measure(root: Path, method: str, rank: int, num_kills: int, choose: random.R
         differing += not is_same
     return {
         "method": method,
-        "rank": rank,
+        ("max_staleness" if method == "distill" else "rank"): rank,
         "steps": STEPS,
         "killed_at": steps,
         "differing": differing,
@@ -117,10 +144,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=["sft", "dpo", "distill"])
     given = parser.parse_args()
     choose = random.Random(given.seed)
-    per_method = -(-given.kills // len(METHODS))
-    for method, rank in METHODS:
+    chosen = [(method, rank) for method, rank in METHODS if given.only in (None, method)]
+    per_method = -(-given.kills // len(chosen))
+    for method, rank in chosen:
         with tempfile.TemporaryDirectory() as root:
             print(json.dumps(measure(Path(root), method, rank, per_method, choose)), flush=True)
 
