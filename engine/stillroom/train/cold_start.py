@@ -42,7 +42,8 @@ def train_cold_start(session: Session, encoded: EncodedSft, total_steps: int) ->
     settings = config.trainer.model_copy(
         update={"learning_rate": section.learning_rate or config.trainer.learning_rate}
     )
-    optimizer = Optimizer(session.student.trainable(), settings, total_steps=num_steps)
+    student = session.student
+    optimizer = Optimizer(student.trainable(), settings, total_steps=num_steps, peers=student.peers)
     session.begin(optimizer)
     session.student.module.train()
     size, seed = section.batch_size or config.data.batch_size, config.trainer.seed

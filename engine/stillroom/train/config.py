@@ -317,9 +317,15 @@ class TrainConfig(_Section):
         return self
 
     @model_validator(mode="after")
-    def _distill_is_local(self) -> "TrainConfig":
+    def _distill_samples_everywhere(self) -> "TrainConfig":
         if self.dataset_type == "distill" and self.launcher.kind != "local":
-            raise ValueError("launcher: distill trains in one process: leave it out")
+            if self.launcher.is_sharded:
+                raise ValueError(
+                    "launcher.strategy: fsdp2 splits the weights that distill samples from: use ddp"
+                )
+            for key in ("max_staleness", "server"):
+                if getattr(self.rollout, key):
+                    raise ValueError(f"rollout.{key} is for one process: leave it or launcher out")
         return self
 
     @model_validator(mode="after")

@@ -49,7 +49,10 @@ async def train_on_policy(
         if first is not None:
             await anyio.to_thread.run_sync(train_cold_start, session, first, last_step)
         optimizer = Optimizer(
-            session.student.trainable(), config.trainer, total_steps=len(batches) * substeps
+            session.student.trainable(),
+            config.trainer,
+            total_steps=len(batches) * substeps,
+            peers=session.student.peers,
         )
         session.begin(optimizer, substeps=substeps, first_step=first_step)
         phase = Phase(config.dataset_type, first_step, last_step)

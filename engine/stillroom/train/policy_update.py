@@ -69,7 +69,7 @@ def update_student(
         accumulate_gradient(student, teachers, [lessons[i] for i in share], algorithm, stats)
         # Also with an empty share, so that the schedule goes on as planned.
         stats.steps.append(optimizer.step())
-    return stats
+    return stats.over(student.peers)
 
 
 def make_lessons(
@@ -168,9 +168,13 @@ def accumulate_gradient(
     algorithm: AlgorithmSection,
     stats: UpdateStats,
 ) -> None:
-    """Adds the gradient of the mean token loss of one optimiser step's rollouts."""
+    """Adds the gradient of the mean token loss of one optimiser step's rollouts.
+
+    Each process adds that of its share of the rollouts; the mean is over all of them.
+    """
     num_tokens = sum(lesson.sampled.tokens.num_trained for lesson in lessons)
-    for members in _passes(student, lessons):
+    shared = student.peers.share([len(lesson.sampled.tokens.ids) for lesson in lessons])
+    for members in _passes(student, [lessons[i] for i in shared]):
         batch = _collated(student, members)
         known = _known(members, batch.targets_N.device)
 

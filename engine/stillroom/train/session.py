@@ -190,6 +190,11 @@ class Session:
             self._checkpoint(step)
             raise RunCancelledError
 
+    @property
+    def is_told_to_stop(self) -> bool:
+        """Whether this process knows that the run has been asked to stop."""
+        return self.reporter.is_cancelled()
+
     def finish(self, step: int, *, rows: int, skipped: Mapping[str, int]) -> TrainResult:
         """Writes the final checkpoint (with early_stop: the best one) and returns the result."""
         kept_step = self.validation.best_step or step

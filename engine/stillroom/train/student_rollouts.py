@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import anyio
 
 from stillroom.data.formats import Task
-from stillroom.errors import DataError, EngineError, RunError
+from stillroom.errors import DataError, EngineError, RunCancelledError, RunError
 from stillroom.models.batches import TokenSequence, sampled_sequence
 from stillroom.rollout.collect import (
     FailedRollout,
@@ -18,6 +18,7 @@ from stillroom.rollout.collect import (
 )
 from stillroom.rollout.records import RolloutKey
 from stillroom.teachers.scores import TeacherScores
+from stillroom.train.collective import Collective
 from stillroom.train.config import TrainConfig
 from stillroom.train.curriculum import Limits, limits_at
 from stillroom.train.rollout_queue import CarriedRollout
@@ -116,7 +117,8 @@ async def sample_rollouts(
     config = session.config
     num_new = len(batches[iteration]) * config.data.group_size
     new = [CarriedRollout(iteration=iteration, index=i, turns=[]) for i in range(num_new)]
-    begun = dict(_begun(config, batches, each) for each in [*session.carried, *new])
+    all_begun = dict(_begun(config, batches, each) for each in [*session.carried, *new])
+    begun = _own_share(session.student.peers, all_begun)
     done: dict[RolloutKey, SampledRollout] = {}
 
     async def keep(outcome: Outcome) -> None:
@@ -128,7 +130,8 @@ async def sample_rollouts(
             if is_failed
             else SampledRollout(outcome, begun[key], told)
         )
-        session.stop_before_update(session.step)
+        if session.is_told_to_stop:
+            raise RunCancelledError
 
     is_last = iteration + 1 == len(batches)
     sampling = SamplingSettings(
@@ -138,15 +141,23 @@ async def sample_rollouts(
     num_left_over = 0
     if config.rollout.max_staleness and not is_last:
         num_left_over = int(num_new * config.rollout.stragglers)
-    async with _open_policy(session, stage, sampling, begun, teachers, num_left_over) as policy:
-        await collect_rollouts(
-            [RolloutSpec(rollout.task, key.sample) for key, rollout in begun.items()],
-            stage.arena(policy, record, max_turns=limits_of(config, iteration).max_turns),
-            # Beside those that are sampled there are those that a server scores.
-            concurrency=config.rollout.concurrency + teachers.num_scored_at_once,
-            on_outcome=keep,
-            recorder_for=begun.__getitem__,
-        )
+    try:
+        async with _open_policy(session, stage, sampling, begun, teachers, num_left_over) as policy:
+            await collect_rollouts(
+                [RolloutSpec(rollout.task, key.sample) for key, rollout in begun.items()],
+                stage.arena(policy, record, max_turns=limits_of(config, iteration).max_turns),
+                # Beside those that are sampled there are those that a server scores.
+                concurrency=config.rollout.concurrency + teachers.num_scored_at_once,
+                on_outcome=keep,
+                recorder_for=begun.__getitem__,
+            )
+    except* RunCancelledError:
+        # Told below, where all processes have come to.
+        pass
+    session.stop_before_update(session.step)
+    for part in session.student.peers.gathered(done):
+        done |= part
+    begun = {key: done[key].how if key in done else how for key, how in all_begun.items()}
     stopped = [rollout for rollout in begun.values() if rollout.is_stopped]
     oldest = iteration + 1 - config.rollout.max_staleness
     going_on = [rollout.carried() for rollout in stopped if rollout.iteration >= oldest]
@@ -155,6 +166,15 @@ async def sample_rollouts(
         carried=going_on,
         num_dropped=len(stopped) - len(going_on),
     )
+
+
+def _own_share(
+    peers: Collective, begun: Mapping[RolloutKey, StudentRollout]
+) -> dict[RolloutKey, StudentRollout]:
+    """Returns the rollouts that this process samples; those of one prompt stay together."""
+    prompts = list(dict.fromkeys((how.iteration, key.task_id) for key, how in begun.items()))
+    own = {prompts[index] for index in peers.share([1] * len(prompts))}
+    return {key: how for key, how in begun.items() if (how.iteration, key.task_id) in own}
 
 
 def limits_of(config: TrainConfig, iteration: int) -> Limits:

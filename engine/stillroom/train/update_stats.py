@@ -5,7 +5,23 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from stillroom.train.collective import Collective
 from stillroom.train.optimizer import StepInfo
+
+_SUMS = (
+    "loss",
+    "teacher_kl",
+    "entropy",
+    "logprob_gap",
+    "num_tokens",
+    "num_fresh_tokens",
+    "ratio",
+    "num_clipped",
+    "num_capped",
+    "advantage",
+    "squared_advantage",
+    "num_advantages",
+)
 
 
 @dataclass(slots=True)
@@ -51,6 +67,21 @@ class UpdateStats:
         self.advantage += advantages_N.sum().item()
         self.squared_advantage += advantages_N.square().sum().item()
         self.num_advantages += len(advantages_N)
+
+    def over(self, peers: Collective) -> "UpdateStats":
+        """Returns the sums over all processes' tokens."""
+        total, *others = peers.gathered(self)
+        for part in others:
+            total._add(part)
+        return total
+
+    def _add(self, other: "UpdateStats") -> None:
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.largest_ratio = max(self.largest_ratio, other.largest_ratio)
+        for dataset, (gaps, count) in other.of_datasets.items():
+            before, tokens = self.of_datasets.get(dataset, (0.0, 0))
+            self.of_datasets[dataset] = before + gaps, tokens + count
 
     def metrics(self, *, is_clipped: bool, is_capped: bool) -> dict[str, float]:
         """Returns the means, named as in events.jsonl; of shares those that are asked for."""

@@ -108,6 +108,57 @@ def test_two_processes_train_as_one_does(tmp_path, tiny_models, method, rank, is
         torch.testing.assert_close(ours[name], tensor, atol=WEIGHT_GAP, rtol=0)
 
 
+def distill_project(root, tiny_models, *, rank=0, substeps=1, prompts=5):
+    start = tiny_models.folder("llama", "clerk")
+    project = make_project(
+        root,
+        "distill",
+        start,
+        teacher={"path": str(tiny_models.folder("llama", "clerk", seed=1))},
+        data={"batch_size": 2, "group_size": 2},
+        model={"qlora_rank": rank},
+        algorithm={"substeps": substeps},
+        rollout={"max_tokens": 12},
+    )
+    project.write([{"prompt": f"Item {i}?"} for i in range(prompts)])
+    project.write_config()
+    return project
+
+
+@pytest.mark.parametrize(("rank", "substeps"), [(0, 2), (2, 1)])
+def test_two_processes_distil_as_one_does(tmp_path, tiny_models, rank, substeps):
+    # The last iteration has one prompt, so a process samples nothing.
+    project = distill_project(tmp_path, tiny_models, rank=rank, substeps=substeps)
+    whole, told = train_part(project, "one", ALONE)
+
+    parts = in_processes(lambda peers: train_part(project, "two", peers), tmp_path / "ranks")
+
+    (first, told_first), (_, told_second) = parts
+    assert first.trained_tokens == whole.trained_tokens
+    assert len(told) == 3
+    for ours, others, theirs in zip(told_first, told_second, told, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in ours.keys() - UNLIKE - {"sample_s", "update_s"}:
+            assert ours[name] == pytest.approx(theirs[name], abs=LOSS_GAP, rel=1e-4), name
+            assert ours[name] == others[name]
+    ours, theirs = weights_of(project, "two"), weights_of(project, "one")
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, atol=WEIGHT_GAP, rtol=0)
+
+
+def test_processes_that_distil_stop_together_while_they_sample(tmp_path, tiny_models):
+    project = distill_project(tmp_path, tiny_models)
+
+    def stop_early(peers):
+        reporter = KeptReporter(lambda: peers.is_first and len(reporter.measured) >= 1)
+        with pytest.raises(RunCancelledError):
+            train_part(project, "stopped", peers, reporter=reporter)
+
+    in_processes(stop_early, tmp_path / "ranks")
+
+    assert project.checkpoints("stopped") == ["step_000001"]
+
+
 def stopped_after(peers, steps):
     """A reporter that stops the run after so many steps, told to the first process alone."""
     reporter = KeptReporter(lambda: peers.is_first and len(reporter.measured) >= steps)

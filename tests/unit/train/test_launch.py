@@ -250,6 +250,22 @@ def test_weights_of_4_bits_are_not_shared_out(project):
         project.train()
 
 
+@pytest.mark.parametrize(
+    ("strategy", "rollout", "told"),
+    [
+        ("fsdp2", {}, "fsdp2 splits the weights that distill samples from"),
+        ("ddp", {"max_staleness": 1}, "rollout.max_staleness is for one process"),
+    ],
+)
+def test_what_distill_does_in_one_process_only_is_refused(project, strategy, rollout, told):
+    launcher = {"kind": "accelerate", "num_processes": 2, "strategy": strategy}
+    project.config |= {"dataset_type": "distill", "teacher": {"path": "demo/teacher"}}
+    project.config |= {"launcher": launcher, "rollout": rollout}
+
+    with pytest.raises(ConfigError, match=told):
+        project.train()
+
+
 def test_a_cluster_that_does_not_answer_is_told_before_anything_starts(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     with socket.socket() as free:
