@@ -4,8 +4,9 @@
     python benchmarks/on_policy/margin.py FOLDER --summary
 
 Scarce: 300 teacher rollouts, filtered, and six epochs of SFT; from there on-policy distillation on
-prompts alone, or SFT continued on the same rows. Plentiful: the same with 2,000 rollouts, and as
-many steps of SFT first. The compute is what `demo_world.py` counts: tokens through the student's
+prompts alone, or SFT continued on the same rows. Early: the same with 2,000 rollouts, and as many
+steps of SFT first. Plentiful: 2,000 rollouts, and SFT until it hardly learns any more; from there
+either. The compute is what `demo_world.py` counts: tokens through the student's
 layers, once where they are sampled or read, three times where a gradient is taken; on-policy pays
 for its own sampling. SFT goes on for as many whole epochs as reach on-policy's compute (rounded up,
 in its favour), once from the SFT student (`continued`) and once from the base in one schedule
@@ -15,14 +16,28 @@ in its favour), once from the SFT student (`continued`) and once from the base i
 import argparse
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 from demo_world import STUDENT, TEACHER, DemoWorld, Stage, told
 
 from stillroom.evaluate.intervals import mean_estimate
 
-SFT_EPOCHS = 6
-SCARCE, PLENTIFUL = 300, 2000
+
+@dataclass(frozen=True)
+class Kind:
+    """How much of the teacher there is, and how long SFT and on-policy distillation go on."""
+
+    num_rollouts: int
+    sft_epochs: int
+    iterations: int
+
+
+KINDS = {
+    "scarce": Kind(300, 6, 80),
+    "early": Kind(2000, 1, 80),
+    "plentiful": Kind(2000, 8, 40),
+}
 
 
 def sft(world: DemoWorld, name: str, num_rollouts: int, start: str, epochs: int) -> Stage:
@@ -33,16 +48,14 @@ def sft(world: DemoWorld, name: str, num_rollouts: int, start: str, epochs: int)
     return world.train(name, "sft.yml", overrides)
 
 
-def stages(world: DemoWorld, num_rollouts: int, iterations: int) -> dict[str, Stage]:
-    """Trains what is compared for one seed and number of teacher rollouts."""
-    kind = f"{num_rollouts}"
-    # As many steps whatever the number of rows.
-    epochs = max(1, round(SFT_EPOCHS * SCARCE / num_rollouts))
+def stages(world: DemoWorld, kind: str) -> dict[str, Stage]:
+    """Trains what is compared for one seed."""
+    num_rollouts, epochs = KINDS[kind].num_rollouts, KINDS[kind].sft_epochs
     first = sft(world, f"sft-{kind}", num_rollouts, STUDENT, epochs)
     overrides = [
-        f"model.path={first.model}", f"trainer.max_steps={iterations}", "trainer.num_epochs=1000",
+        f"model.path={first.model}", f"trainer.max_steps={KINDS[kind].iterations}", "trainer.num_epochs=1000",
     ]  # fmt: skip
-    ours = world.train(f"on-policy-{kind}-{iterations}", "distill.yml", overrides)
+    ours = world.train(f"on-policy-{kind}", "distill.yml", overrides)
     an_epoch = first.token_forwards / epochs
     more = math.ceil(ours.token_forwards / an_epoch)
     continued = sft(world, f"continued-{kind}-{more}", num_rollouts, first.model, more)
@@ -51,16 +64,16 @@ def stages(world: DemoWorld, num_rollouts: int, iterations: int) -> dict[str, St
     return {"SFT": first, "on-policy": ours, "continued": continued, "from base": from_base}
 
 
-def measure(world: DemoWorld, kind: str, num_rollouts: int, iterations: int) -> list[dict]:
-    """Returns the results of one seed, the teacher's and the base student's with the first kind."""
+def measure(world: DemoWorld, kind: str) -> list[dict]:
+    """Returns the results of one seed, the teacher's and the base student's where it is scarce."""
     models: dict[str, tuple[str, Stage | None]] = {}
-    if num_rollouts == SCARCE:
+    if kind == "scarce":
         models |= {"teacher": (TEACHER, None), "base": (STUDENT, None)}
-    models |= {n: (s.model, s) for n, s in stages(world, num_rollouts, iterations).items()}
+    models |= {n: (s.model, s) for n, s in stages(world, kind).items()}
     results = []
     for name, (model, stage) in models.items():
         is_teacher = name == "teacher"
-        label = f"{name}-{num_rollouts}-{iterations}".replace(" ", "-")
+        label = f"{name}-{kind}".replace(" ", "-")
         found = world.evaluate(label, model, has_kl=not is_teacher)
         kl = None if found.result.teacher_kl is None else found.result.teacher_kl.value
         results.append(
@@ -137,8 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--kinds", nargs="+", default=["scarce", "plentiful"])
-    parser.add_argument("--iterations", type=int, default=80)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     parser.add_argument("--heldout", type=int, default=300)
     parser.add_argument("--summary", action="store_true")
     asked = parser.parse_args()
@@ -149,13 +161,12 @@ def main() -> None:
         return
     asked.folder.mkdir(parents=True, exist_ok=True)
     done = {(result["kind"], result["seed"]) for result in results}
-    rollouts = {"scarce": SCARCE, "plentiful": PLENTIFUL}
     for kind in asked.kinds:
         for seed in asked.seeds:
             if (kind, seed) in done:
                 continue
             world = DemoWorld(asked.folder, seed, num_heldout=asked.heldout)
-            found = measure(world, kind, rollouts[kind], asked.iterations)
+            found = measure(world, kind)
             with path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(result) + "\n" for result in found)
             for result in found:
