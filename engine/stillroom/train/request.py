@@ -16,7 +16,8 @@ from stillroom.models.resolve import locate_model
 from stillroom.models.scoring import refuse_api_teacher
 from stillroom.settings import Workspace
 from stillroom.tools.mcp_spec import parse_spec
-from stillroom.train.config import TrainConfig, load_config
+from stillroom.train.config import TrainConfig
+from stillroom.train.config_file import load_config
 from stillroom.train.eval_section import EvalSection
 from stillroom.train.launcher import check_launcher
 from stillroom.train.resume import find_resume_point, run_to_resume

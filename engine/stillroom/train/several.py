@@ -8,7 +8,7 @@ import msgspec
 
 from stillroom.errors import ConfigError
 from stillroom.settings import Workspace
-from stillroom.train.config import read_config
+from stillroom.train.config_file import read_config
 from stillroom.train.forecast import TrainingForecast
 from stillroom.train.request import PlanTraining
 

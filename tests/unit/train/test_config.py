@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stillroom.errors import ConfigError
 from stillroom.train.algorithm import AlgorithmSection, LossName
-from stillroom.train.config import load_config
+from stillroom.train.config_file import load_config
 from stillroom.train.refusals import REFUSED_VALUES, UNSUPPORTED
 
 SFT = {

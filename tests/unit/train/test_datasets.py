@@ -10,7 +10,7 @@ from stillroom.data.formats import load_datasets
 from stillroom.errors import ConfigError
 from stillroom.models.load import load_model
 from stillroom.models.resolve import locate_model
-from stillroom.train.config import load_config
+from stillroom.train.config_file import load_config
 from stillroom.train.plan import plan_training
 from stillroom.train.request import PlanTraining, plan_request
 from stillroom.train.student_rollouts import prompt_batches

@@ -12,7 +12,7 @@ from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.errors import DataError, ModelError
 from stillroom.train import forecast
-from stillroom.train.config import load_config
+from stillroom.train.config_file import load_config
 from stillroom.train.dry_forward import size_of
 from stillroom.train.forecast import ModelSize
 from stillroom.train.plan import plan_training
