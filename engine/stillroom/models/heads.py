@@ -15,6 +15,7 @@ from stillroom.errors import ModelError
 from stillroom.models.batches import TokenBatch
 from stillroom.models.matrix_head import MatrixHead, MatrixScores, matrix_head
 from stillroom.models.packing import allow_packing, can_pack, packed_inputs
+from stillroom.models.placement import input_device
 
 MAX_LOGITS = 1 << 27
 """Logits that are held at a time stay below this many numbers."""
@@ -74,7 +75,8 @@ class OutputHead:
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """Returns the logits of chosen hidden states, [N, V], in float32."""
-        logits_NV = self._head(hidden_NH).float() * self._scale
+        # A spread model's head may be on another device.
+        logits_NV = self._head(hidden_NH).to(hidden_NH.device).float() * self._scale
         if self._softcap is not None:
             logits_NV = torch.tanh(logits_NV / self._softcap) * self._softcap
         return logits_NV
@@ -102,7 +104,8 @@ class OutputHead:
         if batch.pack is not None and batch.positions_BT is not None:
             given |= packed_inputs(batch.pack, batch.positions_BT)
         hidden_BTH = self.run_body(**given)
-        return hidden_BTH.flatten(0, 1).index_select(0, batch.sources_N)
+        sources_N = batch.sources_N.to(hidden_BTH.device)
+        return hidden_BTH.flatten(0, 1).index_select(0, sources_N).to(batch.sources_N.device)
 
     def score(self, batch: TokenBatch) -> "Scores":
         """Returns the log-probabilities of the batch's trained tokens, for one backward pass."""
@@ -161,11 +164,11 @@ class OutputHead:
     def check(self) -> None:
         """Raises ModelError if this head's logits are not those of the model's own forward pass."""
         vocabulary = int(self._base.config.get_text_config().vocab_size)
-        ids_BT = torch.arange(_PROBE_TOKENS, device=self._base.device)[None] % vocabulary
+        ids_BT = torch.arange(_PROBE_TOKENS, device=input_device(self._base))[None] % vocabulary
         was_training = self._base.training
         self._base.eval()
         own_NV = self._base(input_ids=ids_BT, use_cache=False).logits[0].float()
-        ours_NV = self.logits(self.hidden(ids_BT)[0])
+        ours_NV = self.logits(self.hidden(ids_BT)[0]).to(own_NV.device)
         self._base.train(was_training)
         gap = (own_NV - ours_NV).abs().max().item()
         tolerance = _TOLERANCE.get(self._base.dtype, 2e-2)

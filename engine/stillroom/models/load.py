@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from stillroom.data.render import ChatRenderer
 from stillroom.errors import ModelError
+from stillroom.models.placement import input_device, spread_options
 from stillroom.models.precision import Precision, Quantization
 from stillroom.models.quantized import compute_alike, nf4_options
 from stillroom.models.resolve import ModelLocation, adapter_base
@@ -36,7 +37,7 @@ class LoadedModel:
     @property
     def device(self) -> torch.device:
         """Where the model's inputs must be."""
-        return self.model.device
+        return input_device(self.model)
 
     @property
     def max_context(self) -> int:
@@ -75,17 +76,26 @@ def load_model(
     *,
     precision: Precision = "auto",
     quantization: Quantization = None,
+    spread: bool = False,
 ) -> LoadedModel:
     """Returns a model ready to run, with an adapter's weights merged into its base.
 
     On a base of 4 bits, which nothing can be merged into exactly, the adapter stays beside it.
+    Raises ModelError for an adapter that is to be spread over several devices.
     """
+    if location.is_adapter and spread:
+        raise ModelError(
+            f"{location.name!r} is an adapter, and only a whole model is spread over devices",
+            "export it merged (export_model) and name that folder",
+        )
     tokenizer = load_tokenizer(location)
     if location.is_adapter:
         model = load_adapter(workspace, location, precision=precision, quantization=quantization)
         model = model if quantization is not None else model.merge_and_unload()
     else:
-        model = load_weights(location, precision=precision, quantization=quantization)
+        model = load_weights(
+            location, precision=precision, quantization=quantization, spread=spread
+        )
     model.eval()
     return LoadedModel(location, model, tokenizer, stop_token_ids(model, tokenizer))
 
@@ -96,20 +106,25 @@ def load_weights(
     precision: Precision = "auto",
     quantization: Quantization = None,
     stays: bool = False,
+    spread: bool = False,
 ) -> PreTrainedModel:
     """Returns a causal language model on the best device at hand (CUDA, else CPU).
 
-    One that `stays` is left in main memory, in the number format that suits that device.
+    One that `stays` is left in main memory, in the number format that suits that device; one that
+    is `spread` has its layers on all GPUs, and is only to be run.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype_for(precision, device)
     model: Any
+    options = nf4_options(dtype, device) if quantization == "nf4" else {}
+    if spread:
+        options |= spread_options()
     if quantization == "nf4":
-        model = read_weights(location, dtype=dtype, options=nf4_options(dtype, device))
+        model = read_weights(location, dtype=dtype, options=options)
         compute_alike(model)
         return model
-    model = read_weights(location, dtype=dtype)
-    return model if stays else model.to(device)
+    model = read_weights(location, dtype=dtype, options=options)
+    return model if stays or spread else model.to(device)
 
 
 def read_weights(

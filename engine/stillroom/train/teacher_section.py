@@ -39,6 +39,8 @@ class TeacherSection(BaseModel):
     precision: Precision = "auto"
     quantization: Quantization = None
     """nf4: its layers in 4 bits."""
+    spread: bool = False
+    """Its layers over all GPUs, and in main memory what does not fit there."""
 
     @property
     def name(self) -> str:
@@ -67,7 +69,7 @@ class TeacherSection(BaseModel):
                 f"{given[0]} is of a served teacher: leave it out, or set provider to vllm "
                 "or sglang"
             )
-        here = sorted({"precision", "quantization"} & self.model_fields_set)
+        here = sorted({"precision", "quantization", "spread"} & self.model_fields_set)
         if self.is_served and here:
             raise ValueError(
                 f"{here[0]} is of a teacher in this process; a server has its own: leave it out"

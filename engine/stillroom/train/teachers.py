@@ -91,6 +91,7 @@ def load_teachers(
             locate_model(workspace, one.path),
             precision=one.section.precision,
             quantization=one.section.quantization,
+            spread=one.section.spread,
         )
         check_pair(student.loaded, loaded)
         local[one] = LocalTeacher(loaded)

@@ -147,11 +147,12 @@ def test_lists_that_do_not_go_together_are_refused(tmp_path, tiny_models, overri
     assert words in str(caught.value)
 
 
-def test_a_teacher_in_four_bits_teaches_nearly_the_same(tmp_path, tiny_models):
+def test_a_teacher_in_four_bits_or_spread_teaches_nearly_the_same(tmp_path, tiny_models):
     student = tiny_models.folder("llama", "chatml")
     other = str(tiny_models.folder("llama", "chatml", seed=1))
     measured = {}
-    for name, more in (("whole", {}), ("small", {"quantization": "nf4"})):
+    kinds = {"whole": {}, "small": {"quantization": "nf4"}, "spread": {"spread": True}}
+    for name, more in kinds.items():
         (tmp_path / name).mkdir()
         project = distill(tmp_path / name, student, {"path": other, **more})
         project.train()
@@ -159,6 +160,7 @@ def test_a_teacher_in_four_bits_teaches_nearly_the_same(tmp_path, tiny_models):
 
     assert measured["small"] != measured["whole"]
     assert measured["small"] == pytest.approx(measured["whole"], rel=0.3)
+    assert measured["spread"] == pytest.approx(measured["whole"], rel=1e-6)
 
 
 def test_an_adapter_on_a_teacher_of_four_bits_stays_beside_it(tmp_path, tiny_models):
