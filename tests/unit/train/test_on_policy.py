@@ -235,10 +235,9 @@ def test_a_run_cancelled_while_it_samples_does_not_finish_the_iteration(tmp_path
     (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
     project.reporter = KeptReporter(lambda: True)
 
-    with pytest.raises(BaseExceptionGroup) as caught:
+    with pytest.raises(RunCancelledError):
         project.train()
 
-    assert caught.group_contains(RunCancelledError)
     assert project.reporter.measured == []
     assert project.checkpoints() == []
 
