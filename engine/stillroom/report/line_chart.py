@@ -115,7 +115,10 @@ def line_chart(series: Series, *, title: str, unit: str, also: Series | None = N
         raw=scale.path(thin(points)),
         trend=scale.path(thin(averaged)) if averaged else None,
         marks=[scale.path([point]) for point in thin(marked)],
-        y_ticks=[Tick(round(100 * scale.y(t) / HEIGHT, 2), number(t)) for t in ticks],
+        y_ticks=[
+            Tick(round(100 * scale.y(tick) / HEIGHT, 2), text)
+            for tick, text in zip(ticks, tick_texts(ticks), strict=True)
+        ],
         x_ticks=_x_ticks(scale),
         strips=_strips(points, scale),
         note=_note(series),
@@ -156,13 +159,22 @@ def nice_ticks(values: Sequence[float]) -> list[float]:
     if 0 <= low <= 0.6 * high:
         low = 0.0
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-90):
-        margin = abs(high) * 0.1 or 1.0
-        low, high = low - margin, high + margin
+        margin = abs(high) * 0.1
+        low, high = (low - margin, high + margin) if margin else (0.0, 1.0)
     rough = (high - low) / 3
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [i * step for i in range(first, last + 1)]
+
+
+def tick_texts(ticks: Sequence[float]) -> list[str]:
+    """Returns the ticks as text, with as many decimals as tell them apart."""
+    texts = [number(tick) for tick in ticks]
+    if len(set(texts)) == len(ticks):
+        return texts
+    decimals = -math.floor(math.log10(ticks[1] - ticks[0]))
+    return [f"{tick:.{max(0, decimals)}f}" for tick in ticks]
 
 
 def is_drawable(value: float) -> bool:

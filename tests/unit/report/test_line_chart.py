@@ -11,6 +11,7 @@ from stillroom.report.line_chart import (
     line_chart,
     nice_ticks,
     thin,
+    tick_texts,
     trend,
 )
 
@@ -42,6 +43,12 @@ def test_ticks_are_round_and_enclose_the_values() -> None:
         ticks = nice_ticks(values)
         assert ticks[0] <= min(values) <= max(values) <= ticks[-1]
         assert 2 <= len(ticks) <= 8
+
+
+def test_ticks_have_as_many_decimals_as_tell_them_apart() -> None:
+    assert tick_texts([0.996, 0.998, 1.0, 1.002]) == ["0.996", "0.998", "1.000", "1.002"]
+    assert tick_texts([0, 0.2, 0.4]) == ["0", "0.2", "0.4"]
+    assert nice_ticks([0.0, 0.0])[0] == 0
 
 
 def test_one_step_is_drawn_as_a_mark() -> None:
