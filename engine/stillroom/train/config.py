@@ -98,6 +98,10 @@ class RolloutSection(_Section):
     """More tools: MCP servers beside tools.py, each a URL or a command line."""
     max_tool_response: Annotated[int, Field(ge=1)] | None = None
     """Tokens of a tool's reply; the rest is cut, with a mark that the model reads."""
+    browse: bool = False
+    """More tools: a web browser, which opens public addresses only."""
+    browse_allow: tuple[str, ...] = ()
+    """Private hosts (host:port, CIDR) that the browser may open too."""
     reasoning_mode: ReasoningMode | None = None
     """Asks the student's chat template to let it think or not; None: as the template does."""
     termination_policy: TerminationPolicy = "last_tool"
@@ -131,6 +135,12 @@ class RolloutSection(_Section):
     def _nudge_is_said(self) -> "RolloutSection":
         if self.nudge != DEFAULT_NUDGE and self.termination_policy == "last_tool":
             raise ValueError("nudge is said only with termination_policy: max_turns")
+        return self
+
+    @model_validator(mode="after")
+    def _hosts_are_for_the_browser(self) -> "RolloutSection":
+        if self.browse_allow and not self.browse:
+            raise ValueError("browse_allow is for the browser: set browse: true, or leave it out")
         return self
 
 

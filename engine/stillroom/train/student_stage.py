@@ -127,6 +127,8 @@ def _options(plan: TrainingPlan) -> RolloutOptions:
         tools=_named(plan.tools_file),
         rewards=_named(plan.rewards_file),
         mcp_servers=rollout.mcp_servers,
+        browse=rollout.browse,
+        browse_allow=rollout.browse_allow,
         tool_timeout=rollout.tool_timeout,
         reward_timeout=rollout.reward_timeout,
     )

@@ -5,6 +5,7 @@ import pytest
 from fakes.loops import run_async
 from fakes.mcp_servers import odd_server, serve_odd
 from fakes.training import Project, make_project, make_student
+from fakes.websites import Response, open_website
 from stillroom.data.formats import load_tasks
 from stillroom.errors import ConfigError, InputError
 from stillroom.train.plan import plan_training
@@ -129,3 +130,37 @@ def test_a_reasoning_mode_that_the_template_does_not_know_ends_the_run_before_it
     with pytest.raises(ConfigError, match="reasoning_mode: none"):
         project.train()
     assert project.reporter.measured == []
+
+
+@pytest.mark.browser
+def test_the_student_may_have_a_browser(project, tiny_models):
+    project.config["rollout"]["browse"] = True
+    project.write([{"prompt": "What is there?", "tools": ["browse_open"]}])
+
+    async def open_a_page() -> str:
+        async with open_website(lambda _: Response("<p>Kettles")) as site:
+            project.config["rollout"]["browse_allow"] = [f"127.0.0.1:{site.port}"]
+            project.write_config()
+            plan = plan_request(project.workspace, StartTraining())
+            tasks = load_tasks(plan.train_file)
+            student = make_student(tiny_models, tiny_models.folder("llama", "clerk"))
+            stage = open_student_stage(
+                project.workspace, plan, student, tasks, is_judge_optional=True
+            )
+            async with stage as opened:
+                assert opened.tools is not None
+                async with opened.tools.session(tasks[0]) as session:
+                    result = await session.call(
+                        "browse_open", {"url": f"http://127.0.0.1:{site.port}/"}
+                    )
+        return result.content
+
+    assert "Kettles" in run_async(open_a_page)
+
+
+def test_hosts_for_no_browser_are_refused(project):
+    project.config["rollout"]["browse_allow"] = ["127.0.0.1:80"]
+    project.write_config()
+
+    with pytest.raises(ConfigError, match="set browse: true"):
+        plan_request(project.workspace, StartTraining())
