@@ -157,6 +157,12 @@ class TokenTrace(msgspec.Struct, frozen=True, kw_only=True):
     sampled: list[bool]
     logprobs: list[float]
 
+    @property
+    def sampled_logprobs(self) -> list[float]:
+        """Of the sampled tokens only, in order (nats)."""
+        marked = zip(self.sampled, self.logprobs, strict=True)
+        return [logprob for is_sampled, logprob in marked if is_sampled]
+
 
 class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a policy samples. `max_tokens` bounds one assistant turn.

@@ -17,7 +17,8 @@ from stillroom.errors import CallFailedError, FailureClass
 from stillroom.models.load import LoadedModel
 from stillroom.policy.decode import DecodeEngine
 from stillroom.policy.sequences import DecodedSequence
-from stillroom.policy.tool_calls import Parser, message_from_text, parser_for
+from stillroom.policy.tool_calls import Parser, parser_for
+from stillroom.policy.turn_reader import TurnReader
 from stillroom.types import (
     BegunTurn,
     Message,
@@ -207,9 +208,8 @@ class HFConversation:
         tools: Sequence[ToolSchema],
     ) -> None:
         self._policy, self._sequence = policy, sequence
-        self._loaded, self._renderer, self._parser = loaded, renderer, parser
-        self._tools = tools
-        self._num_calls = 0
+        self._renderer, self._tools = renderer, tools
+        self._reader = TurnReader(renderer, parser, loaded.stop_ids)
         self._turn_start = 0
 
     async def sample(self) -> SampledTurn:
@@ -223,15 +223,8 @@ class HFConversation:
         if not await self._policy.next_turn(sequence):
             raise SamplingStoppedError(FailureClass.INTERNAL, "sampling was stopped")
         ids = sequence.ids[num_prompt:]
-        message = message_from_text(
-            self._text(ids),
-            self._parser,
-            first_call=self._num_calls,
-            is_thinking=self._renderer.header.rstrip().endswith("<think>"),
-        )
-        self._num_calls += len(message.get("tool_calls", []))
         return SampledTurn(
-            message=message,
+            message=self._reader.read(ids),
             finish_reason=sequence.finish_reason or "stop",
             usage=Usage(prompt_tokens=num_prompt, completion_tokens=len(ids)),
             token_ids=ids,
@@ -244,12 +237,12 @@ class HFConversation:
 
     def restore(self, turn: SampledTurn) -> None:
         """Appends a turn that was sampled in an earlier process, instead of sampling it."""
-        self._num_calls += len(turn.message.get("tool_calls", []))
+        self._reader.took(turn)
         self._sequence.restore(turn.token_ids or [], turn.logprobs or [])
 
     def add_turn(self, turn: SampledTurn) -> None:
         """Appends a turn that another policy sampled: given tokens, the very same."""
-        self._num_calls += len(turn.message.get("tool_calls", []))
+        self._reader.took(turn)
         self._sequence.give(turn.token_ids or [])
 
     def begin_turn(self, begun: BegunTurn) -> None:
@@ -274,20 +267,7 @@ class HFConversation:
 
     def trace(self) -> TokenTrace | None:
         """Returns the conversation's tokens so far."""
-        sequence = self._sequence
-        return TokenTrace(
-            ids=list(sequence.ids),
-            sampled=list(sequence.sampled),
-            logprobs=list(sequence.logprobs),
-        )
-
-    def _text(self, ids: Sequence[int]) -> str:
-        if ids and ids[-1] in self._loaded.stop_ids:
-            ids = ids[:-1]
-        tokenizer: Any = self._loaded.tokenizer
-        return tokenizer.decode(
-            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        return self._sequence.trace()
 
 
 def seeded_draws(seed: int, key: str) -> random.Random:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from stillroom.types import SamplingSettings
+from stillroom.types import SamplingSettings, TokenTrace
 
 FinishReason = Literal["stop", "length", "context"]
 
@@ -65,3 +65,9 @@ class DecodedSequence:
         """Counts its first tokens as cached: another sequence's, which begins alike."""
         self.num_cached = num_tokens
         self.pending = self.ids[num_tokens:]
+
+    def trace(self) -> TokenTrace:
+        """Returns the tokens so far, as they stand now."""
+        return TokenTrace(
+            ids=list(self.ids), sampled=list(self.sampled), logprobs=list(self.logprobs)
+        )

@@ -13,7 +13,8 @@ from stillroom.data.render import ChatRenderer
 from stillroom.errors import FailureClass
 from stillroom.models.load import LoadedModel
 from stillroom.policy.hf import SamplingStoppedError
-from stillroom.policy.tool_calls import Parser, message_from_text, parser_for
+from stillroom.policy.tool_calls import Parser, parser_for
+from stillroom.policy.turn_reader import TurnReader
 from stillroom.teachers.model_server import ModelServer, UnreadableAnswerError
 from stillroom.types import (
     BegunTurn,
@@ -141,11 +142,12 @@ class ServedConversation:
         tools: Sequence[ToolSchema],
         key: str,
     ) -> None:
-        self._policy, self._parser, self._tools, self._key = policy, parser, tools, key
+        self._policy, self._tools, self._key = policy, tools, key
+        self._reader = TurnReader(policy.renderer, parser, policy.loaded.stop_ids)
         self._ids: list[int] = []
         self._sampled: list[bool] = []
         self._logprobs: list[float] = []
-        self._num_begun = self._num_turns = self._num_calls = 0
+        self._num_begun = self._num_turns = 0
         self._max_tokens = policy.sampling.max_tokens
         self._give(prompt)
 
@@ -166,7 +168,7 @@ class ServedConversation:
         ids = self._ids[start:]
         is_full = most == room
         return SampledTurn(
-            message=self._message(ids),
+            message=self._reader.read(ids),
             finish_reason="stop" if is_finished else "context" if is_full else "length",
             usage=Usage(prompt_tokens=start, completion_tokens=len(ids)),
             token_ids=ids,
@@ -222,20 +224,7 @@ class ServedConversation:
 
     def _took(self, turn: SampledTurn) -> None:
         self._num_turns += 1
-        self._num_calls += len(turn.message.get("tool_calls", []))
-
-    def _message(self, ids: Sequence[int]) -> Message:
-        loaded = self._policy.loaded
-        shown = ids[:-1] if ids and ids[-1] in loaded.stop_ids else ids
-        header = self._policy.renderer.header
-        message = message_from_text(
-            self._policy.renderer.decode(list(shown)),
-            self._parser,
-            first_call=self._num_calls,
-            is_thinking=header.rstrip().endswith("<think>"),
-        )
-        self._num_calls += len(message.get("tool_calls", []))
-        return message
+        self._reader.took(turn)
 
 
 class _Logprobs(msgspec.Struct):

@@ -77,12 +77,7 @@ def check_numbers(student: Student, algorithm: AlgorithmSection) -> list[str]:
     twin = LocalTeacher(student.loaded)
     with torch.no_grad():
         scores = score_with_teacher(student, twin, batch, batch, algorithm)
-    told = [
-        value
-        for one in answers
-        for is_sampled, value in zip(one.sampled, one.logprobs, strict=True)
-        if is_sampled
-    ]
+    told = [value for one in answers for value in one.trace().sampled_logprobs]
     sampler_N = torch.tensor(told, device=scores.student_N.device)
     gap = (scores.student_N - sampler_N).abs().mean().item()
     kl = (scores.student_N - scores.teacher_N).abs().mean().item()

@@ -269,12 +269,10 @@ def sequences_of(sampled: Sequence[SampledRollout]) -> list[SampledSequence]:
         trace = rollout.tokens if isinstance(rollout, Trajectory) else None
         if isinstance(rollout, FailedRollout) or trace is None or not any(trace.sampled):
             continue
-        marked = zip(trace.sampled, trace.logprobs, strict=True)
-        logprobs = [logprob for is_sampled, logprob in marked if is_sampled]
         sequences.append(
             SampledSequence(
                 sampled_sequence(trace),
-                logprobs,
+                trace.sampled_logprobs,
                 one.teacher,
                 one.how.task.dataset,
                 reward=rollout.reward,

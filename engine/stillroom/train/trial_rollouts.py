@@ -98,9 +98,7 @@ async def _sample(
             trace = conversation.trace()
         if trace is None or not any(trace.sampled):
             return
-        marked = zip(trace.sampled, trace.logprobs, strict=True)
-        logprobs = [logprob for is_sampled, logprob in marked if is_sampled]
-        found.append(SampledSequence(sampled_sequence(trace), logprobs))
+        found.append(SampledSequence(sampled_sequence(trace), trace.sampled_logprobs))
 
     async with policy, anyio.create_task_group() as group:
         for number, task in enumerate(tasks):
