@@ -13,7 +13,7 @@ from stillroom.models.heads import Scores
 from stillroom.train.collective import Collective
 from stillroom.train.config import DpoSection
 from stillroom.train.encode import TokenPair, encode_pairs
-from stillroom.train.held_out import hold_out_pairs
+from stillroom.train.held_out import hold_out
 from stillroom.train.losses import preference_loss, sum_by_sequence
 from stillroom.train.optimizer import Optimizer
 from stillroom.train.session import Session, TrainResult, batches_of
@@ -46,7 +46,7 @@ def train_dpo(session: Session, rows: Sequence[DpoRow], *, max_length: int) -> T
         student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
     )
     is_mean = config.dpo.loss == "ipo"
-    kept, apart = hold_out_pairs(rows, config.data.val_split, seed=config.trainer.seed)
+    kept, apart = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
     encoded = encode_pairs(kept, renderer, max_length=max_length)
     pairs = add_reference(student, encoded.pairs, is_mean=is_mean)
     unseen = encode_pairs(apart, renderer, max_length=max_length).pairs if apart else []

@@ -2,14 +2,15 @@
 
 import random
 from collections.abc import Sequence
+from typing import TypeVar
 
 from stillroom.data.formats import DpoRow, SftRow
 from stillroom.files import content_hash
 
+Row = TypeVar("Row", SftRow, DpoRow)
 
-def hold_out_rows(
-    rows: Sequence[SftRow], share: float, *, seed: int
-) -> tuple[list[SftRow], list[SftRow]]:
+
+def hold_out(rows: Sequence[Row], share: float, *, seed: int) -> tuple[list[Row], list[Row]]:
     """Returns the rows to train on and about `share` of them, drawn at random, for validation.
 
     Rows that answer the same prompt stay on the same side; at least one prompt is trained on.
@@ -17,15 +18,6 @@ def hold_out_rows(
     apart = _drawn([_prompt_of(row) for row in rows], share, seed=seed)
     train = [row for index, row in enumerate(rows) if index not in apart]
     return train, [row for index, row in enumerate(rows) if index in apart]
-
-
-def hold_out_pairs(
-    pairs: Sequence[DpoRow], share: float, *, seed: int
-) -> tuple[list[DpoRow], list[DpoRow]]:
-    """Returns the pairs to train on and those for validation, as `hold_out_rows` does."""
-    apart = _drawn([content_hash(pair.prompt) for pair in pairs], share, seed=seed)
-    train = [pair for index, pair in enumerate(pairs) if index not in apart]
-    return train, [pair for index, pair in enumerate(pairs) if index in apart]
 
 
 def _drawn(prompts: Sequence[str], share: float, *, seed: int) -> set[int]:
@@ -43,7 +35,9 @@ def _drawn(prompts: Sequence[str], share: float, *, seed: int) -> set[int]:
     return apart
 
 
-def _prompt_of(row: SftRow) -> str:
-    """Returns a hash of what stands before the first answer."""
+def _prompt_of(row: SftRow | DpoRow) -> str:
+    """Returns a hash of what is answered: of messages, those before the first answer."""
+    if isinstance(row, DpoRow):
+        return content_hash(row.prompt)
     first = next(i for i, message in enumerate(row.messages) if message["role"] == "assistant")
     return content_hash(row.messages[:first])

@@ -25,7 +25,7 @@ from stillroom.train.contract import check_teacher_server
 from stillroom.train.dry_forward import empty_model, size_of
 from stillroom.train.encode import encode_pairs, encode_sft
 from stillroom.train.forecast import GB, ModelSize, RowTokens, TrainingForecast
-from stillroom.train.held_out import hold_out_pairs, hold_out_rows
+from stillroom.train.held_out import hold_out
 from stillroom.train.processes import shared_speed, spread_notes, spread_of
 from stillroom.train.request import PlanTraining, TrainingPlan, plan_request
 from stillroom.train.student import max_pass_tokens, new_adapter, student_precision
@@ -239,7 +239,7 @@ def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[
     renderer = ChatRenderer(planned.tokenizer, include_thinking=config.rollout.include_thinking)
     match config.dataset_type:
         case "sft":
-            kept, apart = hold_out_rows(
+            kept, apart = hold_out(
                 load_sft_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
             )
             sft = encode_sft(kept, renderer, max_length=max_length)
@@ -247,7 +247,7 @@ def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[
             rows = RowTokens(lengths, sft.num_rows, len(apart), sft.skipped)
             return rows, list(sft.sequences)
         case "dpo":
-            kept, apart = hold_out_pairs(
+            kept, apart = hold_out(
                 load_dpo_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
             )
             dpo = encode_pairs(kept, renderer, max_length=max_length)

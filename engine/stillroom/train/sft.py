@@ -9,7 +9,7 @@ from stillroom.data.formats import SftRow
 from stillroom.data.render import ChatRenderer
 from stillroom.models.batches import TokenSequence
 from stillroom.train.encode import encode_sft
-from stillroom.train.held_out import hold_out_rows
+from stillroom.train.held_out import hold_out
 from stillroom.train.optimizer import Optimizer
 from stillroom.train.session import Session, TrainResult, batches_of
 from stillroom.train.student import Student
@@ -29,7 +29,7 @@ def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> T
     renderer = ChatRenderer(
         student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
     )
-    kept, apart = hold_out_rows(rows, config.data.val_split, seed=config.trainer.seed)
+    kept, apart = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
     encoded = encode_sft(kept, renderer, max_length=max_length)
     train = encoded.sequences
     held_out = encode_sft(apart, renderer, max_length=max_length).sequences if apart else []
