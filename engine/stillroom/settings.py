@@ -92,8 +92,13 @@ class Workspace:
             )
         return path
 
-    def read_key(self, name: str) -> str | None:
-        """Returns the secret `name` of the environment, else of the workspace's .env file."""
+    def read_key(self, name: str | None) -> str | None:
+        """Returns the secret `name` of the environment, else of the workspace's .env file.
+
+        None if it is in neither, or none is named.
+        """
+        if not name:
+            return None
         return read_key(name) or _dot_env(self.root / ".env").get(name) or None
 
     def shown(self, path: Path) -> str:

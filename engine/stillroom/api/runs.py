@@ -168,7 +168,7 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
 def _planning_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str, str]:
     """Returns that of training on files, with a served teacher's key: its server is asked."""
     name = plan.config.teacher.api_key_env if plan.config.teacher is not None else None
-    key = workspace.read_key(name) if name is not None else None
+    key = workspace.read_key(name)
     return training_environment() | ({name: key} if name is not None and key is not None else {})
 
 

@@ -182,7 +182,7 @@ def open_teacher(
         endpoint,
         options.model,
         sampling,
-        key=workspace.read_key(endpoint.api_key_env) if endpoint.api_key_env else None,
+        key=workspace.read_key(endpoint.api_key_env),
         calls=CallSettings(
             timeout_s=options.request_timeout,
             limits=LimitSettings(start=options.concurrency, most=options.most_at_once),

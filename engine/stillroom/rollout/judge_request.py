@@ -114,7 +114,7 @@ async def open_judge(
             endpoint,
             asked.model,
             SamplingSettings(temperature=0.0, max_tokens=asked.max_tokens),
-            key=workspace.read_key(endpoint.api_key_env) if endpoint.api_key_env else None,
+            key=workspace.read_key(endpoint.api_key_env),
             calls=CallSettings(timeout_s=timeout_s),
             spending=Spending(judge_price(workspace, asked), budget or Budget()),
             transport=transport,

@@ -34,7 +34,7 @@ def student_server(workspace: Workspace, config: TrainConfig) -> ModelServer | N
     )
     return ModelServer(
         endpoint,
-        key=workspace.read_key(endpoint.api_key_env) if endpoint.api_key_env else None,
+        key=workspace.read_key(endpoint.api_key_env),
         settings=ServerSettings(config.rollout.concurrency, section.timeout),
     )
 

@@ -27,7 +27,7 @@ def served_teacher(
     )
     server = ModelServer(
         endpoint,
-        key=workspace.read_key(endpoint.api_key_env) if endpoint.api_key_env else None,
+        key=workspace.read_key(endpoint.api_key_env),
         settings=ServerSettings(section.concurrency, section.timeout),
         transport=transport,
     )
