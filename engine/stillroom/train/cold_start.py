@@ -7,7 +7,7 @@ from stillroom.data.render import ChatRenderer
 from stillroom.train.config import TrainConfig
 from stillroom.train.encode import EncodedSft, encode_sft
 from stillroom.train.optimizer import Optimizer
-from stillroom.train.session import Phase, Session, batches_of, epoch_order
+from stillroom.train.session import Phase, Session, batches_of
 from stillroom.train.sft import accumulate_nll
 
 PHASE = "cold_start"
@@ -46,14 +46,10 @@ def train_cold_start(session: Session, encoded: EncodedSft, total_steps: int) ->
     optimizer = Optimizer(student.trainable(), settings, total_steps=num_steps, peers=student.peers)
     session.begin(optimizer)
     session.student.module.train()
-    size, seed = section.batch_size or config.data.batch_size, config.trainer.seed
-    batches = [
-        chosen
-        for epoch in range(section.num_epochs)
-        for chosen in batches_of(epoch_order(len(sequences), epoch, seed), size)
-    ]
     phase = Phase(PHASE, 0, num_steps)
-    for chosen in batches[session.step :]:
+    for _, chosen in session.batches(
+        len(sequences), size=section.batch_size, num_epochs=section.num_epochs
+    ):
         batch = accumulate_nll(session.student, [sequences[i] for i in chosen])
         step = optimizer.step()
         session.trained_tokens += batch.num_tokens

@@ -118,15 +118,19 @@ class Session:
             adopt_checkpoint(point.checkpoint.with_name(step_name(best)), self.run)
         self._tell_again(point)
 
-    def batches(self, num_rows: int) -> Iterator[tuple[int, Sequence[int]]]:
+    def batches(
+        self, num_rows: int, *, size: int | None = None, num_epochs: int | None = None
+    ) -> Iterator[tuple[int, Sequence[int]]]:
         """Yields the epoch (from 0) and the rows of each step that is left.
 
+        size, num_epochs: of a phase that has its own.
         Ends early where `trainer.early_stop` says so.
         """
-        size, seed = self.config.data.batch_size, self.config.trainer.seed
+        data, trainer = self.config.data, self.config.trainer
         step = 0
-        for epoch in range(self.config.trainer.num_epochs):
-            for chosen in batches_of(epoch_order(num_rows, epoch, seed), size):
+        for epoch in range(num_epochs or trainer.num_epochs):
+            order = epoch_order(num_rows, epoch, trainer.seed)
+            for chosen in batches_of(order, size or data.batch_size):
                 step += 1
                 if self.is_stalled:
                     return
