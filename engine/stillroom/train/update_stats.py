@@ -10,7 +10,6 @@ from stillroom.train.optimizer import StepInfo
 
 _SUMS = (
     "loss",
-    "teacher_kl",
     "entropy",
     "logprob_gap",
     "num_tokens",
@@ -29,8 +28,6 @@ class UpdateStats:
     """Sums over the tokens that one iteration's update learnt."""
 
     loss: float = 0.0
-    teacher_kl: float = 0.0
-    """log p_sampler - log p_teacher of the sampled tokens."""
     entropy: float = 0.0
     """Of the student: exact if the loss sees its whole distribution, else -log p of the tokens."""
     logprob_gap: float = 0.0
@@ -46,15 +43,17 @@ class UpdateStats:
     squared_advantage: float = 0.0
     num_advantages: int = 0
     of_datasets: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
-    """teacher_kl and the number of tokens of each dataset."""
+    """Of each dataset: log p_sampler - log p_teacher of the sampled tokens, and their number."""
     steps: list[StepInfo] = field(default_factory=list[StepInfo])
+
+    @property
+    def teacher_kl(self) -> float:
+        """log p_sampler - log p_teacher of all sampled tokens."""
+        return sum(gaps for gaps, _ in self.of_datasets.values())
 
     def add_teacher_kl(self, gaps_N: Tensor, *, dataset: int) -> None:
         """Takes in log p_sampler - log p_teacher of tokens of one dataset."""
-        total = gaps_N.sum().item()
-        self.teacher_kl += total
-        before, tokens = self.of_datasets.get(dataset, (0.0, 0))
-        self.of_datasets[dataset] = before + total, tokens + len(gaps_N)
+        self._add_gaps(dataset, gaps_N.sum().item(), len(gaps_N))
 
     def add_ratios(self, ratios_N: Tensor) -> None:
         """Takes in how far the student has moved from what was sampled with."""
@@ -80,8 +79,11 @@ class UpdateStats:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.largest_ratio = max(self.largest_ratio, other.largest_ratio)
         for dataset, (gaps, count) in other.of_datasets.items():
-            before, tokens = self.of_datasets.get(dataset, (0.0, 0))
-            self.of_datasets[dataset] = before + gaps, tokens + count
+            self._add_gaps(dataset, gaps, count)
+
+    def _add_gaps(self, dataset: int, gaps: float, count: int) -> None:
+        before, tokens = self.of_datasets.get(dataset, (0.0, 0))
+        self.of_datasets[dataset] = before + gaps, tokens + count
 
     def metrics(self, *, is_clipped: bool, is_capped: bool) -> dict[str, float]:
         """Returns the means, named as in events.jsonl; of shares those that are asked for."""
