@@ -3,7 +3,7 @@
 Shapes: N sampled tokens of a microbatch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -244,23 +244,14 @@ def _add_gradient(
 
 def _known(members: Sequence[Lesson], device: torch.device) -> KnownTokens:
     """Returns what is known of the members' sampled tokens, in their order."""
-    old = [member.trainer_logprobs for member in members]
-    num = sum(member.sampled.tokens.num_trained for member in members)
-    sampler, rewards, before = (
-        _of_tokens(values, num, device)
-        for values in (
-            [member.sampled.sampler_logprobs for member in members],
-            [member.advantages for member in members],
-            old,
-        )
-    )
+
+    def joined(numbers: Iterable[list[float]]) -> Tensor:
+        return torch.tensor([x for of_one in numbers for x in of_one], device=device)
+
+    old = [m.trainer_logprobs for m in members if m.trainer_logprobs is not None]
     return KnownTokens(
-        sampler, rewards, None if old[0] is None else before, members[0].sampled.dataset
+        joined(m.sampled.sampler_logprobs for m in members),
+        joined(m.advantages or [0.0] * m.sampled.tokens.num_trained for m in members),
+        joined(old) if old else None,
+        members[0].sampled.dataset,
     )
-
-
-def _of_tokens(values: Sequence[list[float] | None], num: int, device: torch.device) -> Tensor:
-    """Returns the sequences' numbers one after the other, zeros where they have none."""
-    if all(numbers is None for numbers in values):
-        return torch.zeros(num, device=device)
-    return torch.tensor([x for numbers in values for x in numbers or []], device=device)
