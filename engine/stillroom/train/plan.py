@@ -1,49 +1,46 @@
 """plan_training: everything that can be known before a run is started, and what to change."""
 
-import math
 import shutil
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
 import torch
 
-from stillroom.data.formats import load_dpo_rows, load_sft_rows, load_tasks
-from stillroom.data.reasoning import reasoning_variables
+from stillroom.data.formats import Task, load_dpo_rows, load_sft_rows, load_tasks
 from stillroom.data.render import ChatRenderer
-from stillroom.models.heads import max_positions
-from stillroom.models.load import LoadedModel, context_length, load_tokenizer
-from stillroom.models.pairing import check_pair
-from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
+from stillroom.models.load import context_length
 from stillroom.settings import Workspace
 from stillroom.train import forecast, trial
 from stillroom.train.cold_start import cold_start_steps
-from stillroom.train.config import ModelSection, TrainConfig
-from stillroom.train.contract import check_teacher_server
-from stillroom.train.dry_forward import empty_model, size_of
+from stillroom.train.config import TrainConfig
 from stillroom.train.encode import encode_pairs, encode_sft
-from stillroom.train.forecast import GB, ModelSize, RowTokens, TrainingForecast
+from stillroom.train.forecast import GB, RowTokens, TrainingForecast
 from stillroom.train.held_out import hold_out
-from stillroom.train.processes import shared_speed, spread_notes, spread_of
+from stillroom.train.planned import (
+    Planned,
+    check_models,
+    count_teacher_bytes,
+    largest_pass,
+    load_without_weights,
+    settings_of_less_memory,
+)
+from stillroom.train.processes import shared_speed, spread_notes
 from stillroom.train.request import PlanTraining, TrainingPlan, plan_request
-from stillroom.train.student import max_pass_tokens, new_adapter, student_precision
 from stillroom.train.trial_rollouts import try_iteration
-
-_FEW_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
-    """The student without weights, and what is trained on."""
+class _Rows:
+    """What is trained on, read and rendered."""
 
-    config: TrainConfig
-    location: ModelLocation
-    tokenizer: Any
-    empty: Any
-    size: ModelSize
-    device: torch.device
+    tokens: RowTokens
+    units: list[trial.Unit] = field(default_factory=list[trial.Unit])
+    """What the steps that are tried are made of."""
+    tasks: list[Task] = field(default_factory=list[Task])
+    """distill: those of the first file, which a trial's rollouts are of."""
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
@@ -52,12 +49,12 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
     All rows are rendered; a model that is small enough is loaded for two steps, which are lost.
     """
     plan = plan_request(workspace, request)
-    planned = _without_weights(workspace, plan.config)
-    teacher_bytes = _teacher_bytes(workspace, planned)
-    checks = _checks(workspace, planned)
-    rows, units = _tokens_of(plan, planned)
-    tokens, cache_bytes = _largest_pass(planned, rows)
-    spread = _spread(planned)
+    planned = load_without_weights(workspace, plan.config)
+    teacher_bytes = count_teacher_bytes(workspace, planned)
+    checks = check_models(workspace, planned)
+    rows = _rendered(plan, planned)
+    tokens, cache_bytes = largest_pass(planned, rows.tokens)
+    spread = planned.spread
     # By now all libraries are loaded, and nothing that has weights is.
     is_cuda = planned.device.type == "cuda"
     process_bytes = 0 if is_cuda else psutil.Process().memory_info().rss
@@ -73,20 +70,24 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
     need, free = max(sum(parts.values()), sum(alone.values())), _free_bytes(planned.device)
     tried = None
     # The steps are tried in this process alone.
-    if units and forecast.fits(need, free):
-        tried = trial.try_steps(workspace, plan.config, units)
-    told = _forecast(workspace, planned, rows, parts, free, tried, tokens)
+    if rows.units and forecast.fits(need, free):
+        tried = trial.try_steps(workspace, plan.config, rows.units)
+    told = _forecast(workspace, planned, rows.tokens, parts, free, tried, tokens)
     if plan.config.dataset_type == "distill" and told.fits:
-        told = _with_iteration(workspace, plan, told, spread)
+        told = _with_iteration(workspace, plan.config, told, spread, tasks=rows.tasks)
     return msgspec.structs.replace(told, checks=checks)
 
 
 def _with_iteration(
-    workspace: Workspace, plan: TrainingPlan, told: TrainingForecast, spread: forecast.Spread
+    workspace: Workspace,
+    config: TrainConfig,
+    told: TrainingForecast,
+    spread: forecast.Spread,
+    *,
+    tasks: Sequence[Task],
 ) -> TrainingForecast:
     """Returns the forecast with the time that a short iteration tells, where one can be made."""
-    config = plan.config
-    tried = try_iteration(workspace, config, load_tasks(plan.train_files[0]))
+    tried = try_iteration(workspace, config, tasks)
     if tried is None:
         return told
     speed = shared_speed(forecast.Speed(token_s=tried.token_s, step_s=0.0), spread)
@@ -106,7 +107,7 @@ def _with_iteration(
 
 def _forecast(
     workspace: Workspace,
-    planned: _Planned,
+    planned: Planned,
     rows: RowTokens,
     parts: dict[str, float],
     free: float,
@@ -116,11 +117,11 @@ def _forecast(
     config, size = planned.config, planned.size
     steps = forecast.num_steps(config, len(rows.lengths) or rows.num_rows) + rows.num_first_steps
     disk, disk_free = forecast.disk_bytes(config, size, steps=steps), _free_disk(workspace.root)
-    spread = _spread(planned)
+    spread = planned.spread
     measured = tried.memory_gb * GB if tried and spread.num_processes == 1 else 0.0
     need = max(sum(parts.values()), measured)
     fits_memory, fits_disk = forecast.fits(need, free), forecast.fits(disk, disk_free)
-    changes = [] if fits_memory else _less_memory(planned, rows, parts, free)
+    changes = [] if fits_memory else settings_of_less_memory(planned, rows, parts, free)
     if not fits_disk:
         changes.append("trainer.keep_checkpoints=1 and a larger trainer.save_step need less disk")
     epoch_tokens = sum(rows.lengths) or None
@@ -173,67 +174,7 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
     return notes
 
 
-def _spread(planned: _Planned) -> forecast.Spread:
-    return spread_of(planned.config.launcher, planned.empty, planned.device)
-
-
-def _without_weights(workspace: Workspace, config: TrainConfig) -> _Planned:
-    location = locate_model(workspace, config.model.path)
-    tokenizer = load_tokenizer(location)
-    if config.dataset_type == "distill":
-        reasoning_variables(tokenizer.chat_template, config.rollout.reasoning_mode)
-    base = adapter_base(workspace, location) if location.is_adapter else location
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    empty = empty_model(base, precision=student_precision(config.model), device=device)
-    return _Planned(config, location, tokenizer, empty, _student_size(empty, config.model), device)
-
-
-def _student_size(empty: Any, section: ModelSection) -> ModelSize:
-    with torch.device("meta"):
-        model = new_adapter(empty, section) if section.qlora_rank > 0 else empty
-    size = size_of(model, is_quantized=section.quantization is not None)
-    if section.gradient_checkpointing:
-        text: Any = empty.config.get_text_config()
-        kept = forecast.recomputed_bytes(
-            size.activation_bytes,
-            num_layers=text.num_hidden_layers,
-            state_bytes=text.hidden_size * empty.dtype.itemsize,
-        )
-        size = replace(size, activation_bytes=kept)
-    if section.qlora_rank > 0:
-        model.unload()
-    return size
-
-
-def _teacher_bytes(workspace: Workspace, planned: _Planned) -> int:
-    """Returns the teachers' weights; raises ModelError unless it reads tokens as the student."""
-    total, nothing = 0, frozenset[int]()
-    for teacher in dict.fromkeys(planned.config.teachers):
-        if teacher.section.is_served:
-            continue
-        location = locate_model(workspace, teacher.path)
-        base = adapter_base(workspace, location) if location.is_adapter else location
-        empty = empty_model(base, precision=teacher.section.precision, device=planned.device)
-        check_pair(
-            LoadedModel(planned.location, planned.empty, planned.tokenizer, nothing),
-            LoadedModel(location, empty, load_tokenizer(location), nothing),
-        )
-        is_quantized = teacher.section.quantization is not None
-        total += size_of(empty, is_quantized=is_quantized).weight_bytes
-    return total
-
-
-def _checks(workspace: Workspace, planned: _Planned) -> list[str]:
-    """Returns what was found of the teacher; raises an EngineError for what would end the run."""
-    config = planned.config
-    here = dict.fromkeys(t.path for t in config.teachers if not t.section.is_served)
-    checks = [f"{path} has the student's tokens and chat template" for path in here]
-    most = min(context_length(planned.empty), config.rollout.max_context_window)
-    return checks + check_teacher_server(workspace, config, planned.tokenizer, max_context=most)
-
-
-def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[trial.Unit]]":
-    """Returns the rows' lengths and what the steps that are tried are made of."""
+def _rendered(plan: TrainingPlan, planned: Planned) -> _Rows:
     config = planned.config
     max_length = config.model.row_length(context_length(planned.empty))
     renderer = ChatRenderer(planned.tokenizer, include_thinking=config.rollout.include_thinking)
@@ -244,95 +185,26 @@ def _tokens_of(plan: TrainingPlan, planned: _Planned) -> "tuple[RowTokens, list[
             )
             sft = encode_sft(kept, renderer, max_length=max_length)
             lengths = [len(sequence.ids) for sequence in sft.sequences]
-            rows = RowTokens(lengths, sft.num_rows, len(apart), sft.skipped)
-            return rows, list(sft.sequences)
+            tokens = RowTokens(lengths, sft.num_rows, len(apart), sft.skipped)
+            return _Rows(tokens, list(sft.sequences))
         case "dpo":
             kept, apart = hold_out(
                 load_dpo_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
             )
             dpo = encode_pairs(kept, renderer, max_length=max_length)
             lengths = [trial.num_tokens(pair) for pair in dpo.pairs]
-            return RowTokens(lengths, len(dpo.pairs), len(apart), dpo.skipped), list(dpo.pairs)
+            tokens = RowTokens(lengths, len(dpo.pairs), len(apart), dpo.skipped)
+            return _Rows(tokens, list(dpo.pairs))
         case "distill":
-            num_tasks, first = (
-                sum(len(load_tasks(f)) for f in plan.train_files),
-                plan.cold_start_file,
-            )
-            if first is None:
-                return RowTokens([], num_tasks), []
-            cold = encode_sft(load_sft_rows(first), renderer, max_length=max_length)
+            tasks = [load_tasks(file) for file in plan.train_files]
+            num_tasks = sum(len(of_file) for of_file in tasks)
+            if plan.cold_start_file is None:
+                return _Rows(RowTokens([], num_tasks), tasks=tasks[0])
+            rows = load_sft_rows(plan.cold_start_file)
+            cold = encode_sft(rows, renderer, max_length=max_length)
             num_steps = cold_start_steps(config, len(cold.sequences))
-            skipped = cold.skipped
-            return RowTokens([], num_tasks, skipped=skipped, num_first_steps=num_steps), []
-
-
-def _largest_pass(planned: _Planned, rows: RowTokens) -> tuple[int, int]:
-    """Returns the tokens of the largest pass with gradient, and the bytes sampling caches."""
-    config = planned.config
-    most = config.model.microbatch_tokens or max_pass_tokens(max_positions(planned.size.vocab_size))
-    if config.dataset_type != "distill":
-        share = math.ceil(config.data.batch_size / _spread(planned).num_processes)
-        longest = sorted(rows.lengths)[-share:]
-        return forecast.pass_tokens(longest, max_tokens=most), 0
-    rollout = config.rollout
-    length = min(rollout.max_context_window, _FEW_TOKENS + rollout.max_turns * rollout.max_tokens)
-    num = config.data.batch_size * config.data.group_size
-    at_once = min(rollout.concurrency, num)
-    text: Any = planned.empty.config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    width = 2 if planned.device.type == "cuda" else 4
-    per_token = 2 * text.num_hidden_layers * heads * head_size * width
-    return forecast.pass_tokens([length] * num, max_tokens=most), at_once * length * per_token
-
-
-def _less_memory(
-    planned: _Planned, rows: RowTokens, parts: dict[str, float], free: float
-) -> list[str]:
-    """Returns the settings that need less memory, with what they need."""
-    config, needs = planned.config, dict[str, float]()
-    spread = _spread(planned)
-    sharing = spread.num_sharing
-    tokens = _largest_pass(planned, rows)[0]
-
-    def need(size: ModelSize, tokens: int) -> float:
-        changed = forecast.memory_parts(
-            size,
-            tokens=tokens,
-            process_bytes=int(parts.get("process", 0) / sharing),
-            teacher_bytes=int(parts.get("teacher", 0) / sharing),
-            cache_bytes=int(parts.get("sampling", 0) / sharing),
-            spread=spread,
-        )
-        return sum(changed.values())
-
-    shorter = tokens // 2
-    if rows.lengths and tokens > _FEW_TOKENS:
-        single = max(rows.lengths)
-        if config.data.batch_size > 1 and single < tokens:
-            needs[f"model.microbatch_tokens={single}"] = need(planned.size, single)
-        else:
-            needs[f"model.max_length={shorter}"] = need(planned.size, shorter)
-    for setting, change in _smaller(config.model).items():
-        section = config.model.model_copy(update=change)
-        needs[setting] = need(_student_size(planned.empty, section), tokens)
-    is_lora = config.model.qlora_rank > 0
-    if is_lora and planned.device.type == "cpu" and config.model.precision != "bf16":
-        half = replace(planned.size, weight_bytes=planned.size.weight_bytes // 2)
-        needs["model.precision=bf16"] = need(half, tokens)
-    return forecast.told(needs, free)
-
-
-def _smaller(section: ModelSection) -> dict[str, dict[str, Any]]:
-    """Returns what the model's section may say to need less memory."""
-    found: dict[str, dict[str, Any]] = {}
-    if not section.gradient_checkpointing:
-        found["model.gradient_checkpointing=true"] = {"gradient_checkpointing": True}
-    if section.qlora_rank == 0:
-        found["model.qlora_rank=32"] = {"qlora_rank": 32}
-    elif section.quantization is None:
-        found["model.quantization=nf4"] = {"quantization": "nf4"}
-    return found
+            tokens = RowTokens([], num_tasks, skipped=cold.skipped, num_first_steps=num_steps)
+            return _Rows(tokens, tasks=tasks[0])
 
 
 def _free_bytes(device: torch.device) -> float:
