@@ -66,8 +66,9 @@ def status_mb(key: str) -> float:
 
 def ours(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     from stillroom.settings import Workspace
-    from stillroom.train.config import DpoSection, ModelSection, TrainerSection
+    from stillroom.train.config import DpoSection, TrainerSection
     from stillroom.train.dpo import accumulate_preference, add_reference
+    from stillroom.train.model_section import ModelSection
     from stillroom.train.optimizer import Optimizer
     from stillroom.train.sft import accumulate_nll
     from stillroom.train.student import load_student

@@ -12,7 +12,7 @@ from fakes.reporters import KeptReporter
 from fakes.tiny_models import TinyModels
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.settings import Workspace
-from stillroom.train.config import ModelSection
+from stillroom.train.model_section import ModelSection
 from stillroom.train.request import StartTraining
 from stillroom.train.run import train
 from stillroom.train.session import TrainResult

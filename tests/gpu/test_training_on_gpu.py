@@ -27,9 +27,10 @@ from stillroom.policy.sequences import DecodedSequence
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.algorithm import AlgorithmSection
-from stillroom.train.config import DpoSection, ModelSection
+from stillroom.train.config import DpoSection
 from stillroom.train.dpo import accumulate_preference, add_reference
 from stillroom.train.encode import TokenPair
+from stillroom.train.model_section import ModelSection
 from stillroom.train.policy_update import Lesson, accumulate_gradient
 from stillroom.train.sft import accumulate_nll
 from stillroom.train.student import Student, load_student

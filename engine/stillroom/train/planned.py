@@ -13,10 +13,11 @@ from stillroom.models.pairing import check_pair
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.train import forecast
-from stillroom.train.config import ModelSection, TrainConfig
+from stillroom.train.config import TrainConfig
 from stillroom.train.contract import check_teacher_server
 from stillroom.train.dry_forward import empty_model, size_of
 from stillroom.train.forecast import ModelSize, RowTokens
+from stillroom.train.model_section import ModelSection
 from stillroom.train.processes import spread_of
 from stillroom.train.student import max_pass_tokens, new_adapter, student_precision
 

@@ -23,7 +23,7 @@ from stillroom.models.recompute import recompute_layers
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.train.collective import ALONE, Collective
-from stillroom.train.config import ModelSection
+from stillroom.train.model_section import ModelSection
 from stillroom.train.sharding import run_inside, shard
 
 _MIN_MICROBATCH, _MAX_MICROBATCH = 512, 16384

@@ -21,8 +21,8 @@ from stillroom.rollout.rewards import Rewarder
 from stillroom.settings import Workspace
 from stillroom.teachers.model_server import ModelServer
 from stillroom.tools.base import ToolSource
-from stillroom.train.config import RolloutSection
 from stillroom.train.request import TrainingPlan
+from stillroom.train.rollout_section import RolloutSection
 from stillroom.train.student import Student
 from stillroom.train.student_server import student_server
 from stillroom.types import SamplingSettings, TeacherRecord
