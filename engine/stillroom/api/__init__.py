@@ -22,12 +22,14 @@ from stillroom.api.runs import (
     RunPage,
     RunReport,
     cancel_run,
-    evaluate_model,
-    export_model,
-    generate_rollouts,
     get_run,
     get_run_logs,
     list_runs,
+)
+from stillroom.api.start_runs import (
+    evaluate_model,
+    export_model,
+    generate_rollouts,
     plan_training,
     score_rollouts,
     start_training,

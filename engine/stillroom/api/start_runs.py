@@ -1,0 +1,122 @@
+"""Long work: started here, done in a process of its own."""
+
+import msgspec
+from pydantic import BaseModel
+
+from stillroom.api.runs import RunReport, report_run
+from stillroom.evaluate.request import EvaluateModel, check_evaluation
+from stillroom.export.request import ExportModel, plan_export
+from stillroom.jobs import supervise
+from stillroom.jobs.inline import plan_in_child
+from stillroom.jobs.store import Turn, find_run, hashes_of
+from stillroom.rollout.request import GenerateRollouts, check_rollouts, locate_policy
+from stillroom.rollout.score import ScoreRollouts, check_scoring
+from stillroom.settings import (
+    Workspace,
+    tool_environment,
+    tracking_environment,
+    training_environment,
+)
+from stillroom.teachers.providers import IN_PROCESS, TEACHER_KEYS
+from stillroom.train.forecast import TrainingForecast
+from stillroom.train.request import (
+    PlanTraining,
+    StartTraining,
+    TrainingPlan,
+    plan_request,
+    resolve_resume,
+)
+from stillroom.train.several import one_for_each_model, planned_together
+from stillroom.types import RunKind
+
+
+def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunReport:
+    """Starts a rollout run. Raises an EngineError for what is wrong before anything is spent."""
+    workspace.existing(request.input, what="input")
+    workspace.output_file(request.output, what="output")
+    check_rollouts(workspace, request)
+    if request.provider in IN_PROCESS:
+        locate_policy(workspace, request)
+    return _start(workspace, RunKind.ROLLOUTS, request, tool_environment())
+
+
+def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
+    """Starts a scoring run. Raises an EngineError for what is wrong before anything is spent."""
+    check_scoring(workspace, request)
+    return _start(workspace, RunKind.SCORE, request, tool_environment())
+
+
+def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
+    """Returns what a run would need and what to change; raises for what would end it."""
+    requests = one_for_each_model(workspace, request)
+    plans = [plan_request(workspace, each) for each in requests]
+    forecasts = [
+        plan_in_child(workspace, each, environment=_planning_environment(workspace, plan))
+        for each, plan in zip(requests, plans, strict=True)
+    ]
+    return planned_together(requests, forecasts)
+
+
+def _planning_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str, str]:
+    """Returns that of training on files, with a served teacher's key: its server is asked."""
+    name = plan.config.teacher.api_key_env if plan.config.teacher is not None else None
+    key = workspace.read_key(name)
+    return training_environment() | ({name: key} if name is not None and key is not None else {})
+
+
+def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
+    """Starts a training run; where model.path is a list one for each, which wait for one another.
+
+    Raises an EngineError for what is wrong with any of them before a model is loaded.
+    """
+    requests = one_for_each_model(workspace, resolve_resume(workspace, request))
+    plans = [plan_request(workspace, each) for each in requests]
+    environment = _training_environment(workspace, plans[0])
+    kind = RunKind(plans[0].config.dataset_type)
+    first, *others = requests
+    report = _start(workspace, kind, first, environment)
+    then, files = list[str](), hashes_of([plans[0].config_file])
+    for other in others:
+        turn = Turn(after=[report.run_id, *then], files=files)
+        then.append(_start(workspace, kind, other, environment, turn=turn).run_id)
+    return msgspec.structs.replace(report, then=then)
+
+
+def _training_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str, str]:
+    kind = RunKind(plan.config.dataset_type)
+    # The user's tools may need secrets where the student acts; otherwise only files are read.
+    is_acting = kind is RunKind.DISTILL or bool(plan.config.evals)
+    environment = training_environment()
+    if is_acting:
+        # The keys of servers that score and sample are needed there.
+        config, is_distilled = plan.config, kind is RunKind.DISTILL
+        servers = (config.teacher, config.rollout.server) if is_distilled else ()
+        own = {server.api_key_env for server in servers if server is not None}
+        environment = tool_environment(without=frozenset(TEACHER_KEYS - own))
+    has_wandb = plan.config.trainer.wandb_project is not None
+    return environment | tracking_environment(workspace, has_wandb=has_wandb)
+
+
+def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
+    """Starts an evaluation. Raises an EngineError for what is wrong before a model is loaded."""
+    check_evaluation(workspace, request)
+    return _start(workspace, RunKind.EVALUATE, request, tool_environment())
+
+
+def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
+    """Starts an export. Raises an EngineError for what is wrong before a model is loaded."""
+    plan_export(workspace, request)
+    return _start(workspace, RunKind.EXPORT, request, training_environment())
+
+
+def _start(
+    workspace: Workspace,
+    kind: RunKind,
+    request: BaseModel,
+    environment: dict[str, str],
+    *,
+    turn: Turn | None = None,
+) -> RunReport:
+    asked = request.model_dump(mode="json")
+    state = supervise.start_run(workspace, kind, asked, environment=environment, turn=turn)
+    return report_run(workspace, find_run(workspace, state.run_id), state)
