@@ -5,16 +5,15 @@ nothing but the templates' texts: before each trained turn stands exactly what t
 it has to write that turn, and the turn is exactly what the template makes of it then.
 """
 
-import itertools
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fakes.conversations import CHAIR, LAMP, PRICE, answer, calls, reply, system, user
+from fakes.conversations import CHAIR, LAMP, answer, calls, reply, system, user
 from fakes.mask_families import GLM_BARE, MASK_FAMILIES, MaskFamily, mask_tokenizer
+from fakes.masks import ENDS, SEES, TOKENIZERS, stretches
 from stillroom.data.inspect import mask_text
 from stillroom.data.render import ChatRenderer, RenderedConversation
 from stillroom.data.views import sequence_view
@@ -22,19 +21,9 @@ from stillroom.errors import ModelError
 from stillroom.types import Message
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "masks"
-TOKENIZERS = {name: mask_tokenizer(family) for name, family in MASK_FAMILIES.items()}
 # Only the last turn gets it, and it says nothing: what stays in the history is trained without.
 EMPTY_THINKING = {"qwen": "<think>\n\n</think>\n\n"}
 NEVER_TRAINED = ("USER", "SYSTEM", "REPLY", "looks up")
-ENDS = {
-    "llama": {"<|eot_id|>"},
-    "mistral": {"</s>"},
-    "gemma": {"<end_of_turn>"},
-    "phi": {"<|end|>"},
-    "deepseek": {"<|eos|>"},
-    "harmony": {"<|return|>", "<|call|>"},
-    "glm": {"<|endoftext|>"},
-}
 CHAT = [
     user("USER What does the lamp cost?"),
     answer("The lamp costs 12."),
@@ -53,7 +42,6 @@ TOOLS = [
     reply("REPLY 12", 2),
     answer("Still 12."),
 ]
-SEES = {**PRICE, "function": {**PRICE["function"], "description": "It looks up a price."}}
 
 
 def thoughtful(messages: list[Message]) -> list[Message]:
@@ -128,24 +116,6 @@ def written_text(name: str, messages: list[Message], tools: list[Any]) -> str:
     return text[len(before) :]
 
 
-def stretches(one: RenderedConversation, name: str) -> list[tuple[str, list[int], str]]:
-    """Every trained stretch: the text before it, its tokens, its text; by the tokens alone."""
-    found, start = [], 0
-    marks = [*one.trained, False]
-    for index in range(1, len(marks)):
-        if marks[index] != marks[index - 1]:
-            if marks[index - 1]:
-                ids = one.ids[start:index]
-                before, upto = (
-                    TOKENIZERS[name].decode(one.ids[:n], skip_special_tokens=False)
-                    for n in (start, index)
-                )
-                assert upto.startswith(before)
-                found.append((before, ids, upto[len(before) :]))
-            start = index
-    return found
-
-
 @pytest.mark.parametrize(("name", "scenario"), CASES)
 def test_each_turn_is_trained_once_after_what_the_model_sees_when_it_writes_it(
     name: str, scenario: str
@@ -179,127 +149,6 @@ def test_turns_end_with_their_token_and_hold_no_word_of_others(name: str, scenar
             assert not any(word in turn for word in NEVER_TRAINED)
             if scenario.startswith("thinking"):
                 assert "Thought" in turn
-
-
-# Each word stands in one message only, so that it tells for every token whose it is.
-WORDS = {
-    "system": "Sysone.",
-    "users": ("Usrone?", "Usrtwo?", "Usrthree?"),
-    "replies": ("Repone", "Reptwo", "Repthree"),
-    "calls": ("callone", "calltwo", "callthree"),
-    "answers": ("Ansone.", "Anstwo.", "Ansthree."),
-    "thoughts": tuple(f"Thought{letter}." for letter in "abcdefgh"),
-}
-OTHERS = (WORDS["system"], *WORDS["users"], *WORDS["replies"], "looks up")
-
-
-def told_apart(
-    family: MaskFamily, *, num_rounds: int, has_tools: bool, has_thinking: bool
-) -> list[Message]:
-    """A conversation of so many questions; the first has two rounds of tools, the others one."""
-    made = [system(WORDS["system"])] if family.has_system else []
-    number = 0
-    for round_ in range(num_rounds):
-        made.append(user(WORDS["users"][round_]))
-        for _ in range((2 if round_ == 0 else 1) if has_tools and number < 3 else 0):
-            call = ("price", json.dumps({"item": WORDS["calls"][number]}))
-            made += [calls(call, first=number), reply(WORDS["replies"][number], number)]
-            number += 1
-        made.append(answer(WORDS["answers"][round_]))
-    if not has_thinking:
-        return made
-    thoughts = iter(WORDS["thoughts"])
-    return [
-        {**m, "reasoning_content": next(thoughts)} if m["role"] == "assistant" else m for m in made
-    ]
-
-
-Span = tuple[int, int, bool]
-"""Where a token's text begins and ends, and whether it is trained."""
-
-
-def token_spans(one: RenderedConversation, name: str) -> list[Span]:
-    decode = TOKENIZERS[name].decode
-    ends = [len(decode(one.ids[: n + 1], skip_special_tokens=False)) for n in range(len(one.ids))]
-    return list(zip([0, *ends[:-1]], ends, one.trained, strict=True))
-
-
-def places(one: RenderedConversation, spans: list[Span], word: str) -> list[list[bool]]:
-    """Of each occurrence of a word the marks of the tokens that hold any of it."""
-    return [
-        [mark for first, last, mark in spans if first < found.end() and last > found.start()]
-        for found in re.finditer(re.escape(word), one.text)
-    ]
-
-
-def num_wrong(
-    sequences: list[RenderedConversation], name: str, messages: list[Message], kept: bool
-) -> int:
-    """How many tokens are trained that another says, or not trained once that the model says."""
-    wrong, seen = 0, [(one, token_spans(one, name)) for one in sequences]
-    for (one, spans), word in itertools.product(seen, OTHERS):
-        wrong += sum(sum(marks) for marks in places(one, spans, word))
-    for message in messages:
-        if message["role"] != "assistant":
-            continue
-        said = [str(message["content"])] if message["content"] else []
-        said += [message["reasoning_content"]] if kept else []
-        said += [w for w in WORDS["calls"] if w in json.dumps(message.get("tool_calls", []))]
-        for word in said:
-            found = [marks for one, spans in seen for marks in places(one, spans, word)]
-            whole = [marks for marks in found if all(marks)]
-            wrong += sum(sum(marks) for marks in found if not all(marks))
-            wrong += len(found[0]) if len(whole) != 1 else 0
-    # The mark after the last trained token of each stretch is the end of a turn.
-    ends = ENDS.get(name, {"<|im_end|>"})
-    for one in sequences:
-        marks = [*one.trained, False]
-        last = [i for i in range(len(one.ids)) if marks[i] and not marks[i + 1]]
-        tokens = TOKENIZERS[name].convert_ids_to_tokens([one.ids[i] for i in last])
-        wrong += sum(token not in ends for token in tokens)
-    turns = sum(message["role"] == "assistant" for message in messages)
-    return wrong + abs(turns - sum(len(stretches(one, name)) for one in sequences))
-
-
-MATRIX = [
-    (name, num_rounds, has_tools, has_thinking, kept)
-    for name, family in MASK_FAMILIES.items()
-    for num_rounds in (1, 2, 3)
-    for has_tools in (False, True)
-    for has_thinking in (False, True)
-    for kept in (False, True)
-    if (family.has_tools or not has_tools)
-    # Thinking that a family never shows is refused where it is asked for.
-    and (family.has_thinking or not (has_thinking and kept))
-]
-
-
-@pytest.mark.parametrize(("name", "num_rounds", "has_tools", "has_thinking", "kept"), MATRIX)
-def test_of_all_families_tools_thinking_and_turns_no_token_is_wrong(
-    name: str, num_rounds: int, has_tools: bool, has_thinking: bool, kept: bool
-) -> None:
-    messages = told_apart(
-        MASK_FAMILIES[name], num_rounds=num_rounds, has_tools=has_tools, has_thinking=has_thinking
-    )
-    renderer = ChatRenderer(TOKENIZERS[name], include_thinking=kept)
-
-    sequences = renderer.sequences(messages, [SEES] if has_tools else [])
-
-    assert num_wrong(sequences, name, messages, kept and has_thinking) == 0
-    if not (kept and has_thinking):
-        assert not any("Thought" in one.text for one in sequences)
-
-
-def test_the_count_of_wrong_tokens_sees_a_mask_that_is_off_by_one() -> None:
-    family = MASK_FAMILIES["qwen"]
-    messages = told_apart(family, num_rounds=2, has_tools=True, has_thinking=False)
-    [one] = ChatRenderer(TOKENIZERS["qwen"]).sequences(messages, [SEES])
-    for shifted in ([False, *one.trained[:-1]], [*one.trained[1:], False]):
-        moved = RenderedConversation(one.text, one.ids, shifted)
-        assert num_wrong([moved], "qwen", messages, False) > 0
-    assert num_wrong([one, one], "qwen", messages, False) > 0
-    nothing = RenderedConversation(one.text, one.ids, [False] * len(one.ids))
-    assert num_wrong([nothing], "qwen", messages, False) > 0
 
 
 def test_what_a_family_cannot_say_is_refused_with_a_reason() -> None:
