@@ -11,23 +11,25 @@ import httpx
 import msgspec
 
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
-from stillroom.teachers.http_channel import (
-    ConnectionFailedError,
-    HttpChannel,
-    HttpReply,
-    UnreadableReplyError,
-    open_channel,
+from stillroom.teachers.attempts import (
+    PATIENCE_S,
+    SHOWN,
+    Attempts,
+    Retry,
+    backoff_s,
+    least_wait_s,
+    limited,
+    post_once,
+    retry_of,
+    text_of,
+    unreadable,
+    without_key,
 )
+from stillroom.teachers.http_channel import HttpChannel, HttpReply, open_channel
 from stillroom.teachers.limit_types import LimitSettings
 from stillroom.teachers.limiter import Limiter
 from stillroom.teachers.providers import Endpoint
-from stillroom.teachers.replies import limit_kind, retry_after
 
-MAX_ATTEMPTS = 6
-"""Of a call that fails; waiting for a rate limit is no failure."""
-PATIENCE_S = 900.0
-"""How long a call waits for a rate limit in all."""
-_SHOWN = 300
 _GET_TIMEOUT_S = 30.0
 
 _T = TypeVar("_T")
@@ -48,13 +50,6 @@ class ServerSettings:
     concurrency: int = 32
     """Calls on their way at once, at most."""
     timeout_s: float = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Retry:
-    kind: FailureClass
-    message: str
-    wait_s: float | None = None
 
 
 class ModelServer:
@@ -116,20 +111,12 @@ class ModelServer:
             TeacherError: no call can succeed.
         """
         encoded = msgspec.json.encode(body)
-        num_failed = num_refused = 0
-        waited_s = 0.0
+        attempts = Attempts()
         while True:
             outcome = await self._attempt(path, encoded, read, tokens)
-            if not isinstance(outcome, _Retry):
+            if not isinstance(outcome, Retry):
                 return outcome
-            is_refused = outcome.kind is FailureClass.RATE_LIMIT
-            num_refused += is_refused
-            num_failed += not is_refused
-            wait_s = self._wait_s(outcome, num_refused if is_refused else num_failed)
-            waited_s += wait_s if is_refused else 0.0
-            if num_failed == MAX_ATTEMPTS or waited_s > PATIENCE_S:
-                attempts = num_failed + num_refused
-                raise CallFailedError(outcome.kind, f"{outcome.message} ({attempts} attempts)")
+            wait_s = attempts.wait_s(outcome, self._wait_s)
             await self._sleep(wait_s)
 
     async def get(self, path: str) -> bytes:
@@ -148,7 +135,7 @@ class ModelServer:
                 "start the server and check base_url",
             ) from error
         if response.status_code != 200:
-            text = self._without_key(response.text).strip()[:_SHOWN]
+            text = without_key(response.text, self._key).strip()[:SHOWN]
             raise TeacherError(
                 f"{url} answers HTTP {response.status_code}: {text}",
                 "check base_url and the key that api_key_env names",
@@ -157,47 +144,28 @@ class ModelServer:
 
     async def _attempt(
         self, path: str, body: bytes, read: Callable[[bytes], _T], tokens: float
-    ) -> _T | _Retry:
+    ) -> _T | Retry:
         sent = await self._limiter.acquire(tokens)
-        try:
-            outcome = await self._send(path, body, read)
-        except BaseException:
-            self._limiter.failed(sent)
-            raise
-        if not isinstance(outcome, _Retry):
-            self._limiter.accepted(sent)
-        elif outcome.kind is FailureClass.RATE_LIMIT:
-            self._limiter.refused(sent, limit_kind(outcome.message))
-        else:
-            self._limiter.failed(sent)
-        return outcome
+        return await limited(self._limiter, sent, self._send(path, body, read))
 
-    async def _send(self, path: str, body: bytes, read: Callable[[bytes], _T]) -> _T | _Retry:
-        try:
-            reply = await self._channel(path).post(body, timeout_s=self.settings.timeout_s)
-        except TimeoutError:
-            message = f"no answer within {self.settings.timeout_s:g} s"
-            return _Retry(FailureClass.TIMEOUT, message)
-        except ConnectionFailedError as error:
-            return _Retry(FailureClass.CONNECTION, self._without_key(str(error)))
-        except UnreadableReplyError as error:
-            return _Retry(FailureClass.BAD_RESPONSE, f"unreadable response: {error}")
+    async def _send(self, path: str, body: bytes, read: Callable[[bytes], _T]) -> _T | Retry:
+        reply = await post_once(
+            self._channel(path), body, timeout_s=self.settings.timeout_s, key=self._key
+        )
+        if isinstance(reply, Retry):
+            return reply
         if reply.status != 200:
             return self._refusal(path, reply)
         try:
             return read(reply.body)
         except UnreadableAnswerError as error:
-            message = f"unreadable response: {self._without_key(str(error))[:_SHOWN]}"
-            return _Retry(FailureClass.BAD_RESPONSE, message)
+            return unreadable(error, self._key)
 
-    def _refusal(self, path: str, reply: HttpReply) -> _Retry:
+    def _refusal(self, path: str, reply: HttpReply) -> Retry:
         status = reply.status
-        text = self._without_key(reply.body.decode("utf-8", "replace")).strip()
-        message = f"HTTP {status}: {text[:_SHOWN]}"
-        if status == 429:
-            return _Retry(FailureClass.RATE_LIMIT, message, retry_after(reply.headers))
-        if status >= 500 or status == 408:
-            return _Retry(FailureClass.SERVER_ERROR, message, retry_after(reply.headers))
+        message = f"HTTP {status}: {text_of(reply, self._key)[:SHOWN]}"
+        if (retry := retry_of(reply, message)) is not None:
+            return retry
         if status in (401, 403):
             name = self.endpoint.api_key_env
             raise TeacherError(
@@ -211,10 +179,10 @@ class ModelServer:
             )
         raise CallFailedError(FailureClass.BAD_REQUEST, message)
 
-    def _wait_s(self, retry: _Retry, attempt: int) -> float:
-        if retry.wait_s is not None:
-            return min(max(retry.wait_s, 0.008 * 2 ** min(attempt, 12)), PATIENCE_S)
-        return 0.5 * 2 ** min(attempt, 6) * self._jitter.uniform(0.5, 1.0)
+    def _wait_s(self, retry: Retry, attempt: int) -> float:
+        if retry.wait_s is None:
+            return backoff_s(attempt, self._jitter)
+        return min(max(retry.wait_s, least_wait_s(attempt)), PATIENCE_S)
 
     def _channel(self, path: str) -> HttpChannel:
         if path not in self._channels:
@@ -223,7 +191,3 @@ class ModelServer:
                 self.root + path, headers, transport=self._transport
             )
         return self._channels[path]
-
-    def _without_key(self, text: str) -> str:
-        """Returns text that may go into a log: some servers repeat the key they refuse."""
-        return text.replace(self._key, "[key]") if self._key else text

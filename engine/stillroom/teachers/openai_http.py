@@ -15,15 +15,23 @@ import msgspec
 
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.teachers.allowance import allowances
+from stillroom.teachers.attempts import (
+    PATIENCE_S,
+    SHOWN,
+    Attempts,
+    Retry,
+    backoff_s,
+    least_wait_s,
+    limited,
+    post_once,
+    retry_of,
+    text_of,
+    unreadable,
+    without_key,
+)
 from stillroom.teachers.budget import NOTHING, Budget, Cost
 from stillroom.teachers.excess import Excess
-from stillroom.teachers.http_channel import (
-    ConnectionFailedError,
-    HttpReply,
-    NotConnectedError,
-    UnreadableReplyError,
-    open_channel,
-)
+from stillroom.teachers.http_channel import HttpReply, open_channel
 from stillroom.teachers.limit_types import LimitSettings, Sent
 from stillroom.teachers.limiter import Limiter
 from stillroom.teachers.pricing import FREE, Price
@@ -31,10 +39,8 @@ from stillroom.teachers.providers import Endpoint, sampling_fields
 from stillroom.teachers.replies import (
     REASONING_KEYS,
     UnreadableTurnError,
-    limit_kind,
     read_turn,
     readable_arguments,
-    retry_after,
     says_flagged,
     says_no_credit,
     says_too_long,
@@ -50,12 +56,6 @@ from stillroom.types import (
     Usage,
 )
 
-MAX_ATTEMPTS = 6
-"""Of a call that fails; waiting for a rate limit is no failure."""
-PATIENCE_S = 900.0
-"""How long a call waits for a rate limit in all."""
-_SHOWN = 300
-"""Characters of a response that are shown where it is not as it should be."""
 _BYTES_PER_TOKEN = 4.0
 """About; only how requests compare with each other matters."""
 _REASONING_BACK = ("reasoning_details",)
@@ -85,16 +85,6 @@ class Spending:
         if self.price == FREE:
             return 0.0
         return None if self.price is None or usage is None else self.price.of(usage)
-
-
-@dataclass(frozen=True, slots=True)
-class _Retry:
-    """A failure that another attempt may mend."""
-
-    kind: FailureClass
-    message: str
-    wait_s: float | None = None
-    may_be_billed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,24 +181,16 @@ class OpenAITeacher:
             BudgetSpentError: the call might cost more than is left.
         """
         body = self._body(messages, tools, seed, response_format)
-        num_failed = num_refused = 0
-        waited_s = 0.0
+        attempts = Attempts()
         while True:
             outcome = await self._limited_attempt(body)
             if isinstance(outcome, _Answer):
                 return outcome.turn
-            is_refused = outcome.kind is FailureClass.RATE_LIMIT
-            num_refused += is_refused
-            num_failed += not is_refused
-            wait_s = self._wait_s(outcome, num_refused if is_refused else num_failed)
-            if num_failed == MAX_ATTEMPTS or (is_refused and waited_s + wait_s > PATIENCE_S):
-                attempts = num_failed + num_refused
-                raise CallFailedError(outcome.kind, f"{outcome.message} ({attempts} attempts)")
-            waited_s += wait_s if is_refused else 0.0
+            wait_s = attempts.wait_s(outcome, self._wait_s)
             with self.spending.budget.within_time():
                 await self._sleep(wait_s)
 
-    async def _limited_attempt(self, body: bytes) -> _Answer | _Retry:
+    async def _limited_attempt(self, body: bytes) -> _Answer | Retry:
         budget, worst = self.spending.budget, self._worst_case(body)
         await budget.reserve(worst)
         try:
@@ -219,7 +201,7 @@ class OpenAITeacher:
             raise
         budget.send(worst)
         try:
-            outcome = await self._paced_attempt(body, sent)
+            outcome = await limited(self.limiter, sent, self._attempt(body, sent))
         except (CallFailedError, TeacherError):
             budget.settle(worst, NOTHING)
             raise
@@ -254,28 +236,12 @@ class OpenAITeacher:
         usd = price.of(usage) + excess.usd if price is not None else 0.0
         return Cost(usage.prompt_tokens + usage.completion_tokens, usd)
 
-    async def _paced_attempt(self, body: bytes, sent: Sent) -> _Answer | _Retry:
-        try:
-            outcome = await self._attempt(body, sent)
-        except BaseException:
-            self.limiter.failed(sent)
-            raise
-        if isinstance(outcome, _Answer):
-            self.limiter.accepted(sent)
-        elif outcome.kind is FailureClass.RATE_LIMIT:
-            self.limiter.refused(sent, limit_kind(outcome.message))
-        else:
-            self.limiter.failed(sent)
-        return outcome
-
-    def _wait_s(self, retry: _Retry, attempt: int) -> float:
-        longest_s = 0.5 * 2 ** min(attempt, 6)
-        if retry.kind is FailureClass.RATE_LIMIT and retry.wait_s is not None:
-            # An endpoint that says "at once" again and again is believed less and less.
-            return max(retry.wait_s, 0.008 * 2 ** min(attempt, 12))
-        if retry.wait_s is not None:
-            return min(retry.wait_s, PATIENCE_S)
-        return longest_s * self._jitter.uniform(0.5, 1.0)
+    def _wait_s(self, retry: Retry, attempt: int) -> float:
+        if retry.wait_s is None:
+            return backoff_s(attempt, self._jitter)
+        if retry.kind is FailureClass.RATE_LIMIT:
+            return max(retry.wait_s, least_wait_s(attempt))
+        return min(retry.wait_s, PATIENCE_S)
 
     def _body(
         self,
@@ -300,31 +266,20 @@ class OpenAITeacher:
             sent["tool_calls"] = [_as_sent(call) for call in calls]
         return sent
 
-    async def _attempt(self, body: bytes, sent: Sent) -> _Answer | _Retry:
-        try:
-            reply = await self._channel.post(body, timeout_s=self.calls.timeout_s)
-        except TimeoutError:
-            message = f"no answer within {self.calls.timeout_s:g} s"
-            return _Retry(FailureClass.TIMEOUT, message, may_be_billed=True)
-        except NotConnectedError as error:
-            return _Retry(FailureClass.CONNECTION, self._without_key(str(error)))
-        except ConnectionFailedError as error:
-            message = self._without_key(str(error))
-            return _Retry(FailureClass.CONNECTION, message, may_be_billed=True)
-        except UnreadableReplyError as error:
-            message = f"unreadable response: {error}"
-            return _Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
+    async def _attempt(self, body: bytes, sent: Sent) -> _Answer | Retry:
+        reply = await post_once(self._channel, body, timeout_s=self.calls.timeout_s, key=self._key)
+        if isinstance(reply, Retry):
+            return reply
         self.limiter.told(sent, allowances(reply.headers, datetime.now(UTC)))
         if reply.status == 200:
             return self._turn(reply.body)
         return self._refusal(reply)
 
-    def _turn(self, body: bytes) -> _Answer | _Retry:
+    def _turn(self, body: bytes) -> _Answer | Retry:
         try:
             read = read_turn(body)
         except UnreadableTurnError as error:
-            message = f"unreadable response: {self._without_key(str(error))[:_SHOWN]}"
-            return _Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
+            return unreadable(error, self._key)
         self._has_answered = True
         cost_usd = self.spending.of(read.usage, read.reported_usd)
         turn = SampledTurn(
@@ -345,20 +300,17 @@ class OpenAITeacher:
             self._last_answerer = last = Answerer(model=model, fingerprint=fingerprint)
         return last
 
-    def _refusal(self, reply: HttpReply) -> _Retry:
-        status = reply.status
-        text = self._without_key(reply.body.decode("utf-8", "replace")).strip()
-        message = f"HTTP {status}: {text[:_SHOWN]}"
+    def _refusal(self, reply: HttpReply) -> Retry:
+        status, text = reply.status, text_of(reply, self._key)
+        message = f"HTTP {status}: {text[:SHOWN]}"
         where = f"{self._endpoint.base_url} (model {self.model!r})"
         if says_no_credit(status, text):
             raise TeacherError(
                 f"{where} has no credit left: {message}",
                 "add credit, or lower max_tokens; the same command goes on from here",
             )
-        if status == 429:
-            return _Retry(FailureClass.RATE_LIMIT, message, retry_after(reply.headers))
-        if status >= 500 or status == 408:
-            return _Retry(FailureClass.SERVER_ERROR, message, retry_after(reply.headers))
+        if (retry := retry_of(reply, message)) is not None:
+            return retry
         # Where the key has been good, or the words say so, one prompt is refused and not the key.
         is_of_prompt = status == 403 and (self._has_answered or says_flagged(text))
         if status in (401, 403) and not is_of_prompt:
@@ -370,7 +322,7 @@ class OpenAITeacher:
         if says_too_long(status, text):
             raise ConversationTooLongError(FailureClass.BAD_REQUEST, message)
         if 300 <= status < 400:
-            target = self._without_key(reply.headers.get("location", "nowhere"))[:_SHOWN]
+            target = without_key(reply.headers.get("location", "nowhere"), self._key)[:SHOWN]
             message = f"{message} (it redirects to {target}: give that as base_url)"
         raise CallFailedError(FailureClass.BAD_REQUEST, message)
 
@@ -385,10 +337,6 @@ class OpenAITeacher:
             f"{where} refused the key in {name}: {message}",
             f"check the key in {name} and what it may use",
         )
-
-    def _without_key(self, text: str) -> str:
-        """Returns text that may go into a log: some endpoints repeat the key they refuse."""
-        return text.replace(self._key, "[key]") if self._key else text
 
 
 class HttpConversation:

@@ -15,14 +15,9 @@ from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.settings import read_key
+from stillroom.teachers.attempts import MAX_ATTEMPTS, PATIENCE_S
 from stillroom.teachers.budget import Budget, BudgetSpentError, Cost
-from stillroom.teachers.openai_http import (
-    MAX_ATTEMPTS,
-    PATIENCE_S,
-    CallSettings,
-    OpenAITeacher,
-    Spending,
-)
+from stillroom.teachers.openai_http import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.pricing import Price
 from stillroom.teachers.providers import PROFILES, Endpoint
 from stillroom.types import SampledTurn, SamplingSettings, Usage

@@ -8,8 +8,9 @@ from fakes.decoding import random_prompts
 from fakes.model_server import IMPOSSIBLE, FakeModelServer
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.models.batches import sampled_sequence
+from stillroom.teachers.attempts import MAX_ATTEMPTS
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.teachers.model_server import MAX_ATTEMPTS, ModelServer, ServerSettings
+from stillroom.teachers.model_server import ModelServer, ServerSettings
 from stillroom.teachers.providers import PROFILES, Endpoint
 from stillroom.teachers.served import ServedTeacher
 from stillroom.types import TokenTrace
