@@ -32,8 +32,6 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     """`data` without a copy: a part of what was read at once, which it holds in memory."""
     is_cut: bool = False
     """Whether it was too long, and `data` is no more than its beginning."""
-    is_ascii: bool = False
-    """Whether it is known to be all ASCII."""
 
     @property
     def data(self) -> bytes:
@@ -86,7 +84,7 @@ class _Reader:
     def _lines(self, block: bytes, start: int, size: int) -> list[Line]:
         """Returns the lines of the first bytes of a block that begins at `start` in the file."""
         lines: list[Line] = []
-        view, is_ascii = memoryview(block), block.isascii()
+        view = memoryview(block)
         number, limit, first = self._number, self._limit, 0
         while first < size:
             end = block.find(b"\n", first)
@@ -94,11 +92,10 @@ class _Reader:
             if end - first >= limit:
                 lines.append(self._cut(number, start + first, block[first:end]))
             elif block[first] > _LAST_BLANK and block[end - 1] > _LAST_BLANK:
-                data = view[first:end]
-                lines.append(Line(number, start + first, end - first, data, False, is_ascii))
+                lines.append(Line(number, start + first, end - first, view[first:end]))
             elif data := block[first:end].strip(_BLANKS):
                 offset = start + block.index(data, first)
-                lines.append(Line(number, offset, len(data), data, False, is_ascii))
+                lines.append(Line(number, offset, len(data), data))
             first = end + 1
         self._number = number
         return lines

@@ -1,6 +1,7 @@
 """Lines of rollout files, good and bad, for what reads them."""
 
 import json
+import random
 from typing import Any
 
 from hypothesis import strategies as st
@@ -63,6 +64,28 @@ BAD_LINES = [
     *(saying(content, b"conversation") for content in BAD_CONTENTS),
 ]
 """None of these is a rollout row."""
+
+
+INSERTS = [b"\0", b"\xff", b"\r", b"\n", b"\r\n", b'"', b"{", b"}", b"\\", b"\xef\xbb\xbf", b" "]
+INSERTS += [b"\\ud800", b"NaN", b"-", b"1e999", b"null", deep(30), deep(5_000), b"\xe2\x80\xa8"]
+
+
+def mutated(chance: random.Random, line: bytes) -> bytes:
+    """The line with one to three places in it changed."""
+    data = bytearray(line)
+    for _ in range(chance.randint(1, 3)):
+        place = chance.randrange(len(data) + 1)
+        match chance.randrange(4):
+            case 0:
+                data[place:place] = chance.choice(INSERTS)
+            case 1:
+                del data[place : place + chance.randint(1, 9)]
+            case 2 if place < len(data):
+                data[place] = chance.randrange(256)
+            case _:
+                end = place + chance.randint(1, 40)
+                data[place:place] = data[place:end]
+    return bytes(data)
 
 
 @st.composite

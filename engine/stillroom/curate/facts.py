@@ -56,10 +56,26 @@ class MessageFacts(msgspec.Struct, frozen=True, gc=False):
         return _CONTENT.decode(self.content)
 
 
+class Chat(msgspec.Struct, frozen=True, gc=False):
+    """A conversation, as far as most filters ask about it."""
+
+    given: list[MessageFacts] | msgspec.Raw
+    """The messages, or the JSON list of them: few filters look into it."""
+    num_messages: int
+    num_turns: int
+    """Of the assistant."""
+    is_open: bool
+    """Whether it does not end with the assistant's answer."""
+
+
+_MESSAGES = msgspec.json.Decoder(list[MessageFacts])
+
+
 class RolloutFacts(msgspec.Struct, frozen=True, gc=False):
     """A rollout row of any layout, as far as it decides."""
 
-    messages: list[MessageFacts]
+    given: list[MessageFacts] | msgspec.Raw
+    """The messages, or the JSON list of them."""
     num_turns: int
     """Of the assistant."""
     stop_reason: str
@@ -73,9 +89,16 @@ class RolloutFacts(msgspec.Struct, frozen=True, gc=False):
     error: Any = None
 
     @property
+    def messages(self) -> list[MessageFacts]:
+        """The conversation."""
+        given = self.given
+        return given if isinstance(given, list) else _MESSAGES.decode(given)
+
+    @property
     def has_final_answer(self) -> bool:
         """Whether it ends with an assistant's text and not with a tool call."""
-        last = self.messages[-1] if self.messages else None
+        messages = self.messages
+        last = messages[-1] if messages else None
         if last is None or last.role != "assistant" or last.tool_calls:
             return False
         said = last.said()
@@ -146,24 +169,34 @@ class CommonFields(msgspec.Struct, frozen=True, gc=False):
     stillroom: msgspec.Raw = NULL
 
 
-class DecodedFields(CommonFields, frozen=True, gc=False):
-    """All that decides, decoded in one pass over the line."""
+class ShortFields(CommonFields, frozen=True, gc=False):
+    """All that decides, but for the messages."""
 
-    messages: list[MessageFacts] | None = None
-    conversation: list[MessageFacts] | None = None
     reward: float | None = None
     total_reward: float | None = None
     metadata: dict[str, Any] | None = None
 
 
-class RawFields(CommonFields, frozen=True, gc=False):
-    """The same, with the bytes of what goes into training rows."""
+class DecodedFields(ShortFields, frozen=True, gc=False):
+    """All that decides, decoded in one pass over the line."""
 
-    messages: msgspec.Raw = NULL
-    conversation: msgspec.Raw = NULL
+    messages: list[MessageFacts] | None = None
+    conversation: list[MessageFacts] | None = None
+
+
+class RawShortFields(CommonFields, frozen=True, gc=False):
+    """The short fields, with the bytes of what goes into training rows."""
+
     reward: msgspec.Raw = NULL
     total_reward: msgspec.Raw = NULL
     metadata: msgspec.Raw = NULL
+
+
+class RawFields(RawShortFields, frozen=True, gc=False):
+    """All that decides, with the bytes of what goes into training rows."""
+
+    messages: msgspec.Raw = NULL
+    conversation: msgspec.Raw = NULL
 
 
 class RolloutParts(msgspec.Struct, frozen=True, gc=False):
@@ -175,8 +208,8 @@ class RolloutParts(msgspec.Struct, frozen=True, gc=False):
     reward: msgspec.Raw = NULL
 
 
-def count_turns(messages: list[MessageFacts]) -> int | None:
-    """Returns how many turns the assistant has, None if something is wrong with the messages.
+def chat_of(messages: list[MessageFacts]) -> Chat | None:
+    """Returns what messages come to, None if something is wrong with them.
 
     Every message has a role and its content, and every tool's reply its call. With what the types
     say already, this is all that `message_problems` asks for.
@@ -200,7 +233,11 @@ def count_turns(messages: list[MessageFacts]) -> int | None:
                 return None
         elif role not in ROLES:
             return None
-    return num_turns
+    return Chat(messages, len(messages), num_turns, _is_open(messages))
+
+
+def _is_open(messages: list[MessageFacts]) -> bool:
+    return not messages or messages[-1].role != "assistant" or bool(messages[-1].tool_calls)
 
 
 def layout_of_fields(row: CommonFields) -> RolloutLayout | None:
@@ -215,15 +252,14 @@ def layout_of_fields(row: CommonFields) -> RolloutLayout | None:
 
 def own_facts(
     row: CommonFields | OwnFields,
-    messages: list[MessageFacts],
-    num_turns: int,
+    chat: Chat,
     reward: float | None,
     metadata: dict[str, Any] | None,
 ) -> RolloutFacts:
     """Returns the facts of a rollout of ours."""
     return RolloutFacts(
-        messages,
-        num_turns,
+        chat.given,
+        chat.num_turns,
         row.stop_reason or "",
         row.id,
         row.task_id or None,
@@ -238,13 +274,13 @@ def own_facts(
 def checked_facts(row: OwnFields) -> RolloutFacts:
     """Returns the facts of a rollout of ours whose messages were checked already."""
     num_turns = [message.role for message in row.messages].count("assistant")
-    return own_facts(row, row.messages, num_turns, row.reward, row.metadata)
+    chat = Chat(row.messages, len(row.messages), num_turns, _is_open(row.messages))
+    return own_facts(row, chat, row.reward, row.metadata)
 
 
 def rnow_facts(
     row: CommonFields,
-    messages: list[MessageFacts],
-    num_turns: int,
+    chat: Chat,
     reward: float | None,
     metadata: dict[str, Any] | None,
 ) -> RolloutFacts | None:
@@ -252,7 +288,7 @@ def rnow_facts(
 
     None if it has no messages, or rewards that are neither numbers nor words for their absence.
     """
-    if not messages:
+    if not chat.num_messages:
         return None
     failure, rewards = None, row.rewards or {}
     are_numbers = _are_numbers(rewards)
@@ -261,12 +297,11 @@ def rnow_facts(
     if row.completed is not True or row.error or not are_numbers:
         told = {"rewards": rewards, "error": row.error, "errors": row.errors}
         failure = failure_of({**told, "completed": row.completed})
-    last, own_id, task_id = messages[-1], row.id, row.task_id
-    is_open = last.role != "assistant" or bool(last.tool_calls)
+    own_id, task_id = row.id, row.task_id
     return RolloutFacts(
-        messages,
-        num_turns,
-        _STOP_REASONS[failure is not None, row.truncated is True, is_open],
+        chat.given,
+        chat.num_turns,
+        _STOP_REASONS[failure is not None, row.truncated is True, chat.is_open],
         own_id if isinstance(own_id, str) else "",
         task_id if isinstance(task_id, str) and task_id else None,
         None if failure else reward,

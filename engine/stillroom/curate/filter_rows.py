@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stillroom.curate.facts import MessageFacts, RolloutFacts, count_turns
+from stillroom.curate.facts import MessageFacts, RolloutFacts, chat_of
 from stillroom.curate.rows import RolloutLine, read_rollouts
 from stillroom.files import content_hash
 from stillroom.lines import Line
@@ -101,16 +101,16 @@ def _supervised_facts(line: Line) -> RolloutFacts | None:
         if not line.data.isascii():
             line.data.decode()  # what the decoder passes over may be no UTF-8
         row = _SUPERVISED.decode(line.data)
-        num_turns = count_turns(row.messages)
+        chat = chat_of(row.messages)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     is_answered = bool(row.messages) and row.messages[-1].role == "assistant"
     # With a stop_reason it is a rollout, and one that could not be read.
-    if not is_answered or row.stop_reason is not msgspec.UNSET or num_turns is None:
+    if not is_answered or row.stop_reason is not msgspec.UNSET or chat is None:
         return None
     return RolloutFacts(
-        messages=row.messages,
-        num_turns=num_turns,
+        given=chat.given,
+        num_turns=chat.num_turns,
         stop_reason=SUPERVISED,
         id=row.id or row.rollout_id,
         task_id=row.task_id,

@@ -9,20 +9,24 @@ import msgspec
 
 from stillroom.curate.facts import (
     NULL,
+    Chat,
     Content,
     DecodedFields,
     MessageFacts,
     OwnFields,
     RawFields,
+    RawShortFields,
     RolloutFacts,
     RolloutParts,
+    ShortFields,
     TaskPrompt,
+    chat_of,
     checked_facts,
-    count_turns,
     layout_of_fields,
     own_facts,
     rnow_facts,
 )
+from stillroom.curate.outline import Outline, outline
 from stillroom.data.checks import Problem, decode_deeper, decode_row, tool_schema_problems
 from stillroom.data.foreign import ORIGIN
 from stillroom.data.layouts import RULES, RolloutLayout, layout_of, own_problems
@@ -48,6 +52,8 @@ class _Contents(msgspec.Struct):
 
 _DECODED = msgspec.json.Decoder(DecodedFields)
 _RAW = msgspec.json.Decoder(RawFields)
+_SHORT = msgspec.json.Decoder(ShortFields)
+_RAW_SHORT = msgspec.json.Decoder(RawShortFields)
 _OWN = msgspec.json.Decoder(OwnFields)
 _PARTS = msgspec.json.Decoder(RolloutParts)
 _MESSAGES: msgspec.json.Decoder[list[MessageFacts] | None] = msgspec.json.Decoder(
@@ -131,21 +137,22 @@ class _Reader:
         return self._the_long_way(file, line)
 
     def _facts_alone(self, file: Path, line: Line) -> RolloutLine | None:
-        data = line.view
-        if not line.is_ascii:
-            str(data, "utf-8")  # what the decoder passes over may be no UTF-8
-        row = _DECODED.decode(data)
-        if row.tools is not NULL and not self._are_tools_sound(row.tools):
+        outlined = outline(line.view)
+        if outlined is not None:
+            row = _SHORT.decode(outlined[0])
+            layout = layout_of_fields(row)
+            chat = _outlined_chat(line, outlined, layout)
+        else:
+            row = _DECODED.decode(_utf8(line))
+            layout = layout_of_fields(row)
+            messages = row.messages if layout is _STILLROOM else row.conversation
+            chat = None if messages is None else chat_of(messages)
+        if layout is None or chat is None or not self._are_tools_sound(row.tools):
             return None
-        layout, facts = layout_of_fields(row), None
         if layout is _STILLROOM:
-            messages = row.messages
-            if messages is not None and (num_turns := count_turns(messages)) is not None:
-                facts = own_facts(row, messages, num_turns, row.reward, row.metadata)
-        elif layout is _RNOW:
-            messages = row.conversation
-            if messages is not None and (num_turns := count_turns(messages)) is not None:
-                facts = rnow_facts(row, messages, num_turns, row.total_reward, row.metadata)
+            facts = own_facts(row, chat, row.reward, row.metadata)
+        else:
+            facts = rnow_facts(row, chat, row.total_reward, row.metadata)
         if facts is None:
             return None
         if facts.task_id is None:
@@ -153,22 +160,25 @@ class _Reader:
         return RolloutLine(file, line, facts, None, None, layout)
 
     def _with_its_parts(self, file: Path, line: Line) -> RolloutLine | None:
-        data = line.view
-        if not line.is_ascii:
-            str(data, "utf-8")  # what the decoder passes over may be no UTF-8
-        row = _RAW.decode(data)
-        layout = layout_of_fields(row)
-        if layout is None or not (row.tools is NULL or self._are_tools_sound(row.tools)):
+        outlined = outline(line.view)
+        if outlined is not None:
+            row = _RAW_SHORT.decode(outlined[0])
+            layout = layout_of_fields(row)
+            chat = _outlined_chat(line, outlined, layout)
+            raw_messages = msgspec.Raw(line.view[outlined[2] : outlined[3]])
+        else:
+            row = _RAW.decode(_utf8(line))
+            layout = layout_of_fields(row)
+            raw_messages = row.messages if layout is _STILLROOM else row.conversation
+            messages = _MESSAGES.decode(raw_messages)
+            chat = None if messages is None else chat_of(messages)
+        if layout is None or chat is None or not self._are_tools_sound(row.tools):
             return None
         is_own = layout is _STILLROOM
-        raw_messages = row.messages if is_own else row.conversation
         raw_reward = row.reward if is_own else row.total_reward
-        messages = _MESSAGES.decode(raw_messages)
-        if messages is None or (num_turns := count_turns(messages)) is None:
-            return None
         reward, metadata = _NUMBER.decode(raw_reward), _OBJECT.decode(row.metadata)
         as_facts = own_facts if is_own else rnow_facts
-        facts = as_facts(row, messages, num_turns, reward, metadata)
+        facts = as_facts(row, chat, reward, metadata)
         if facts is None:
             return None
         if facts.task_id is None:
@@ -178,6 +188,8 @@ class _Reader:
         return RolloutLine(file, line, facts, None, parts, layout)
 
     def _are_tools_sound(self, tools: msgspec.Raw) -> bool:
+        if tools is NULL:
+            return True
         given = bytes(tools)
         # Most rows of a file have the same tools.
         if given != self._sound_tools:
@@ -198,6 +210,22 @@ class _Reader:
             return RolloutLine(file, line, problem=str(error))
         translated = None if layout is RolloutLayout.STILLROOM else own
         return RolloutLine(file, line, facts, None, parts, layout, translated)
+
+
+def _outlined_chat(line: Line, outlined: Outline, layout: RolloutLayout | None) -> Chat | None:
+    """Returns the conversation of an outline; None if its layout has another name for it."""
+    _, is_conversation, start, end, num_messages, num_turns, is_open = outlined
+    if is_conversation is not (layout is _RNOW):
+        return None
+    return Chat(msgspec.Raw(line.view[start:end]), num_messages, num_turns, is_open)
+
+
+def _utf8(line: Line) -> bytes:
+    """Returns the bytes of a line. Raises UnicodeDecodeError, also where the decoder would not."""
+    data = line.data
+    if not data.isascii():
+        data.decode()
+    return data
 
 
 def _with_task_id(facts: RolloutFacts, data: bytes) -> RolloutFacts:

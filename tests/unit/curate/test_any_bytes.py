@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW
-from fakes.rollout_lines import BAD_LINES, deep, encoded
+from fakes.rollout_lines import BAD_LINES, encoded, mutated
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user
 from stillroom.api import (
     ConvertRollouts,
@@ -32,25 +32,6 @@ GOOD = [
     encoded(GYM_ROW),
     encoded({"messages": TALK, "tools": [], "metadata": {"a": 1}, "reward": 1.0}),
 ]
-INSERTS = [b"\0", b"\xff", b"\r", b"\n", b"\r\n", b'"', b"{", b"}", b"\\", b"\xef\xbb\xbf", b" "]
-INSERTS += [b"\\ud800", b"NaN", b"-", b"1e999", b"null", deep(30), deep(5_000), b"\xe2\x80\xa8"]
-
-
-def mutated(chance: random.Random, line: bytes) -> bytes:
-    data = bytearray(line)
-    for _ in range(chance.randint(1, 3)):
-        place = chance.randrange(len(data) + 1)
-        match chance.randrange(4):
-            case 0:
-                data[place:place] = chance.choice(INSERTS)
-            case 1:
-                del data[place : place + chance.randint(1, 9)]
-            case 2 if place < len(data):
-                data[place] = chance.randrange(256)
-            case _:
-                end = place + chance.randint(1, 40)
-                data[place:place] = data[place:end]
-    return bytes(data)
 
 
 def content(chance: random.Random) -> bytes:

@@ -1,0 +1,351 @@
+/* What curation decides a rollout by, cut out of its line without decoding the rest.
+ *
+ * A rollout is tens of kilobytes, of which a filter asks for some two hundred bytes and the number
+ * of turns. outline() goes over a line once. It gives an outline only of a line that it is sure of:
+ * a whole JSON object in UTF-8 with one plain conversation. Of everything else, right or wrong, it
+ * gives None, and rows.py decodes the line as if this module were not there: what a row means is
+ * decided in Python. tests/unit/curate/test_outline.py holds the two ways against each other.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include "_json.h"
+
+#define MAX_CALLS 1024
+#define MAX_KEPT 64
+
+typedef struct {
+    Span span;
+    Span calls[MAX_CALLS]; /* the ids of the tool calls so far, quotes included */
+    int num_calls;
+    Py_ssize_t num_messages, num_turns;
+    bool is_conversation; /* under this name, and not under `messages` */
+    bool is_open;         /* no assistant's answer ends it */
+} Chat;
+
+typedef struct {
+    Span kept[MAX_KEPT]; /* short fields, each from its name to the end of its value */
+    int num_kept;
+    bool has_chat;
+    Chat chat;
+} Row;
+
+/* Reading a conversation */
+
+static bool is_text(Span span, const char *text)
+{
+    const size_t size = strlen(text);
+    return (size_t)(span.end - span.start) == size + 2 && memcmp(span.start + 1, text, size) == 0;
+}
+
+static bool is_same(Span one, Span other)
+{
+    const size_t size = (size_t)(one.end - one.start);
+    return size == (size_t)(other.end - other.start) && memcmp(one.start, other.start, size) == 0;
+}
+
+static bool is_null(Place at, Place end)
+{
+    return at < end && *at == 'n';
+}
+
+/* Skips a text, which it gives, or null, of which it gives an empty span. */
+static Place skip_text_or_null(Place at, Place end, Span *text)
+{
+    const bool has_text = !is_null(at, end);
+    text->start = text->end = at;
+    at = has_text ? skip_string(at, end) : skip_word(at, end, "null");
+    if (has_text)
+        text->end = at;
+    return at;
+}
+
+static bool is_given(Span span)
+{
+    return span.start != span.end;
+}
+
+/* The fields of an object that were read; one that stands there twice is left to Python. */
+static bool is_first(unsigned *seen, unsigned field)
+{
+    const bool is_new = !(*seen & 1u << field);
+    *seen |= 1u << field;
+    return is_new;
+}
+
+/* Skips `{"name": "…", "arguments": "…"}`. */
+static Place skip_function(Place at, Place end)
+{
+    unsigned seen = 0;
+    bool is_last;
+    at = skip_opening(at, end, '{', '}', &is_last);
+    while (at != NULL && !is_last) {
+        Span name;
+        at = skip_name(at, end, &name);
+        if (at == NULL)
+            return NULL;
+        const bool is_name = is_text(name, "name");
+        if (is_name || is_text(name, "arguments"))
+            at = is_first(&seen, is_name) ? skip_string(at, end) : NULL;
+        else
+            at = skip_value(at, end, 4);
+        if (at != NULL)
+            at = skip_to_next(at, end, '}', &is_last);
+    }
+    return seen == 3 ? at : NULL;
+}
+
+/* Skips a tool call and notes its id. */
+static Place skip_call(Place at, Place end, Chat *chat)
+{
+    unsigned seen = 0;
+    bool is_last;
+    at = skip_opening(at, end, '{', '}', &is_last);
+    while (at != NULL && !is_last) {
+        Span name, id;
+        at = skip_name(at, end, &name);
+        if (at == NULL)
+            return NULL;
+        if (is_text(name, "function")) {
+            at = is_first(&seen, 0) ? skip_function(at, end) : NULL;
+        } else if (is_text(name, "id")) {
+            at = is_first(&seen, 1) ? skip_text_or_null(at, end, &id) : NULL;
+            if (at == NULL || chat->num_calls == MAX_CALLS)
+                return NULL;
+            if (is_given(id))
+                chat->calls[chat->num_calls++] = id;
+        } else {
+            at = skip_value(at, end, 3);
+        }
+        if (at != NULL)
+            at = skip_to_next(at, end, '}', &is_last);
+    }
+    return seen & 1 ? at : NULL;
+}
+
+/* Skips null or a list of tool calls. */
+static Place skip_calls(Place at, Place end, Chat *chat, bool *has_calls)
+{
+    bool is_last;
+    *has_calls = false;
+    if (is_null(at, end))
+        return skip_word(at, end, "null");
+    at = skip_opening(at, end, '[', ']', &is_last);
+    *has_calls = at != NULL && !is_last;
+    while (at != NULL && !is_last) {
+        at = skip_call(skip_blanks(at, end), end, chat);
+        if (at != NULL)
+            at = skip_to_next(at, end, ']', &is_last);
+    }
+    return at;
+}
+
+/* Ids that are spelled alike are the same; of others Python tells whether they are. */
+static bool was_called(const Chat *chat, Span id)
+{
+    for (int i = chat->num_calls - 1; i >= 0; i--)
+        if (is_same(chat->calls[i], id))
+            return true;
+    return false;
+}
+
+enum { ROLE, CONTENT, TOOL_CALLS, TOOL_CALL_ID };
+
+static Place skip_message(Place at, Place end, Chat *chat)
+{
+    Span role = {at, at}, content = {at, at}, answers = {at, at};
+    const int num_calls_before = chat->num_calls;
+    unsigned seen = 0;
+    bool is_last, has_calls = false;
+    at = skip_opening(at, end, '{', '}', &is_last);
+    while (at != NULL && !is_last) {
+        Span name;
+        at = skip_name(at, end, &name);
+        if (at == NULL)
+            return NULL;
+        if (is_text(name, "content")) {
+            at = is_first(&seen, CONTENT) ? skip_text_or_null(at, end, &content) : NULL;
+        } else if (is_text(name, "role")) {
+            at = is_first(&seen, ROLE) ? skip_text_or_null(at, end, &role) : NULL;
+        } else if (is_text(name, "tool_calls")) {
+            at = is_first(&seen, TOOL_CALLS) ? skip_calls(at, end, chat, &has_calls) : NULL;
+        } else if (is_text(name, "tool_call_id")) {
+            at = is_first(&seen, TOOL_CALL_ID) ? skip_text_or_null(at, end, &answers) : NULL;
+        } else {
+            at = skip_value(at, end, 2);
+        }
+        if (at != NULL)
+            at = skip_to_next(at, end, '}', &is_last);
+    }
+    if (at == NULL)
+        return NULL;
+    const bool is_assistant = is_text(role, "assistant"), is_tool = is_text(role, "tool");
+    if (!is_assistant) {
+        chat->num_calls = num_calls_before; /* nobody else calls tools */
+        if (!is_given(content) || !(is_tool || is_text(role, "user") || is_text(role, "system")))
+            return NULL;
+    }
+    if (is_tool && is_given(answers) && !was_called(chat, answers))
+        return NULL;
+    chat->num_messages++;
+    chat->num_turns += is_assistant;
+    chat->is_open = !is_assistant || has_calls;
+    return at;
+}
+
+static Place skip_chat(Place at, Place end, Chat *chat)
+{
+    bool is_last;
+    chat->span.start = at;
+    at = skip_opening(at, end, '[', ']', &is_last);
+    while (at != NULL && !is_last) {
+        at = skip_message(skip_blanks(at, end), end, chat);
+        if (at != NULL)
+            at = skip_to_next(at, end, ']', &is_last);
+    }
+    chat->span.end = at;
+    return at;
+}
+
+/* Reading a row */
+
+/* The fields of ShortFields in facts.py. */
+static const char *const SHORT_FIELDS[] = {
+    "stop_reason", "id", "task_id", "rewards", "success", "completed", "truncated", "tool_errors",
+    "error", "errors", "tools", "stillroom", "reward", "total_reward", "metadata",
+};
+#define NUM_SHORT_FIELDS ((int)(sizeof SHORT_FIELDS / sizeof *SHORT_FIELDS))
+
+static bool is_short_field(Span name)
+{
+    for (int i = 0; i < NUM_SHORT_FIELDS; i++)
+        if (name.start[1] == (unsigned char)SHORT_FIELDS[i][0] && is_text(name, SHORT_FIELDS[i]))
+            return true;
+    return false;
+}
+
+static Place skip_field(Place at, Place end, Row *row)
+{
+    Span name;
+    at = skip_name(at, end, &name);
+    if (at == NULL)
+        return NULL;
+    const bool is_conversation = is_text(name, "conversation");
+    if (is_conversation || is_text(name, "messages")) {
+        if (row->has_chat)
+            return NULL;
+        row->has_chat = true;
+        row->chat.is_conversation = is_conversation;
+        return skip_chat(at, end, &row->chat);
+    }
+    at = skip_value(at, end, 1);
+    if (at != NULL && is_short_field(name)) {
+        if (row->num_kept == MAX_KEPT)
+            return NULL;
+        row->kept[row->num_kept++] = (Span){name.start, at};
+    }
+    return at;
+}
+
+static bool read_row(Place at, Place end, Row *row)
+{
+    bool is_last;
+    row->num_kept = row->chat.num_calls = 0;
+    row->chat.num_messages = row->chat.num_turns = 0;
+    row->has_chat = row->chat.is_conversation = false;
+    row->chat.is_open = true;
+    row->chat.span = (Span){at, at};
+    at = skip_opening(skip_blanks(at, end), end, '{', '}', &is_last);
+    while (at != NULL && !is_last) {
+        at = skip_field(at, end, row);
+        if (at != NULL)
+            at = skip_to_next(at, end, '}', &is_last);
+    }
+    return at != NULL && row->has_chat && skip_blanks(at, end) == end;
+}
+
+/* Returns the short fields of a row as a JSON object of their own. */
+static PyObject *short_fields(const Row *row)
+{
+    Py_ssize_t size = 2;
+    for (int i = 0; i < row->num_kept; i++)
+        size += (row->kept[i].end - row->kept[i].start) + (i > 0);
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, size);
+    if (bytes == NULL)
+        return NULL;
+    char *to = PyBytes_AsString(bytes);
+    *to++ = '{';
+    for (int i = 0; i < row->num_kept; i++) {
+        const size_t length = (size_t)(row->kept[i].end - row->kept[i].start);
+        if (i > 0)
+            *to++ = ',';
+        memcpy(to, row->kept[i].start, length);
+        to += length;
+    }
+    *to = '}';
+    return bytes;
+}
+
+static PyObject *outline(PyObject *module, PyObject *line)
+{
+    (void)module;
+    Py_buffer view;
+    if (PyObject_GetBuffer(line, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    Row row;
+    PyObject *found = NULL;
+    const Place start = view.buf;
+    if (view.len == 0 || !read_row(start, start + view.len, &row)) {
+        found = Py_None;
+        Py_INCREF(found);
+    } else {
+        PyObject *fields = short_fields(&row);
+        const Chat *chat = &row.chat;
+        if (fields != NULL)
+            found = Py_BuildValue("(NOnnnnO)", fields, chat->is_conversation ? Py_True : Py_False,
+                                  (Py_ssize_t)(chat->span.start - start), (Py_ssize_t)(chat->span.end - start),
+                                  chat->num_messages, chat->num_turns, chat->is_open ? Py_True : Py_False);
+    }
+    PyBuffer_Release(&view);
+    return found;
+}
+
+PyDoc_STRVAR(outline_doc, "outline(line, /)\n--\n\n"
+             "Returns what a row is decided by; None of a line that takes a closer look.\n\n"
+             "(its short fields as a JSON object, whether its messages are a `conversation`, where the list of\n"
+             "messages starts and ends in the line, how many there are, how many turns the assistant has,\n"
+             "whether no assistant's answer ends it)");
+
+static PyMethodDef methods[] = {{"outline", outline, METH_O, outline_doc}, {NULL, NULL, 0, NULL}};
+
+static int exec_module(PyObject *module)
+{
+    PyObject *names = PyTuple_New(NUM_SHORT_FIELDS);
+    if (names == NULL)
+        return -1;
+    for (int i = 0; i < NUM_SHORT_FIELDS; i++) {
+        PyObject *name = PyUnicode_FromString(SHORT_FIELDS[i]);
+        if (name == NULL || PyTuple_SetItem(names, i, name) < 0) {
+            Py_DECREF(names);
+            return -1;
+        }
+    }
+    if (PyModule_AddObjectRef(module, "SHORT_FIELDS", names) < 0) {
+        Py_DECREF(names);
+        return -1;
+    }
+    Py_DECREF(names);
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, exec_module}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_outline", "Outlines of rows that hold a conversation.", 0, methods, slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__outline(void)
+{
+    return PyModuleDef_Init(&definition);
+}

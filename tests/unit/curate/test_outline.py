@@ -1,0 +1,340 @@
+"""The module in C gives the outline of what Python would find out too, and of nothing else."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stillroom
+from fakes.compiled_outline import WARNINGS, compile_outline, load_outline
+from fakes.facts import in_full
+from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW
+from fakes.mangling import mangled
+from fakes.rollout_lines import BAD_LINES, deep, encoded, mutated, rollout_lines, row_with, saying
+from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user
+from stillroom.curate import rows
+from stillroom.curate.facts import ShortFields
+from stillroom.lines import Line
+
+ROOT = Path(stillroom.__file__).parents[2]
+UNDEFINED = ("-fsanitize=undefined", "-fsanitize-undefined-trap-on-error")
+TALK = [user("a"), assistant(None, tool_call()), tool_reply("7 ü😀\\\n"), assistant("7")]
+ROWS = [rollout_row(messages=TALK), {**RNOW_ROW, "task_id": "task"}, RNOW_ROW]
+GOOD_VALUES = [
+    *(b"0", b"-0", b"10", b"1.50", b"1e5", b"-2E+05", b"1.0e-9", b"9" * 400, b"true", b"false"),
+    *(b"null", b"[]", b"{}", b" [ 1 , [ ] , { } ] ", b'{"a":{"a":1},"a":2}', deep(60)),
+    *(
+        b'""',
+        b'"\\u0041\\/\\b\\f\\n\\r\\t\\\\\\""',
+        b'"\\ud83d\\ude00"',
+        b'"\\uFFFF\\u0000"',
+        b'"\x7f"',
+    ),
+    *(f'"{text}"'.encode() for text in ("\x80", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\uffff")),
+    *(f'"{text}"'.encode() for text in ("\U00010000", "\U0010ffff")),
+]
+BAD_VALUES = [
+    *(
+        b"",
+        b"-",
+        b"01",
+        b"+1",
+        b".5",
+        b"1.",
+        b"1.e5",
+        b"1e",
+        b"1e+",
+        b"0x10",
+        b"1 2",
+        b"--1",
+        b"NaN",
+    ),
+    *(
+        b"nul",
+        b"True",
+        b"nulll",
+        b"[",
+        b"[1",
+        b"[1,",
+        b"[1,]",
+        b"[,1]",
+        b"[1 2]",
+        b"]",
+        b"[}",
+        b"[]]",
+    ),
+    *(b"{", b'{"a"', b'{"a":', b'{"a":1', b'{"a":1,}', b'{"a" 1}', b"{1:1}", b'{,"a":1}', b"{a:1}"),
+    *(b'"', b"'a'", b'"\\', b'"\\"', b'"\\a"', b'"\\u"', b'"\\u12"', b'"\\u123g"', b'"\\U0041"'),
+    *(b'"\\ud800"', b'"\\udc00"', b'"\\ud800\\u0041"', b'"\\ud800\\"', b'"\\ud800xxxxxx"'),
+    *(b'"\x00"', b'"\x1f"', b'"\t"', b'"\n"', b"\x0b1", b"\xc2\xa01", b"\xef\xbb\xbf1"),
+    *(
+        b'"' + wide + b'"'
+        for wide in (b"\x80", b"\xbf", b"\xc0\x80", b"\xc1\xbf", b"\xc2", b"\xc2a")
+    ),
+    *(
+        b'"' + wide + b'"'
+        for wide in (b"\xe0\x9f\xbf", b"\xed\xa0\x80", b"\xe2\x82", b"\xef\xbf\xc0")
+    ),
+    *(
+        b'"' + wide + b'"'
+        for wide in (b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80")
+    ),
+    *(b'"' + wide + b'"' for wide in (b"\xf0\x90\x80", b"\xff", b"\xfe", b"\xf0\x90\x80a")),
+]
+
+
+@pytest.fixture(scope="module", params=[(), ("-U__SSE2__", "-O2"), UNDEFINED], ids=str)
+def native(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    flags = (*WARNINGS, *request.param)
+    return load_outline(compile_outline(tmp_path_factory.mktemp("native"), *flags))
+
+
+def exactly(data: bytes) -> memoryview:
+    """The bytes with others around them, which do not belong to them."""
+    return memoryview(b'"' * 32 + data + b'"' * 32)[32:-32]
+
+
+def found(data: bytes, *, with_parts: bool) -> tuple[Any, ...]:
+    """What curation makes of a line."""
+    reader = rows._Reader(with_parts=with_parts)
+    [row] = reader.read(Path("f"), [Line(1, 0, len(data), exactly(data))])
+    parts = row.parts and tuple(bytes(getattr(row.parts, n)) for n in row.parts.__struct_fields__)
+    facts = in_full(row.facts)
+    return facts, row.problem, parts, row.layout, row.translated
+
+
+def both_ways(native: ModuleType, data: bytes) -> None:
+    for with_parts in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rows, "outline", native.outline)
+            at_once = found(data, with_parts=with_parts)
+            patch.setattr(rows, "outline", lambda _: None)
+            assert at_once == found(data, with_parts=with_parts)
+
+
+def test_the_fields_that_are_cut_out_are_those_that_are_decoded(native: ModuleType) -> None:
+    assert sorted(native.SHORT_FIELDS) == sorted(ShortFields.__struct_fields__)
+
+
+def test_an_outline_tells_how_the_conversation_goes(native: ModuleType) -> None:
+    line = encoded(rollout_row(messages=TALK, metadata={"ü": [1]}, more={"id": 1}), compact=False)
+
+    short, is_conversation, start, end, num_messages, num_turns, is_open = native.outline(line)
+
+    row = json.loads(line)
+    assert json.loads(short) == {name: row[name] for name in native.SHORT_FIELDS if name in row}
+    assert json.loads(line[start:end]) == TALK
+    assert (is_conversation, num_messages, num_turns, is_open) == (False, 4, 2, False)
+
+
+@pytest.mark.parametrize(
+    ("messages", "is_open"), [([], True), (TALK[:2], True), (TALK[:3], True), (TALK, False)]
+)
+def test_an_answer_of_the_assistant_ends_a_conversation(
+    native: ModuleType, messages: list, is_open: bool
+) -> None:
+    assert native.outline(encoded(rollout_row(messages=messages)))[-1] is is_open
+
+
+@settings(deadline=None)
+@given(line=rollout_lines())
+def test_what_is_usual_has_an_outline(native: ModuleType, line: bytes) -> None:
+    assert native.outline(line) is not None
+    both_ways(native, line)
+
+
+@pytest.mark.parametrize("value", GOOD_VALUES, ids=range(len(GOOD_VALUES)))
+def test_a_value_of_any_kind_is_gone_over(native: ModuleType, value: bytes) -> None:
+    line = row_with(b"more", value)
+
+    assert native.outline(exactly(line)) is not None
+    both_ways(native, line)
+
+
+@pytest.mark.parametrize("value", [*BAD_VALUES, deep(100)], ids=range(len(BAD_VALUES) + 1))
+def test_what_is_no_value_or_a_deep_one_has_no_outline(native: ModuleType, value: bytes) -> None:
+    for line in (row_with(b"more", value), row_with(b"metadata", value), saying(value)):
+        assert native.outline(exactly(line)) is None
+        both_ways(native, line)
+
+
+@pytest.mark.parametrize("line", [*BAD_LINES, encoded(GYM_ROW)], ids=range(len(BAD_LINES) + 1))
+def test_of_what_is_no_rollout_both_ways_say_the_same(native: ModuleType, line: bytes) -> None:
+    both_ways(native, line)
+
+
+MESSAGES: list[Any] = [
+    {**assistant("a"), "role": "developer"},
+    {"role": "assistant"},
+    {"role": "user"},
+    {"role": "tool", "content": None},
+    {"content": "a"},
+    {"role": None, "content": "a"},
+    {"role": ["user"], "content": "a"},
+    user("a") | {"tool_calls": [tool_call(call_id="x")]},
+    assistant(None) | {"tool_calls": None},
+    assistant(None) | {"tool_calls": []},
+    assistant(None) | {"tool_calls": {}},
+    assistant(None) | {"tool_calls": [5]},
+    assistant(None) | {"tool_calls": [{}]},
+    assistant(None, tool_call() | {"id": None}, tool_call(call_id="")),
+    assistant(None, tool_call() | {"id": 5}),
+    assistant(None, tool_call() | {"function": None}),
+    assistant(None, tool_call() | {"function": {"name": "a"}}),
+    assistant(None, tool_call() | {"function": {"arguments": "a"}}),
+    assistant(None, tool_call() | {"function": {"name": "a", "arguments": {}}}),
+    assistant(None, tool_call() | {"function": {"name": 5, "arguments": "{}"}}),
+    assistant(None, tool_call() | {"function": {"name": "a", "arguments": "{}", "more": [1]}}),
+    assistant(None, *(tool_call(call_id=str(number)) for number in range(1100))),
+    tool_reply("a", "x"),
+    tool_reply("a", "") | {"tool_call_id": None},
+    tool_reply("a", "ü"),
+    tool_reply("a", "\n"),
+    tool_reply("a") | {"tool_call_id": 5},
+    {"role": "tool", "content": "a"},
+    "user",
+    None,
+    [],
+    [{"type": "text", "text": "a"}],
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=range(len(MESSAGES)))
+def test_of_every_message_both_ways_say_the_same(native: ModuleType, message: Any) -> None:
+    called = assistant(None, tool_call(call_id="x"), tool_call(call_id="\n"))
+    for before in ([user("a")], [user("a"), called], [user("a") | {"tool_calls": [tool_call()]}]):
+        for name in ("messages", "conversation"):
+            rest = {"stop_reason": "a", "id": "a", "task_id": "t", "completed": True}
+            both_ways(native, encoded({name: [*before, message], **rest}))
+
+
+TWICE = [
+    encoded(rollout_row())[:-1] + b',"reward":0.25,"success":false}',
+    encoded(rollout_row())[:-1] + b',"reward":"x"}',
+    encoded(rollout_row())[:-1] + b',"messages":[]}',
+    encoded(rollout_row())[:-1] + b',"conversation":[]}',
+    encoded(rollout_row())[:-1] + b',"conversation":null}',
+    encoded(rollout_row())[:-1] + b',"rew\\u0061rd":0.25}',
+    encoded(rollout_row())[:-1] + b',"id":5}',
+    encoded(rollout_row())[:-1] + b',"id":"a"' * 100 + b"}",
+    encoded(rollout_row()).replace(b'"content":"12"', b'"content":"12","content":5'),
+    encoded(rollout_row()).replace(b'"content":"12"', b'"content":5,"content":"12"'),
+    encoded(rollout_row()).replace(b'"content":"12"', b'"content":"12","role":"user"'),
+    encoded(rollout_row()).replace(b'"content":"12"', b'"content":"12","r\\u006fle":"user"'),
+    encoded(rollout_row(messages=TALK)).replace(b'"arguments"', b'"name":"x","arguments"'),
+    encoded(rollout_row(messages=TALK)).replace(b'"id":"call_0"', b'"id":"x","id":"call_0"'),
+]
+
+
+@pytest.mark.parametrize("line", TWICE, ids=range(len(TWICE)))
+def test_of_a_field_that_stands_there_twice_both_ways_take_the_same(
+    native: ModuleType, line: bytes
+) -> None:
+    both_ways(native, line)
+
+
+@pytest.mark.parametrize("mark", [b'"', b"\\n", b"\x1f", b"\x80", b"\xc3\xbc", b"\\u00fc", b"\\"])
+def test_no_place_in_a_text_is_passed_over(native: ModuleType, mark: bytes) -> None:
+    for before in range(40):
+        for after in (0, 1, 7, 15, 16, 17):
+            line = row_with(b"more", b'"' + b"a" * before + mark + b"a" * after + b'"')
+            try:
+                json.loads(line)
+                is_sound = True
+            except ValueError:
+                is_sound = False
+            assert (native.outline(exactly(line)) is not None) == is_sound
+
+
+@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
+def test_no_part_of_a_line_has_an_outline(native: ModuleType, row: dict) -> None:
+    line = encoded(row)
+
+    assert native.outline(exactly(line)) is not None
+    for end in range(len(line)):
+        assert native.outline(exactly(line[:end])) is None
+    assert native.outline(exactly(b" \t" + line + b"\r\n ")) is not None
+    for more in (b"x", b"}", b"{}", b"\0", b"\xa0"):
+        assert native.outline(exactly(line + more)) is None
+
+
+@settings(deadline=None, max_examples=300)
+@given(row=mangled(ROWS), seed=st.none() | st.integers(0, 2**32))
+def test_of_any_line_both_ways_say_the_same(
+    native: ModuleType, row: dict, seed: int | None
+) -> None:
+    line = encoded(row)
+
+    both_ways(native, line if seed is None else mutated(random.Random(seed), line))
+
+
+def test_what_is_no_bytes_is_a_type_error(native: ModuleType) -> None:
+    with pytest.raises(TypeError):
+        native.outline("text")
+
+
+HARNESS = """
+import ctypes, random, sys
+from fakes.compiled_outline import load_outline
+from fakes.rollout_lines import BAD_LINES, encoded, mutated
+from test_outline import BAD_VALUES, GOOD_VALUES, MESSAGES, ROWS, TWICE, row_with
+from pathlib import Path
+
+outline = load_outline(Path(sys.argv[1])).outline
+chance = random.Random(7)
+lines = [encoded(row) for row in ROWS]
+lines += [encoded({"messages": [m, m], "stop_reason": "a"}) for m in MESSAGES]
+lines += [row_with(b"more", value) for value in BAD_VALUES + GOOD_VALUES] + BAD_LINES + TWICE
+lines += [mutated(chance, line) for line in lines for _ in range(20)]
+count = 0
+for line in lines:
+    for end in {len(line), *(chance.randrange(len(line) + 1) for _ in range(20))}:
+        # Memory of its own, of just that size: the byte behind it belongs to nobody.
+        outline((ctypes.c_char * end).from_buffer_copy(line[:end]) if end else b"")
+        count += 1
+print(count)
+"""
+
+
+@pytest.mark.parametrize("flag", ["-O2", "-U__SSE2__"])
+def test_nothing_is_read_or_written_where_it_must_not(tmp_path: Path, flag: str) -> None:
+    module = compile_outline(tmp_path, "-fsanitize=address", "-g", flag)
+    compiler = shutil.which("cc") or "cc"
+    name = "libclang_rt.asan_osx_dynamic.dylib" if sys.platform == "darwin" else "libasan.so"
+    asked = [compiler, f"-print-file-name={name}"]
+    runtime = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout
+    path = [str(ROOT / "tests"), str(Path(__file__).parent), *sys.path]
+    preload = "DYLD_INSERT_LIBRARIES" if sys.platform == "darwin" else "LD_PRELOAD"
+    done = subprocess.run(
+        [sys.executable, "-c", HARNESS, str(module)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path),
+            # Python's own blocks would hide what lies behind a line.
+            "PYTHONMALLOC": "malloc",
+            "ASAN_OPTIONS": "detect_leaks=0",
+            preload: runtime.strip(),
+        },
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 10_000
+
+
+def test_the_set_up_has_built_the_module_where_it_could() -> None:
+    if not (ROOT / ".venv" / ".installed").exists() or shutil.which("cc") is None:
+        pytest.skip("the set-up has not run here, or there is no compiler")
+    assert list((ROOT / "engine" / "stillroom" / "curate").glob("_outline.*.so"))
