@@ -11,9 +11,7 @@ import argparse
 import json
 import os
 import random
-import resource
-import tempfile
-import warnings
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,53 +19,22 @@ from typing import Any
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
 os.environ.update(TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.append(str(Path(__file__).parents[1]))
 
-import torch
 import transformers
-from work import LEARNING_RATE, RANK, WORKS, Work, prompts, reply, tool_call
+from beside_trl.models import RANK, adapter, draw_adapter, plain
+from beside_trl.steps import LEARNING_RATE, WARMUP, Meter, be_quiet, options, trl_run
+from work import WORKS, Work, prompts, reply, tool_call
 
 from stillroom.data.render import ChatRenderer
 
-WARMUP = 1
 MAX_CONTEXT = 4096
 
 
-class Meter:
-    """CPU seconds and loss of each step, and the peak of memory."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.losses: list[float] = []
-        self.begun = 0.0
-
-    def begin(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        self.begun = cpu_seconds()
-
-    def end_step(self) -> None:
-        now = cpu_seconds()
-        self.seconds.append(now - self.begun)
-        self.begun = now
-
-    def told(self, work: Work, num_sampled: Sequence[int]) -> dict[str, Any]:
-        assert num_sampled == [work.num_sampled] * len(self.seconds), num_sampled
-        rate = sum(num_sampled[WARMUP:]) / sum(self.seconds[WARMUP:])
-        return {
-            "tokens_per_cpu_s": round(rate, 1),
-            "step_cpu_s": [round(s, 2) for s in self.seconds],
-            "peak_mb": round(status_mb("VmHWM")),
-            "losses": [round(loss, 6) for loss in self.losses],
-        }
-
-
-def cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def status_mb(key: str) -> float:
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
+def told(meter: Meter, work: Work, num_sampled: Sequence[int]) -> dict[str, Any]:
+    """Returns what was measured. Raises AssertionError unless every step sampled as many tokens."""
+    assert num_sampled == [work.num_sampled] * len(meter.seconds), num_sampled
+    return meter.told(num_sampled)
 
 
 def given_rollouts(
@@ -83,9 +50,9 @@ def given_rollouts(
         marks: list[int] = []
         for turn in range(work.turns):
             if turn:
-                told = reply_ids(renderer, reply(step, index, turn))
-                completion += told
-                marks += [0] * len(told)
+                read = reply_ids(renderer, reply(step, index, turn))
+                completion += read
+                marks += [0] * len(read)
             completion += [rng.randrange(600, 30_000) for _ in range(work.turn_tokens)]
             marks += [1] * work.turn_tokens
         yield renderer.prompt_ids(chat, []), completion, marks
@@ -148,7 +115,7 @@ def ours(work: Work, student_folder: Path, teacher_folder: Path, steps: int) -> 
             stats = update_student(student, {0: teacher}, sequences, optimizer, config, step)
             meter.losses.append(stats.loss / stats.num_tokens)
         meter.end_step()
-    return meter.told(work, counts)
+    return told(meter, work, counts)
 
 
 def sequence_of(prompt: list[int], completion: list[int], marks: list[int]) -> Any:
@@ -227,7 +194,7 @@ def trl(work: Work, student_folder: Path, teacher_folder: Path, steps: int) -> d
         model=plain(student_folder),
         teacher_model=plain(teacher_folder),
         args=package.DistillationConfig(
-            **options(work, steps),
+            **options(work.num_rollouts, steps),
             beta=1.0,
             max_completion_length=MAX_CONTEXT,
             generation_kwargs={"max_new_tokens": work.turn_tokens},
@@ -238,7 +205,7 @@ def trl(work: Work, student_folder: Path, teacher_folder: Path, steps: int) -> d
             [{"prompt": chat} for step in range(steps) for chat in prompts(work, step)]
         ),
         processing_class=tokenizer,
-        peft_config=adapter(work),
+        peft_config=adapter(is_lora=work.is_lora),
         tools=[look_up] if work.turns > 1 else None,
     )
     # No token ends a turn, so that all are as long as ours.
@@ -247,7 +214,7 @@ def trl(work: Work, student_folder: Path, teacher_folder: Path, steps: int) -> d
     trainer.eos_token_ids = [-1]
     if work.phase == "generate":
         return trl_generate(trainer, work, steps)
-    return trl_run(trainer, work)
+    return told(trl_run(trainer), work, trainer.counts)
 
 
 def on_tokens(base: Any, work: Work, renderer: ChatRenderer) -> Any:
@@ -288,78 +255,13 @@ def tool_call_of_trl() -> dict[str, Any]:
     }
 
 
-def options(work: Work, steps: int) -> dict[str, Any]:
-    return {
-        "output_dir": tempfile.mkdtemp(),
-        "per_device_train_batch_size": work.num_rollouts,
-        "max_steps": steps,
-        "learning_rate": LEARNING_RATE,
-        "lr_scheduler_type": "constant",
-        "weight_decay": 0.0,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "save_strategy": "no",
-        "report_to": [],
-        "logging_steps": 1,
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
-    }
-
-
-def plain(folder: Path) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-
-def adapter(work: Work) -> Any:
-    from peft import LoraConfig
-
-    if not work.is_lora:
-        return None
-    return LoraConfig(
-        r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
-
-
-@torch.no_grad()
-def draw_adapter(model: Any) -> None:
-    """Gives an adapter the same weights on both sides."""
-    draw = torch.Generator().manual_seed(0)
-    for name, parameter in sorted(model.named_parameters()):
-        if "lora_A" in name:
-            bound = parameter.shape[1] ** -0.5
-            parameter.uniform_(-bound, bound, generator=draw)
-
-
 def trl_generate(trainer: Any, work: Work, steps: int) -> dict[str, Any]:
     meter = Meter()
     meter.begin()
     for step in range(steps):
         trainer._generate(prompts(work, step))
         meter.end_step()
-    return meter.told(work, trainer.counts)
-
-
-def trl_run(trainer: Any, work: Work) -> dict[str, Any]:
-    draw_adapter(trainer.model)
-    meter = Meter()
-
-    class Told(transformers.TrainerCallback):
-        def on_train_begin(self, *_args: Any, **_more: Any) -> None:
-            meter.begin()
-
-        def on_step_end(self, *_args: Any, **_more: Any) -> None:
-            meter.end_step()
-
-        def on_log(
-            self, _args: Any, _state: Any, _control: Any, logs: Any = None, **_more: Any
-        ) -> None:
-            if logs and "loss" in logs:
-                meter.losses.append(float(logs["loss"]))
-
-    trainer.add_callback(Told())
-    trainer.train()
-    return meter.told(work, trainer.counts)
+    return told(meter, work, trainer.counts)
 
 
 SIDES: dict[str, Callable[[Work, Path, Path, int], dict[str, Any]]] = {"ours": ours, "trl": trl}
@@ -373,13 +275,10 @@ def main() -> None:
     parser.add_argument("teacher", type=Path)
     parser.add_argument("--steps", type=int, default=3, help="after the warm-up")
     args = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(1)
+    be_quiet()
     work = WORKS[args.work]
-    told = SIDES[args.who](work, args.student, args.teacher, args.steps + WARMUP)
-    print(json.dumps({"bench": args.work, "who": args.who, **told}), flush=True)
+    found = SIDES[args.who](work, args.student, args.teacher, args.steps + WARMUP)
+    print(json.dumps({"bench": args.work, "who": args.who, **found}), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,29 +2,14 @@
 
 import json
 import random
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from beside_trl.models import SHAPES, save_model
 
-from stillroom.demo import DEMO_MODELS
 from stillroom.types import Message
 
-SHAPES = {
-    "32k": {
-        "vocab_size": 32_768, "hidden_size": 384, "intermediate_size": 1152,
-        "num_hidden_layers": 9, "num_attention_heads": 6,
-    },
-    "152k": {
-        "vocab_size": 151_936, "hidden_size": 256, "intermediate_size": 768,
-        "num_hidden_layers": 4, "num_attention_heads": 4,
-    },
-}  # fmt: skip
-RANK = 16
-LEARNING_RATE = 1e-5
 SYSTEM = "You look things up and answer in one short line. " * 4
 REPLY_CHARS = 240
 """Of a tool's reply."""
@@ -79,23 +64,8 @@ def save_models(shape: str, root: Path) -> tuple[Path, Path]:
 def _save_model(shape: str, folder: Path, seed: int) -> Path:
     if folder.exists():
         return folder
-    config = Qwen3Config(
-        **SHAPES[shape],
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=4096,
-        rope_theta=1e6,
-        tie_word_embeddings=True,
-        eos_token_id=None,
-        pad_token_id=0,
-        # So that the two disagree by some nats.
-        initializer_range=0.06,
-    )
-    torch.manual_seed(seed)
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    for file in DEMO_MODELS["demo/student"].iterdir():
-        if file.name.startswith(("tokenizer", "chat_template")):
-            shutil.copy(file, folder)
+    # So that the two disagree by some nats.
+    save_model(shape, folder, seed=seed, initializer_range=0.06)
     _fill_vocabulary(folder / "tokenizer.json", int(SHAPES[shape]["vocab_size"]))
     return folder
 

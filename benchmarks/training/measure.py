@@ -9,59 +9,20 @@ peak of memory is that of the whole process from the first step on.
 import argparse
 import json
 import os
-import resource
-import tempfile
-import warnings
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
 os.environ.update(TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.append(str(Path(__file__).parents[1]))
 
-import torch
 import transformers
-from work import LEARNING_RATE, RANK, WORKS, Work, dpo_batches, num_tokens, sft_batches
-
-WARMUP = 1
-
-
-class Meter:
-    """CPU seconds and loss of each step, and the peak of memory."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.losses: list[float] = []
-        self.begun = 0.0
-
-    def begin(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        self.begun = cpu_seconds()
-
-    def end_step(self) -> None:
-        now = cpu_seconds()
-        self.seconds.append(now - self.begun)
-        self.begun = now
-
-    def told(self, tokens: Sequence[int], extra_s: float = 0.0) -> dict[str, Any]:
-        counted = sum(self.seconds[WARMUP:]) + extra_s * len(self.seconds[WARMUP:])
-        return {
-            "tokens_per_cpu_s": round(sum(tokens[WARMUP:]) / counted, 1),
-            "step_cpu_s": [round(s, 2) for s in self.seconds],
-            "peak_mb": round(status_mb("VmHWM")),
-            "losses": [round(loss, 6) for loss in self.losses],
-        }
-
-
-def cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def status_mb(key: str) -> float:
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
+from beside_trl.models import RANK, adapter, draw_adapter, plain
+from beside_trl.steps import LEARNING_RATE, WARMUP, Meter, be_quiet, options, trl_run
+from work import WORKS, Work, dpo_batches, num_tokens, sft_batches
 
 
 def ours(work: Work, folder: Path, steps: int) -> dict[str, Any]:
@@ -134,14 +95,14 @@ def trl_sft(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     trainer = trl.SFTTrainer(
         model=plain(folder),
         args=trl.SFTConfig(
-            **options(work, steps), max_length=None, shuffle_dataset=False,
+            **options(work.batch, steps), max_length=None, shuffle_dataset=False,
             padding_free=work.is_packed, train_sampling_strategy="sequential",
         ),
         train_dataset=Dataset.from_list(rows),
         processing_class=transformers.AutoTokenizer.from_pretrained(folder),
-        peft_config=adapter(work),
+        peft_config=adapter(is_lora=work.is_lora),
     )  # fmt: skip
-    return trl_run(trainer, [num_tokens(batch) for batch in batches])
+    return trl_run(trainer).told([num_tokens(batch) for batch in batches])
 
 
 def trl_dpo(work: Work, folder: Path, steps: int) -> dict[str, Any]:
@@ -169,78 +130,13 @@ def trl_dpo(work: Work, folder: Path, steps: int) -> dict[str, Any]:
         model=plain(folder),
         ref_model=None if work.is_lora else plain(folder),
         args=trl.DPOConfig(
-            **options(work, steps), max_length=None, train_sampling_strategy="sequential"
+            **options(work.batch, steps), max_length=None, train_sampling_strategy="sequential"
         ),
         train_dataset=Dataset.from_list(rows),
         processing_class=transformers.AutoTokenizer.from_pretrained(folder),
-        peft_config=adapter(work),
+        peft_config=adapter(is_lora=work.is_lora),
     )
-    return trl_run(trainer, [num_tokens(batch) for batch in batches])
-
-
-def options(work: Work, steps: int) -> dict[str, Any]:
-    return {
-        "output_dir": tempfile.mkdtemp(),
-        "per_device_train_batch_size": work.batch,
-        "max_steps": steps,
-        "learning_rate": LEARNING_RATE,
-        "lr_scheduler_type": "constant",
-        "weight_decay": 0.0,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "save_strategy": "no",
-        "report_to": [],
-        "logging_steps": 1,
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
-    }
-
-
-def plain(folder: Path) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-
-def adapter(work: Work) -> Any:
-    from peft import LoraConfig
-
-    if not work.is_lora:
-        return None
-    return LoraConfig(
-        r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
-
-
-@torch.no_grad()
-def draw_adapter(model: Any) -> None:
-    """Gives an adapter the same weights on both sides."""
-    draw = torch.Generator().manual_seed(0)
-    for name, parameter in sorted(model.named_parameters()):
-        if "lora_A" in name:
-            bound = parameter.shape[1] ** -0.5
-            parameter.uniform_(-bound, bound, generator=draw)
-
-
-def trl_run(trainer: Any, counts: Sequence[int]) -> dict[str, Any]:
-    draw_adapter(trainer.model)
-    meter = Meter()
-
-    class Told(transformers.TrainerCallback):
-        def on_train_begin(self, *_args: Any, **_more: Any) -> None:
-            meter.begin()
-
-        def on_step_end(self, *_args: Any, **_more: Any) -> None:
-            meter.end_step()
-
-        def on_log(
-            self, _args: Any, _state: Any, _control: Any, logs: Any = None, **_more: Any
-        ) -> None:
-            if logs and "loss" in logs:
-                meter.losses.append(float(logs["loss"]))
-
-    trainer.add_callback(Told())
-    trainer.train()
-    return meter.told(counts)
+    return trl_run(trainer).told([num_tokens(batch) for batch in batches])
 
 
 SIDES: dict[str, Callable[[Work, Path, int], dict[str, Any]]] = {"ours": ours, "trl": trl}
@@ -253,10 +149,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=3, help="after the warm-up")
     args = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(1)
+    be_quiet()
     told = SIDES[args.who](WORKS[args.work], args.folder, args.steps + WARMUP)
     print(json.dumps({"bench": args.work, "who": args.who, **told}), flush=True)
 

@@ -1,32 +1,17 @@
-"""What is trained in the benchmarks: models of two shapes with random weights, and batches."""
+"""What is trained in the benchmarks: models with random weights, and batches of tokens."""
 
 import random
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from beside_trl.models import save_model
 
-from stillroom.demo import DEMO_MODELS
 from stillroom.models.batches import TokenSequence
 from stillroom.train.encode import TokenPair
 
-SHAPES = {
-    "32k": {
-        "vocab_size": 32_768, "hidden_size": 384, "intermediate_size": 1152,
-        "num_hidden_layers": 9, "num_attention_heads": 6,
-    },
-    "152k": {
-        "vocab_size": 151_936, "hidden_size": 256, "intermediate_size": 768,
-        "num_hidden_layers": 4, "num_attention_heads": 4,
-    },
-}  # fmt: skip
-RANK = 16
 MAX_LENGTH = 2048
-LEARNING_RATE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -51,26 +36,11 @@ WORKS = {
 }
 
 
-def save_model(shape: str, root: Path) -> Path:
+def model_folder(shape: str, root: Path) -> Path:
     """Returns the folder of a model with random weights; the same for the same shape."""
     folder = root / shape
-    if folder.exists():
-        return folder
-    config = Qwen3Config(
-        **SHAPES[shape],
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=4096,
-        rope_theta=1e6,
-        tie_word_embeddings=True,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    torch.manual_seed(7)
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    for file in DEMO_MODELS["demo/student"].iterdir():
-        if file.name.startswith(("tokenizer", "chat_template")):
-            shutil.copy(file, folder)
+    if not folder.exists():
+        save_model(shape, folder, seed=7)
     return folder
 
 
