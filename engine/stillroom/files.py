@@ -18,7 +18,7 @@ import msgspec
 
 _BLOCK = 1 << 20
 Buffer = bytes | memoryview | msgspec.Raw
-_MAX_WAITING = 4
+_MAX_WAITING = 2
 
 
 def canonical_json(value: Any) -> bytes:
@@ -36,7 +36,7 @@ def file_sha256(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -
 
     What is read at once is large: a thread that hashes then seldom asks others for their turn.
     """
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(4 * _BLOCK))
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(2 * _BLOCK))
     with path.open("rb", buffering=0) as stream:
         while not is_stopped() and (size := stream.readinto(buffer)):
             digest.update(buffer[:size])

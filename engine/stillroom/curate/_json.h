@@ -61,22 +61,21 @@ static Place skip_plain(Place at, Place end)
     return at;
 }
 
+/* One more than the value of a hexadecimal digit; 0 of what is none. */
+static const unsigned char HEX[256] = {
+    ['0'] = 1,  ['1'] = 2,  ['2'] = 3,  ['3'] = 4,  ['4'] = 5,  ['5'] = 6,  ['6'] = 7,  ['7'] = 8,
+    ['8'] = 9,  ['9'] = 10, ['a'] = 11, ['b'] = 12, ['c'] = 13, ['d'] = 14, ['e'] = 15, ['f'] = 16,
+    ['A'] = 11, ['B'] = 12, ['C'] = 13, ['D'] = 14, ['E'] = 15, ['F'] = 16,
+};
+
 /* Returns the value of four hexadecimal digits, -1 of anything else. */
 static int hex4(Place at, Place end)
 {
     int value = 0;
-    if (end - at < 4)
+    if (end - at < 4 || !HEX[at[0]] || !HEX[at[1]] || !HEX[at[2]] || !HEX[at[3]])
         return -1;
-    for (int i = 0; i < 4; i++) {
-        const unsigned char c = at[i];
-        const int digit = c >= '0' && c <= '9'   ? c - '0'
-                          : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                          : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                                 : -1;
-        if (digit < 0)
-            return -1;
-        value = value << 4 | digit;
-    }
+    for (int i = 0; i < 4; i++)
+        value = value << 4 | (HEX[at[i]] - 1);
     return value;
 }
 
@@ -114,15 +113,19 @@ static bool is_tail(unsigned char byte)
 static Place skip_wide(Place at, Place end)
 {
     const unsigned char first = *at;
-    if (first >= 0xC2 && first <= 0xDF)
-        return end - at >= 2 && is_tail(at[1]) ? at + 2 : NULL;
     if (first >= 0xE0 && first <= 0xEF) {
         const unsigned char low = first == 0xE0 ? 0xA0 : 0x80, high = first == 0xED ? 0x9F : 0xBF;
-        return end - at >= 3 && at[1] >= low && at[1] <= high && is_tail(at[2]) ? at + 3 : NULL;
+        if (end - at < 3 || at[1] < low || at[1] > high)
+            return NULL;
+        return is_tail(at[2]) ? at + 3 : NULL;
     }
+    if (first >= 0xC2 && first <= 0xDF)
+        return end - at >= 2 && is_tail(at[1]) ? at + 2 : NULL;
     if (first >= 0xF0 && first <= 0xF4) {
         const unsigned char low = first == 0xF0 ? 0x90 : 0x80, high = first == 0xF4 ? 0x8F : 0xBF;
-        return end - at >= 4 && at[1] >= low && at[1] <= high && is_tail(at[2]) && is_tail(at[3]) ? at + 4 : NULL;
+        if (end - at < 4 || at[1] < low || at[1] > high)
+            return NULL;
+        return is_tail(at[2]) && is_tail(at[3]) ? at + 4 : NULL;
     }
     return NULL;
 }
@@ -131,16 +134,17 @@ static Place skip_string(Place at, Place end)
 {
     if (at >= end || *at != '"')
         return NULL;
-    for (at++; at != NULL;) {
-        at = skip_plain(at, end);
-        if (at == end)
-            return NULL;
+    at++;
+    while (at != NULL && (at = skip_plain(at, end)) != end) {
         if (*at == '"')
             return at + 1;
-        if (*at == '\\')
+        if (*at != '\\' && *at < 0x80)
+            return NULL;
+        /* Escapes, and characters of several bytes, seldom come alone. */
+        while (at != NULL && at < end && *at == '\\')
             at = skip_escape(at, end);
-        else
-            at = *at >= 0x80 ? skip_wide(at, end) : NULL;
+        while (at != NULL && at < end && *at >= 0x80)
+            at = skip_wide(at, end);
     }
     return NULL;
 }

@@ -4,9 +4,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import jinja2
-from jinja2 import meta
-
 from stillroom.errors import ConfigError, ModelError
 
 ReasoningMode = Literal[
@@ -51,6 +48,9 @@ def reasoning_variables(chat_template: str, mode: ReasoningMode | None) -> Mappi
 
 def _variables_of(chat_template: str) -> set[str]:
     """Returns what a template reads that it has not set itself."""
+    import jinja2
+    from jinja2 import meta
+
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701
     # A tag of transformers', which says nothing of variables.
     plain = _GENERATION_TAGS.sub("", chat_template)

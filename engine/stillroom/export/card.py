@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import yaml
 
 from stillroom import __version__
@@ -44,6 +43,8 @@ class CardFacts:
 
 def render_card(facts: CardFacts) -> str:
     """Returns the model card as Markdown with a YAML header."""
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=False,  # noqa: S701 - Markdown; what users named goes through cell and inline

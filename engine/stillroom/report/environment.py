@@ -5,7 +5,6 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from stillroom import __version__
@@ -21,6 +20,8 @@ def render_page(template: str, *, script: str | None = None, **shown: Any) -> st
 
     script: a file of this folder. It is the only one that the page lets a browser run.
     """
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         # Models write part of the page, so no text may ever become markup.

@@ -41,6 +41,7 @@ GOOD_VALUES = [
     ),
     *(f'"{text}"'.encode() for text in ("\x80", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\uffff")),
     *(f'"{text}"'.encode() for text in ("\U00010000", "\U0010ffff")),
+    '"üß€漢字😀😀\\u00fc\\u4e00\\n\\nü\\\\a漢\\"b"'.encode(),
 ]
 BAD_VALUES = [
     *(
