@@ -28,6 +28,7 @@ typedef struct {
     Span kept[MAX_KEPT]; /* short fields, each from its name to the end of its value */
     int num_kept;
     bool has_chat;
+    bool has_gym_field; /* as NeMo Gym's rollouts have one */
     Chat chat;
 } Row;
 
@@ -210,10 +211,11 @@ static Place skip_chat(Place at, Place end, Chat *chat)
 
 /* Reading a row */
 
-/* The fields of ShortFields in facts.py. */
+/* The fields of ShortFields in facts.py and of its like in supervised.py. */
 static const char *const SHORT_FIELDS[] = {
     "stop_reason", "id", "task_id", "rewards", "success", "completed", "truncated", "tool_errors",
     "error", "errors", "tools", "stillroom", "reward", "total_reward", "metadata",
+    "rollout_id",
 };
 #define NUM_SHORT_FIELDS ((int)(sizeof SHORT_FIELDS / sizeof *SHORT_FIELDS))
 
@@ -239,6 +241,8 @@ static Place skip_field(Place at, Place end, Row *row)
         row->chat.is_conversation = is_conversation;
         return skip_chat(at, end, &row->chat);
     }
+    if (is_text(name, "output") || is_text(name, "responses_create_params"))
+        row->has_gym_field = true;
     at = skip_value(at, end, 1);
     if (at != NULL && is_short_field(name)) {
         if (row->num_kept == MAX_KEPT)
@@ -253,7 +257,7 @@ static bool read_row(Place at, Place end, Row *row)
     bool is_last;
     row->num_kept = row->chat.num_calls = 0;
     row->chat.num_messages = row->chat.num_turns = 0;
-    row->has_chat = row->chat.is_conversation = false;
+    row->has_chat = row->has_gym_field = row->chat.is_conversation = false;
     row->chat.is_open = true;
     row->chat.span = (Span){at, at};
     at = skip_opening(skip_blanks(at, end), end, '{', '}', &is_last);
@@ -287,62 +291,126 @@ static PyObject *short_fields(const Row *row)
     return bytes;
 }
 
+static PyStructSequence_Field outline_fields[] = {
+    {"fields", "the short fields, as a JSON object"},
+    {"is_conversation", "whether the messages are called so, and not `messages`"},
+    {"start", "where the list of messages starts in the line"},
+    {"end", "where it ends"},
+    {"num_messages", "how many there are"},
+    {"num_turns", "how many of them are the assistant's"},
+    {"is_open", "whether no answer of the assistant ends it"},
+    {"has_gym_field", "whether a field stands there that NeMo Gym's rollouts have"},
+    {NULL, NULL},
+};
+#define NUM_OUTLINE_FIELDS ((int)(sizeof outline_fields / sizeof *outline_fields) - 1)
+
+static PyStructSequence_Desc outline_description = {
+    "stillroom.curate._outline.Outline", "What a row is decided by.", outline_fields, NUM_OUTLINE_FIELDS,
+};
+
+typedef struct {
+    PyTypeObject *outline_type;
+} State;
+
+static PyObject *as_outline(const State *state, const Row *row, Place line)
+{
+    const Chat *chat = &row->chat;
+    PyObject *const values[] = {
+        short_fields(row),
+        PyBool_FromLong(chat->is_conversation),
+        PyLong_FromSsize_t(chat->span.start - line),
+        PyLong_FromSsize_t(chat->span.end - line),
+        PyLong_FromSsize_t(chat->num_messages),
+        PyLong_FromSsize_t(chat->num_turns),
+        PyBool_FromLong(chat->is_open),
+        PyBool_FromLong(row->has_gym_field),
+    };
+    PyObject *found = PyStructSequence_New(state->outline_type);
+    bool is_whole = found != NULL;
+    for (int i = 0; i < NUM_OUTLINE_FIELDS; i++) {
+        is_whole = is_whole && values[i] != NULL;
+        if (found != NULL)
+            PyStructSequence_SetItem(found, i, values[i]); /* takes it over */
+        else
+            Py_XDECREF(values[i]);
+    }
+    if (!is_whole)
+        Py_CLEAR(found);
+    return found;
+}
+
 static PyObject *outline(PyObject *module, PyObject *line)
 {
-    (void)module;
     Py_buffer view;
     if (PyObject_GetBuffer(line, &view, PyBUF_SIMPLE) < 0)
         return NULL;
     Row row;
-    PyObject *found = NULL;
     const Place start = view.buf;
-    if (view.len == 0 || !read_row(start, start + view.len, &row)) {
-        found = Py_None;
-        Py_INCREF(found);
-    } else {
-        PyObject *fields = short_fields(&row);
-        const Chat *chat = &row.chat;
-        if (fields != NULL)
-            found = Py_BuildValue("(NOnnnnO)", fields, chat->is_conversation ? Py_True : Py_False,
-                                  (Py_ssize_t)(chat->span.start - start), (Py_ssize_t)(chat->span.end - start),
-                                  chat->num_messages, chat->num_turns, chat->is_open ? Py_True : Py_False);
-    }
+    PyObject *found;
+    if (view.len > 0 && read_row(start, start + view.len, &row))
+        found = as_outline(PyModule_GetState(module), &row, start);
+    else
+        Py_INCREF(found = Py_None);
     PyBuffer_Release(&view);
     return found;
 }
 
 PyDoc_STRVAR(outline_doc, "outline(line, /)\n--\n\n"
-             "Returns what a row is decided by; None of a line that takes a closer look.\n\n"
-             "(its short fields as a JSON object, whether its messages are a `conversation`, where the list of\n"
-             "messages starts and ends in the line, how many there are, how many turns the assistant has,\n"
-             "whether no assistant's answer ends it)");
+             "Returns the Outline of a line; None of a line that takes a closer look.");
 
 static PyMethodDef methods[] = {{"outline", outline, METH_O, outline_doc}, {NULL, NULL, 0, NULL}};
 
-static int exec_module(PyObject *module)
+static int add_short_fields(PyObject *module)
 {
     PyObject *names = PyTuple_New(NUM_SHORT_FIELDS);
-    if (names == NULL)
-        return -1;
-    for (int i = 0; i < NUM_SHORT_FIELDS; i++) {
+    int failed = names == NULL;
+    for (int i = 0; !failed && i < NUM_SHORT_FIELDS; i++) {
         PyObject *name = PyUnicode_FromString(SHORT_FIELDS[i]);
-        if (name == NULL || PyTuple_SetItem(names, i, name) < 0) {
-            Py_DECREF(names);
-            return -1;
-        }
+        failed = name == NULL || PyTuple_SetItem(names, i, name) < 0;
     }
-    if (PyModule_AddObjectRef(module, "SHORT_FIELDS", names) < 0) {
-        Py_DECREF(names);
-        return -1;
-    }
-    Py_DECREF(names);
+    failed = failed || PyModule_AddObjectRef(module, "SHORT_FIELDS", names) < 0;
+    Py_XDECREF(names);
+    return failed ? -1 : 0;
+}
+
+static int exec_module(PyObject *module)
+{
+    State *state = PyModule_GetState(module);
+    state->outline_type = PyStructSequence_NewType(&outline_description);
+    return state->outline_type == NULL ? -1 : add_short_fields(module);
+}
+
+static int traverse_module(PyObject *module, visitproc visit, void *arg)
+{
+    const State *state = PyModule_GetState(module);
+    Py_VISIT(state->outline_type);
     return 0;
+}
+
+static int clear_module(PyObject *module)
+{
+    State *state = PyModule_GetState(module);
+    Py_CLEAR(state->outline_type);
+    return 0;
+}
+
+static void free_module(void *module)
+{
+    clear_module(module);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, exec_module}, {0, NULL}};
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_outline", "Outlines of rows that hold a conversation.", 0, methods, slots, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_outline",
+    .m_doc = "Outlines of rows that hold a conversation.",
+    .m_size = sizeof(State),
+    .m_methods = methods,
+    .m_slots = slots,
+    .m_traverse = traverse_module,
+    .m_clear = clear_module,
+    .m_free = free_module,
 };
 
 PyMODINIT_FUNC PyInit__outline(void)

@@ -1,6 +1,6 @@
 """The few fields of a rollout that decide what becomes of it, decoded straight from its line."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -8,7 +8,11 @@ from stillroom.data.checks import ROLES
 from stillroom.data.foreign import stop_reason
 from stillroom.data.layouts import RolloutLayout
 from stillroom.data.rnow import failure_of, is_rnow_reward
+from stillroom.lines import Line
 from stillroom.rollout.rewards import SUCCESS_THRESHOLD
+
+if TYPE_CHECKING:
+    from stillroom.curate._outline import Outline
 
 _STILLROOM, _RNOW = RolloutLayout.STILLROOM, RolloutLayout.RNOW
 NULL = msgspec.Raw(b"null")
@@ -234,6 +238,12 @@ def chat_of(messages: list[MessageFacts]) -> Chat | None:
         elif role not in ROLES:
             return None
     return Chat(messages, len(messages), num_turns, _is_open(messages))
+
+
+def outlined_chat(line: Line, outlined: "Outline") -> Chat:
+    """Returns what the messages of a line come to, from its outline."""
+    messages = msgspec.Raw(line.view[outlined.start : outlined.end])
+    return Chat(messages, outlined.num_messages, outlined.num_turns, outlined.is_open)
 
 
 def _is_open(messages: list[MessageFacts]) -> bool:

@@ -7,29 +7,10 @@ from typing import Any
 
 import msgspec
 
-from stillroom.curate.facts import MessageFacts, RolloutFacts, chat_of
+from stillroom.curate.facts import RolloutFacts
 from stillroom.curate.rows import RolloutLine, read_rollouts
 from stillroom.files import content_hash
-from stillroom.lines import Line
 
-SUPERVISED = "supervised row"
-"""Stands where a rollout says why it ended."""
-
-
-class _Supervised(msgspec.Struct, frozen=True):
-    """A supervised row, as far as it decides."""
-
-    messages: list[MessageFacts]
-    id: str | None = None
-    rollout_id: str | None = None
-    task_id: str | None = None
-    reward: float | None = None
-    success: bool | None = None
-    metadata: dict[str, Any] | None = None
-    stop_reason: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-_SUPERVISED = msgspec.json.Decoder(_Supervised)
 _WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -90,31 +71,5 @@ class Row(msgspec.Struct, dict=True):
 
 def read_filter_rows(source: Path) -> Iterator[Row]:
     """Yields the rows of a file or folder; `facts` is None for what is no row of ours."""
-    for line in read_rollouts(source):
-        yield Row(line, line.facts or _supervised_facts(line.line))
-
-
-def _supervised_facts(line: Line) -> RolloutFacts | None:
-    if line.is_cut:
-        return None
-    try:
-        if not line.data.isascii():
-            line.data.decode()  # what the decoder passes over may be no UTF-8
-        row = _SUPERVISED.decode(line.data)
-        chat = chat_of(row.messages)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    is_answered = bool(row.messages) and row.messages[-1].role == "assistant"
-    # With a stop_reason it is a rollout, and one that could not be read.
-    if not is_answered or row.stop_reason is not msgspec.UNSET or chat is None:
-        return None
-    return RolloutFacts(
-        given=chat.given,
-        num_turns=chat.num_turns,
-        stop_reason=SUPERVISED,
-        id=row.id or row.rollout_id,
-        task_id=row.task_id,
-        reward=row.reward,
-        success=row.success,
-        metadata=row.metadata,
-    )
+    for line in read_rollouts(source, with_supervised=True):
+        yield Row(line, line.facts)

@@ -11,9 +11,10 @@ import msgspec
 from stillroom.curate.contamination import ContaminationIndex
 from stillroom.curate.facts import RolloutFacts
 from stillroom.curate.filter_request import ANY_TOOL, FilterDataset
-from stillroom.curate.filter_rows import SUPERVISED, Row
+from stillroom.curate.filter_rows import Row
 from stillroom.curate.language import LanguageDetector
 from stillroom.curate.secrets import PERSONAL_DATA, SECRETS, Kind, kinds_in
+from stillroom.curate.supervised import SUPERVISED
 from stillroom.curate.verdicts import Verdict
 from stillroom.curate.words import content_text, final_answer, strings_in, user_texts
 from stillroom.data.render import ChatRenderer

@@ -1,15 +1,16 @@
 """Rollout rows as curation sees them: the few fields that decide, beside the untouched bytes."""
 
+import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stillroom.curate.facts import (
     NULL,
-    Chat,
+    CommonFields,
     Content,
     DecodedFields,
     MessageFacts,
@@ -23,10 +24,12 @@ from stillroom.curate.facts import (
     chat_of,
     checked_facts,
     layout_of_fields,
+    outlined_chat,
     own_facts,
     rnow_facts,
 )
-from stillroom.curate.outline import Outline, outline
+from stillroom.curate.outline import outline
+from stillroom.curate.supervised import outlined_facts, supervised_facts
 from stillroom.data.checks import Problem, decode_deeper, decode_row, tool_schema_problems
 from stillroom.data.foreign import ORIGIN
 from stillroom.data.layouts import RULES, RolloutLayout, layout_of, own_problems
@@ -35,6 +38,9 @@ from stillroom.errors import DataError, InputError
 from stillroom.files import content_hash
 from stillroom.lines import Line
 from stillroom.rollout.journal import holds_rollouts
+
+if TYPE_CHECKING:
+    from stillroom.curate._outline import Outline
 
 
 class _Whole(msgspec.Struct):
@@ -104,12 +110,15 @@ class RolloutLine(msgspec.Struct, frozen=True, gc=False):
         return whole.conversation if is_theirs else whole.messages
 
 
-def read_rollouts(path: Path, *, with_parts: bool = False) -> Iterator[RolloutLine]:
+def read_rollouts(
+    path: Path, *, with_parts: bool = False, with_supervised: bool = False
+) -> Iterator[RolloutLine]:
     """Yields the rows of a rollouts file, or of all files of a folder, one at a time.
 
-    `with_parts` also gives the bytes that go into training rows.
+    `with_parts` also gives the bytes that go into training rows; `with_supervised` the facts of
+    supervised rows too, as if they were rollouts of no layout.
     """
-    reader = _Reader(with_parts=with_parts)
+    reader = _Reader(with_parts=with_parts, with_supervised=with_supervised)
     for file in rollout_files(path):
         read = functools.partial(reader.read, file)
         for lines in read_row_blocks(file):
@@ -119,8 +128,8 @@ def read_rollouts(path: Path, *, with_parts: bool = False) -> Iterator[RolloutLi
 class _Reader:
     """Tells what a line is: in one pass over ours and rnow's, by way of our layout for others."""
 
-    def __init__(self, *, with_parts: bool) -> None:
-        self._with_parts = with_parts
+    def __init__(self, *, with_parts: bool, with_supervised: bool) -> None:
+        self._with_parts, self._with_supervised = with_parts, with_supervised
         self._sound_tools = b"null"
 
     def read(self, file: Path, lines: Sequence[Line]) -> list[RolloutLine]:
@@ -134,14 +143,21 @@ class _Reader:
                     return found
         except _UNREADABLE:
             pass  # the long way tells what is wrong with it, or that it is of another layout
-        return self._the_long_way(file, line)
+        found = self._the_long_way(file, line)
+        if found.facts is None and self._with_supervised and not line.is_cut:
+            with contextlib.suppress(*_UNREADABLE):
+                if (facts := supervised_facts(line)) is not None:
+                    return RolloutLine(file, line, facts)
+        return found
 
     def _facts_alone(self, file: Path, line: Line) -> RolloutLine | None:
         outlined = outline(line.view)
         if outlined is not None:
-            row = _SHORT.decode(outlined[0])
-            layout = layout_of_fields(row)
-            chat = _outlined_chat(line, outlined, layout)
+            row = _SHORT.decode(outlined.fields)
+            layout, chat = _outlined_layout(row, outlined), outlined_chat(line, outlined)
+            if layout is None and self._with_supervised:
+                facts = outlined_facts(line, outlined)
+                return facts and RolloutLine(file, line, facts)
         else:
             row = _DECODED.decode(_utf8(line))
             layout = layout_of_fields(row)
@@ -162,10 +178,9 @@ class _Reader:
     def _with_its_parts(self, file: Path, line: Line) -> RolloutLine | None:
         outlined = outline(line.view)
         if outlined is not None:
-            row = _RAW_SHORT.decode(outlined[0])
-            layout = layout_of_fields(row)
-            chat = _outlined_chat(line, outlined, layout)
-            raw_messages = msgspec.Raw(line.view[outlined[2] : outlined[3]])
+            row = _RAW_SHORT.decode(outlined.fields)
+            layout, chat = _outlined_layout(row, outlined), outlined_chat(line, outlined)
+            raw_messages = msgspec.Raw(line.view[outlined.start : outlined.end])
         else:
             row = _RAW.decode(_utf8(line))
             layout = layout_of_fields(row)
@@ -212,12 +227,9 @@ class _Reader:
         return RolloutLine(file, line, facts, None, parts, layout, translated)
 
 
-def _outlined_chat(line: Line, outlined: Outline, layout: RolloutLayout | None) -> Chat | None:
-    """Returns the conversation of an outline; None if its layout has another name for it."""
-    _, is_conversation, start, end, num_messages, num_turns, is_open = outlined
-    if is_conversation is not (layout is _RNOW):
-        return None
-    return Chat(msgspec.Raw(line.view[start:end]), num_messages, num_turns, is_open)
+def _outlined_layout(row: CommonFields, outlined: "Outline") -> RolloutLayout | None:
+    layout = layout_of_fields(row)
+    return layout if outlined.is_conversation is (layout is _RNOW) else None
 
 
 def _utf8(line: Line) -> bytes:

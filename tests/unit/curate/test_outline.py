@@ -21,14 +21,16 @@ from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW
 from fakes.mangling import mangled
 from fakes.rollout_lines import BAD_LINES, deep, encoded, mutated, rollout_lines, row_with, saying
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user
-from stillroom.curate import rows
+from stillroom.curate import rows, supervised
 from stillroom.curate.facts import ShortFields
 from stillroom.lines import Line
 
 ROOT = Path(stillroom.__file__).parents[2]
 UNDEFINED = ("-fsanitize=undefined", "-fsanitize-undefined-trap-on-error")
 TALK = [user("a"), assistant(None, tool_call()), tool_reply("7 ü😀\\\n"), assistant("7")]
-ROWS = [rollout_row(messages=TALK), {**RNOW_ROW, "task_id": "task"}, RNOW_ROW]
+SFT_ROW = {"messages": TALK, "tools": [], "metadata": {"a": 1}, "reward": 1.0}
+SFT_ROW |= {"task_id": "task", "rollout_id": "task-0"}
+ROWS = [rollout_row(messages=TALK), {**RNOW_ROW, "task_id": "task"}, RNOW_ROW, SFT_ROW]
 GOOD_VALUES = [
     *(b"0", b"-0", b"10", b"1.50", b"1e5", b"-2E+05", b"1.0e-9", b"9" * 400, b"true", b"false"),
     *(b"null", b"[]", b"{}", b" [ 1 , [ ] , { } ] ", b'{"a":{"a":1},"a":2}', deep(60)),
@@ -104,9 +106,9 @@ def exactly(data: bytes) -> memoryview:
     return memoryview(b'"' * 32 + data + b'"' * 32)[32:-32]
 
 
-def found(data: bytes, *, with_parts: bool) -> tuple[Any, ...]:
+def found(data: bytes, **also: bool) -> tuple[Any, ...]:
     """What curation makes of a line."""
-    reader = rows._Reader(with_parts=with_parts)
+    reader = rows._Reader(**also)
     [row] = reader.read(Path("f"), [Line(1, 0, len(data), exactly(data))])
     parts = row.parts and tuple(bytes(getattr(row.parts, n)) for n in row.parts.__struct_fields__)
     facts = in_full(row.facts)
@@ -114,27 +116,33 @@ def found(data: bytes, *, with_parts: bool) -> tuple[Any, ...]:
 
 
 def both_ways(native: ModuleType, data: bytes) -> None:
-    for with_parts in (False, True):
+    for with_parts, with_supervised in ((False, False), (True, False), (False, True)):
+        also = {"with_parts": with_parts, "with_supervised": with_supervised}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(rows, "outline", native.outline)
-            at_once = found(data, with_parts=with_parts)
+            at_once = found(data, **also)
             patch.setattr(rows, "outline", lambda _: None)
-            assert at_once == found(data, with_parts=with_parts)
+            assert at_once == found(data, **also)
 
 
 def test_the_fields_that_are_cut_out_are_those_that_are_decoded(native: ModuleType) -> None:
-    assert sorted(native.SHORT_FIELDS) == sorted(ShortFields.__struct_fields__)
+    assert set(native.SHORT_FIELDS) == {*ShortFields.__struct_fields__, *supervised.SHORT_FIELDS}
 
 
 def test_an_outline_tells_how_the_conversation_goes(native: ModuleType) -> None:
     line = encoded(rollout_row(messages=TALK, metadata={"ü": [1]}, more={"id": 1}), compact=False)
 
-    short, is_conversation, start, end, num_messages, num_turns, is_open = native.outline(line)
+    found = native.outline(line)
 
     row = json.loads(line)
-    assert json.loads(short) == {name: row[name] for name in native.SHORT_FIELDS if name in row}
-    assert json.loads(line[start:end]) == TALK
-    assert (is_conversation, num_messages, num_turns, is_open) == (False, 4, 2, False)
+    assert json.loads(found.fields) == {
+        name: row[name] for name in native.SHORT_FIELDS if name in row
+    }
+    assert json.loads(line[found.start : found.end]) == TALK
+    assert not found.is_conversation
+    assert (found.num_messages, found.num_turns) == (4, 2)
+    assert not found.is_open
+    assert not found.has_gym_field
 
 
 @pytest.mark.parametrize(
@@ -143,7 +151,7 @@ def test_an_outline_tells_how_the_conversation_goes(native: ModuleType) -> None:
 def test_an_answer_of_the_assistant_ends_a_conversation(
     native: ModuleType, messages: list, is_open: bool
 ) -> None:
-    assert native.outline(encoded(rollout_row(messages=messages)))[-1] is is_open
+    assert native.outline(encoded(rollout_row(messages=messages))).is_open is is_open
 
 
 @settings(deadline=None)
@@ -171,6 +179,48 @@ def test_what_is_no_value_or_a_deep_one_has_no_outline(native: ModuleType, value
 @pytest.mark.parametrize("line", [*BAD_LINES, encoded(GYM_ROW)], ids=range(len(BAD_LINES) + 1))
 def test_of_what_is_no_rollout_both_ways_say_the_same(native: ModuleType, line: bytes) -> None:
     both_ways(native, line)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"success": True},
+        {"success": 5},
+        {"completed": True},
+        {"stop_reason": None},
+        {"stop_reason": "answered"},
+        {"stillroom": {}},
+        {"output": [], "reward": 1.0},
+        {"output": [{"type": "message", "role": "assistant", "content": "a"}]},
+        {"responses_create_params": {"input": "a"}, "response": {"output": []}},
+        {"id": 5},
+        {"rollout_id": 5},
+        {"task_id": None},
+        {"reward": "1"},
+        {"metadata": []},
+        {"tools": 5},
+        {"tools": [{}]},
+        {"tool_errors": "none"},
+        {"messages": TALK[:2]},
+        {"messages": TALK[:3]},
+        {"messages": []},
+        {"conversation": []},
+    ],
+    ids=str,
+)
+def test_of_supervised_rows_both_ways_say_the_same(native: ModuleType, more: dict) -> None:
+    both_ways(native, encoded(SFT_ROW | more))
+
+
+def test_a_supervised_row_is_read_by_its_outline(
+    native: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "outline", native.outline)
+    monkeypatch.setattr(rows, "supervised_facts", None)
+
+    facts, *_ = found(encoded(SFT_ROW), with_parts=False, with_supervised=True)
+
+    assert (facts.id, facts.task_id, facts.reward, facts.num_turns) == ("task-0", "task", 1.0, 2)
 
 
 MESSAGES: list[Any] = [
@@ -216,6 +266,7 @@ def test_of_every_message_both_ways_say_the_same(native: ModuleType, message: An
         for name in ("messages", "conversation"):
             rest = {"stop_reason": "a", "id": "a", "task_id": "t", "completed": True}
             both_ways(native, encoded({name: [*before, message], **rest}))
+            both_ways(native, encoded({name: [*before, message], "reward": 1}))
 
 
 TWICE = [
