@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from fakes.conversations import answer, user
+from fakes.started_runs import ended, losses, start
 from fakes.training import make_project
 from fakes.waiting import wait_until
-from stillroom import api
 from stillroom.jobs.store import find_run
 from stillroom.train.ranks import RankFiles
 
@@ -30,23 +30,6 @@ def project_of(root, tiny_models):
     project.write(ROWS)
     project.write_config()
     return project
-
-
-def start(project, **request):
-    return api.start_training(project.workspace, api.StartTraining(**request)).run_id
-
-
-def ended(project, run_id):
-    def report():
-        return api.get_run(project.workspace, api.GetRun(run_id=run_id))
-
-    wait_until(lambda: report().status not in ("starting", "running"), timeout_s=120)
-    return report()
-
-
-def losses(project, run_id):
-    events = find_run(project.workspace, run_id).read_events()
-    return {e["step"]: e["values"]["loss"] for e in events if e["event"] == "metrics"}
 
 
 def test_a_process_that_is_killed_is_named_and_the_run_goes_on_with_shared_weights(

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from fakes.conversations import answer, user
+from fakes.started_runs import ended, report
 from fakes.training import Project, make_project
 from fakes.waiting import wait_until
 from stillroom import api
@@ -28,15 +29,6 @@ def project(tmp_path, tiny_models) -> Project:
     project.config["model"]["path"] = models
     project.write_config()
     return project
-
-
-def report(project: Project, run_id: str) -> api.RunReport:
-    return api.get_run(project.workspace, api.GetRun(run_id=run_id))
-
-
-def ended(project: Project, run_id: str) -> api.RunReport:
-    wait_until(lambda: report(project, run_id).status not in ("starting", "running"), timeout_s=120)
-    return report(project, run_id)
 
 
 def test_each_model_gets_a_run_that_begins_when_those_before_have_ended(project):

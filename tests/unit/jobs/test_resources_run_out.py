@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fakes.conversations import answer, user
+from fakes.started_runs import ended, start
 from fakes.training import Project, make_project
 from fakes.waiting import wait_until
-from stillroom import api
 from stillroom.errors import ModelError
 from stillroom.jobs.store import find_run
 from stillroom.train.session import epoch_order
@@ -33,18 +33,6 @@ def make(folder: Path, start: Path, **trainer) -> Project:
     project.write(ROWS)
     project.write_config()
     return project
-
-
-def start(project: Project, **request) -> str:
-    return api.start_training(project.workspace, api.StartTraining(**request)).run_id
-
-
-def ended(project: Project, run_id: str) -> api.RunReport:
-    def report() -> api.RunReport:
-        return api.get_run(project.workspace, api.GetRun(run_id=run_id))
-
-    wait_until(lambda: report().status not in ("starting", "running"), timeout_s=120)
-    return report()
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from fakes.conversations import answer, user
+from fakes.started_runs import ended, losses, start
 from fakes.training import Project, make_project
 from fakes.waiting import wait_until
-from stillroom import api
 from stillroom.errors import DataError, DivergedError
 from stillroom.jobs.failures import failure_of
 from stillroom.jobs.store import create_run, find_run
@@ -36,23 +36,6 @@ def project(tmp_path, tiny_models) -> Project:
     project.write(ROWS)
     project.write_config()
     return project
-
-
-def start(project: Project, **request) -> str:
-    return api.start_training(project.workspace, api.StartTraining(**request)).run_id
-
-
-def ended(project: Project, run_id: str) -> api.RunReport:
-    def report() -> api.RunReport:
-        return api.get_run(project.workspace, api.GetRun(run_id=run_id))
-
-    wait_until(lambda: report().status not in ("starting", "running"), timeout_s=120)
-    return report()
-
-
-def losses(project: Project, run_id: str) -> dict[int, float]:
-    events = find_run(project.workspace, run_id).read_events()
-    return {e["step"]: e["values"]["loss"] for e in events if e["event"] == "metrics"}
 
 
 @contextmanager

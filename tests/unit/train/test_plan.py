@@ -7,8 +7,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from fakes.conversations import answer, user
+from fakes.started_runs import ended, start
 from fakes.training import make_project
-from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.errors import DataError, ModelError
 from stillroom.train import forecast
@@ -42,14 +42,9 @@ def plan(project, *overrides):
 
 
 def ran(project) -> api.RunReport:
-    run_id = api.start_training(project.workspace, api.StartTraining()).run_id
-
-    def report() -> api.RunReport:
-        return api.get_run(project.workspace, api.GetRun(run_id=run_id))
-
-    wait_until(lambda: report().status not in ("starting", "running"), timeout_s=120)
-    assert report().status == "succeeded", report().error
-    return report()
+    report = ended(project, start(project))
+    assert report.status == "succeeded", report.error
+    return report
 
 
 def size_on_disk(folder) -> int:
