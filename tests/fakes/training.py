@@ -18,6 +18,15 @@ from stillroom.train.run import train
 from stillroom.train.session import TrainResult
 from stillroom.train.student import Student, load_student
 
+PRICE_TOOL = """
+from stillroom.tools import tool
+
+@tool
+def price(item: str) -> str:
+    "The price of an item."
+    return "12"
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class OneByOne(Student):

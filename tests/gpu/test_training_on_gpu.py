@@ -20,7 +20,7 @@ from fakes.decoding import (
     sequence_of,
 )
 from fakes.tiny_models import build_tokenizer
-from fakes.training import gradients, largest_gap, make_project
+from fakes.training import PRICE_TOOL, gradients, largest_gap, make_project
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import load_model
 from stillroom.policy.sequences import DecodedSequence
@@ -52,14 +52,6 @@ DPO_ROWS = [
     }
     for i in range(8)
 ]
-TOOLS = """
-from stillroom.tools import tool
-
-@tool
-def price(item: str) -> str:
-    "The price of an item."
-    return "12"
-"""
 
 
 def prompts_of(count):
@@ -168,7 +160,7 @@ def test_a_teacher_that_is_the_student_has_nothing_to_teach(tmp_path, tiny_model
         trainer={"max_steps": 1},
     )
     project.write(prompts_of(8))
-    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
 
     project.train()
 

@@ -10,20 +10,11 @@ from fakes.killed_runs import killed, measured, weights
 from fakes.reporters import KeptReporter
 from fakes.students import PROMPTS, make_session, pairs, sample
 from fakes.tool_sources import DictTools
-from fakes.training import make_project
+from fakes.training import PRICE_TOOL, make_project
 from stillroom.train.config import TrainConfig
 from stillroom.train.curriculum import CurriculumSection, Limits, limits_at
 from stillroom.train.plan import plan_training
 from stillroom.train.request import PlanTraining
-
-TOOLS = """
-from stillroom.tools import tool
-
-@tool
-def price(item: str) -> str:
-    "The price of an item."
-    return "12"
-"""
 
 
 @pytest.fixture
@@ -248,7 +239,7 @@ def test_a_run_tells_what_its_curriculum_did(tmp_path, tiny_models):
         },
     )
     project.write(PROMPTS * 2)
-    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
 
     project.train()
 

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from fakes.conversations import answer, user
 from fakes.ranks import in_processes
 from fakes.reporters import KeptReporter
-from fakes.training import Project, make_project
+from fakes.training import PRICE_TOOL, Project, make_project
 from stillroom.errors import ConfigError, DataError, InputError, RunCancelledError
 from stillroom.train.collective import ALONE
 from stillroom.train.request import StartTraining, plan_request
@@ -23,14 +23,6 @@ PROMPTS = [{"prompt": f"Item {i}?"} for i in range(8)]
 ROWS = {"sft": SFT_ROWS, "dpo": DPO_ROWS, "distill": PROMPTS}
 HELD_OUT = [{"prompt": f"Thing {i}?", "metadata": {"expected_answer": "12"}} for i in range(6)]
 EVAL = {"name": "heldout", "step": 2}
-TOOLS = """
-from stillroom.tools import tool
-
-@tool
-def price(item: str) -> str:
-    "The price of an item."
-    return "12"
-"""
 
 
 @pytest.fixture
@@ -98,7 +90,7 @@ def test_training_is_the_same_with_and_without_evaluations(make, method):
     weights, losses = [], []
     for evals in ([], [asked]):
         project = make(method, *evals)
-        (project.root / "tools.py").write_text(TOOLS, encoding="utf-8")
+        (project.root / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
         project.train()
         weights.append(load_file(project.checkpoint() / "model.safetensors"))
         losses.append([metrics["loss"] for metrics in project.reporter.measured])

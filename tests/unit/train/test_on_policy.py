@@ -3,7 +3,7 @@ from typing import get_args
 import pytest
 
 from fakes.reporters import KeptReporter
-from fakes.training import make_project
+from fakes.training import PRICE_TOOL, make_project
 from stillroom.data.formats import Task
 from stillroom.errors import RunCancelledError
 from stillroom.models.load import load_model
@@ -13,15 +13,6 @@ from stillroom.train.curriculum import Limits
 from stillroom.train.rollout_metrics import repetition
 from stillroom.train.student_policy import StudentRollout
 from stillroom.train.student_rollouts import SampledRollout, sequences_of
-
-TOOLS = """
-from stillroom.tools import tool
-
-@tool
-def price(item: str) -> str:
-    "The price of an item."
-    return "12"
-"""
 
 
 def distill(tmp_path, student, teacher, *, prompts=8, **sections):
@@ -64,7 +55,7 @@ def test_the_tokens_of_tools_are_read_and_not_trained(tmp_path, tiny_models):
         tiny_models.folder("llama", "clerk", seed=1),
         rollout={"max_turns": 4, "max_tokens": 8},
     )
-    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
 
     project.train()
 
@@ -80,7 +71,7 @@ def test_a_rollout_with_a_nudge_takes_every_turn_it_has(tmp_path, tiny_models):
     clerk = tiny_models.folder("llama", "clerk")
     rollout = {"max_turns": 4, "max_tokens": 8, "termination_policy": "max_turns", "nudge": "And?"}
     project = distill(tmp_path, clerk, clerk, rollout=rollout)
-    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
 
     project.train()
 
@@ -94,7 +85,7 @@ def test_a_rollout_with_a_nudge_takes_every_turn_it_has(tmp_path, tiny_models):
 def test_a_reply_that_fills_the_context_ends_the_rollout_and_costs_no_memory(tmp_path, tiny_models):
     clerk = tiny_models.folder("llama", "clerk")
     project = distill(tmp_path, clerk, clerk, rollout={"max_turns": 4})
-    (tmp_path / "tools.py").write_text(TOOLS.replace('"12"', '"12 " * 1000'), encoding="utf-8")
+    (tmp_path / "tools.py").write_text(PRICE_TOOL.replace('"12"', '"12 " * 1000'), encoding="utf-8")
 
     project.train()
 
@@ -107,7 +98,7 @@ def test_a_reply_that_fills_the_context_ends_the_rollout_and_costs_no_memory(tmp
 def test_rewards_are_tracked(tmp_path, tiny_models):
     clerk = tiny_models.folder("llama", "clerk")
     project = distill(tmp_path, clerk, clerk, rollout={"max_turns": 1})
-    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
 
     project.train()
 
@@ -158,7 +149,7 @@ def test_a_prompt_that_comes_again_is_sampled_anew(tmp_path, tiny_models):
     clerk = tiny_models.folder("llama", "clerk")
     project = distill(tmp_path, clerk, clerk, data={"batch_size": 8, "group_size": 1})
     project.write([{"prompt": "Item?", "metadata": {"expected_answer": "12"}}] * 8)
-    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
 
     project.train()
 
@@ -220,7 +211,7 @@ def test_a_trained_student_is_loaded_from_its_run(tmp_path, tiny_models):
 def test_a_cancelled_run_leaves_a_checkpoint_of_its_iteration(tmp_path, tiny_models):
     clerk = tiny_models.folder("llama", "clerk")
     project = distill(tmp_path, clerk, clerk, data={"batch_size": 2}, rollout={"max_turns": 2})
-    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
     project.reporter = KeptReporter(lambda: len(project.reporter.measured) >= 2)
 
     with pytest.raises(RunCancelledError):
@@ -232,7 +223,7 @@ def test_a_cancelled_run_leaves_a_checkpoint_of_its_iteration(tmp_path, tiny_mod
 def test_a_run_cancelled_while_it_samples_does_not_finish_the_iteration(tmp_path, tiny_models):
     clerk = tiny_models.folder("llama", "clerk")
     project = distill(tmp_path, clerk, clerk, data={"batch_size": 2}, rollout={"max_turns": 2})
-    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
     project.reporter = KeptReporter(lambda: True)
 
     with pytest.raises(RunCancelledError):
@@ -350,7 +341,7 @@ def test_rollouts_that_are_cut_off_raise_an_alarm(tmp_path, tiny_models):
 def test_a_rollout_run_measures_how_long_and_how_often_the_same(tmp_path, tiny_models):
     clerk = tiny_models.folder("llama", "clerk")
     project = distill(tmp_path, clerk, clerk, rollout={"max_turns": 4, "max_tokens": 8})
-    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
 
     project.train()
 

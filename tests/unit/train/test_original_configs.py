@@ -4,17 +4,9 @@ import json
 
 import pytest
 
-from fakes.training import make_project
+from fakes.training import PRICE_TOOL, make_project
 from stillroom.errors import EngineError
 
-TOOLS = """
-from stillroom.tools import tool
-
-@tool
-def price(item: str) -> str:
-    "The price of an item."
-    return "12"
-"""
 REWARDS = """
 from stillroom.tools import reward
 
@@ -83,7 +75,7 @@ def project_of(root, tiny_models, text):
         for i in range(2)
     ]
     (root / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (root / "tools.py").write_text(TOOLS, encoding="utf-8")
+    (root / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
     (root / "rewards.py").write_text(REWARDS, encoding="utf-8")
     return project
 

@@ -3,18 +3,9 @@
 import pytest
 
 from fakes.model_server import FakeModelServer
-from fakes.training import make_project
+from fakes.training import PRICE_TOOL, make_project
 from stillroom.errors import ConfigError, RunError
 from stillroom.train.request import PlanTraining, plan_request
-
-TOOLS = """
-from stillroom.tools import tool
-
-@tool
-def price(item: str) -> str:
-    "The price of an item."
-    return "12"
-"""
 
 
 def distill(tmp_path, start, teacher, server, **sections):
@@ -69,7 +60,7 @@ def test_tokens_of_tools_are_appended_to_the_very_tokens_that_were_sampled(tmp_p
             rollout={"max_tokens": 8, "max_turns": 4, "server": {"base_url": server.base_url}},
             trainer={"learning_rate": 1e-6, "max_steps": 1},
         )
-        (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+        (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
         project.train()
 
     (metrics,) = project.reporter.measured
