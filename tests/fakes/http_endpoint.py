@@ -4,12 +4,13 @@ import json
 import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from fakes.loopback import LoopbackHandler, LoopbackServer
 
 
-class ScriptedEndpoint:
+class ScriptedEndpoint(LoopbackServer):
     """Answers each conversation with `tool_turns` tool calls and then a final text.
 
     `served` counts the answers that were sent completely, by prompt and turn, so a test can tell
@@ -24,17 +25,7 @@ class ScriptedEndpoint:
         self.hold.set()
         self.num_asked = self._num_free = 0
         self._lock = threading.Lock()
-        handler = type("Handler", (_Handler,), {"endpoint": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
-
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
+        super().__init__(_Handler)
 
     def __exit__(
         self,
@@ -43,8 +34,7 @@ class ScriptedEndpoint:
         trace: TracebackType | None,
     ) -> None:
         self.hold.set()
-        self._server.shutdown()
-        self._server.server_close()
+        super().__exit__(kind, error, trace)
 
     def answer(self, body: dict[str, Any]) -> tuple[tuple[str, int], dict[str, Any]]:
         messages = body["messages"]
@@ -81,24 +71,15 @@ class ScriptedEndpoint:
             self.served[key] += 1
 
 
-class _Handler(BaseHTTPRequestHandler):
-    endpoint: ScriptedEndpoint
-    protocol_version = "HTTP/1.1"
+class _Handler(LoopbackHandler):
+    owner: ScriptedEndpoint
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        endpoint = self.endpoint
+    def do_POST(self) -> None:  # noqa: N802 - http.server's name
+        body, endpoint = self.read_body(), self.owner
         endpoint.wait()
         if endpoint.latency_s:
             time.sleep(endpoint.latency_s)
         key, reply = endpoint.answer(body)
         data = json.dumps(reply if endpoint.status == 200 else {"error": "refused"}).encode()
-        self.send_response(endpoint.status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.send_body(endpoint.status, data)
         endpoint.count(key)
-
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""

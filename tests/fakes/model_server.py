@@ -4,13 +4,12 @@ import copy
 import json
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from peft import PeftModel
 
+from fakes.loopback import LoopbackHandler, LoopbackServer
 from stillroom.models.load import LoadedModel
 
 Reply = tuple[int, Any]
@@ -18,7 +17,7 @@ IMPOSSIBLE = -9999.0
 """What vLLM writes for the logarithm of nothing."""
 
 
-class FakeModelServer:
+class FakeModelServer(LoopbackServer):
     """Serves a tiny model as `served`. `asked` has each request's path and body.
 
     `before` sees each request first and may answer in its place. `shown` may change an answer.
@@ -43,26 +42,7 @@ class FakeModelServer:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.models: dict[str, Any] = {"served": loaded.model}
         self._lock = threading.Lock()
-        handler = type("Handler", (_Handler,), {"server_of": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
-
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(_Handler)
 
     def count(self, path: str) -> int:
         return sum(asked == path for asked, _ in self.asked)
@@ -226,33 +206,24 @@ class FakeModelServer:
         return new, told, "length"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server_of: FakeModelServer
-    protocol_version = "HTTP/1.1"
+class _Handler(LoopbackHandler):
+    owner: FakeModelServer
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - http.server's name
         self._reply({})
 
-    def do_POST(self) -> None:
-        self._reply(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+    def do_POST(self) -> None:  # noqa: N802 - http.server's name
+        self._reply(self.read_body())
 
     def _reply(self, body: dict[str, Any]) -> None:
-        server = self.server_of
+        server = self.owner
         if server.key is not None and self.headers["authorization"] != f"Bearer {server.key}":
             status, answer = 401, {"error": "Unauthorized"}
         else:
             status, answer = server.answer(self.path, body)
         data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        if status >= 500 or status == 429:
-            self.send_header("retry-after", "0")
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        waits = {"retry_after": "0"} if status >= 500 or status == 429 else {}
+        self.send_body(status, data, **waits)
 
 
 def _error(message: str) -> dict[str, Any]:
