@@ -211,7 +211,7 @@ static Place skip_chat(Place at, Place end, Chat *chat)
 
 /* Reading a row */
 
-/* The fields of ShortFields in facts.py and of its like in supervised.py. */
+/* The fields of ShortFields in fields.py and of its like in supervised.py. */
 static const char *const SHORT_FIELDS[] = {
     "stop_reason", "id", "task_id", "rewards", "success", "completed", "truncated", "tool_errors",
     "error", "errors", "tools", "stillroom", "reward", "total_reward", "metadata",

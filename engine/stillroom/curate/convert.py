@@ -8,7 +8,8 @@ from typing import Annotated
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from stillroom.curate.facts import NULL, RolloutFacts, RolloutParts
+from stillroom.curate.facts import RolloutFacts
+from stillroom.curate.fields import NULL, RolloutParts
 from stillroom.curate.rows import RolloutLine, check_output, read_rollouts
 from stillroom.curate.sources import SourceFile, source_files
 from stillroom.errors import DataError

@@ -20,7 +20,8 @@ from stillroom.curate.filter_request import FilterDataset
 from stillroom.curate.filter_rows import Row
 from stillroom.curate.filter_rules import FactRule, Knowledge, Reason, Rule, fact_rules, row_rules
 from stillroom.curate.near_duplicates import NearDuplicates, Signature, Signer
-from stillroom.curate.rows import own_row, without_ids
+from stillroom.curate.own_rows import own_row
+from stillroom.curate.rows import without_ids
 from stillroom.curate.words import shingles_of, spoken_text
 from stillroom.data.layouts import RolloutLayout
 from stillroom.data.row_files import RowReader

@@ -9,8 +9,9 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from stillroom.curate.facts import NULL
-from stillroom.curate.rows import own_row, read_rollouts, without_ids
+from stillroom.curate.fields import NULL
+from stillroom.curate.own_rows import own_row
+from stillroom.curate.rows import read_rollouts, without_ids
 from stillroom.data.layouts import RolloutLayout
 from stillroom.data.row_files import RowReader
 from stillroom.errors import DataError

@@ -9,6 +9,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stillroom.curate.facts import (
+    RolloutFacts,
+    chat_of,
+    checked_facts,
+    layout_of_fields,
+    outlined_chat,
+    own_facts,
+    rnow_facts,
+)
+from stillroom.curate.fields import (
     NULL,
     CommonFields,
     Content,
@@ -17,23 +26,16 @@ from stillroom.curate.facts import (
     OwnFields,
     RawFields,
     RawShortFields,
-    RolloutFacts,
     RolloutParts,
     ShortFields,
     TaskPrompt,
-    chat_of,
-    checked_facts,
-    layout_of_fields,
-    outlined_chat,
-    own_facts,
-    rnow_facts,
 )
 from stillroom.curate.outline import outline
+from stillroom.curate.own_rows import in_our_layout, own_row
 from stillroom.curate.supervised import outlined_facts, supervised_facts
-from stillroom.data.checks import Problem, decode_deeper, decode_row, tool_schema_problems
-from stillroom.data.foreign import ORIGIN
-from stillroom.data.layouts import RULES, RolloutLayout, layout_of, own_problems
-from stillroom.data.row_files import decode_line, read_row_blocks, rollout_files
+from stillroom.data.checks import decode_deeper, tool_schema_problems
+from stillroom.data.layouts import RolloutLayout
+from stillroom.data.row_files import read_row_blocks, rollout_files
 from stillroom.errors import DataError, InputError
 from stillroom.files import content_hash
 from stillroom.lines import Line
@@ -215,7 +217,7 @@ class _Reader:
 
     def _the_long_way(self, file: Path, line: Line) -> RolloutLine:
         try:
-            layout, own = _in_our_layout(line)
+            layout, own = in_our_layout(line)
             _CONTENTS.decode(own)
             facts = _with_task_id(checked_facts(_OWN.decode(own)), own)
             parts = _PARTS.decode(own) if self._with_parts else None
@@ -249,56 +251,6 @@ def _with_task_id(facts: RolloutFacts, data: bytes) -> RolloutFacts:
     row = _PROMPT.decode(data)
     given = [msgspec.json.decode(raw) for raw in (row.messages or row.conversation)[:count]]
     return msgspec.structs.replace(facts, task_id=content_hash({"messages": given}))
-
-
-def _in_our_layout(line: Line) -> tuple[RolloutLayout, bytes]:
-    """Returns whose row it is, and the row in our layout. Raises DataError if it has a problem."""
-    row = decode_line(line)
-    if isinstance(row, Problem):
-        raise DataError(f"the line {row.message}", row.fix)
-    layout = layout_of(row)
-    if layout is None:
-        raise DataError(
-            "the line is a rollout of no known layout",
-            "give rollouts of stillroom, rnow or NeMo Gym; validate_dataset says what a file holds",
-        )
-    if layout is RolloutLayout.STILLROOM:
-        _raise_first(_own_problems(row))
-        return layout, line.data
-    _raise_first(RULES[layout].problems(row))
-    return layout, _translated(row, layout)
-
-
-def _own_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields what is wrong with a rollout of ours, but for what curation can do without."""
-    for problem in own_problems(row):
-        is_absent = problem.field in ("id", "task_id") and row.get(problem.field) is None
-        if not is_absent and not (problem.field == "messages" and row.get("messages") == []):
-            yield problem
-
-
-def _raise_first(problems: Iterator[Problem]) -> None:
-    for problem in problems:
-        raise DataError(f"{problem.field} {problem.message}".strip(), problem.fix)
-
-
-def _translated(row: dict[str, Any], layout: RolloutLayout) -> bytes:
-    own = RULES[layout].read(row)
-    # Curation needs no way back, and with it every row would be twice as long.
-    return msgspec.json.encode({key: own[key] for key in own if key != ORIGIN})
-
-
-def own_row(data: bytes) -> bytes | None:
-    """Returns a row that another system wrote in our layout; None of what none did.
-
-    Raises DataError for a row of theirs that has a problem.
-    """
-    row = decode_row(data)
-    layout = None if isinstance(row, Problem) else layout_of(row)
-    if isinstance(row, Problem) or layout is None or layout is RolloutLayout.STILLROOM:
-        return None
-    _raise_first(RULES[layout].problems(row))
-    return _translated(row, layout)
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:

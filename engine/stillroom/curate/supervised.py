@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stillroom.curate.facts import Chat, MessageFacts, RolloutFacts, chat_of, outlined_chat
+from stillroom.curate.facts import Chat, RolloutFacts, chat_of, outlined_chat
+from stillroom.curate.fields import MessageFacts
 from stillroom.lines import Line
 
 if TYPE_CHECKING:

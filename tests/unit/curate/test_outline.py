@@ -22,7 +22,7 @@ from fakes.mangling import mangled
 from fakes.rollout_lines import BAD_LINES, deep, encoded, mutated, rollout_lines, row_with, saying
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user
 from stillroom.curate import rows, supervised
-from stillroom.curate.facts import ShortFields
+from stillroom.curate.fields import ShortFields
 from stillroom.lines import Line
 
 ROOT = Path(stillroom.__file__).parents[2]

@@ -12,8 +12,10 @@ from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
 from fakes.mangling import mangled
 from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines, row_with, saying
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_lines
-from stillroom.curate.facts import OwnFields, RolloutFacts, checked_facts
-from stillroom.curate.rows import own_row, read_rollouts
+from stillroom.curate.facts import RolloutFacts, checked_facts
+from stillroom.curate.fields import OwnFields
+from stillroom.curate.own_rows import own_row
+from stillroom.curate.rows import read_rollouts
 from stillroom.data.layouts import RULES, RolloutLayout, as_rollout, layout_of
 from stillroom.data.rnow import rnow_from_rollout
 from stillroom.data.row_files import MAX_ROW_BYTES, RowReader
