@@ -1,5 +1,6 @@
 """Builds the one module in C; without a compiler it is left out, and Python is slower alone."""
 
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -9,49 +10,65 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import sys_tags
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError
 
 MODULE = "stillroom.curate._outline"
-SOURCES = Path("engine/stillroom/curate")
+SOURCES = "engine/stillroom/curate"
+STABLE = ".abi3.so"
 
 
 class OutlineBuildHook(BuildHookInterface):
     """Compiles for the stable ABI: one wheel serves every Python from 3.11 on."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Puts the module beside its source, and into the wheel."""
-        del version
+        """Puts the module into the wheel; in an editable installation beside its source."""
         if self.target_name != "wheel":
             return
-        for stale in (Path(self.root) / SOURCES).glob("_outline.*.so"):
-            stale.unlink()
-        if (built := compiled(Path(self.root))) is None:
-            return
-        build_data["artifacts"].append(str(built.relative_to(self.root)))
-        build_data["pure_python"] = False
-        build_data["tag"] = f"cp311-abi3-{_platform()}"
+        self._folder = tempfile.mkdtemp()
+        built = compiled(Path(self.root), Path(self._folder))
+        if built is None:
+            sys.stderr.write(f"{MODULE} was not built: rollouts will be read more slowly\n")
+        if version == "editable":
+            _put_beside_source(built, Path(self.root) / SOURCES)
+        elif built is not None:
+            build_data["force_include"][str(built)] = f"stillroom/curate/{built.name}"
+            build_data["pure_python"] = False
+            build_data["tag"] = f"cp311-abi3-{_platform()}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Takes away what the wheel holds by now."""
+        del version, build_data, artifact_path
+        if self.target_name == "wheel":
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def compiled(root: Path) -> Path | None:
-    """Returns the compiled module; None, and a word on stderr, where that failed."""
+def compiled(root: Path, folder: Path) -> Path | None:
+    """Returns the module, built into a folder; None where that failed or has no stable ABI."""
+    sources = root / SOURCES
     extension = Extension(
         MODULE,
-        [str(root / SOURCES / "_outline.c")],
-        depends=[str(root / SOURCES / "_json.h")],
+        [str(sources / "_outline.c")],
+        depends=[str(sources / "_chat.h"), str(sources / "_json.h")],
         extra_compile_args=["-std=c11", "-O2"],
         py_limited_api=True,
         optional=True,
     )
-    package_dir = {"": str(root / "engine")}
-    command = build_ext(Distribution({"ext_modules": [extension], "package_dir": package_dir}))
-    with tempfile.TemporaryDirectory() as build:
-        command.build_temp = command.build_lib = build
-        command.inplace = True
-        command.ensure_finalized()
+    command = build_ext(Distribution({"ext_modules": [extension]}))
+    command.build_temp = command.build_lib = str(folder)
+    command.ensure_finalized()
+    try:
         command.run()
-    built = next((root / SOURCES).glob("_outline.*.so"), None)
-    if built is None:
-        sys.stderr.write(f"{MODULE} was not built: curation will read rollouts more slowly\n")
-    return built
+    except (BaseError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+    return next(folder.rglob(f"_outline{STABLE}"), None)
+
+
+def _put_beside_source(built: Path | None, sources: Path) -> None:
+    # One that was built before, from other sources, must not stay.
+    for stale in sources.glob("_outline.*.so"):
+        stale.unlink()
+    if built is not None:
+        shutil.copy(built, sources)
 
 
 def _platform() -> str:

@@ -62,13 +62,17 @@ make_venv() {
 stamp() {
   cat pyproject.toml constraints.txt scripts/setup.sh hatch_build.py engine/stillroom/curate/_*.[ch] |
     cksum
-  echo "$EXTRAS"
+  echo "$EXTRAS $(can_compile && echo compiled)"
+}
+
+can_compile() {
+  headers=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+  command -v cc >/dev/null && [ -f "$headers/Python.h" ]
 }
 
 # A compiler and Python's headers, to build and test the module in C; the rest works without it.
 install_compiler() {
-  headers=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
-  command -v cc >/dev/null && [ -f "$headers/Python.h" ] && return
+  can_compile && return
   version=$("$VENV/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   apt_install gcc libc6-dev "python$version-dev" ||
     say "no C compiler, or no headers of Python: curation will read rollouts more slowly"

@@ -15,14 +15,19 @@ WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
 _SHARED = ("-bundle", "-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-shared",)
 
 
+def can_compile() -> bool:
+    """Whether there is a compiler, and what it includes."""
+    has_headers = Path(sysconfig.get_path("include"), "Python.h").exists()
+    return shutil.which("cc") is not None and has_headers
+
+
 def compile_outline(folder: Path, *flags: str) -> Path:
     """The compiled module; skips the test where there is no compiler or no headers of Python."""
-    include = Path(sysconfig.get_path("include"))
-    compiler = shutil.which("cc")
-    if compiler is None or not (include / "Python.h").exists():
+    if not can_compile():
         pytest.skip("no C compiler, or no headers of Python")
     module = folder / "_outline.abi3.so"
-    command = [compiler, "-std=c11", "-O1", "-fPIC", *_SHARED, *flags, f"-I{include}"]
+    include = f"-I{sysconfig.get_path('include')}"
+    command = ["cc", "-std=c11", "-O1", "-fPIC", *_SHARED, *flags, include]
     subprocess.run([*command, str(SOURCE), "-o", str(module)], check=True, timeout=120)
     return module
 

@@ -10,19 +10,11 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
-#include "_json.h"
+#include "_chat.h"
 
-#define MAX_CALLS 1024
+/* One more whenever what outline() gives changes: outline.py takes no other module than its own. */
+#define VERSION 1
 #define MAX_KEPT 64
-
-typedef struct {
-    Span span;
-    Span calls[MAX_CALLS]; /* the ids of the tool calls so far, quotes included */
-    int num_calls;
-    Py_ssize_t num_messages, num_turns;
-    bool is_conversation; /* under this name, and not under `messages` */
-    bool is_open;         /* no assistant's answer ends it */
-} Chat;
 
 typedef struct {
     Span kept[MAX_KEPT]; /* short fields, each from its name to the end of its value */
@@ -31,185 +23,6 @@ typedef struct {
     bool has_gym_field; /* as NeMo Gym's rollouts have one */
     Chat chat;
 } Row;
-
-/* Reading a conversation */
-
-static bool is_text(Span span, const char *text)
-{
-    const size_t size = strlen(text);
-    return (size_t)(span.end - span.start) == size + 2 && memcmp(span.start + 1, text, size) == 0;
-}
-
-static bool is_same(Span one, Span other)
-{
-    const size_t size = (size_t)(one.end - one.start);
-    return size == (size_t)(other.end - other.start) && memcmp(one.start, other.start, size) == 0;
-}
-
-static bool is_null(Place at, Place end)
-{
-    return at < end && *at == 'n';
-}
-
-/* Skips a text, which it gives, or null, of which it gives an empty span. */
-static Place skip_text_or_null(Place at, Place end, Span *text)
-{
-    const bool has_text = !is_null(at, end);
-    text->start = text->end = at;
-    at = has_text ? skip_string(at, end) : skip_word(at, end, "null");
-    if (has_text)
-        text->end = at;
-    return at;
-}
-
-static bool is_given(Span span)
-{
-    return span.start != span.end;
-}
-
-/* The fields of an object that were read; one that stands there twice is left to Python. */
-static bool is_first(unsigned *seen, unsigned field)
-{
-    const bool is_new = !(*seen & 1u << field);
-    *seen |= 1u << field;
-    return is_new;
-}
-
-/* Skips `{"name": "…", "arguments": "…"}`. */
-static Place skip_function(Place at, Place end)
-{
-    unsigned seen = 0;
-    bool is_last;
-    at = skip_opening(at, end, '{', '}', &is_last);
-    while (at != NULL && !is_last) {
-        Span name;
-        at = skip_name(at, end, &name);
-        if (at == NULL)
-            return NULL;
-        const bool is_name = is_text(name, "name");
-        if (is_name || is_text(name, "arguments"))
-            at = is_first(&seen, is_name) ? skip_string(at, end) : NULL;
-        else
-            at = skip_value(at, end, 4);
-        if (at != NULL)
-            at = skip_to_next(at, end, '}', &is_last);
-    }
-    return seen == 3 ? at : NULL;
-}
-
-/* Skips a tool call and notes its id. */
-static Place skip_call(Place at, Place end, Chat *chat)
-{
-    unsigned seen = 0;
-    bool is_last;
-    at = skip_opening(at, end, '{', '}', &is_last);
-    while (at != NULL && !is_last) {
-        Span name, id;
-        at = skip_name(at, end, &name);
-        if (at == NULL)
-            return NULL;
-        if (is_text(name, "function")) {
-            at = is_first(&seen, 0) ? skip_function(at, end) : NULL;
-        } else if (is_text(name, "id")) {
-            at = is_first(&seen, 1) ? skip_text_or_null(at, end, &id) : NULL;
-            if (at == NULL || chat->num_calls == MAX_CALLS)
-                return NULL;
-            if (is_given(id))
-                chat->calls[chat->num_calls++] = id;
-        } else {
-            at = skip_value(at, end, 3);
-        }
-        if (at != NULL)
-            at = skip_to_next(at, end, '}', &is_last);
-    }
-    return seen & 1 ? at : NULL;
-}
-
-/* Skips null or a list of tool calls. */
-static Place skip_calls(Place at, Place end, Chat *chat, bool *has_calls)
-{
-    bool is_last;
-    *has_calls = false;
-    if (is_null(at, end))
-        return skip_word(at, end, "null");
-    at = skip_opening(at, end, '[', ']', &is_last);
-    *has_calls = at != NULL && !is_last;
-    while (at != NULL && !is_last) {
-        at = skip_call(skip_blanks(at, end), end, chat);
-        if (at != NULL)
-            at = skip_to_next(at, end, ']', &is_last);
-    }
-    return at;
-}
-
-/* Ids that are spelled alike are the same; of others Python tells whether they are. */
-static bool was_called(const Chat *chat, Span id)
-{
-    for (int i = chat->num_calls - 1; i >= 0; i--)
-        if (is_same(chat->calls[i], id))
-            return true;
-    return false;
-}
-
-enum { ROLE, CONTENT, TOOL_CALLS, TOOL_CALL_ID };
-
-static Place skip_message(Place at, Place end, Chat *chat)
-{
-    Span role = {at, at}, content = {at, at}, answers = {at, at};
-    const int num_calls_before = chat->num_calls;
-    unsigned seen = 0;
-    bool is_last, has_calls = false;
-    at = skip_opening(at, end, '{', '}', &is_last);
-    while (at != NULL && !is_last) {
-        Span name;
-        at = skip_name(at, end, &name);
-        if (at == NULL)
-            return NULL;
-        if (is_text(name, "content")) {
-            at = is_first(&seen, CONTENT) ? skip_text_or_null(at, end, &content) : NULL;
-        } else if (is_text(name, "role")) {
-            at = is_first(&seen, ROLE) ? skip_text_or_null(at, end, &role) : NULL;
-        } else if (is_text(name, "tool_calls")) {
-            at = is_first(&seen, TOOL_CALLS) ? skip_calls(at, end, chat, &has_calls) : NULL;
-        } else if (is_text(name, "tool_call_id")) {
-            at = is_first(&seen, TOOL_CALL_ID) ? skip_text_or_null(at, end, &answers) : NULL;
-        } else {
-            at = skip_value(at, end, 2);
-        }
-        if (at != NULL)
-            at = skip_to_next(at, end, '}', &is_last);
-    }
-    if (at == NULL)
-        return NULL;
-    const bool is_assistant = is_text(role, "assistant"), is_tool = is_text(role, "tool");
-    if (!is_assistant) {
-        chat->num_calls = num_calls_before; /* nobody else calls tools */
-        if (!is_given(content) || !(is_tool || is_text(role, "user") || is_text(role, "system")))
-            return NULL;
-    }
-    if (is_tool && is_given(answers) && !was_called(chat, answers))
-        return NULL;
-    chat->num_messages++;
-    chat->num_turns += is_assistant;
-    chat->is_open = !is_assistant || has_calls;
-    return at;
-}
-
-static Place skip_chat(Place at, Place end, Chat *chat)
-{
-    bool is_last;
-    chat->span.start = at;
-    at = skip_opening(at, end, '[', ']', &is_last);
-    while (at != NULL && !is_last) {
-        at = skip_message(skip_blanks(at, end), end, chat);
-        if (at != NULL)
-            at = skip_to_next(at, end, ']', &is_last);
-    }
-    chat->span.end = at;
-    return at;
-}
-
-/* Reading a row */
 
 /* The fields of ShortFields in fields.py and of its like in supervised.py. */
 static const char *const SHORT_FIELDS[] = {
@@ -256,9 +69,9 @@ static bool read_row(Place at, Place end, Row *row)
 {
     bool is_last;
     row->num_kept = row->chat.num_calls = 0;
-    row->chat.num_messages = row->chat.num_turns = 0;
+    row->chat.num_turns = 0;
     row->has_chat = row->has_gym_field = row->chat.is_conversation = false;
-    row->chat.is_open = true;
+    row->chat.is_open = row->chat.is_empty = true;
     row->chat.span = (Span){at, at};
     at = skip_opening(skip_blanks(at, end), end, '{', '}', &is_last);
     while (at != NULL && !is_last) {
@@ -296,7 +109,7 @@ static PyStructSequence_Field outline_fields[] = {
     {"is_conversation", "whether the messages are called so, and not `messages`"},
     {"start", "where the list of messages starts in the line"},
     {"end", "where it ends"},
-    {"num_messages", "how many there are"},
+    {"is_empty", "whether there are none"},
     {"num_turns", "how many of them are the assistant's"},
     {"is_open", "whether no answer of the assistant ends it"},
     {"has_gym_field", "whether a field stands there that NeMo Gym's rollouts have"},
@@ -320,7 +133,7 @@ static PyObject *as_outline(const State *state, const Row *row, Place line)
         PyBool_FromLong(chat->is_conversation),
         PyLong_FromSsize_t(chat->span.start - line),
         PyLong_FromSsize_t(chat->span.end - line),
-        PyLong_FromSsize_t(chat->num_messages),
+        PyBool_FromLong(chat->is_empty),
         PyLong_FromSsize_t(chat->num_turns),
         PyBool_FromLong(chat->is_open),
         PyBool_FromLong(row->has_gym_field),
@@ -377,7 +190,9 @@ static int exec_module(PyObject *module)
 {
     State *state = PyModule_GetState(module);
     state->outline_type = PyStructSequence_NewType(&outline_description);
-    return state->outline_type == NULL ? -1 : add_short_fields(module);
+    if (state->outline_type == NULL || PyModule_AddIntConstant(module, "VERSION", VERSION) < 0)
+        return -1;
+    return add_short_fields(module);
 }
 
 static int traverse_module(PyObject *module, visitproc visit, void *arg)

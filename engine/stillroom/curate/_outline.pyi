@@ -2,6 +2,7 @@ from typing import NamedTuple
 
 from stillroom.files import Buffer
 
+VERSION: int
 SHORT_FIELDS: tuple[str, ...]
 
 class Outline(NamedTuple):
@@ -9,7 +10,7 @@ class Outline(NamedTuple):
     is_conversation: bool
     start: int
     end: int
-    num_messages: int
+    is_empty: bool
     num_turns: int
     is_open: bool
     has_gym_field: bool

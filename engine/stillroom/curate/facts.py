@@ -25,7 +25,7 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
 
     given: list[MessageFacts] | msgspec.Raw
     """The messages, or the JSON list of them: few filters look into it."""
-    num_messages: int
+    is_empty: bool
     num_turns: int
     """Of the assistant."""
     is_open: bool
@@ -56,7 +56,11 @@ class RolloutFacts(msgspec.Struct, frozen=True, gc=False):
     def messages(self) -> list[MessageFacts]:
         """The conversation."""
         given = self.given
-        return given if isinstance(given, list) else _MESSAGES.decode(given)
+        if not isinstance(given, list):
+            given = _MESSAGES.decode(given)
+            # Several filters may look into it.
+            msgspec.structs.force_setattr(self, "given", given)
+        return given
 
     @property
     def has_final_answer(self) -> bool:
@@ -120,13 +124,17 @@ def chat_of(messages: list[MessageFacts]) -> Chat | None:
                 return None
         elif role not in ROLES:
             return None
-    return Chat(messages, len(messages), num_turns, _is_open(messages))
+    return Chat(messages, not messages, num_turns, _is_open(messages))
 
 
-def outlined_chat(line: Line, outlined: "Outline") -> Chat:
+def outlined_messages(line: Line, outlined: "Outline") -> msgspec.Raw:
+    """Returns the JSON list of a line's messages, without a copy."""
+    return msgspec.Raw(memoryview(line.view)[outlined.start : outlined.end])
+
+
+def outlined_chat(messages: msgspec.Raw, outlined: "Outline") -> Chat:
     """Returns what the messages of a line come to, from its outline."""
-    messages = msgspec.Raw(line.view[outlined.start : outlined.end])
-    return Chat(messages, outlined.num_messages, outlined.num_turns, outlined.is_open)
+    return Chat(messages, outlined.is_empty, outlined.num_turns, outlined.is_open)
 
 
 def _is_open(messages: list[MessageFacts]) -> bool:
@@ -167,7 +175,7 @@ def own_facts(
 def checked_facts(row: OwnFields) -> RolloutFacts:
     """Returns the facts of a rollout of ours whose messages were checked already."""
     num_turns = [message.role for message in row.messages].count("assistant")
-    chat = Chat(row.messages, len(row.messages), num_turns, _is_open(row.messages))
+    chat = Chat(row.messages, not row.messages, num_turns, _is_open(row.messages))
     return own_facts(row, chat, row.reward, row.metadata)
 
 
@@ -181,7 +189,7 @@ def rnow_facts(
 
     None if it has no messages, or rewards that are neither numbers nor words for their absence.
     """
-    if not chat.num_messages:
+    if chat.is_empty:
         return None
     failure, rewards = None, row.rewards or {}
     are_numbers = _are_numbers(rewards)

@@ -14,6 +14,7 @@ from stillroom.curate.facts import (
     checked_facts,
     layout_of_fields,
     outlined_chat,
+    outlined_messages,
     own_facts,
     rnow_facts,
 )
@@ -30,7 +31,7 @@ from stillroom.curate.fields import (
     ShortFields,
     TaskPrompt,
 )
-from stillroom.curate.outline import outline
+from stillroom.curate.outline import Outliner, outline
 from stillroom.curate.own_rows import in_our_layout, own_row
 from stillroom.curate.supervised import outlined_facts, supervised_facts
 from stillroom.data.checks import decode_deeper, tool_schema_problems
@@ -130,8 +131,11 @@ def read_rollouts(
 class _Reader:
     """Tells what a line is: in one pass over ours and rnow's, by way of our layout for others."""
 
-    def __init__(self, *, with_parts: bool, with_supervised: bool) -> None:
+    def __init__(
+        self, *, with_parts: bool, with_supervised: bool, outline: Outliner = outline
+    ) -> None:
         self._with_parts, self._with_supervised = with_parts, with_supervised
+        self._outline = outline
         self._sound_tools = b"null"
 
     def read(self, file: Path, lines: Sequence[Line]) -> list[RolloutLine]:
@@ -153,10 +157,11 @@ class _Reader:
         return found
 
     def _facts_alone(self, file: Path, line: Line) -> RolloutLine | None:
-        outlined = outline(line.view)
+        outlined = self._outline(line.view)
         if outlined is not None:
             row = _SHORT.decode(outlined.fields)
-            layout, chat = _outlined_layout(row, outlined), outlined_chat(line, outlined)
+            layout = _outlined_layout(row, outlined)
+            chat = outlined_chat(outlined_messages(line, outlined), outlined)
             if layout is None and self._with_supervised:
                 facts = outlined_facts(line, outlined)
                 return facts and RolloutLine(file, line, facts)
@@ -178,11 +183,12 @@ class _Reader:
         return RolloutLine(file, line, facts, None, None, layout)
 
     def _with_its_parts(self, file: Path, line: Line) -> RolloutLine | None:
-        outlined = outline(line.view)
+        outlined = self._outline(line.view)
         if outlined is not None:
             row = _RAW_SHORT.decode(outlined.fields)
-            layout, chat = _outlined_layout(row, outlined), outlined_chat(line, outlined)
-            raw_messages = msgspec.Raw(line.view[outlined.start : outlined.end])
+            layout = _outlined_layout(row, outlined)
+            raw_messages = outlined_messages(line, outlined)
+            chat = outlined_chat(raw_messages, outlined)
         else:
             row = _RAW.decode(_utf8(line))
             layout = layout_of_fields(row)

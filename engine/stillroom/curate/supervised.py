@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stillroom.curate.facts import Chat, RolloutFacts, chat_of, outlined_chat
+from stillroom.curate.facts import Chat, RolloutFacts, chat_of, outlined_chat, outlined_messages
 from stillroom.curate.fields import MessageFacts
 from stillroom.lines import Line
 
@@ -57,7 +57,8 @@ def outlined_facts(line: Line, outlined: "Outline") -> RolloutFacts | None:
     """
     if outlined.is_conversation or outlined.is_open or outlined.has_gym_field:
         return None
-    return _facts(_SHORT.decode(outlined.fields), outlined_chat(line, outlined))
+    chat = outlined_chat(outlined_messages(line, outlined), outlined)
+    return _facts(_SHORT.decode(outlined.fields), chat)
 
 
 def _facts(row: _ShortFields, chat: Chat) -> RolloutFacts | None:

@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+from inspect import isbuiltin
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,84 +16,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stillroom
-from fakes.compiled_outline import WARNINGS, compile_outline, load_outline
+from fakes.compiled_outline import WARNINGS, can_compile, compile_outline, load_outline
 from fakes.facts import in_full
-from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW
+from fakes.foreign_rollouts import GYM_ROW
 from fakes.mangling import mangled
+from fakes.outline_lines import (
+    BAD_VALUES,
+    GOOD_VALUES,
+    MESSAGES,
+    ROWS,
+    SFT_ROW,
+    TALK,
+    TWICE,
+)
 from fakes.rollout_lines import BAD_LINES, deep, encoded, mutated, rollout_lines, row_with, saying
-from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user
-from stillroom.curate import rows, supervised
-from stillroom.curate.fields import ShortFields
+from fakes.rollout_rows import assistant, rollout_row, tool_call, user
+from stillroom.curate import outline
+from stillroom.curate.outline import no_outline
+from stillroom.curate.rows import _Reader
+from stillroom.curate.supervised import outlined_facts
 from stillroom.lines import Line
 
 ROOT = Path(stillroom.__file__).parents[2]
 UNDEFINED = ("-fsanitize=undefined", "-fsanitize-undefined-trap-on-error")
-TALK = [user("a"), assistant(None, tool_call()), tool_reply("7 ü😀\\\n"), assistant("7")]
-SFT_ROW = {"messages": TALK, "tools": [], "metadata": {"a": 1}, "reward": 1.0}
-SFT_ROW |= {"task_id": "task", "rollout_id": "task-0"}
-ROWS = [rollout_row(messages=TALK), {**RNOW_ROW, "task_id": "task"}, RNOW_ROW, SFT_ROW]
-GOOD_VALUES = [
-    *(b"0", b"-0", b"10", b"1.50", b"1e5", b"-2E+05", b"1.0e-9", b"9" * 400, b"true", b"false"),
-    *(b"null", b"[]", b"{}", b" [ 1 , [ ] , { } ] ", b'{"a":{"a":1},"a":2}', deep(60)),
-    *(
-        b'""',
-        b'"\\u0041\\/\\b\\f\\n\\r\\t\\\\\\""',
-        b'"\\ud83d\\ude00"',
-        b'"\\uFFFF\\u0000"',
-        b'"\x7f"',
-    ),
-    *(f'"{text}"'.encode() for text in ("\x80", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\uffff")),
-    *(f'"{text}"'.encode() for text in ("\U00010000", "\U0010ffff")),
-    '"üß€漢字😀😀\\u00fc\\u4e00\\n\\nü\\\\a漢\\"b"'.encode(),
-]
-BAD_VALUES = [
-    *(
-        b"",
-        b"-",
-        b"01",
-        b"+1",
-        b".5",
-        b"1.",
-        b"1.e5",
-        b"1e",
-        b"1e+",
-        b"0x10",
-        b"1 2",
-        b"--1",
-        b"NaN",
-    ),
-    *(
-        b"nul",
-        b"True",
-        b"nulll",
-        b"[",
-        b"[1",
-        b"[1,",
-        b"[1,]",
-        b"[,1]",
-        b"[1 2]",
-        b"]",
-        b"[}",
-        b"[]]",
-    ),
-    *(b"{", b'{"a"', b'{"a":', b'{"a":1', b'{"a":1,}', b'{"a" 1}', b"{1:1}", b'{,"a":1}', b"{a:1}"),
-    *(b'"', b"'a'", b'"\\', b'"\\"', b'"\\a"', b'"\\u"', b'"\\u12"', b'"\\u123g"', b'"\\U0041"'),
-    *(b'"\\ud800"', b'"\\udc00"', b'"\\ud800\\u0041"', b'"\\ud800\\"', b'"\\ud800xxxxxx"'),
-    *(b'"\x00"', b'"\x1f"', b'"\t"', b'"\n"', b"\x0b1", b"\xc2\xa01", b"\xef\xbb\xbf1"),
-    *(
-        b'"' + wide + b'"'
-        for wide in (b"\x80", b"\xbf", b"\xc0\x80", b"\xc1\xbf", b"\xc2", b"\xc2a")
-    ),
-    *(
-        b'"' + wide + b'"'
-        for wide in (b"\xe0\x9f\xbf", b"\xed\xa0\x80", b"\xe2\x82", b"\xef\xbf\xc0")
-    ),
-    *(
-        b'"' + wide + b'"'
-        for wide in (b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80")
-    ),
-    *(b'"' + wide + b'"' for wide in (b"\xf0\x90\x80", b"\xff", b"\xfe", b"\xf0\x90\x80a")),
-]
 
 
 @pytest.fixture(scope="module", params=[(), ("-U__SSE2__", "-O2"), UNDEFINED], ids=str)
@@ -106,9 +52,9 @@ def exactly(data: bytes) -> memoryview:
     return memoryview(b'"' * 32 + data + b'"' * 32)[32:-32]
 
 
-def found(data: bytes, **also: bool) -> tuple[Any, ...]:
+def found(data: bytes, **also: Any) -> tuple[Any, ...]:
     """What curation makes of a line."""
-    reader = rows._Reader(**also)
+    reader = _Reader(**also)
     [row] = reader.read(Path("f"), [Line(1, 0, len(data), exactly(data))])
     parts = row.parts and tuple(bytes(getattr(row.parts, n)) for n in row.parts.__struct_fields__)
     facts = in_full(row.facts)
@@ -118,15 +64,13 @@ def found(data: bytes, **also: bool) -> tuple[Any, ...]:
 def both_ways(native: ModuleType, data: bytes) -> None:
     for with_parts, with_supervised in ((False, False), (True, False), (False, True)):
         also = {"with_parts": with_parts, "with_supervised": with_supervised}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rows, "outline", native.outline)
-            at_once = found(data, **also)
-            patch.setattr(rows, "outline", lambda _: None)
-            assert at_once == found(data, **also)
+        at_once = found(data, **also, outline=native.outline)
+        assert at_once == found(data, **also, outline=no_outline)
 
 
 def test_the_fields_that_are_cut_out_are_those_that_are_decoded(native: ModuleType) -> None:
-    assert set(native.SHORT_FIELDS) == {*ShortFields.__struct_fields__, *supervised.SHORT_FIELDS}
+    assert set(native.SHORT_FIELDS) == outline._SHORT_FIELDS
+    assert native.VERSION == outline._VERSION
 
 
 def test_an_outline_tells_how_the_conversation_goes(native: ModuleType) -> None:
@@ -140,7 +84,8 @@ def test_an_outline_tells_how_the_conversation_goes(native: ModuleType) -> None:
     }
     assert json.loads(line[found.start : found.end]) == TALK
     assert not found.is_conversation
-    assert (found.num_messages, found.num_turns) == (4, 2)
+    assert found.num_turns == 2
+    assert not found.is_empty
     assert not found.is_open
     assert not found.has_gym_field
 
@@ -212,51 +157,13 @@ def test_of_supervised_rows_both_ways_say_the_same(native: ModuleType, more: dic
     both_ways(native, encoded(SFT_ROW | more))
 
 
-def test_a_supervised_row_is_read_by_its_outline(
-    native: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rows, "outline", native.outline)
-    monkeypatch.setattr(rows, "supervised_facts", None)
+def test_a_supervised_row_is_told_by_its_outline(native: ModuleType) -> None:
+    line = encoded(SFT_ROW)
 
-    facts, *_ = found(encoded(SFT_ROW), with_parts=False, with_supervised=True)
+    facts = outlined_facts(Line(1, 0, len(line), line), native.outline(line))
 
+    assert facts is not None
     assert (facts.id, facts.task_id, facts.reward, facts.num_turns) == ("task-0", "task", 1.0, 2)
-
-
-MESSAGES: list[Any] = [
-    {**assistant("a"), "role": "developer"},
-    {"role": "assistant"},
-    {"role": "user"},
-    {"role": "tool", "content": None},
-    {"content": "a"},
-    {"role": None, "content": "a"},
-    {"role": ["user"], "content": "a"},
-    user("a") | {"tool_calls": [tool_call(call_id="x")]},
-    assistant(None) | {"tool_calls": None},
-    assistant(None) | {"tool_calls": []},
-    assistant(None) | {"tool_calls": {}},
-    assistant(None) | {"tool_calls": [5]},
-    assistant(None) | {"tool_calls": [{}]},
-    assistant(None, tool_call() | {"id": None}, tool_call(call_id="")),
-    assistant(None, tool_call() | {"id": 5}),
-    assistant(None, tool_call() | {"function": None}),
-    assistant(None, tool_call() | {"function": {"name": "a"}}),
-    assistant(None, tool_call() | {"function": {"arguments": "a"}}),
-    assistant(None, tool_call() | {"function": {"name": "a", "arguments": {}}}),
-    assistant(None, tool_call() | {"function": {"name": 5, "arguments": "{}"}}),
-    assistant(None, tool_call() | {"function": {"name": "a", "arguments": "{}", "more": [1]}}),
-    assistant(None, *(tool_call(call_id=str(number)) for number in range(1100))),
-    tool_reply("a", "x"),
-    tool_reply("a", "") | {"tool_call_id": None},
-    tool_reply("a", "ü"),
-    tool_reply("a", "\n"),
-    tool_reply("a") | {"tool_call_id": 5},
-    {"role": "tool", "content": "a"},
-    "user",
-    None,
-    [],
-    [{"type": "text", "text": "a"}],
-]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=range(len(MESSAGES)))
@@ -267,24 +174,6 @@ def test_of_every_message_both_ways_say_the_same(native: ModuleType, message: An
             rest = {"stop_reason": "a", "id": "a", "task_id": "t", "completed": True}
             both_ways(native, encoded({name: [*before, message], **rest}))
             both_ways(native, encoded({name: [*before, message], "reward": 1}))
-
-
-TWICE = [
-    encoded(rollout_row())[:-1] + b',"reward":0.25,"success":false}',
-    encoded(rollout_row())[:-1] + b',"reward":"x"}',
-    encoded(rollout_row())[:-1] + b',"messages":[]}',
-    encoded(rollout_row())[:-1] + b',"conversation":[]}',
-    encoded(rollout_row())[:-1] + b',"conversation":null}',
-    encoded(rollout_row())[:-1] + b',"rew\\u0061rd":0.25}',
-    encoded(rollout_row())[:-1] + b',"id":5}',
-    encoded(rollout_row())[:-1] + b',"id":"a"' * 100 + b"}",
-    encoded(rollout_row()).replace(b'"content":"12"', b'"content":"12","content":5'),
-    encoded(rollout_row()).replace(b'"content":"12"', b'"content":5,"content":"12"'),
-    encoded(rollout_row()).replace(b'"content":"12"', b'"content":"12","role":"user"'),
-    encoded(rollout_row()).replace(b'"content":"12"', b'"content":"12","r\\u006fle":"user"'),
-    encoded(rollout_row(messages=TALK)).replace(b'"arguments"', b'"name":"x","arguments"'),
-    encoded(rollout_row(messages=TALK)).replace(b'"id":"call_0"', b'"id":"x","id":"call_0"'),
-]
 
 
 @pytest.mark.parametrize("line", TWICE, ids=range(len(TWICE)))
@@ -337,8 +226,8 @@ def test_what_is_no_bytes_is_a_type_error(native: ModuleType) -> None:
 HARNESS = """
 import ctypes, random, sys
 from fakes.compiled_outline import load_outline
-from fakes.rollout_lines import BAD_LINES, encoded, mutated
-from test_outline import BAD_VALUES, GOOD_VALUES, MESSAGES, ROWS, TWICE, row_with
+from fakes.rollout_lines import BAD_LINES, encoded, mutated, row_with
+from fakes.outline_lines import BAD_VALUES, GOOD_VALUES, MESSAGES, ROWS, TWICE
 from pathlib import Path
 
 outline = load_outline(Path(sys.argv[1])).outline
@@ -364,7 +253,7 @@ def test_nothing_is_read_or_written_where_it_must_not(tmp_path: Path, flag: str)
     name = "libclang_rt.asan_osx_dynamic.dylib" if sys.platform == "darwin" else "libasan.so"
     asked = [compiler, f"-print-file-name={name}"]
     runtime = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout
-    path = [str(ROOT / "tests"), str(Path(__file__).parent), *sys.path]
+    path = [str(ROOT / "tests"), *sys.path]
     preload = "DYLD_INSERT_LIBRARIES" if sys.platform == "darwin" else "LD_PRELOAD"
     done = subprocess.run(
         [sys.executable, "-c", HARNESS, str(module)],
@@ -387,6 +276,23 @@ def test_nothing_is_read_or_written_where_it_must_not(tmp_path: Path, flag: str)
 
 
 def test_the_set_up_has_built_the_module_where_it_could() -> None:
-    if not (ROOT / ".venv" / ".installed").exists() or shutil.which("cc") is None:
+    if not (ROOT / ".venv" / ".installed").exists() or not can_compile():
         pytest.skip("the set-up has not run here, or there is no compiler")
-    assert list((ROOT / "engine" / "stillroom" / "curate").glob("_outline.*.so"))
+    assert isbuiltin(outline.outline), "run scripts/setup.sh test"
+
+
+def test_a_module_built_from_other_sources_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("stillroom.curate._outline")
+    module.VERSION, module.SHORT_FIELDS = outline._VERSION, tuple(outline._SHORT_FIELDS)
+    module.outline = len
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(stillroom.curate, "_outline", module, raising=False)
+
+    assert outline._outliner() is len
+    module.VERSION += 1
+    assert outline._outliner() is no_outline
+    module.VERSION, module.SHORT_FIELDS = outline._VERSION, ("id",)
+    assert outline._outliner() is no_outline
+    monkeypatch.setitem(sys.modules, module.__name__, None)
+    monkeypatch.delattr(stillroom.curate, "_outline")
+    assert outline._outliner() is no_outline

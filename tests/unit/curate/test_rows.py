@@ -36,6 +36,7 @@ def test_a_row_says_what_decides(tmp_path: Path) -> None:
     assert (facts.num_turns, facts.tools_used) == (2, {"price"})
     assert (facts.reward, facts.tool_errors, facts.metadata) == (0.5, 2, {"a": 1})
     assert facts.has_final_answer
+    assert facts.messages is facts.messages  # decoded once, however many filters ask
 
 
 @pytest.mark.parametrize(
