@@ -19,6 +19,7 @@ import msgspec
 _BLOCK = 1 << 20
 Buffer = bytes | memoryview | msgspec.Raw
 _MAX_WAITING = 2
+_SYNCED_AT_ONCE = 64 << 20
 
 
 def canonical_json(value: Any) -> bytes:
@@ -95,6 +96,7 @@ class LineWriter:
         self._source: bytes | None = None
         self._num_held = 0
         self._digest = _BackgroundSha256()
+        self._sync, self._num_synced = _BackgroundSync(stream.fileno()), 0
         self.num_rows = self.num_bytes = 0
 
     def write(self, row: Any) -> None:
@@ -137,6 +139,9 @@ class LineWriter:
         while rest:
             rest = rest[self._stream.write(rest) :]
         self._digest.update(block)
+        if self.num_bytes - self._num_synced >= _SYNCED_AT_ONCE:
+            self._sync.start()
+            self._num_synced = self.num_bytes
 
     @property
     def sha256(self) -> str:
@@ -148,6 +153,35 @@ class LineWriter:
 
     def __exit__(self, *_: object) -> None:
         self._digest.close()
+        self._sync.close()
+
+
+class _BackgroundSync:
+    """Waits for the disk in a thread of its own, so that in the end there is little to wait for."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._thread = ThreadPoolExecutor(1)
+        self._going_on: Future[None] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self._going_on is None or self._going_on.done()
+
+    def start(self) -> None:
+        """Begins unless it is at it, and raises what the disk said the last time."""
+        if self.is_idle:
+            self._raise()
+            self._going_on = self._thread.submit(os.fsync, self._handle)
+
+    def close(self) -> None:
+        """Waits for what goes on, and raises what the disk said."""
+        self._thread.shutdown()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._going_on is not None:
+            self._going_on.result()
 
 
 class _BackgroundSha256:
@@ -181,8 +215,7 @@ class AppendLog:
         cut_torn_line(path)
         self._stream = path.open("ab")
         self._is_synced = True
-        self._syncing = ThreadPoolExecutor(1)
-        self._sync: Future[None] | None = None
+        self._sync = _BackgroundSync(self._stream.fileno())
 
     def append(self, row: Any, *, durable: bool = False) -> None:
         """Writes one row and hands it to the system; `durable` also waits for the disk."""
@@ -195,11 +228,9 @@ class AppendLog:
 
     def sync_soon(self) -> None:
         """Lets another thread wait for the disk, if none does, and raises what it met last time."""
-        if self._sync is None or self._sync.done():
-            if self._sync is not None:
-                self._sync.result()
+        if self._sync.is_idle:
             self._is_synced = True
-            self._sync = self._syncing.submit(os.fsync, self._stream.fileno())
+            self._sync.start()
 
     def remove(self) -> None:
         """Takes the file away with all that it holds; nothing may be appended any more."""
@@ -213,10 +244,10 @@ class AppendLog:
             if not self._is_synced:
                 os.fsync(self._stream.fileno())
         finally:
-            self._syncing.shutdown()
-            self._stream.close()
-        if self._sync is not None:
-            self._sync.result()
+            try:
+                self._sync.close()
+            finally:
+                self._stream.close()
 
     def __enter__(self) -> Self:
         return self

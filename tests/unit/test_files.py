@@ -11,6 +11,7 @@ from fakes.folders import names_in
 from stillroom.files import (
     AppendLog,
     FileLock,
+    LineWriter,
     atomic_output,
     canonical_json,
     content_hash,
@@ -172,6 +173,18 @@ def test_what_the_disk_did_not_take_is_an_error_though_nobody_waited_for_it() ->
 
     with pytest.raises(OSError, match="Invalid argument"):
         log.close()
+
+
+def test_what_the_disk_did_not_take_of_many_rows_is_an_error() -> None:
+    row = b"a" * (1 << 20)
+
+    def write() -> None:
+        with Path("/dev/null").open("wb", buffering=0) as stream, LineWriter(stream) as rows:
+            for _ in range(66):
+                rows.write_raw(row)
+
+    with pytest.raises(OSError, match="Invalid argument"):
+        write()
 
 
 def test_a_log_that_is_removed_is_gone_before_it_is_closed(tmp_path: Path) -> None:
