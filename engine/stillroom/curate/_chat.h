@@ -11,11 +11,10 @@
 #define MAX_CALLS 1024
 
 typedef struct {
-    Span span;
+    Span span, last; /* all of it, and its last message: empty if there is none */
     Span calls[MAX_CALLS]; /* the ids of the tool calls so far, quotes included */
     int num_calls;
     ptrdiff_t num_turns;
-    bool is_empty;
     bool is_conversation; /* under this name, and not under `messages` */
     bool is_open;         /* no assistant's answer ends it */
 } Chat;
@@ -141,6 +140,7 @@ enum { ROLE, CONTENT, TOOL_CALLS, TOOL_CALL_ID };
 
 static Place skip_message(Place at, Place end, Chat *chat)
 {
+    const Place start = at;
     Span role = {at, at}, content = {at, at}, answers = {at, at};
     const int num_calls_before = chat->num_calls;
     unsigned seen = 0;
@@ -175,7 +175,7 @@ static Place skip_message(Place at, Place end, Chat *chat)
     }
     if (is_tool && is_given(answers) && !was_called(chat, answers))
         return NULL;
-    chat->is_empty = false;
+    chat->last = (Span){start, at};
     chat->num_turns += is_assistant;
     chat->is_open = !is_assistant || has_calls;
     return at;

@@ -13,7 +13,7 @@
 #include "_chat.h"
 
 /* One more whenever what outline() gives changes: outline.py takes no other module than its own. */
-#define VERSION 1
+#define VERSION 2
 #define MAX_KEPT 64
 
 typedef struct {
@@ -71,8 +71,8 @@ static bool read_row(Place at, Place end, Row *row)
     row->num_kept = row->chat.num_calls = 0;
     row->chat.num_turns = 0;
     row->has_chat = row->has_gym_field = row->chat.is_conversation = false;
-    row->chat.is_open = row->chat.is_empty = true;
-    row->chat.span = (Span){at, at};
+    row->chat.is_open = true;
+    row->chat.span = row->chat.last = (Span){at, at};
     at = skip_opening(skip_blanks(at, end), end, '{', '}', &is_last);
     while (at != NULL && !is_last) {
         at = skip_field(at, end, row);
@@ -109,7 +109,8 @@ static PyStructSequence_Field outline_fields[] = {
     {"is_conversation", "whether the messages are called so, and not `messages`"},
     {"start", "where the list of messages starts in the line"},
     {"end", "where it ends"},
-    {"is_empty", "whether there are none"},
+    {"last_start", "where the last message starts"},
+    {"last_end", "where it ends; there is none if that is the same place"},
     {"num_turns", "how many of them are the assistant's"},
     {"is_open", "whether no answer of the assistant ends it"},
     {"has_gym_field", "whether a field stands there that NeMo Gym's rollouts have"},
@@ -133,7 +134,8 @@ static PyObject *as_outline(const State *state, const Row *row, Place line)
         PyBool_FromLong(chat->is_conversation),
         PyLong_FromSsize_t(chat->span.start - line),
         PyLong_FromSsize_t(chat->span.end - line),
-        PyBool_FromLong(chat->is_empty),
+        PyLong_FromSsize_t(chat->last.start - line),
+        PyLong_FromSsize_t(chat->last.end - line),
         PyLong_FromSsize_t(chat->num_turns),
         PyBool_FromLong(chat->is_open),
         PyBool_FromLong(row->has_gym_field),

@@ -10,7 +10,8 @@ class Outline(NamedTuple):
     is_conversation: bool
     start: int
     end: int
-    is_empty: bool
+    last_start: int
+    last_end: int
     num_turns: int
     is_open: bool
     has_gym_field: bool

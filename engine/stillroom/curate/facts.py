@@ -20,28 +20,47 @@ _STILLROOM, _RNOW = RolloutLayout.STILLROOM, RolloutLayout.RNOW
 _AFTER_QUOTE = bytearray(b"#")
 
 
+_MESSAGE = msgspec.json.Decoder(MessageFacts)
+_MESSAGES = msgspec.json.Decoder(list[MessageFacts])
+
+
 class Chat(msgspec.Struct, frozen=True, gc=False):
-    """A conversation, as far as most filters ask about it."""
+    """A conversation, as far as it decides."""
 
     given: list[MessageFacts] | msgspec.Raw
     """The messages, or the JSON list of them: few filters look into it."""
-    is_empty: bool
+    last: MessageFacts | msgspec.Raw | None
+    """The last message, or its JSON."""
     num_turns: int
     """Of the assistant."""
     is_open: bool
-    """Whether it does not end with the assistant's answer."""
+    """Whether it does not end with the assistant's word: there is none, or tools are called."""
 
+    @property
+    def messages(self) -> list[MessageFacts]:
+        """All of it."""
+        given = self.given
+        if not isinstance(given, list):
+            given = _MESSAGES.decode(given)
+            # Several filters may look into it.
+            msgspec.structs.force_setattr(self, "given", given)
+        return given
 
-_MESSAGES = msgspec.json.Decoder(list[MessageFacts])
+    @property
+    def has_final_answer(self) -> bool:
+        """Whether it ends with an assistant's text and not with a tool call."""
+        last = self.last
+        if self.is_open or last is None:
+            return False
+        message = last if isinstance(last, MessageFacts) else _MESSAGE.decode(last)
+        said = message.said()
+        return bool(said.strip() if isinstance(said, str) else said)
 
 
 class RolloutFacts(msgspec.Struct, frozen=True, gc=False):
     """A rollout row of any layout, as far as it decides."""
 
-    given: list[MessageFacts] | msgspec.Raw
-    """The messages, or the JSON list of them."""
-    num_turns: int
-    """Of the assistant."""
+    chat: Chat
     stop_reason: str
     id: str | None = None
     task_id: str | None = None
@@ -55,22 +74,17 @@ class RolloutFacts(msgspec.Struct, frozen=True, gc=False):
     @property
     def messages(self) -> list[MessageFacts]:
         """The conversation."""
-        given = self.given
-        if not isinstance(given, list):
-            given = _MESSAGES.decode(given)
-            # Several filters may look into it.
-            msgspec.structs.force_setattr(self, "given", given)
-        return given
+        return self.chat.messages
+
+    @property
+    def num_turns(self) -> int:
+        """Of the assistant."""
+        return self.chat.num_turns
 
     @property
     def has_final_answer(self) -> bool:
         """Whether it ends with an assistant's text and not with a tool call."""
-        messages = self.messages
-        last = messages[-1] if messages else None
-        if last is None or last.role != "assistant" or last.tool_calls:
-            return False
-        said = last.said()
-        return bool(said.strip() if isinstance(said, str) else said)
+        return self.chat.has_final_answer
 
     @property
     def tools_used(self) -> set[str]:
@@ -124,21 +138,25 @@ def chat_of(messages: list[MessageFacts]) -> Chat | None:
                 return None
         elif role not in ROLES:
             return None
-    return Chat(messages, not messages, num_turns, _is_open(messages))
+    return _chat(messages, num_turns)
 
 
-def outlined_messages(line: Line, outlined: "Outline") -> msgspec.Raw:
-    """Returns the JSON list of a line's messages, without a copy."""
-    return msgspec.Raw(memoryview(line.view)[outlined.start : outlined.end])
+def outlined_chat(line: Line, outlined: "Outline") -> Chat:
+    """Returns what the messages of a line come to, from its outline; nothing is copied."""
+    view = memoryview(line.view)
+    has_last = outlined.last_start < outlined.last_end
+    return Chat(
+        msgspec.Raw(view[outlined.start : outlined.end]),
+        msgspec.Raw(view[outlined.last_start : outlined.last_end]) if has_last else None,
+        outlined.num_turns,
+        outlined.is_open,
+    )
 
 
-def outlined_chat(messages: msgspec.Raw, outlined: "Outline") -> Chat:
-    """Returns what the messages of a line come to, from its outline."""
-    return Chat(messages, outlined.is_empty, outlined.num_turns, outlined.is_open)
-
-
-def _is_open(messages: list[MessageFacts]) -> bool:
-    return not messages or messages[-1].role != "assistant" or bool(messages[-1].tool_calls)
+def _chat(messages: list[MessageFacts], num_turns: int) -> Chat:
+    last = messages[-1] if messages else None
+    is_open = last is None or last.role != "assistant" or bool(last.tool_calls)
+    return Chat(messages, last, num_turns, is_open)
 
 
 def layout_of_fields(row: CommonFields) -> RolloutLayout | None:
@@ -159,8 +177,7 @@ def own_facts(
 ) -> RolloutFacts:
     """Returns the facts of a rollout of ours."""
     return RolloutFacts(
-        chat.given,
-        chat.num_turns,
+        chat,
         row.stop_reason or "",
         row.id,
         row.task_id or None,
@@ -175,8 +192,7 @@ def own_facts(
 def checked_facts(row: OwnFields) -> RolloutFacts:
     """Returns the facts of a rollout of ours whose messages were checked already."""
     num_turns = [message.role for message in row.messages].count("assistant")
-    chat = Chat(row.messages, not row.messages, num_turns, _is_open(row.messages))
-    return own_facts(row, chat, row.reward, row.metadata)
+    return own_facts(row, _chat(row.messages, num_turns), row.reward, row.metadata)
 
 
 def rnow_facts(
@@ -189,7 +205,7 @@ def rnow_facts(
 
     None if it has no messages, or rewards that are neither numbers nor words for their absence.
     """
-    if chat.is_empty:
+    if chat.last is None:
         return None
     failure, rewards = None, row.rewards or {}
     are_numbers = _are_numbers(rewards)
@@ -200,8 +216,7 @@ def rnow_facts(
         failure = failure_of({**told, "completed": row.completed})
     own_id, task_id = row.id, row.task_id
     return RolloutFacts(
-        chat.given,
-        chat.num_turns,
+        chat,
         _STOP_REASONS[failure is not None, row.truncated is True, chat.is_open],
         own_id if isinstance(own_id, str) else "",
         task_id if isinstance(task_id, str) and task_id else None,

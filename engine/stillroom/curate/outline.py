@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from stillroom.curate._outline import Outline
 
 Outliner = Callable[[Buffer], "Outline | None"]
-_VERSION = 1
+_VERSION = 2
 _SHORT_FIELDS = {*ShortFields.__struct_fields__, *supervised.SHORT_FIELDS}
 
 

@@ -14,7 +14,6 @@ from stillroom.curate.facts import (
     checked_facts,
     layout_of_fields,
     outlined_chat,
-    outlined_messages,
     own_facts,
     rnow_facts,
 )
@@ -160,8 +159,7 @@ class _Reader:
         outlined = self._outline(line.view)
         if outlined is not None:
             row = _SHORT.decode(outlined.fields)
-            layout = _outlined_layout(row, outlined)
-            chat = outlined_chat(outlined_messages(line, outlined), outlined)
+            layout, chat = _outlined_layout(row, outlined), outlined_chat(line, outlined)
             if layout is None and self._with_supervised:
                 facts = outlined_facts(line, outlined)
                 return facts and RolloutLine(file, line, facts)
@@ -186,9 +184,8 @@ class _Reader:
         outlined = self._outline(line.view)
         if outlined is not None:
             row = _RAW_SHORT.decode(outlined.fields)
-            layout = _outlined_layout(row, outlined)
-            raw_messages = outlined_messages(line, outlined)
-            chat = outlined_chat(raw_messages, outlined)
+            layout, chat = _outlined_layout(row, outlined), outlined_chat(line, outlined)
+            raw_messages = msgspec.Raw(memoryview(line.view)[outlined.start : outlined.end])
         else:
             row = _RAW.decode(_utf8(line))
             layout = layout_of_fields(row)

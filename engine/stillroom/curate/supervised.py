@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stillroom.curate.facts import Chat, RolloutFacts, chat_of, outlined_chat, outlined_messages
+from stillroom.curate.facts import Chat, RolloutFacts, chat_of, outlined_chat
 from stillroom.curate.fields import MessageFacts
 from stillroom.lines import Line
 
@@ -57,8 +57,7 @@ def outlined_facts(line: Line, outlined: "Outline") -> RolloutFacts | None:
     """
     if outlined.is_conversation or outlined.is_open or outlined.has_gym_field:
         return None
-    chat = outlined_chat(outlined_messages(line, outlined), outlined)
-    return _facts(_SHORT.decode(outlined.fields), chat)
+    return _facts(_SHORT.decode(outlined.fields), outlined_chat(line, outlined))
 
 
 def _facts(row: _ShortFields, chat: Chat) -> RolloutFacts | None:
@@ -66,8 +65,7 @@ def _facts(row: _ShortFields, chat: Chat) -> RolloutFacts | None:
     if row.stop_reason is not msgspec.UNSET:
         return None
     return RolloutFacts(
-        given=chat.given,
-        num_turns=chat.num_turns,
+        chat=chat,
         stop_reason=SUPERVISED,
         id=row.id or row.rollout_id,
         task_id=row.task_id,

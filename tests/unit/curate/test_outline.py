@@ -84,7 +84,7 @@ def test_an_outline_tells_how_the_conversation_goes(native: ModuleType) -> None:
     assert json.loads(line[found.start : found.end]) == TALK
     assert not found.is_conversation
     assert found.num_turns == 2
-    assert not found.is_empty
+    assert json.loads(line[found.last_start : found.last_end]) == TALK[-1]
     assert not found.is_open
     assert not found.has_gym_field
 
@@ -95,7 +95,10 @@ def test_an_outline_tells_how_the_conversation_goes(native: ModuleType) -> None:
 def test_an_answer_of_the_assistant_ends_a_conversation(
     native: ModuleType, messages: list, is_open: bool
 ) -> None:
-    assert native.outline(encoded(rollout_row(messages=messages))).is_open is is_open
+    found = native.outline(encoded(rollout_row(messages=messages)))
+
+    assert found.is_open is is_open
+    assert (found.last_start == found.last_end) == (messages == [])
 
 
 @settings(deadline=None)
