@@ -14,7 +14,6 @@ from setuptools.errors import BaseError
 
 MODULE = "stillroom.curate._outline"
 SOURCES = "engine/stillroom/curate"
-STABLE = ".abi3.so"
 
 
 class OutlineBuildHook(BuildHookInterface):
@@ -44,11 +43,9 @@ class OutlineBuildHook(BuildHookInterface):
 
 def compiled(root: Path, folder: Path) -> Path | None:
     """Returns the module, built into a folder; None where that failed or has no stable ABI."""
-    sources = root / SOURCES
     extension = Extension(
         MODULE,
-        [str(sources / "_outline.c")],
-        depends=[str(sources / "_chat.h"), str(sources / "_json.h")],
+        [str(root / SOURCES / "_outline.c")],
         extra_compile_args=["-std=c11", "-O2"],
         py_limited_api=True,
         optional=True,
@@ -60,7 +57,7 @@ def compiled(root: Path, folder: Path) -> Path | None:
         command.run()
     except (BaseError, OSError) as error:
         sys.stderr.write(f"{error}\n")
-    return next(folder.rglob(f"_outline{STABLE}"), None)
+    return next(folder.rglob("_outline.abi3.so"), None)
 
 
 def _put_beside_source(built: Path | None, sources: Path) -> None:

@@ -79,14 +79,15 @@ install_compiler() {
 }
 
 install_packages() {
-  if [ -f "$VENV/.installed" ] && [ "$(cat "$VENV/.installed")" = "$(stamp)" ]; then return; fi
+  wanted=$(stamp)
+  if [ -f "$VENV/.installed" ] && [ "$(cat "$VENV/.installed")" = "$wanted" ]; then return; fi
   # What the tests need is a superset, so the demo never takes anything away.
   if [ "$PURPOSE" = demo ] && [ -f "$VENV/.installed" ] &&
-    [ "$(head -n 1 "$VENV/.installed")" = "$(stamp | head -n 1)" ]; then return; fi
+    [ "$(head -n 1 "$VENV/.installed")" = "$(echo "$wanted" | head -n 1)" ]; then return; fi
   say "installing pinned dependencies [$EXTRAS] (the first time takes a while)"
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
     -c constraints.txt -e ".[$EXTRAS]"
-  stamp >"$VENV/.installed"
+  echo "$wanted" >"$VENV/.installed"
 }
 
 # A browser for the tests: Playwright's own, one that is there, or Debian's package.

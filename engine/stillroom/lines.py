@@ -39,6 +39,14 @@ class Line(msgspec.Struct, frozen=True, gc=False):
         return bytes(self.view)
 
     @property
+    def utf8(self) -> bytes:
+        """`data`. Raises UnicodeDecodeError of what is no UTF-8: decoders pass over some of it."""
+        data = self.data
+        if not data.isascii():
+            data.decode()
+        return data
+
+    @property
     def source(self) -> bytes:
         """What was read at once, of which `view` is a part."""
         view = self.view

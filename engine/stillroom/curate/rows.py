@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -164,7 +164,7 @@ class _Reader:
                 facts = outlined_facts(line, outlined)
                 return facts and RolloutLine(file, line, facts)
         else:
-            row = _DECODED.decode(_utf8(line))
+            row = _DECODED.decode(line.utf8)
             layout = layout_of_fields(row)
             messages = row.messages if layout is _STILLROOM else row.conversation
             chat = None if messages is None else chat_of(messages)
@@ -185,9 +185,9 @@ class _Reader:
         if outlined is not None:
             row = _RAW_SHORT.decode(outlined.fields)
             layout, chat = _outlined_layout(row, outlined), outlined_chat(line, outlined)
-            raw_messages = msgspec.Raw(memoryview(line.view)[outlined.start : outlined.end])
+            raw_messages = cast("msgspec.Raw", chat.given)  # nobody has decoded it yet
         else:
-            row = _RAW.decode(_utf8(line))
+            row = _RAW.decode(line.utf8)
             layout = layout_of_fields(row)
             raw_messages = row.messages if layout is _STILLROOM else row.conversation
             messages = _MESSAGES.decode(raw_messages)
@@ -235,14 +235,6 @@ class _Reader:
 def _outlined_layout(row: CommonFields, outlined: "Outline") -> RolloutLayout | None:
     layout = layout_of_fields(row)
     return layout if outlined.is_conversation is (layout is _RNOW) else None
-
-
-def _utf8(line: Line) -> bytes:
-    """Returns the bytes of a line. Raises UnicodeDecodeError, also where the decoder would not."""
-    data = line.data
-    if not data.isascii():
-        data.decode()
-    return data
 
 
 def _with_task_id(facts: RolloutFacts, data: bytes) -> RolloutFacts:

@@ -41,10 +41,7 @@ def supervised_facts(line: Line) -> RolloutFacts | None:
 
     Raises msgspec.DecodeError, UnicodeDecodeError or RecursionError of what cannot be read.
     """
-    data = line.data
-    if not data.isascii():
-        data.decode()  # what the decoder passes over may be no UTF-8
-    row = _DECODED.decode(data)
+    row = _DECODED.decode(line.utf8)
     chat = chat_of(row.messages)
     is_answered = bool(row.messages) and row.messages[-1].role == "assistant"
     return _facts(row, chat) if is_answered and chat is not None else None
