@@ -28,8 +28,8 @@ INSTRUCTIONS = (
 REQUEST = "FilterDataset(input='rows.jsonl', output='kept.jsonl', decontaminate=['free.jsonl', 'template.txt'])"
 PROGRAM = (
     "import json, resource, time; from pathlib import Path;"
-    "from stillroom.curate.filter_request import FilterDataset;"
-    "from stillroom.curate.filters import filter_dataset;"
+    "from stillroom.curate.filter.request import FilterDataset;"
+    "from stillroom.curate.filter.run import filter_dataset;"
     "from stillroom.settings import Workspace; start = time.perf_counter();"
     f"result = filter_dataset(Workspace(Path.cwd()), {REQUEST});"
     "used = resource.getrusage(resource.RUSAGE_SELF);"

@@ -19,8 +19,8 @@ WEIGHTS = [1 / rank for rank in range(5, 20_005)]
 REQUEST = "FilterDataset(input='rows.jsonl', output='kept.jsonl', dedupe='near')"
 PROGRAM = (
     "import json, resource, time; from pathlib import Path;"
-    "from stillroom.curate.filter_request import FilterDataset;"
-    "from stillroom.curate.filters import filter_dataset;"
+    "from stillroom.curate.filter.request import FilterDataset;"
+    "from stillroom.curate.filter.run import filter_dataset;"
     "from stillroom.settings import Workspace; start = time.perf_counter();"
     f"result = filter_dataset(Workspace(Path.cwd()), {REQUEST});"
     "used = resource.getrusage(resource.RUSAGE_SELF);"

@@ -11,7 +11,7 @@ from inspect import isbuiltin
 from pathlib import Path
 
 from stillroom import api, files, lineage
-from stillroom.curate.outline import outline
+from stillroom.curate.rows.outline import outline
 from stillroom.settings import Workspace
 
 # A duplicated conversation parts nowhere; the peers' pairs are of whole conversations.

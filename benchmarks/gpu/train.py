@@ -28,7 +28,7 @@ import torch
 import transformers
 from shapes import gib, parse_args, random_ids, random_model, skewed_lengths, tell, tell_machine
 
-from stillroom.data.render import ChatRenderer
+from stillroom.data.chat.render import ChatRenderer
 from stillroom.demo import DEMO_MODELS
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import LoadedModel, load_model
@@ -37,17 +37,17 @@ from stillroom.policy.decode import DecodeEngine
 from stillroom.policy.sequences import DecodedSequence
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.train.algorithm import AlgorithmSection
-from stillroom.train.config import DpoSection, TrainerSection
-from stillroom.train.dpo import accumulate_preference, add_reference
-from stillroom.train.encode import TokenPair
-from stillroom.train.model_section import ModelSection
-from stillroom.train.optimizer import Optimizer
-from stillroom.train.policy_update import Lesson, accumulate_gradient
-from stillroom.train.sft import accumulate_nll
-from stillroom.train.student import Student, load_student
-from stillroom.train.student_rollouts import SampledSequence
-from stillroom.train.update_stats import UpdateStats
+from stillroom.train.config.algorithm_section import AlgorithmSection
+from stillroom.train.config.model_section import ModelSection
+from stillroom.train.config.schema import DpoSection, TrainerSection
+from stillroom.train.methods.dpo import accumulate_preference, add_reference
+from stillroom.train.methods.sft import accumulate_nll
+from stillroom.train.on_policy.policy_update import Lesson, accumulate_gradient
+from stillroom.train.on_policy.student_rollouts import SampledSequence
+from stillroom.train.on_policy.update_stats import UpdateStats
+from stillroom.train.student.encode import TokenPair
+from stillroom.train.student.model import Student, load_student
+from stillroom.train.student.optimizer import Optimizer
 from stillroom.types import SamplingSettings
 
 RANK = 32

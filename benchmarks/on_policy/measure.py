@@ -26,7 +26,7 @@ from beside_trl.models import RANK, adapter, draw_adapter, plain
 from beside_trl.steps import LEARNING_RATE, WARMUP, Meter, be_quiet, options, trl_run
 from work import WORKS, Work, prompts, reply, tool_call
 
-from stillroom.data.render import ChatRenderer
+from stillroom.data.chat.render import ChatRenderer
 
 MAX_CONTEXT = 4096
 
@@ -71,10 +71,10 @@ def ours(work: Work, student_folder: Path, teacher_folder: Path, steps: int) -> 
     from stillroom.models.resolve import locate_model
     from stillroom.settings import Workspace
     from stillroom.teachers.local_hf import LocalTeacher
-    from stillroom.train.config import TrainConfig
-    from stillroom.train.optimizer import Optimizer
-    from stillroom.train.policy_update import update_student
-    from stillroom.train.student import load_student
+    from stillroom.train.config.schema import TrainConfig
+    from stillroom.train.on_policy.policy_update import update_student
+    from stillroom.train.student.model import load_student
+    from stillroom.train.student.optimizer import Optimizer
 
     workspace = Workspace(student_folder.parent)
     config = TrainConfig.model_validate(
@@ -120,7 +120,7 @@ def ours(work: Work, student_folder: Path, teacher_folder: Path, steps: int) -> 
 
 def sequence_of(prompt: list[int], completion: list[int], marks: list[int]) -> Any:
     from stillroom.models.batches import TokenSequence
-    from stillroom.train.student_rollouts import SampledSequence
+    from stillroom.train.on_policy.student_rollouts import SampledSequence
 
     tokens = TokenSequence(
         [*prompt, *completion], [*[False] * len(prompt), *(mark == 1 for mark in marks)]
@@ -135,7 +135,7 @@ async def our_rollouts(work: Work, student: Any, step: int) -> list[Any]:
     from stillroom.models.batches import sampled_sequence
     from stillroom.models.load import LoadedModel
     from stillroom.policy.hf import HFPolicy
-    from stillroom.train.student_rollouts import SampledSequence
+    from stillroom.train.on_policy.student_rollouts import SampledSequence
     from stillroom.types import SamplingSettings
 
     student.module.eval()

@@ -17,8 +17,8 @@ import psutil
 from common import report
 
 from stillroom.tools.base import ToolTask
-from stillroom.tools.browse import BrowseTools
-from stillroom.tools.mcp_servers import MCPTools
+from stillroom.tools.browser.tool import BrowseTools
+from stillroom.tools.mcp.servers import MCPTools
 
 PAGE = """<title>{0}</title><main><h1>{0}</h1><p id=p></p></main>
 <script>p.textContent = localStorage.n || 'new'; localStorage.n = '{0}'</script>"""

@@ -27,12 +27,12 @@ from work import WORKS, Work, dpo_batches, num_tokens, sft_batches
 
 def ours(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     from stillroom.settings import Workspace
-    from stillroom.train.config import DpoSection, TrainerSection
-    from stillroom.train.dpo import accumulate_preference, add_reference
-    from stillroom.train.model_section import ModelSection
-    from stillroom.train.optimizer import Optimizer
-    from stillroom.train.sft import accumulate_nll
-    from stillroom.train.student import load_student
+    from stillroom.train.config.model_section import ModelSection
+    from stillroom.train.config.schema import DpoSection, TrainerSection
+    from stillroom.train.methods.dpo import accumulate_preference, add_reference
+    from stillroom.train.methods.sft import accumulate_nll
+    from stillroom.train.student.model import load_student
+    from stillroom.train.student.optimizer import Optimizer
 
     trainer = TrainerSection(
         num_epochs=1, learning_rate=LEARNING_RATE, schedule="constant", warmup_steps=0,

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from fakes.conversations import answer, user
 from fakes.tiny_models import TinyModels, build_tokenizer
 from fakes.training import Project, make_project
-from stillroom.data.render import ChatRenderer
+from stillroom.data.chat.render import ChatRenderer
 
 ITEMS = {"lamp": 12, "chair": 7, "table": 30, "stock": 4}
 QUESTIONS = [

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from stillroom.curate.facts import Chat, RolloutFacts
+from stillroom.curate.rows.facts import Chat, RolloutFacts
 
 
 def in_full(facts: RolloutFacts | None) -> RolloutFacts | None:

@@ -5,8 +5,8 @@ from typing import Any
 
 from fakes.rollout_lines import encoded
 from fakes.rollout_rows import assistant, read_rows, tool_call, tool_reply, user, write_lines
-from stillroom.curate.filter_request import FilterDataset, FilterResult
-from stillroom.curate.filters import filter_dataset
+from stillroom.curate.filter.request import FilterDataset, FilterResult
+from stillroom.curate.filter.run import filter_dataset
 from stillroom.settings import Workspace
 
 TALK = [user("a"), assistant(None, tool_call()), tool_reply("7"), assistant("7")]

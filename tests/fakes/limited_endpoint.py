@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from stillroom.teachers.allowance import Allowance
-from stillroom.teachers.limit_types import LimitKind, LimitSettings, LimitUnit
-from stillroom.teachers.limits import LimitController
+from stillroom.teachers.limits.allowance import Allowance
+from stillroom.teachers.limits.controller import LimitController
+from stillroom.teachers.limits.words import LimitKind, LimitSettings, LimitUnit
 
 
 @dataclass

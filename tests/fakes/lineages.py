@@ -6,8 +6,8 @@ from typing import Any
 
 from fakes.rollout_rows import assistant, rollout_row, user, write_rows
 from stillroom.curate.convert import ConvertRollouts, convert_rollouts
-from stillroom.curate.filter_request import FilterDataset
-from stillroom.curate.filters import filter_dataset
+from stillroom.curate.filter.request import FilterDataset
+from stillroom.curate.filter.run import filter_dataset
 from stillroom.curate.pairs import MakeDpoPairs, make_dpo_pairs
 from stillroom.data.formats import load_tasks
 from stillroom.lineage import ModelRecord, record_folder, write_manifest

@@ -2,7 +2,7 @@
 
 from fakes.conversations import PRICE
 from fakes.mask_families import MASK_FAMILIES, mask_tokenizer
-from stillroom.data.render import RenderedConversation
+from stillroom.data.chat.render import RenderedConversation
 
 TOKENIZERS = {name: mask_tokenizer(family) for name, family in MASK_FAMILIES.items()}
 ENDS = {

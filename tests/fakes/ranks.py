@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stillroom.train.collective import Collective
+from stillroom.train.student.collective import Collective
 
 _LIMIT_S = 60
 

@@ -5,7 +5,7 @@ from typing import Any
 from fakes.training import Project
 from fakes.waiting import wait_until
 from stillroom import api
-from stillroom.jobs.store import find_run
+from stillroom.run_folder import find_run
 
 
 def start(project: Project, **request: Any) -> str:

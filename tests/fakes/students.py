@@ -9,19 +9,19 @@ import anyio
 from fakes.reporters import KeptReporter
 from fakes.training import make_student
 from stillroom.data.formats import load_tasks
-from stillroom.rollout.rewards import Rewarder
+from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.tools.base import ToolSource
-from stillroom.train.config import TrainConfig
-from stillroom.train.session import Session
-from stillroom.train.student_policy import StudentRollout
-from stillroom.train.student_rollouts import (
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.loop.session import Session
+from stillroom.train.loop.student_stage import StudentStage
+from stillroom.train.on_policy.student_policy import StudentRollout
+from stillroom.train.on_policy.student_rollouts import (
     IterationRollouts,
     prompt_batches,
     sample_rollouts,
 )
-from stillroom.train.student_stage import StudentStage
-from stillroom.train.teachers import Teachers
+from stillroom.train.on_policy.teachers import Teachers
 
 PROMPTS = [{"prompt": f"Item {i}?"} for i in range(6)]
 

@@ -12,11 +12,11 @@ from fakes.reporters import KeptReporter
 from fakes.tiny_models import TinyModels
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.settings import Workspace
-from stillroom.train.model_section import ModelSection
-from stillroom.train.request import StartTraining
+from stillroom.train.config.model_section import ModelSection
+from stillroom.train.config.request import StartTraining
+from stillroom.train.loop.session import TrainResult
 from stillroom.train.run import train
-from stillroom.train.session import TrainResult
-from stillroom.train.student import Student, load_student
+from stillroom.train.student.model import Student, load_student
 
 PRICE_TOOL = """
 from stillroom.tools import tool

@@ -26,16 +26,16 @@ from stillroom.models.load import load_model
 from stillroom.policy.sequences import DecodedSequence
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.train.algorithm import AlgorithmSection
-from stillroom.train.config import DpoSection
-from stillroom.train.dpo import accumulate_preference, add_reference
-from stillroom.train.encode import TokenPair
-from stillroom.train.model_section import ModelSection
-from stillroom.train.policy_update import Lesson, accumulate_gradient
-from stillroom.train.sft import accumulate_nll
-from stillroom.train.student import Student, load_student
-from stillroom.train.student_rollouts import SampledSequence
-from stillroom.train.update_stats import UpdateStats
+from stillroom.train.config.algorithm_section import AlgorithmSection
+from stillroom.train.config.model_section import ModelSection
+from stillroom.train.config.schema import DpoSection
+from stillroom.train.methods.dpo import accumulate_preference, add_reference
+from stillroom.train.methods.sft import accumulate_nll
+from stillroom.train.on_policy.policy_update import Lesson, accumulate_gradient
+from stillroom.train.on_policy.student_rollouts import SampledSequence
+from stillroom.train.on_policy.update_stats import UpdateStats
+from stillroom.train.student.encode import TokenPair
+from stillroom.train.student.model import Student, load_student
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ from fakes.conversations import answer, user
 from fakes.started_runs import ended, losses, start
 from fakes.training import make_project
 from fakes.waiting import wait_until
-from stillroom.jobs.store import find_run
-from stillroom.train.ranks import RankFiles
+from stillroom.run_folder import find_run
+from stillroom.train.distributed.rank_folder import RankFiles
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(24)]
 STEPS = 18

@@ -18,7 +18,7 @@ from fakes.rollout_rows import read_rows, write_rows
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.errors import RunCancelledError, RunError, TeacherError
-from stillroom.rollout.ray_run import generate_on_ray
+from stillroom.rollout.ray.run import generate_on_ray
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts

@@ -10,10 +10,11 @@ import pytest
 from fakes.ray_marks import RAY_MARKS
 from fakes.rollout_rows import assistant, rollout_row, user, write_lines
 from stillroom import api
-from stillroom.curate import convert, filters, pairs
-from stillroom.curate.ray_convert import convert_on_ray
-from stillroom.curate.ray_filter import filter_on_ray
-from stillroom.curate.ray_pairs import pair_on_ray
+from stillroom.curate import convert, pairs
+from stillroom.curate.filter import run as filters
+from stillroom.curate.ray.convert import convert_on_ray
+from stillroom.curate.ray.filter import filter_on_ray
+from stillroom.curate.ray.pairs import pair_on_ray
 from stillroom.errors import DataError
 from stillroom.settings import Workspace
 

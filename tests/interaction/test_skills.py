@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from skills_ref import validate
 
 from stillroom.settings import Workspace
-from stillroom.train.config import TrainConfig
-from stillroom.train.config_file import load_config
+from stillroom.train.config.file import load_config
+from stillroom.train.config.schema import TrainConfig
 from stillroom_mcp.app import build_server
 from stillroom_mcp.operations import OPERATIONS
 

@@ -10,12 +10,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from fakes.training import make_student
 from stillroom.models.batches import TokenSequence
-from stillroom.train.config import DpoSection, TrainerSection
-from stillroom.train.dpo import accumulate_preference, add_reference
-from stillroom.train.encode import TokenPair
-from stillroom.train.optimizer import Optimizer
-from stillroom.train.sft import accumulate_nll
-from stillroom.train.student import Student
+from stillroom.train.config.schema import DpoSection, TrainerSection
+from stillroom.train.methods.dpo import accumulate_preference, add_reference
+from stillroom.train.methods.sft import accumulate_nll
+from stillroom.train.student.encode import TokenPair
+from stillroom.train.student.model import Student
+from stillroom.train.student.optimizer import Optimizer
 
 pytestmark = [pytest.mark.trl, pytest.mark.filterwarnings("default")]
 

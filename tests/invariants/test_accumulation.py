@@ -4,12 +4,12 @@ import pytest
 
 from fakes.conversations import answer, user
 from fakes.training import gradients, largest_gap, make_student, one_by_one
+from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow, SftRow
-from stillroom.data.render import ChatRenderer
-from stillroom.train.config import DpoSection
-from stillroom.train.dpo import accumulate_preference, add_reference
-from stillroom.train.encode import encode_pairs, encode_sft
-from stillroom.train.sft import accumulate_nll, validation_loss
+from stillroom.train.config.schema import DpoSection
+from stillroom.train.methods.dpo import accumulate_preference, add_reference
+from stillroom.train.methods.sft import accumulate_nll, validation_loss
+from stillroom.train.student.encode import encode_pairs, encode_sft
 
 QUESTIONS = ["a", "Which item is it?", "b" * 40, "How many?", "c", "d e f", "Why?", "x" * 25]
 

@@ -8,10 +8,10 @@ import pytest
 from fakes.decoding import full_logprobs
 from fakes.students import PROMPTS, make_session, pairs, sample
 from fakes.tool_sources import DictTools
-from stillroom.data.render import ChatRenderer
-from stillroom.rollout.loop import offered_tools
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.rollout.episode.loop import offered_tools
 from stillroom.tools.base import ToolResult
-from stillroom.train.student_rollouts import sequences_of
+from stillroom.train.on_policy.student_rollouts import sequences_of
 from stillroom.types import StopReason
 
 ODD = [

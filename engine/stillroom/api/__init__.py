@@ -35,7 +35,7 @@ from stillroom.api.start_runs import (
     start_training,
 )
 from stillroom.curate.convert import ConvertResult, ConvertRollouts
-from stillroom.curate.filter_request import FilterDataset, FilterResult
+from stillroom.curate.filter.request import FilterDataset, FilterResult
 from stillroom.curate.pairs import MakeDpoPairs, PairsResult
 from stillroom.curate.review import ReviewSample, SampleForReview
 from stillroom.data.inspect import ExamplesPage, InspectExamples
@@ -45,11 +45,11 @@ from stillroom.export.request import ExportModel
 from stillroom.projects.create import CreateProject, ProjectResult, create_project
 from stillroom.projects.setup import CheckSetup, SetupReport, check_setup
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.rollout.score import ScoreRollouts
+from stillroom.rollout.rescore.score import ScoreRollouts
 from stillroom.trace.request import Lineage, LineageNode, ShowLineage
 from stillroom.trace.show import show_lineage
-from stillroom.train.forecast import TrainingForecast
-from stillroom.train.request import PlanTraining, StartTraining
+from stillroom.train.config.request import PlanTraining, StartTraining
+from stillroom.train.planning.forecast import TrainingForecast
 
 __all__ = [
     "CancelRun",

@@ -2,9 +2,10 @@
 
 import msgspec
 
-from stillroom.curate import convert, filters, pairs, review
+from stillroom.curate import convert, pairs, review
 from stillroom.curate.convert import ConvertResult, ConvertRollouts
-from stillroom.curate.filter_request import FilterDataset, FilterResult
+from stillroom.curate.filter import run as filters
+from stillroom.curate.filter.request import FilterDataset, FilterResult
 from stillroom.curate.pairs import MakeDpoPairs, PairsResult
 from stillroom.curate.review import ReviewSample, SampleForReview
 from stillroom.data import inspect as inspection
@@ -58,7 +59,7 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
 
 def sample_for_review(workspace: Workspace, request: SampleForReview) -> ReviewSample:
     """Writes rows for a person to judge: a file to fill in, and a page that fills it in."""
-    from stillroom.report.review_page import write_review_page
+    from stillroom.report.pages.review import write_review_page
 
     sampled = review.sample_for_review(workspace, request)
     write_review_page(sampled)
@@ -86,7 +87,7 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validati
             left_out=counts.left_out,
         )
     if found.page is not None:
-        from stillroom.report.dataset_page import write_dataset_page
+        from stillroom.report.pages.dataset import write_dataset_page
 
         write_dataset_page(found.page, report, found.survey, counts)
     return report
@@ -107,7 +108,7 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Examples
     if page is None:
         return found.page
     # Only an operation that draws a page loads what draws it.
-    from stillroom.report.rows_page import write_rows_page
+    from stillroom.report.pages.rows import write_rows_page
 
     write_rows_page(page, found, request)
     return msgspec.structs.replace(found.page, html=workspace.shown(page))

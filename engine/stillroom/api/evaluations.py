@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from stillroom.errors import InputError
 from stillroom.evaluate.compare import Comparison, compare
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
-from stillroom.jobs.store import find_run
+from stillroom.run_folder import find_run
 from stillroom.settings import Workspace
 
 

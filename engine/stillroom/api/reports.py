@@ -1,7 +1,7 @@
 """The report of a workspace's runs."""
 
-from stillroom.jobs.store import all_runs
 from stillroom.jobs.supervise import read_run
+from stillroom.run_folder import all_runs
 from stillroom.settings import Workspace
 
 

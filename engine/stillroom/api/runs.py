@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stillroom.errors import InputError
 from stillroom.jobs import supervise
-from stillroom.jobs.store import Progress, RunFailure, RunFolder, RunState, all_runs, find_run
+from stillroom.run_folder import Progress, RunFailure, RunFolder, RunState, all_runs, find_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 

@@ -8,9 +8,9 @@ from stillroom.evaluate.request import EvaluateModel, check_evaluation
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
 from stillroom.jobs.inline import plan_in_child
-from stillroom.jobs.store import Turn, find_run, hashes_of
 from stillroom.rollout.request import GenerateRollouts, check_rollouts, locate_policy
-from stillroom.rollout.score import ScoreRollouts, check_scoring
+from stillroom.rollout.rescore.score import ScoreRollouts, check_scoring
+from stillroom.run_folder import Turn, find_run, hashes_of
 from stillroom.settings import (
     Workspace,
     tool_environment,
@@ -18,15 +18,15 @@ from stillroom.settings import (
     training_environment,
 )
 from stillroom.teachers.providers import IN_PROCESS, TEACHER_KEYS
-from stillroom.train.forecast import TrainingForecast
-from stillroom.train.request import (
+from stillroom.train.config.request import (
     PlanTraining,
     StartTraining,
     TrainingPlan,
     plan_request,
     resolve_resume,
 )
-from stillroom.train.several import one_for_each_model, planned_together
+from stillroom.train.planning.forecast import TrainingForecast
+from stillroom.train.planning.per_model import one_for_each_model, planned_together
 from stillroom.types import RunKind
 
 

@@ -8,10 +8,10 @@ from typing import Annotated
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from stillroom.curate.facts import RolloutFacts
-from stillroom.curate.fields import NULL, RolloutParts
-from stillroom.curate.rows import RolloutLine, check_output, read_rollouts
-from stillroom.curate.sources import SourceFile, source_files
+from stillroom.curate.rows.facts import RolloutFacts
+from stillroom.curate.rows.fields import NULL, RolloutParts
+from stillroom.curate.rows.read import RolloutLine, check_output, read_rollouts
+from stillroom.curate.rows.sources import SourceFile, source_files
 from stillroom.errors import DataError
 from stillroom.files import Buffer, LineWriter, atomic_output
 from stillroom.lineage import FileRecord, Recording, write_manifest

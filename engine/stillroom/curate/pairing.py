@@ -9,10 +9,10 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from stillroom.curate.fields import NULL
-from stillroom.curate.own_rows import own_row
-from stillroom.curate.rows import read_rollouts, without_ids
-from stillroom.data.layouts import RolloutLayout
+from stillroom.curate.rows.fields import NULL
+from stillroom.curate.rows.read import read_rollouts, without_ids
+from stillroom.curate.rows.translate import own_row
+from stillroom.data.layouts.detect import RolloutLayout
 from stillroom.data.row_files import RowReader
 from stillroom.errors import DataError
 

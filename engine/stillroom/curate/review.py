@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from stillroom.curate.rows import check_output
-from stillroom.curate.sources import source_files
+from stillroom.curate.rows.read import check_output
+from stillroom.curate.rows.sources import source_files
+from stillroom.data.chat.views import Section, sections_of
 from stillroom.data.checks import Problem, as_number
 from stillroom.data.formats import CHECKS, RowFormat, detect_format
-from stillroom.data.layouts import as_rollout
+from stillroom.data.layouts.detect import as_rollout
 from stillroom.data.row_files import decode_line, read_row_lines
-from stillroom.data.views import Section, sections_of
 from stillroom.errors import DataError, InputError
 from stillroom.files import atomic_output, content_hash
 from stillroom.lineage import Recording, write_manifest

@@ -16,8 +16,8 @@ from stillroom.data.checks import (
     object_problems,
     tool_schema_problems,
 )
-from stillroom.data.layouts import layout_of, rollout_problems
-from stillroom.data.nemo_gym import (
+from stillroom.data.layouts.detect import layout_of, rollout_problems
+from stillroom.data.layouts.nemo_gym import (
     REQUEST,
     prompt_row_problems,
     request_messages,

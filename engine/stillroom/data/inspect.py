@@ -8,13 +8,9 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from stillroom.data.checks import Problem, as_number, decode_row
-from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_row
-from stillroom.data.layouts import as_rollout
-from stillroom.data.render import ChatRenderer
-from stillroom.data.row_files import read_row_lines, rollout_files
-from stillroom.data.template import plain_text
-from stillroom.data.views import (
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.chat.template import plain_text
+from stillroom.data.chat.views import (
     MAX_TOKENS_SHOWN,
     PageName,
     RowView,
@@ -24,6 +20,10 @@ from stillroom.data.views import (
     sequence_view,
     titled_sequences,
 )
+from stillroom.data.checks import Problem, as_number, decode_row
+from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_row
+from stillroom.data.layouts.detect import as_rollout
+from stillroom.data.row_files import read_row_lines, rollout_files
 from stillroom.errors import DataError, InputError, ModelError
 from stillroom.settings import Workspace
 

@@ -10,7 +10,7 @@ import msgspec
 from stillroom.data.checks import as_number
 from stillroom.data.distribution import Distribution
 from stillroom.data.formats import RowFormat, task_from_row
-from stillroom.data.layouts import RolloutLayout, as_rollout, layout_of
+from stillroom.data.layouts.detect import RolloutLayout, as_rollout, layout_of
 from stillroom.files import canonical_json
 
 MAX_COUNTED_ROWS = 1000

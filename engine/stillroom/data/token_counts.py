@@ -7,14 +7,14 @@ from typing import Any, cast
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.chat.views import titled_sequences
 from stillroom.data.checks import Problem, decode_row, decode_text_row
 from stillroom.data.distribution import Bar, Distribution, Quantiles
 from stillroom.data.formats import RowFormat, task_from_row
-from stillroom.data.layouts import as_rollout
-from stillroom.data.render import ChatRenderer
+from stillroom.data.layouts.detect import as_rollout
 from stillroom.data.row_files import RowReader
 from stillroom.data.survey import RowPlace
-from stillroom.data.views import titled_sequences
 from stillroom.errors import ModelError
 
 _MAX_BYTES = 24 << 20

@@ -17,18 +17,18 @@ from stillroom.lineage import write_manifest
 from stillroom.models.identity import identify
 from stillroom.models.resolve import locate_model
 from stillroom.reporting import Reporter
-from stillroom.rollout.arena import open_arena
-from stillroom.rollout.collect import (
+from stillroom.rollout.context import open_arena
+from stillroom.rollout.episode.collect import (
     FailedRollout,
     Outcome,
     collect_rollouts,
     key_of,
     specs_for,
 )
-from stillroom.rollout.judge_request import check_judge
+from stillroom.rollout.journal.records import RolloutKey
 from stillroom.rollout.origin import RolloutOrigin, origin_of
-from stillroom.rollout.records import RolloutKey
 from stillroom.rollout.request import sampling_settings, select_entries
+from stillroom.rollout.rewards.judge_request import check_judge
 from stillroom.settings import Workspace
 from stillroom.types import SamplingSettings, Trajectory
 

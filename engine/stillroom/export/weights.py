@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from stillroom.data.render import ChatRenderer
-from stillroom.data.template import PROBE, ChatTemplate
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.chat.template import PROBE, ChatTemplate
 from stillroom.errors import ModelError, RunError
 from stillroom.export.folder import require_space
 from stillroom.export.older_readers import write_old_names

@@ -6,9 +6,9 @@ Pure but for a look at the run's checkpoints.
 import errno
 
 from stillroom.errors import DivergedError, EngineError
-from stillroom.jobs.store import RunFailure, RunFolder
 from stillroom.models.resolve import CHECKPOINTS
-from stillroom.train.resume import latest_checkpoint
+from stillroom.run_folder import RunFailure, RunFolder
+from stillroom.train.config.resume import latest_checkpoint
 from stillroom.types import RunKind
 
 _TRAINING = frozenset({RunKind.SFT, RunKind.DPO, RunKind.DISTILL})

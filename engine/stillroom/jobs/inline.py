@@ -13,19 +13,19 @@ import msgspec
 from pydantic import BaseModel
 
 from stillroom.curate.convert import ConvertResult, ConvertRollouts
-from stillroom.curate.filter_request import FilterDataset, FilterResult
-from stillroom.curate.filters import filter_dataset
+from stillroom.curate.filter.request import FilterDataset, FilterResult
+from stillroom.curate.filter.run import filter_dataset
 from stillroom.curate.pairs import MakeDpoPairs, PairsResult
-from stillroom.curate.ray_convert import convert_on_ray
-from stillroom.curate.ray_filter import filter_on_ray
-from stillroom.curate.ray_pairs import pair_on_ray
+from stillroom.curate.ray.convert import convert_on_ray
+from stillroom.curate.ray.filter import filter_on_ray
+from stillroom.curate.ray.pairs import pair_on_ray
 from stillroom.data.inspect import InspectExamples, Inspection, inspect_examples
 from stillroom.data.token_counts import CountTokens, TokenCounts, count_tokens
 from stillroom.errors import EngineError, RunError, missing_extra
-from stillroom.models.resolve import tokenizer_for
+from stillroom.models.tokenizer import tokenizer_for
 from stillroom.settings import Workspace, tool_environment, training_environment
-from stillroom.train.forecast import TrainingForecast
-from stillroom.train.request import PlanTraining
+from stillroom.train.config.request import PlanTraining
+from stillroom.train.planning.forecast import TrainingForecast
 
 INSPECT_TIMEOUT_S = 60.0
 FILTER_TIMEOUT_S = 3600.0
@@ -188,7 +188,7 @@ def _answer(asked: _Asked) -> Any:
 
 def _planned(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
     try:
-        from stillroom.train.plan import plan_training
+        from stillroom.train.planning.plan import plan_training
     except ModuleNotFoundError as error:
         raise missing_extra("train", "planning a training run") from error
     return plan_training(workspace, request)

@@ -10,11 +10,11 @@ import anyio
 
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.export.request import ExportModel
-from stillroom.jobs.store import RunFolder
 from stillroom.reporting import Reporter
 from stillroom.rollout.request import GenerateRollouts
+from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
-from stillroom.train.request import StartTraining
+from stillroom.train.config.request import StartTraining
 from stillroom.types import RunKind
 
 
@@ -24,7 +24,7 @@ def run_operation(folder: RunFolder, reporter: Reporter) -> Any:
     workspace = Workspace(Path(asked.workspace))
     match asked.kind:
         case RunKind.ROLLOUTS:
-            from stillroom.rollout.ray_run import generate_on_ray
+            from stillroom.rollout.ray.run import generate_on_ray
             from stillroom.rollout.run import generate_rollouts
 
             rollouts = GenerateRollouts.model_validate(asked.request)
@@ -38,7 +38,7 @@ def run_operation(folder: RunFolder, reporter: Reporter) -> Any:
             work = functools.partial(evaluate_model, folder=folder.path, reporter=reporter)
             return _run_async(work, workspace, evaluation)
         case RunKind.SCORE:
-            from stillroom.rollout.score import ScoreRollouts, score_rollouts
+            from stillroom.rollout.rescore.score import ScoreRollouts, score_rollouts
 
             scoring = ScoreRollouts.model_validate(asked.request)
             work = functools.partial(score_rollouts, folder=folder.path, reporter=reporter)

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from stillroom.files import AppendLog
-from stillroom.jobs.store import Progress, RunFolder, RunState
 from stillroom.lineage import now
+from stillroom.run_folder import Progress, RunFolder, RunState
 
 _WRITE_EVERY_S = 0.5
 

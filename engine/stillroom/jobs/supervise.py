@@ -15,7 +15,8 @@ import psutil
 
 from stillroom.files import write_json
 from stillroom.jobs.failures import interruption
-from stillroom.jobs.store import (
+from stillroom.lineage import now
+from stillroom.run_folder import (
     RunFailure,
     RunFolder,
     RunState,
@@ -23,7 +24,6 @@ from stillroom.jobs.store import (
     create_run,
     find_run,
 )
-from stillroom.lineage import now
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 

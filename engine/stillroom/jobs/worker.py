@@ -17,9 +17,9 @@ from stillroom.files import file_sha256
 from stillroom.jobs.failures import failure_of
 from stillroom.jobs.operations import run_operation
 from stillroom.jobs.reporter import JobReporter
-from stillroom.jobs.store import RunFolder
 from stillroom.jobs.supervise import read_run
 from stillroom.lineage import now
+from stillroom.run_folder import RunFolder
 from stillroom.types import RunKind, RunStatus
 
 _TURN_POLL_S = 0.5

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stillroom.errors import ModelError
 from stillroom.models.batches import TokenBatch
-from stillroom.models.matrix_head import MatrixHead, MatrixScores, matrix_head
+from stillroom.models.cpu.matrix_head import MatrixHead, MatrixScores, matrix_head
 from stillroom.models.packing import allow_packing, can_pack, packed_inputs
 from stillroom.models.placement import input_device
 

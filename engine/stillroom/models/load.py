@@ -12,7 +12,7 @@ import transformers
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from stillroom.data.render import ChatRenderer
+from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import ModelError
 from stillroom.models.placement import input_device, spread_options
 from stillroom.models.precision import Precision, Quantization

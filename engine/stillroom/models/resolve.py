@@ -3,12 +3,11 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from stillroom.demo import DEMO_MODELS
-from stillroom.errors import ModelError, missing_extra
+from stillroom.errors import ModelError
 from stillroom.settings import Workspace
 
 CHECKPOINTS = "checkpoints"
@@ -113,16 +112,3 @@ def _checkpoint_of_run(name: str, run: Path) -> ModelLocation:
         f"run {name!r} has no final checkpoint{hint}",
         f"see how it stands with `stillroom get-run {name}`",
     )
-
-
-def tokenizer_for(workspace: Workspace, model: str, what: str) -> Any:
-    """Returns the tokenizer of what a user wrote for a model; `what` needs it.
-
-    Raises MissingExtraError where transformers isn't installed, and what `locate_model` and
-    `load_tokenizer` raise.
-    """
-    try:
-        from stillroom.models.load import load_tokenizer
-    except ModuleNotFoundError as error:
-        raise missing_extra("train", what) from error
-    return load_tokenizer(locate_model(workspace, model))

@@ -12,7 +12,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from stillroom.data.render import ChatRenderer
+from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import CallFailedError, FailureClass
 from stillroom.models.load import LoadedModel
 from stillroom.policy.decode import DecodeEngine

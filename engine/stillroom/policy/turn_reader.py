@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from stillroom.data.render import ChatRenderer
+from stillroom.data.chat.render import ChatRenderer
 from stillroom.policy.tool_calls import Parser, message_from_text
 from stillroom.types import Message, SampledTurn
 

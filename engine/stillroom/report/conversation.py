@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from stillroom.data.template import thinking_of
+from stillroom.data.chat.template import thinking_of
 from stillroom.report.wording import cut
 from stillroom.types import Message
 

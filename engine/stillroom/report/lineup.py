@@ -9,7 +9,7 @@ import msgspec
 
 from stillroom.evaluate.compare import compare
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
-from stillroom.report.curves import Settings
+from stillroom.report.charts.curves import Settings
 from stillroom.report.folders import FolderReader, Run
 from stillroom.report.wording import short_name
 from stillroom.types import RunKind, RunStatus

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from stillroom import __version__
 from stillroom.lineage import now
-from stillroom.report.curves import Training, read_settings, trainings
+from stillroom.report.charts.curves import Training, read_settings, trainings
+from stillroom.report.charts.line import HEIGHT, WIDTH
 from stillroom.report.environment import render_page, write_page
 from stillroom.report.examples import BeforeAfter, before_after
 from stillroom.report.folders import TRAINING_KINDS, FolderReader, Unreadable
 from stillroom.report.headline import Headline, headline
-from stillroom.report.line_chart import HEIGHT, WIDTH
 from stillroom.report.lineup import read_lineup
 from stillroom.report.run_list import RunRow, run_rows
 from stillroom.report.scoreboard import Scoreboard, scoreboard

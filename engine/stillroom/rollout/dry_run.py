@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 
 from stillroom.data.formats import Task
-from stillroom.rollout.arena import Stage, open_stage
-from stillroom.rollout.collect import RolloutSpec
+from stillroom.rollout.context import Stage, open_stage
+from stillroom.rollout.episode.collect import RolloutSpec
+from stillroom.rollout.episode.loop import offered_tools
 from stillroom.rollout.forecast import (
     CallRules,
     Counts,
@@ -18,14 +19,13 @@ from stillroom.rollout.forecast import (
     RolloutLoad,
     forecast,
 )
-from stillroom.rollout.journal import check_settings, journal_path
-from stillroom.rollout.judge import RESPONSE_FORMATS, judge_messages
-from stillroom.rollout.judge_request import JudgeFile, judge_price, open_judge
-from stillroom.rollout.loop import offered_tools
-from stillroom.rollout.records import KnownSteps, RolloutKey, finished_rows, read_journal
+from stillroom.rollout.journal.journal import check_settings, journal_path
+from stillroom.rollout.journal.records import KnownSteps, RolloutKey, finished_rows, read_journal
+from stillroom.rollout.journal.shards import left_by_shards
 from stillroom.rollout.request import GenerateRollouts, price_of
-from stillroom.rollout.rewards import Rewarder
-from stillroom.rollout.shards import left_by_shards
+from stillroom.rollout.rewards.judge import RESPONSE_FORMATS, judge_messages
+from stillroom.rollout.rewards.judge_request import JudgeFile, judge_price, open_judge
+from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import terms_of
 from stillroom.types import Message

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stillroom.rollout.judge import MAX_TRIES
-from stillroom.rollout.records import FinishedRow
+from stillroom.rollout.journal.records import FinishedRow
+from stillroom.rollout.rewards.judge import MAX_TRIES
 from stillroom.teachers.pricing import Price
 from stillroom.types import Usage
 

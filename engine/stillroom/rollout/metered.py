@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from stillroom.rollout.episode.loop import Conversation, Policy
 from stillroom.rollout.forecast import FRAME_TOKENS, TEMPLATE_TOKENS
-from stillroom.rollout.loop import Conversation, Policy
 from stillroom.teachers.budget import Budget, Cost
 from stillroom.types import Message, SampledTurn, TokenTrace, ToolSchema
 

@@ -10,9 +10,9 @@ import msgspec
 
 from stillroom.lineage import AnsweringModel, FileRecord, ModelRecord, record_file
 from stillroom.models.identity import identify
-from stillroom.rollout.judge_request import NO_JUDGE, check_judge, judge_record
-from stillroom.rollout.records import FinishedRow
+from stillroom.rollout.journal.records import FinishedRow
 from stillroom.rollout.request import RolloutOptions, locate_policy, user_file
+from stillroom.rollout.rewards.judge_request import NO_JUDGE, check_judge, judge_record
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import IN_PROCESS, terms_of
 from stillroom.types import Answerer

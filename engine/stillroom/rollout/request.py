@@ -9,12 +9,29 @@ from stillroom.data.formats import Task
 from stillroom.errors import InputError
 from stillroom.files import file_sha256
 from stillroom.models.resolve import ModelLocation, locate_model
-from stillroom.rollout.judge_request import JudgeFile, JudgeOptions, check_judge, judge_price
-from stillroom.rollout.loop import DEFAULT_NUDGE, TerminationPolicy, nudge_for
+from stillroom.rollout.rewards.judge_request import (
+    JudgeFile,
+    JudgeOptions,
+    check_judge,
+    judge_price,
+)
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import FREE, Price, known_price, price_for
 from stillroom.teachers.providers import IN_PROCESS, PROFILES, ProviderName, endpoint_for
 from stillroom.types import SamplingSettings
+
+TerminationPolicy = Literal["last_tool", "max_turns"]
+"""When a rollout ends: with the first turn that calls no tool, or only after `max_turns` turns."""
+DEFAULT_NUDGE = (
+    "Check your work, with the tools where they help, then state your complete answer again."
+)
+"""Asks for the whole answer: nobody knows which of the answers will be the last."""
+
+
+def nudge_for(policy: TerminationPolicy, nudge: str) -> str | None:
+    """Returns what the user says after a turn without a tool call; None: that turn is the end."""
+    return nudge if policy == "max_turns" else None
+
 
 NO_FILE = "none"
 _MAX_CONCURRENCY = 256

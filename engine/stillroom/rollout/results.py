@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from stillroom.lineage import write_manifest
-from stillroom.rollout.collect import FailedRollout, Outcome
+from stillroom.rollout.episode.collect import FailedRollout, Outcome
+from stillroom.rollout.journal.records import FinishedRow
 from stillroom.rollout.origin import RolloutOrigin, with_answerers
-from stillroom.rollout.records import FinishedRow
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.teachers.budget import Outstanding
 from stillroom.types import SampledTurn, Usage, total_usd

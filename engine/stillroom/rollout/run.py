@@ -13,8 +13,9 @@ from stillroom.data.formats import Task, load_tasks
 from stillroom.errors import RunCancelledError, TeacherError
 from stillroom.files import AppendLog, content_hash
 from stillroom.reporting import Reporter
-from stillroom.rollout.arena import open_arena
-from stillroom.rollout.collect import (
+from stillroom.rollout.context import open_arena
+from stillroom.rollout.dry_run import dry_run
+from stillroom.rollout.episode.collect import (
     Arena,
     FailedRollout,
     Outcome,
@@ -22,10 +23,9 @@ from stillroom.rollout.collect import (
     collect_rollouts,
     specs_for,
 )
-from stillroom.rollout.dry_run import dry_run
 from stillroom.rollout.forecast import Forecast
-from stillroom.rollout.journal import RolloutStore
-from stillroom.rollout.judge_request import JudgeFile, check_judge
+from stillroom.rollout.journal.journal import RolloutStore
+from stillroom.rollout.journal.shards import Share, adopt_shards
 from stillroom.rollout.origin import AnswererWatch, RolloutOrigin, origin_of
 from stillroom.rollout.request import (
     GenerateRollouts,
@@ -35,10 +35,10 @@ from stillroom.rollout.request import (
     select_entries,
 )
 from stillroom.rollout.results import RolloutsResult, Tally, put_on_record, rollouts_result
-from stillroom.rollout.shards import Share, adopt_shards
+from stillroom.rollout.rewards.judge_request import JudgeFile, check_judge
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Outstanding
-from stillroom.teachers.openai_http import Spending
+from stillroom.teachers.endpoint.client import Spending
 from stillroom.types import Trajectory
 
 PHASE = "generate rollouts"

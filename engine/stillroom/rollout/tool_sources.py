@@ -5,16 +5,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from stillroom.data.formats import Task
 from stillroom.files import content_hash
-from stillroom.rollout.loop import tool_task
+from stillroom.rollout.episode.loop import tool_task
 from stillroom.rollout.request import RolloutOptions
 from stillroom.settings import Workspace, tool_environment
 from stillroom.teachers.providers import TEACHER_KEYS
 from stillroom.tools.base import ToolSource
-from stillroom.tools.browse import BrowseTools
+from stillroom.tools.browser.tool import BrowseTools
 from stillroom.tools.combined import CombinedTools
-from stillroom.tools.docker import PLAYWRIGHT, DockerTools
-from stillroom.tools.mcp_servers import MCPTools
-from stillroom.tools.user_pool import UserPool
+from stillroom.tools.containers.docker import PLAYWRIGHT, DockerTools
+from stillroom.tools.mcp.servers import MCPTools
+from stillroom.tools.user.pool import UserPool
 
 
 class ToolSources:

@@ -15,7 +15,7 @@ import anyio.abc
 import psutil
 from anyio.abc import ByteSendStream
 
-from stillroom.tools.user_worker import kill_family
+from stillroom.tools.user.worker import kill_family
 
 END_TIMEOUT_S = 5.0
 MARK = "STILLROOM_SESSION"

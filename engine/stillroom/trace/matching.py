@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from stillroom.curate.convert import supervised_row
-from stillroom.curate.rows import RolloutLine, read_rollouts
+from stillroom.curate.rows.read import RolloutLine, read_rollouts
 from stillroom.data.checks import Problem
 from stillroom.data.formats import task_from_row
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines

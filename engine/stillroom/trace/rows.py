@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from stillroom.curate.convert import reason_to_leave_out
-from stillroom.curate.filter_request import DroppedRow
-from stillroom.curate.rows import read_rollouts
+from stillroom.curate.filter.request import DroppedRow
+from stillroom.curate.rows.read import read_rollouts
 from stillroom.data.row_files import read_row_lines
 from stillroom.errors import InputError
 from stillroom.lines import Line

@@ -7,9 +7,9 @@ import msgspec
 
 from stillroom.errors import InputError
 from stillroom.evaluate.files import RESULT_FILE
-from stillroom.jobs.store import RunFolder, find_run
 from stillroom.lineage import FOLDER_MANIFEST, Manifest, read_manifest, record_file
 from stillroom.models.resolve import CHECKPOINTS, FINAL
+from stillroom.run_folder import RunFolder, find_run
 from stillroom.settings import Workspace
 from stillroom.trace.origins import Origin, Origins
 from stillroom.trace.request import State

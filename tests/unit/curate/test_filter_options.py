@@ -21,10 +21,10 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
-from stillroom.curate.filter_request import FilterDataset
-from stillroom.curate.filter_rows import Row, read_filter_rows
-from stillroom.curate.filter_rules import Knowledge
-from stillroom.curate.filter_sets import judged
+from stillroom.curate.filter.request import FilterDataset
+from stillroom.curate.filter.rows import Row, read_filter_rows
+from stillroom.curate.filter.rules import Knowledge
+from stillroom.curate.filter.sets import judged
 from stillroom.errors import DataError
 
 SFT = {

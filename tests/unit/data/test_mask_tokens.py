@@ -12,7 +12,7 @@ import pytest
 from fakes.conversations import answer, calls, reply, system, user
 from fakes.mask_families import MASK_FAMILIES, MaskFamily
 from fakes.masks import ENDS, SEES, TOKENIZERS, stretches
-from stillroom.data.render import ChatRenderer, RenderedConversation
+from stillroom.data.chat.render import ChatRenderer, RenderedConversation
 from stillroom.types import Message
 
 # Each word stands in one message only, so that it tells for every token whose it is.

@@ -14,9 +14,9 @@ import pytest
 from fakes.conversations import CHAIR, LAMP, answer, calls, reply, system, user
 from fakes.mask_families import GLM_BARE, MASK_FAMILIES, MaskFamily, mask_tokenizer
 from fakes.masks import ENDS, SEES, TOKENIZERS, stretches
+from stillroom.data.chat.render import ChatRenderer, RenderedConversation
+from stillroom.data.chat.views import sequence_view
 from stillroom.data.inspect import mask_text
-from stillroom.data.render import ChatRenderer, RenderedConversation
-from stillroom.data.views import sequence_view
 from stillroom.errors import ModelError
 from stillroom.types import Message
 

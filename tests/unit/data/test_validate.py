@@ -19,7 +19,7 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
-from stillroom.curate.rows import read_rollouts
+from stillroom.curate.rows.read import read_rollouts
 from stillroom.data.distribution import Distribution, Quantiles, bars, quantiles
 from stillroom.data.formats import RowFormat
 from stillroom.data.validate import ValidateDataset, validate_dataset

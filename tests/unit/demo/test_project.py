@@ -18,7 +18,7 @@ from stillroom.demo.world import (
     task_row,
 )
 from stillroom.tools.schema import tool_schema
-from stillroom.tools.user_file import (
+from stillroom.tools.user.file import (
     RewardArgs,
     ToolArgs,
     ToolMark,

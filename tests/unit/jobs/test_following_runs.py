@@ -11,11 +11,11 @@ from fakes.training import Project, make_project
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.errors import ConfigError, EngineError
-from stillroom.jobs.store import Turn, create_run, find_run, hashes_of
 from stillroom.jobs.supervise import start_run
+from stillroom.run_folder import Turn, create_run, find_run, hashes_of
 from stillroom.settings import training_environment
-from stillroom.train.forecast import TrainingForecast
-from stillroom.train.several import one_for_each_model, planned_together
+from stillroom.train.planning.forecast import TrainingForecast
+from stillroom.train.planning.per_model import one_for_each_model, planned_together
 from stillroom.types import RunKind, RunStatus
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(8)]

@@ -5,7 +5,7 @@ import msgspec
 from stillroom.api import GetRun
 from stillroom.api.runs import get_run
 from stillroom.jobs.reporter import JobReporter
-from stillroom.jobs.store import create_run
+from stillroom.run_folder import create_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 from stillroom_mcp.next_steps import after_run

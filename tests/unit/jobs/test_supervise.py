@@ -16,7 +16,7 @@ from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.errors import InputError, RunError
 from stillroom.jobs import supervise
-from stillroom.jobs.store import RunFolder, create_run, find_run
+from stillroom.run_folder import RunFolder, create_run, find_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 

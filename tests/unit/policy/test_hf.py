@@ -5,7 +5,7 @@ import torch
 from fakes.conversations import PRICE, reply, user
 from fakes.decoding import full_logprobs
 from fakes.tiny_models import ANSWER
-from stillroom.data.render import ChatRenderer
+from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import ModelError
 from stillroom.policy.hf import HFPolicy, seeded_draws
 from stillroom.types import SamplingSettings

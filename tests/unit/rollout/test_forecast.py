@@ -16,7 +16,7 @@ from stillroom.rollout.forecast import (
     Span,
     forecast,
 )
-from stillroom.rollout.records import FinishedRow
+from stillroom.rollout.journal.records import FinishedRow
 from stillroom.teachers.pricing import FREE, Price
 from stillroom.types import Usage
 

@@ -10,8 +10,8 @@ import pytest
 from fakes.loops import run_async
 from fakes.rollout_rows import user
 from stillroom.teachers.budget import Budget, BudgetSpentError
-from stillroom.teachers.limit_types import LimitSettings
-from stillroom.teachers.openai_http import CallSettings, OpenAITeacher, Spending
+from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
+from stillroom.teachers.limits.words import LimitSettings
 from stillroom.teachers.providers import Endpoint
 from stillroom.types import SamplingSettings
 

@@ -14,7 +14,7 @@ from stillroom.tools.schema import (
     tool_schema,
     wants_task,
 )
-from stillroom.tools.user_file import ToolArgs
+from stillroom.tools.user.file import ToolArgs
 
 
 def everything(  # noqa: PLR0917

@@ -10,11 +10,11 @@ from stillroom.data.formats import load_datasets
 from stillroom.errors import ConfigError
 from stillroom.models.load import load_model
 from stillroom.models.resolve import locate_model
-from stillroom.train.config_file import load_config
-from stillroom.train.plan import plan_training
-from stillroom.train.request import PlanTraining, plan_request
-from stillroom.train.student_rollouts import prompt_batches
-from stillroom.train.teachers import load_teachers
+from stillroom.train.config.file import load_config
+from stillroom.train.config.request import PlanTraining, plan_request
+from stillroom.train.on_policy.student_rollouts import prompt_batches
+from stillroom.train.on_policy.teachers import load_teachers
+from stillroom.train.planning.plan import plan_training
 
 FILES = ["shop.jsonl", "maths.jsonl"]
 

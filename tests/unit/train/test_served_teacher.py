@@ -6,7 +6,7 @@ from fakes.model_server import FakeModelServer
 from fakes.training import make_project
 from stillroom import api
 from stillroom.errors import ConfigError, InputError, RunError
-from stillroom.train.request import PlanTraining, plan_request
+from stillroom.train.config.request import PlanTraining, plan_request
 
 CLOCKS = {"sample_s", "update_s", "tokens_per_s", "memory_gb"}
 

@@ -1,0 +1,151 @@
+"""Near duplicates: MinHash proposes, the true overlap of the words decides, the best one stays.
+
+Rows are taken from best to worst; one is dropped if a row that is kept says almost the same. So
+every dropped row has a kept one that is like it, no chain of small changes empties a set, and the
+order of the file does not matter. N rows, P = BANDS * BAND_ROWS numbers per signature.
+"""
+
+import hashlib
+import importlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import eq
+from typing import Any
+
+from stillroom.curate.rows.words import jaccard, shingles_of
+from stillroom.errors import missing_extra
+
+LEAST_JACCARD = 0.8
+# A pair of exactly 0.8 shares one of 21 bands of 6 numbers with a chance of 99.8 %.
+BANDS, BAND_ROWS = 21, 6
+_NUM_PERM = BANDS * BAND_ROWS
+# Four standard deviations of the estimate below 0.8: what lies under it is not looked at again.
+_LEAST_EQUAL = int(_NUM_PERM * 0.655)
+_SEED = 42
+_CACHED_SETS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A row as it is compared with others; the same in every process."""
+
+    numbers: "array[int]"
+    digest: int
+    """Of its text: rows with the same one need not be read again."""
+
+
+class Signer:
+    """Makes signatures. Raises MissingExtraError without the library for them."""
+
+    def __init__(self) -> None:
+        try:
+            rensa: Any = importlib.import_module("rensa")
+        except ModuleNotFoundError as error:
+            raise missing_extra("curate", "finding near duplicates") from error
+        self._minhash = rensa.RMinHash
+
+    def signature(self, text: str) -> Signature:
+        """Returns the signature of what a row says."""
+        minhash = self._minhash(_NUM_PERM, _SEED)
+        minhash.update(list(shingles_of(text)))
+        # Not hash(): it differs from process to process.
+        spoken = text.encode("utf-8", errors="surrogatepass")
+        digest = hashlib.blake2b(spoken, digest_size=8).digest()
+        return Signature(
+            array("I", minhash.digest()), int.from_bytes(digest, "little", signed=True)
+        )
+
+
+class NearDuplicates:
+    """Collects signatures of rows; then says which row repeats which.
+
+    Holds 588 bytes a row; the words are read again where two rows may be alike.
+    """
+
+    def __init__(self) -> None:
+        self._signatures_NP = array("I")
+        self._digests_N = array("q")
+        self._ranks: list[tuple[float, bytes]] = []
+
+    def add(self, signature: Signature, *, worth: float, tie: bytes) -> None:
+        """Takes in the next row. Of rows alike that of most `worth` stays; then `tie` decides."""
+        self._signatures_NP.extend(signature.numbers)
+        self._digests_N.append(signature.digest)
+        self._ranks.append((-worth, tie))
+
+    def repeats(self, words_at: Callable[[int], frozenset[str]]) -> dict[int, int]:
+        """Returns which rows to drop, each with the kept row it repeats, by order of `add`.
+
+        `words_at` gives the words of a row again.
+        """
+        order = sorted(range(len(self._ranks)), key=self._ranks.__getitem__)
+        links = [self._linked(order, band) for band in range(BANDS)]
+        read = _Cached(words_at)
+        dropped: dict[int, int] = {}
+        for row in order:
+            candidates: set[int] = set()
+            for link in links:
+                link[row] = _kept_before(link[row], link, dropped)
+                kept = link[row]
+                while kept >= 0:
+                    candidates.add(kept)
+                    kept = link[kept]
+            match = self._first_alike(row, candidates, read)
+            if match is not None:
+                dropped[row] = match
+        return dropped
+
+    def _linked(self, order: Iterable[int], band: int) -> "array[int]":
+        """Returns for each row the last better one with the same numbers in a band, or -1."""
+        numbers = memoryview(self._signatures_NP).cast("B")
+        size = self._signatures_NP.itemsize
+        start, width, step = band * BAND_ROWS * size, BAND_ROWS * size, _NUM_PERM * size
+        last: dict[bytes, int] = {}
+        link = array("i", bytes(4 * len(self._ranks)))
+        for row in order:
+            offset = row * step + start
+            key = bytes(numbers[offset : offset + width])
+            link[row] = last.get(key, -1)
+            last[key] = row
+        return link
+
+    def _first_alike(self, row: int, candidates: set[int], read: "_Cached") -> int | None:
+        for kept in sorted(candidates, key=self._ranks.__getitem__):
+            if self._digests_N[row] == self._digests_N[kept]:
+                return kept
+            is_near = self._num_equal(row, kept) >= _LEAST_EQUAL
+            if is_near and jaccard(read(row), read(kept)) >= LEAST_JACCARD:
+                return kept
+        return None
+
+    def _num_equal(self, one: int, other: int) -> int:
+        numbers = memoryview(self._signatures_NP)
+        left = numbers[one * _NUM_PERM : (one + 1) * _NUM_PERM]
+        right = numbers[other * _NUM_PERM : (other + 1) * _NUM_PERM]
+        return sum(map(eq, left, right))
+
+
+def _kept_before(row: int, link: "array[int]", dropped: dict[int, int]) -> int:
+    """Returns the nearest row of a chain that is kept; what is dropped leads on to it."""
+    while row in dropped:
+        row = link[row]
+    return row
+
+
+class _Cached:
+    """The word sets that were read last: rows of one cluster are compared one after the other."""
+
+    def __init__(self, read: Callable[[int], frozenset[str]]) -> None:
+        self._read = read
+        self._sets: OrderedDict[int, frozenset[str]] = OrderedDict()
+
+    def __call__(self, row: int) -> frozenset[str]:
+        found = self._sets.pop(row, None)
+        if found is None:
+            found = self._read(row)
+        self._sets[row] = found
+        if len(self._sets) > _CACHED_SETS:
+            self._sets.popitem(last=False)
+        return found

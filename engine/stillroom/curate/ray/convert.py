@@ -1,0 +1,82 @@
+"""convert_rollouts over the files of a Ray cluster: the same rows and counts as in one process."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stillroom.curate.convert import (
+    MAX_EXAMPLES,
+    Conversion,
+    ConvertResult,
+    ConvertRollouts,
+    SourceCount,
+    nothing_converted,
+)
+from stillroom.curate.ray.parts import RayParts, ray_parts
+from stillroom.curate.rows.read import check_output
+from stillroom.curate.rows.sources import SourceFile, source_files
+from stillroom.files import LineWriter, atomic_output
+from stillroom.lineage import FileRecord, record_file
+from stillroom.settings import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    source: SourceFile
+    part: Path
+    include_failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    path: Path
+    num_rows: int
+    count: SourceCount
+    problems: list[str]
+    derived: int
+    source: FileRecord
+
+
+def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
+    """Does what `convert_rollouts` does, a file a task."""
+    sources = source_files(workspace, request.input)
+    output = workspace.output_file(request.output, what="output")
+    check_output(output, [source.path for source in sources])
+    with ray_parts(request.ray_address, output) as parts, atomic_output(output) as rows:
+        conversion = Conversion(rows, include_failed=request.include_failed)
+        records = _converted(parts, sources, conversion, rows)
+        if rows.num_rows == 0:
+            raise nothing_converted(sources, conversion)
+    return conversion.finish(workspace, request, output, records)
+
+
+def _converted(
+    parts: RayParts, sources: list[SourceFile], conversion: Conversion, rows: LineWriter
+) -> list[FileRecord]:
+    """Puts the parts together; returns the files as the tasks have seen them."""
+    jobs = [
+        _Job(source, parts.path(number), conversion.include_failed)
+        for number, source in enumerate(sources)
+    ]
+    records: list[FileRecord] = []
+    for part in parts.each(_convert, jobs):
+        rows.append_file(part.path, num_rows=part.num_rows)
+        part.path.unlink()
+        conversion.sources.append(part.count)
+        conversion.problems += part.problems[: MAX_EXAMPLES - len(conversion.problems)]
+        conversion.derived += part.derived
+        records.append(part.source)
+    return records
+
+
+def _convert(job: _Job) -> _Part:
+    with atomic_output(job.part) as rows:
+        conversion = Conversion(rows, include_failed=job.include_failed)
+        conversion.convert(job.source)
+    return _Part(
+        job.part,
+        rows.num_rows,
+        conversion.sources[0],
+        conversion.problems,
+        conversion.derived,
+        record_file(job.source.path),
+    )

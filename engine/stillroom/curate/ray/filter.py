@@ -1,0 +1,257 @@
+"""filter_dataset over the files of a Ray cluster: the same rows and counts as in one process.
+
+What rows are by themselves is judged where they are read. What needs all of them is decided by the
+driver, in the order of the rows: success rates and shared words before, duplicates and categories
+after. Then each file is read once more and written.
+"""
+
+import functools
+import importlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillroom.curate.filter.contamination import ContaminationIndex
+from stillroom.curate.filter.request import FilterDataset, FilterResult
+from stillroom.curate.filter.rows import Row, read_filter_rows
+from stillroom.curate.filter.rules import Knowledge, Reason
+from stillroom.curate.filter.run import (
+    Filtering,
+    Survey,
+    dropped_row,
+    evaluation_index,
+    given_verdicts,
+)
+from stillroom.curate.filter.sets import (
+    DUPLICATE,
+    TOO_DEEP,
+    Judge,
+    Passed,
+    Reasons,
+    TraitReader,
+    Traits,
+    changed_input,
+    conversation_digest,
+)
+from stillroom.curate.filter.tally import Tally
+from stillroom.curate.ray.parts import RayParts, ray_parts
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.row_files import rollout_files
+from stillroom.files import LineWriter, atomic_output
+from stillroom.lineage import FileRecord, record_file
+from stillroom.models.tokenizer import tokenizer_for
+from stillroom.settings import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What all tasks know."""
+
+    root: Path
+    request: FilterDataset
+    known: Knowledge
+    """Without the renderer, which each process makes for itself."""
+
+    def here(self) -> Knowledge:
+        """Returns what is known, in this process."""
+        renderer = None if self.request.model is None else _renderer(self.root, self.request.model)
+        known = self.known
+        return Knowledge(renderer, known.success_rates, known.evaluation, known.verdicts)
+
+
+@dataclass(frozen=True, slots=True)
+class _SurveyJob:
+    file: Path
+    request: FilterDataset
+    index: Any
+    """A reference to a ContaminationIndex, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The rows of a file: why to drop each, and by what the others are compared."""
+
+    reasons: list[Reasons]
+    sizes: "array[int]"
+    tokens: "array[int]"
+    """-1 where they were not counted."""
+    compared: list[tuple[bytes, Traits] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _JudgeJob:
+    file: Path
+    common: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _WriteJob:
+    file: Path
+    common: Any
+    judged: _Judged | None
+    """None: each row is judged by itself, while it is written."""
+    kept: Path
+    dropped: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    kept: Path
+    dropped: Path
+    tally: Tally
+    source: FileRecord
+
+
+def filter_on_ray(workspace: Workspace, request: FilterDataset) -> FilterResult:
+    """Does what `filter_dataset` does, a file a task."""
+    filtering = Filtering(workspace, request)
+    files = rollout_files(filtering.source)
+    tally, records = Tally(request), list[FileRecord]()
+    with ray_parts(request.ray_address, filtering.output) as parts:
+        known = _knowledge(workspace, request, parts, files)
+        common = _Common(workspace.root, request, known)
+        with filtering.writing() as (kept, dropped):
+            for part in parts.each(_write, _jobs(parts, files, common)):
+                _append(kept, part.kept, part.tally.kept)
+                _append(dropped, part.dropped, part.tally.read - part.tally.kept)
+                tally.take(part.tally)
+                records.append(part.source)
+    filtering.record(kept, dropped, tally, [*records, *filtering.other_files])
+    return filtering.result(tally, known)
+
+
+def _append(rows: LineWriter, part: Path, num_rows: int) -> None:
+    rows.append_file(part, num_rows=num_rows)
+    part.unlink()
+
+
+def _knowledge(
+    workspace: Workspace, request: FilterDataset, parts: RayParts, files: list[Path]
+) -> Knowledge:
+    verdicts = given_verdicts(workspace, request)
+    index = evaluation_index(workspace, request)
+    survey = Survey(request, index)
+    if survey.is_needed:
+        shared = None if index is None else parts.ray.put(index)
+        for part in parts.each(_survey, [_SurveyJob(file, request, shared) for file in files]):
+            survey.take(part)
+    if index is not None:
+        index.close()
+    return Knowledge(None, survey.success_rates(), index, verdicts)
+
+
+def _survey(job: _SurveyJob) -> Survey:
+    index: ContaminationIndex | None = None if job.index is None else _fetched(job.index)
+    survey = Survey(job.request, index)
+    survey.prompts = []
+    for row in read_filter_rows(job.file):
+        survey.add(row)
+    survey.forget_index()
+    return survey
+
+
+def _jobs(parts: RayParts, files: list[Path], common: _Common) -> Iterator[_WriteJob]:
+    request = common.request
+    # Once in the object store, instead of once with each task.
+    shared = parts.ray.put(common)
+    judged: list[_Judged | None] = [None] * len(files)
+    if request.dedupe is not None or request.max_per_category is not None:
+        found = list(parts.each(_judge, [_JudgeJob(file, shared) for file in files]))
+        _decide(request, found)
+        judged = [*found]
+    for number, (file, verdicts) in enumerate(zip(files, judged, strict=True)):
+        kept, dropped = parts.path(number, "kept"), parts.path(number, "dropped")
+        yield _WriteJob(file, shared, verdicts, kept, dropped)
+
+
+def _judge(job: _JudgeJob) -> _Judged:
+    common: _Common = _fetched(job.common)
+    # What compares rows is decided by the driver.
+    alone = common.request.model_copy(update={"dedupe": None})
+    judge, reader = Judge(alone, common.here()), TraitReader(common.request)
+    judged = _Judged([], array("q"), array("q"), [])
+    for row in read_filter_rows(job.file):
+        reasons, compared = judge.reasons(row), None
+        if not reasons:
+            try:
+                is_exact = common.request.dedupe == "exact"
+                compared = (conversation_digest(row) if is_exact else b"", reader.traits(row))
+            except (msgspec.DecodeError, RecursionError):
+                reasons = (TOO_DEEP,)
+        judged.reasons.append(reasons)
+        judged.compared.append(compared)
+        judged.sizes.append(row.line.line.num_bytes)
+        judged.tokens.append(-1 if row.num_tokens is None else row.num_tokens)
+    return judged
+
+
+def _decide(request: FilterDataset, found: list[_Judged]) -> None:
+    """Adds the reasons that come from other rows, in the order of the rows."""
+    seen: dict[bytes, str] = {}
+    passed = Passed(request)
+    places: list[tuple[_Judged, int]] = []
+    for judged in found:
+        for number, compared in enumerate(judged.compared):
+            if compared is None:
+                continue
+            digest, traits = compared
+            here = f"{traits.place.path}:{traits.place.number}"
+            if digest and (like := seen.setdefault(digest, here)) != here:
+                judged.reasons[number] = (Reason(DUPLICATE, like),)
+                continue
+            passed.add(len(places), traits)
+            places.append((judged, number))
+        # Only the reasons go back to the workers.
+        judged.compared.clear()
+    for position, reason in passed.decided().items():
+        judged, number = places[position]
+        judged.reasons[number] = (reason,)
+
+
+def _write(job: _WriteJob) -> _Part:
+    common: _Common = _fetched(job.common)
+    known = common.here()
+    tally = Tally(common.request)
+    rows = _judged_rows(job, common.request, known)
+    with atomic_output(job.kept) as kept, atomic_output(job.dropped) as dropped:
+        for row, reasons in rows:
+            tally.add(row, reasons, known.renderer)
+            if reasons:
+                dropped.write(dropped_row(row, reasons))
+            else:
+                line = row.line.line
+                kept.write_raw(line.view, source=line.source)
+    return _Part(job.kept, job.dropped, tally, record_file(job.file))
+
+
+def _judged_rows(
+    job: _WriteJob, request: FilterDataset, known: Knowledge
+) -> Iterator[tuple[Row, Reasons]]:
+    if job.judged is None:
+        judge = Judge(request, known)
+        yield from ((row, judge.reasons(row)) for row in read_filter_rows(job.file))
+        return
+    judged, number = job.judged, -1
+    for number, row in enumerate(read_filter_rows(job.file)):
+        if number >= len(judged.sizes) or judged.sizes[number] != row.line.line.num_bytes:
+            raise changed_input(job.file)
+        if judged.tokens[number] >= 0:
+            row.num_tokens = judged.tokens[number]
+        yield row, judged.reasons[number]
+    if number + 1 != len(judged.sizes):
+        raise changed_input(job.file)
+
+
+def _fetched(reference: Any) -> Any:
+    """Returns what the driver has put into the object store."""
+    ray: Any = importlib.import_module("ray")
+    return ray.get(reference)
+
+
+@functools.lru_cache(maxsize=1)
+def _renderer(root: Path, model: str) -> ChatRenderer:
+    return ChatRenderer(tokenizer_for(Workspace(root), model, "counting tokens"))

@@ -1,0 +1,1 @@
+"""Rows as curation reads them: the fields that decide, beside the untouched bytes."""

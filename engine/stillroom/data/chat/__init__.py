@@ -1,0 +1,1 @@
+"""Conversations as tokens: chat templates, rendering and the training mask."""

@@ -1,0 +1,218 @@
+"""A conversation becomes tokens: the prompt to answer, the reply to tools, the mask to train on.
+
+Text is encoded in the pieces in which it comes about when the model is sampled (everything up to
+the assistant's header, then the assistant's turn, then the tools' replies), so a rendered training
+row has the very tokens the model would see and write.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stillroom.data.chat.template import PROBE, SENTINEL, ChatTemplate, plain_text
+from stillroom.data.chat.turns import Span, TurnFinder
+from stillroom.errors import ModelError
+from stillroom.types import Message, ToolSchema
+
+__all__ = ["ChatRenderer", "RenderedConversation", "plain_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedConversation:
+    """A conversation as tokens; `trained` is True on the assistant's tokens and end of turn."""
+
+    text: str
+    ids: list[int]
+    trained: list[bool]
+
+
+class ChatRenderer:
+    """Renders conversations with a tokenizer's own chat template.
+
+    `tokenizer` is a transformers tokenizer; `variables` are what its template reads beside the
+    conversation. Raises ModelError where the template does not allow an exact answer.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        include_thinking: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = ChatTemplate(
+            tokenizer, include_thinking=include_thinking, variables=variables
+        )
+        self._turns = TurnFinder(self._template)
+
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+        """Returns the tokens of the conversation so far and the header of the answer to come."""
+        return self._encode(self._template.text(messages, tools, add_generation_prompt=True))
+
+    def reply_ids(
+        self,
+        call: Message,
+        replies: Sequence[Message],
+        tools: Sequence[ToolSchema],
+    ) -> list[int]:
+        """Returns the tokens that follow an assistant's turn: the replies to it, the next header.
+
+        They begin right after the turn's end-of-turn token, so they can be appended to sampled
+        tokens without encoding those again. After a turn that calls no tool it is the user who
+        replies; what the model thought before stays in front of it, also where its template would
+        leave that out.
+        """
+        if not call.get("tool_calls"):
+            return self._encode(self._after_answer(replies, tools))
+        # Some templates give the last turn an empty thinking block, which a reply then takes away.
+        for turn in (_stand_in(call, thinking="x"), _stand_in(call)):
+            before = self._template.text([*PROBE, turn], tools, include_thinking=True)
+            after = self._template.text(
+                [*PROBE, turn, *replies],
+                tools,
+                add_generation_prompt=True,
+                include_thinking=True,
+            )
+            end = before.rfind(self.end_of_turn)
+            if after.startswith(before) and end >= 0:
+                return self._encode(after[end + len(self.end_of_turn) :])
+        raise ModelError(
+            "this model's chat template rewrites earlier turns when tools reply, so the tokens "
+            "of a tool conversation cannot be continued exactly",
+            "use a model whose template only appends, or run without tools",
+        )
+
+    def _after_answer(self, replies: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        """Returns what the template writes after the end of an answer that a user replies to."""
+        answer: Message = {"role": "assistant", "content": SENTINEL}
+        before = self._template.text(PROBE, tools)
+        after = self._template.text([*PROBE, answer, *replies], tools, add_generation_prompt=True)
+        end = after.find(self.end_of_turn, after.find(SENTINEL, len(before)))
+        if not after.startswith(before) or end < 0:
+            raise ModelError(
+                "this model's chat template rewrites what came before when a user replies, so the "
+                "tokens of a conversation cannot be continued exactly",
+                "use termination_policy last_tool, or a model whose template only appends",
+            )
+        return after[end + len(self.end_of_turn) :]
+
+    def sequences(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        *,
+        num_given_turns: int = 0,
+    ) -> list[RenderedConversation]:
+        """Returns the fewest token sequences that train every turn as the model has to write it.
+
+        That is one, unless the template shows an earlier turn otherwise once the conversation goes
+        on (without its thinking, say): then such a turn is trained in a sequence that ends with it
+        or with a later turn that leaves it whole, and is context in the others. The first
+        `num_given_turns` assistant turns are context and not trained.
+        """
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        left, upto = turns[num_given_turns:], len(messages)
+        if not left:
+            return [self._encoded(self._template.text(messages, tools), [])]
+        rendered: list[RenderedConversation] = []
+        while left:
+            text, spans = self._turns.find(messages[:upto], tools, left)
+            here = [index for index in left if index in spans]
+            if here:
+                rendered.append(self._encoded(text, [spans[index] for index in here]))
+            elif upto == left[-1] + 1:
+                raise _rewritten(left[-1])
+            left = [index for index in left if index not in spans]
+            upto = left[-1] + 1 if left else 0
+        return rendered[::-1]
+
+    def conversation(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        *,
+        num_given_turns: int = 0,
+    ) -> RenderedConversation:
+        """Returns the whole conversation with the mask of what is trained, as one sequence.
+
+        Raises ModelError where it takes more than one; see `sequences`.
+        """
+        rendered = self.sequences(messages, tools, num_given_turns=num_given_turns)
+        if len(rendered) > 1:
+            turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+            raise _rewritten(turns[num_given_turns])
+        return rendered[0]
+
+    @property
+    def end_of_turn(self) -> str:
+        """The text of the special token that ends an assistant's turn, e.g. `<|im_end|>`."""
+        return self._template.end_of_turn
+
+    @property
+    def header(self) -> str:
+        """The text that opens an assistant's turn, e.g. `<|im_start|>assistant` and a newline."""
+        return self._template.header
+
+    def decode(self, ids: list[int]) -> str:
+        """Returns the text of tokens, special ones included."""
+        return self._tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def _encoded(self, text: str, spans: Sequence[Span]) -> RenderedConversation:
+        ids: list[int] = []
+        trained: list[bool] = []
+        for start, end, is_trained in _pieces(len(text), spans):
+            piece = self._encode(text[start:end])
+            ids += piece
+            trained += [is_trained] * len(piece)
+        if self.decode(ids) != text:
+            return self._encoded_by_offsets(text, spans)
+        return RenderedConversation(text, ids, trained)
+
+    def _encoded_by_offsets(self, text: str, spans: Sequence[Span]) -> RenderedConversation:
+        """Encodes the text at once, for tokenizers whose pieces do not add up to the whole."""
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        trained = [
+            any(start <= first and last <= end for start, end in spans) and first < last
+            for first, last in encoded["offset_mapping"]
+        ]
+        return RenderedConversation(text, list(encoded["input_ids"]), trained)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def _pieces(length: int, spans: Sequence[Span]) -> list[tuple[int, int, bool]]:
+    """Returns the whole text as pieces `(start, end, is_trained)`."""
+    pieces: list[tuple[int, int, bool]] = []
+    at = 0
+    for start, end in spans:
+        pieces += [(at, start, False), (start, end, True)]
+        at = end
+    return [piece for piece in [*pieces, (at, length, False)] if piece[0] < piece[1]]
+
+
+def _rewritten(index: int) -> ModelError:
+    return ModelError(
+        f"this model's chat template shows messages[{index}] otherwise once the conversation goes "
+        "on, so the row is not one sequence of tokens",
+        "leave thinking out (rollout.include_thinking: false), or end the row with that turn",
+    )
+
+
+def _stand_in(call: Message, *, thinking: str | None = None) -> Message:
+    """Returns a turn with the same calls; for what follows only their names and ids can matter."""
+    stand_in: Message = {"role": "assistant", "content": ""}
+    if thinking is not None:
+        stand_in["reasoning_content"] = thinking
+    stand_in["tool_calls"] = [
+        {
+            "id": made["id"],
+            "type": "function",
+            "function": {"name": made["function"]["name"], "arguments": "{}"},
+        }
+        for made in call.get("tool_calls", [])
+    ]
+    return stand_in

@@ -1,0 +1,255 @@
+"""Where the assistant's turns stand in a rendered conversation, and whether each is whole there.
+
+A turn is as its model writes it when it is the last one. Many templates show earlier turns in
+another way: they drop their thinking, end them with another token, or move the tools. A turn is
+found in a text only where the text has it as it is written.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+from stillroom.data.chat.template import (
+    PROBE,
+    ChatTemplate,
+    plain_text,
+    thinking_of,
+    without_thinking,
+)
+from stillroom.errors import ModelError
+from stillroom.types import Message, ToolCall, ToolSchema
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The last turn of a conversation: what comes before it, and its own text."""
+
+    before: str
+    turn: str
+
+    def whole_in(self, text: str) -> str:
+        """Returns the text if this turn stands in it as written, else one in which it does."""
+        return text if text.startswith(self.before + self.turn) else self.before + self.turn
+
+
+class TurnFinder:
+    """Finds the turns of conversations in the texts that a template makes of them."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+
+    def find(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], wanted: Collection[int]
+    ) -> tuple[str, dict[int, Span]]:
+        """Returns the text and, by the index of its message, the span of every whole wanted turn.
+
+        A span ends with the turn's end-of-turn token. A turn that the text has otherwise than it
+        is written is missing. Raises ModelError where a turn cannot be told from its header.
+        """
+        text, likely = self._likely(messages, tools)
+        if not likely and len(messages) - 1 in wanted:
+            # With this turn in place a template may show the ones before it in another way.
+            text = self._written(messages, tools).whole_in(text)
+        found: dict[int, Span] = {}
+        turns = (index for index, message in enumerate(messages) if message["role"] == "assistant")
+        for number, index in enumerate(turns):
+            if index not in wanted:
+                continue
+            span = likely[number] if likely else None
+            if span is None or not self._is_plain(text[slice(*span)], messages, index):
+                span = self._exact(text, span, messages[: index + 1], tools)
+            if span is not None:
+                found[index] = span
+        return text, found
+
+    def _likely(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> tuple[str, list[Span]]:
+        """Returns the text and where the turns should be; no spans if that cannot be said."""
+        num_turns = sum(message["role"] == "assistant" for message in messages)
+        if self._template.is_tagged:
+            text, tagged = self._template.tagged(messages, tools)
+            spans = [self._whole_turn(text, start, end) for start, end in tagged]
+        else:
+            text = self._template.text(messages, tools)
+            spans = self._by_header(self._veiled(text, messages, tools), len(text))
+        return text, spans if len(spans) == num_turns and self._is_steady else []
+
+    def _is_plain(self, turn: str, messages: Sequence[Message], index: int) -> bool:
+        """Returns whether the text is all of the turn, and plainly nothing else.
+
+        If not, it may still be the turn: a template may trim, escape or leave out what it likes.
+        """
+        message, header = messages[index], self._template.header
+        said = [plain_text(message).strip(), *_called(message)]
+        if self._template.include_thinking:
+            said.append(thinking_of(message).strip())
+        after = plain_text(messages[index + 1]).strip() if index + 1 < len(messages) else ""
+        is_alone = not (after and after in turn) and not (header and header in turn)
+        return is_alone and all(part in turn for part in said)
+
+    def _exact(
+        self, text: str, span: Span | None, upto: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> Span | None:
+        """Returns where the last turn of `upto` stands in the text as it is written; else None."""
+        written = self._written(upto, tools)
+        lead = self._template.lead if self._template.lead.strip() else ""
+        # An empty thinking block that only the last turn gets is nothing that it says.
+        if span is not None and written.turn in (here := text[slice(*span)], lead + here):
+            return span
+        start = len(written.before)
+        is_here = text.startswith(written.before) and text.startswith(written.turn, start)
+        return (start, start + len(written.turn)) if is_here else None
+
+    def _written(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> _Written:
+        """Returns the last turn as it is written when nothing has followed it yet."""
+        if self._template.is_tagged:
+            text, tagged = self._template.tagged(messages, tools)
+            if not tagged:
+                raise _no_telling(len(messages) - 1)
+            start, end = self._whole_turn(text, *tagged[-1])
+        else:
+            before = self._template.text(messages[:-1], tools, add_generation_prompt=True)
+            text = self._template.text(messages, tools)
+            if not text.startswith(before):
+                text = before + self._without_history(messages, tools)
+            start, end = self._whole_turn(text, len(before), len(text))
+        written = _Written(text[:start], text[start:end])
+        thinking = thinking_of(messages[-1]).strip() if self._template.include_thinking else ""
+        if thinking not in written.turn:
+            raise ModelError(
+                f"this model's chat template leaves out the thinking of "
+                f"messages[{len(messages) - 1}]",
+                "set rollout.include_thinking to false, or choose a student that thinks",
+            )
+        return written
+
+    def _without_history(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        """Returns what the last message adds where no earlier one has thinking to be dropped."""
+        bare = [*map(without_thinking, messages[:-1]), messages[-1]]
+        before = self._template.text(bare[:-1], tools, add_generation_prompt=True)
+        text = self._template.text(bare, tools)
+        if not text.startswith(before):
+            raise _no_telling(len(messages) - 1)
+        return text[len(before) :]
+
+    @cached_property
+    def _is_steady(self) -> bool:
+        """Whether what comes before a turn stays as it was when the conversation goes on."""
+        for num_before, messages, tools in _probes():
+            try:
+                first = self._template.text(
+                    messages[:num_before], tools, add_generation_prompt=True
+                )
+                later = self._template.text(messages, tools)
+            except ModelError:  # a template without tools, say
+                continue
+            if not later.startswith(first):
+                return False
+        return True
+
+    def _veiled(self, text: str, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        """Returns the text with letters for header and end of turn where the messages quote them.
+
+        What stands at a place in it stands at the same place in `text`.
+        """
+        quoted = [_veil(message, self._marks) for message in messages]
+        schemas = [_veil(tool, self._marks) for tool in tools]
+        if quoted == list(messages) and schemas == list(tools):
+            return text
+        return self._template.text(quoted, schemas)
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        """Matches what could be taken for a header or the end of a turn."""
+        header = self._template.header
+        marks = {token for token in self._template.control if token in header}
+        marks |= {header.strip(), self._template.end_of_turn} - {""}
+        return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
+
+    def _by_header(self, text: str, length: int) -> list[Span]:
+        """Finds the assistant's turns by the header before and the token after them."""
+        header, end_of_turn = self._template.header, self._template.end_of_turn
+        spans: list[Span] = []
+        if not header or len(text) != length:
+            return spans
+        at = text.find(header)
+        while at >= 0:
+            start = at + len(header)
+            end = text.find(end_of_turn, start)
+            if end < 0:
+                break
+            spans.append((start, end + len(end_of_turn)))
+            at = text.find(header, end)
+        return spans
+
+    def _whole_turn(self, text: str, start: int, end: int) -> Span:
+        """Makes a span end exactly with its end-of-turn token."""
+        end_of_turn = self._template.end_of_turn
+        inside = text.rfind(end_of_turn, start, end)
+        if inside >= 0 and self._is_blank(text[inside + len(end_of_turn) : end]):
+            return start, inside + len(end_of_turn)
+        after = text.find(end_of_turn, end)
+        if after >= 0 and not text[end:after].strip():
+            return start, after + len(end_of_turn)
+        # A call may end with a token of its own.
+        said = text[start:end].rstrip()
+        is_ended = any(said.endswith(token) for token in self._template.control)
+        return (start, start + len(said)) if is_ended else (start, end)
+
+    def _is_blank(self, text: str) -> bool:
+        """Returns whether there is nothing but blanks and control tokens."""
+        for token in self._template.control:
+            text = text.replace(token, "")
+        return not text.strip()
+
+
+def _probes() -> Iterator[tuple[int, list[Message], list[ToolSchema]]]:
+    """Yields conversations with the number of messages after which a model would answer."""
+    schema: ToolSchema = {
+        "type": "function",
+        "function": {"name": "z", "description": "z", "parameters": {"type": "object"}},
+    }
+    call: ToolCall = {
+        "id": "abcdefghi",
+        "type": "function",
+        "function": {"name": "z", "arguments": "{}"},
+    }
+    calling: Message = {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "t",
+        "tool_calls": [call],
+    }
+    reply: Message = {"role": "tool", "content": "r", "tool_call_id": call["id"], "name": "z"}
+    answer: Message = {"role": "assistant", "content": "y"}
+    for tools in ([], [schema]):
+        yield 1, [*PROBE, answer, *PROBE], tools
+    yield 3, [*PROBE, calling, reply, answer], [schema]
+
+
+def _no_telling(index: int) -> ModelError:
+    return ModelError(
+        f"the assistant's turn in messages[{index}] cannot be told apart from the rest "
+        "in this model's chat template",
+        "mark it in chat_template.jinja with {% generation %} … {% endgeneration %}",
+    )
+
+
+def _called(message: Message) -> list[str]:
+    return [call["function"]["name"] for call in message.get("tool_calls") or []]
+
+
+def _veil(value: Any, marks: re.Pattern[str]) -> Any:
+    """Returns the value with as many letters for every mark in its texts."""
+    if isinstance(value, str):
+        return marks.sub(lambda found: "x" * len(found[0]), value)
+    if isinstance(value, dict):
+        return {key: _veil(held, marks) for key, held in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_veil(held, marks) for held in cast("list[Any]", value)]
+    return value

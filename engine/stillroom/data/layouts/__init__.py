@@ -1,0 +1,1 @@
+"""Rollout layouts of other systems, and how each becomes ours."""

@@ -1,0 +1,263 @@
+"""Prompts and rollouts of NeMo Gym: a Responses request, the response's items, a reward.
+
+Rows of its offline tutorial have the items as `output` beside the request.
+"""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from stillroom.data.checks import (
+    Problem,
+    as_number,
+    describe,
+    message_problems,
+    number_problems,
+    object_problems,
+)
+from stillroom.data.layouts.foreign import (
+    ORIGIN,
+    REST,
+    Row,
+    as_object,
+    changes,
+    count,
+    ending,
+    numbers_by_name,
+    original,
+    prompt_length,
+    restored,
+    task_id_of,
+)
+from stillroom.data.layouts.responses import (
+    flat_from_schemas,
+    flat_tool_problems,
+    item_problems,
+    items_from_messages,
+    messages_from_items,
+    schemas_from_flat,
+)
+from stillroom.errors import FailureClass
+
+LAYOUT = "nemo_gym"
+REQUEST = "responses_create_params"
+_OUR_FIELDS = frozenset(
+    ("id", "task_id", "reward", "rewards", "success", "metadata", "response", "output", REQUEST)
+)
+
+
+def is_nemo_gym_rollout(row: Row) -> bool:
+    """Returns whether a row has a response, so that it is more than a prompt."""
+    has_items = isinstance(row.get("output"), list) and (REQUEST in row or "reward" in row)
+    return "conversation" not in row and (has_items or (REQUEST in row and "response" in row))
+
+
+def request_problems(row: Row) -> Iterator[Problem]:
+    """Yields everything wrong with the request of a prompt or rollout row."""
+    request = row.get(REQUEST)
+    if not isinstance(request, dict):
+        yield Problem(REQUEST, f"must be an object, not {describe(request)}", "write an object")
+        return
+    given = cast("Row", request).get("input")
+    where = f"{REQUEST}.input"
+    if isinstance(given, str):
+        if not given.strip():
+            yield Problem(where, "is empty", "write the prompt's text")
+    elif given == []:
+        yield Problem(where, "is empty", "write the prompt's messages")
+    else:
+        yield from item_problems(given, where)
+    yield from flat_tool_problems(cast("Row", request).get("tools"), f"{REQUEST}.tools")
+
+
+def prompt_row_problems(row: Row) -> Iterator[Problem]:
+    """Yields everything wrong with a prompt row."""
+    found = list(request_problems(row))
+    yield from found
+    if not found:
+        messages = request_messages(row)
+        yield from message_problems(messages, f"{REQUEST}.input")
+        if messages[-1]["role"] == "assistant":
+            yield Problem(
+                f"{REQUEST}.input",
+                "ends with an assistant's turn, so nothing is left to answer",
+                "end with the user's message",
+            )
+
+
+def request_messages(row: Row) -> list[Row]:
+    """Returns the chat messages of a request without problems; its instructions come first."""
+    request: Row = row[REQUEST]
+    given = request["input"]
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    instructions = request.get("instructions")
+    first = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
+    return [*first, *messages_from_items(given)]
+
+
+def request_schemas(row: Row) -> list[Row] | None:
+    """Returns the tools of a request in the chat form; None where it names none."""
+    return schemas_from_flat(row[REQUEST].get("tools")) or None
+
+
+def row_metadata(row: Row) -> Row:
+    """Returns what a row says beside our fields, with its own metadata on top."""
+    more = {key: value for key, value in row.items() if key not in _OUR_FIELDS}
+    return more | as_object(row.get("metadata"))
+
+
+def nemo_gym_problems(row: Row) -> Iterator[Problem]:
+    """Yields everything wrong with a rollout row."""
+    response: Any = row.get("response")
+    found = list(request_problems(row)) if REQUEST in row else []
+    if response is not None and not isinstance(response, dict):
+        found.append(_no_response(response))
+    else:
+        where = "output" if _stands_at_top(row) else "response.output"
+        found += item_problems(_output(row), where)
+    yield from found
+    if not found:
+        yield from message_problems(_messages(row), "the conversation")
+    yield from number_problems(row, "reward")
+    yield from object_problems(row, "metadata")
+
+
+def _no_response(response: Any) -> Problem:
+    return Problem(
+        "response", f"must be an object, not {describe(response)}", 'write {"output": […]}'
+    )
+
+
+def _stands_at_top(row: Row) -> bool:
+    return not isinstance(row.get("response"), dict) or "output" not in row["response"]
+
+
+def _output(row: Row) -> Any:
+    return row.get("output") if _stands_at_top(row) else row["response"]["output"]
+
+
+def _messages(row: Row) -> list[Row]:
+    given = request_messages(row) if REQUEST in row else []
+    # One after the other: the answer's first turn must not run into one that was given.
+    return [*given, *messages_from_items(_output(row))]
+
+
+def rollout_from_nemo_gym(row: Row) -> Row:
+    """Returns our row of a NeMo Gym rollout that has no problems."""
+    ours = restored(row, lambda: _messages(row), nemo_gym_from_rollout)
+    return ours if ours is not None else _read(row)
+
+
+def _read(row: Row) -> Row:
+    messages = _messages(row)
+    given = request_messages(row) if REQUEST in row else []
+    response: Row = row.get("response") or {}
+    failure = _failure(row, response)
+    is_truncated = bool(response.get("incomplete_details"))
+    success = row.get("success")
+    counts = as_object(response.get("usage"))
+    task, sample = row.get("_ng_task_index"), row.get("_ng_rollout_index")
+    return {
+        "id": _id_of(row, response),
+        # Environments that hold the task themselves give all tasks the same prompt.
+        "task_id": task_id_of(row, {"messages": given, "task": task}),
+        "sample": count(sample),
+        "messages": messages,
+        "tools": (request_schemas(row) if REQUEST in row else None) or [],
+        "metadata": row_metadata(row),
+        "reward": None if failure else as_number(row.get("reward")),
+        "rewards": numbers_by_name(row.get("rewards")),
+        "success": success if isinstance(success, bool) and not failure else None,
+        "stop_reason": ending(messages, is_failed=bool(failure), is_truncated=is_truncated),
+        "turns": sum(m["role"] == "assistant" for m in messages[len(given) :]),
+        "truncated": is_truncated,
+        "error": failure,
+        "usage": {
+            "prompt_tokens": count(counts.get("input_tokens")),
+            "completion_tokens": count(counts.get("output_tokens")),
+        },
+        ORIGIN: {"format": LAYOUT, "row": row},
+    }
+
+
+def _id_of(row: Row, response: Row) -> str:
+    for given in (row.get("id"), response.get("id")):
+        if isinstance(given, str) and given:
+            return given
+    return f"{row.get('_ng_task_index')}-{row.get('_ng_rollout_index')}"
+
+
+def _failure(row: Row, response: Row) -> dict[str, str] | None:
+    error: Any = response.get("error") or row.get("error")
+    if not error and response.get("status") != "failed":
+        return None
+    text = cast("Row", error).get("message") if isinstance(error, dict) else error
+    return {"class": FailureClass.INTERNAL.value, "message": str(text or "the response failed")}
+
+
+def nemo_gym_from_rollout(row: Row) -> Row:
+    """Returns a rollout of ours as NeMo Gym would have written it.
+
+    One that was read from its layout becomes what it was, with what has changed since.
+    """
+    theirs = original(row, LAYOUT)
+    if theirs is None:
+        return _written(row)
+    before = _read(theirs)
+    changed = changes(row, before)
+    messages = changed.pop("messages", None)
+    if not changed.keys() <= {"reward", "rewards", "success"}:
+        return _written(row)
+    if messages is not None:
+        given = request_messages(theirs) if REQUEST in theirs else []
+        if messages[: len(given)] != given:
+            return _written(row)
+        items = items_from_messages(messages[len(given) :])
+        if _stands_at_top(theirs):
+            changed["output"] = items
+        else:
+            changed["response"] = theirs["response"] | {"output": items}
+    return theirs | changed
+
+
+def _written(row: Row) -> Row:
+    messages: list[Row] = row["messages"]
+    start = prompt_length(messages, row.get("turns"))
+    given, sampled = messages[:start], messages[start:]
+    teacher, usage = as_object(row.get("teacher")), as_object(row.get("usage"))
+    settings, failure = as_object(teacher.get("settings")), row.get("error")
+    told = as_object(failure)
+    request = {
+        "input": items_from_messages(given),
+        "tools": flat_from_schemas(row.get("tools") or []),
+        "temperature": settings.get("temperature"),
+        "top_p": settings.get("top_p"),
+        "max_output_tokens": settings.get("max_tokens"),
+    }
+    response = {
+        "id": row.get("id"),
+        "object": "response",
+        "model": teacher.get("model"),
+        "output": items_from_messages(sampled),
+        "error": {"code": told.get("class"), "message": told.get("message", failure)}
+        if failure
+        else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if row.get("truncated") else None,
+        "usage": {
+            "input_tokens": count(usage.get("prompt_tokens")),
+            "output_tokens": count(usage.get("completion_tokens")),
+        },
+    }
+    theirs: Row = {
+        REQUEST: request,
+        "response": response,
+        "reward": row.get("reward"),
+        "success": row.get("success"),
+        "task_id": row.get("task_id"),
+        "_ng_rollout_index": row.get("sample"),
+        "metadata": row.get("metadata") or {},
+    }
+    # Items have no place for some of what a message may hold.
+    is_whole = _messages(theirs) == messages
+    rest = {key: value for key, value in row.items() if key != "messages" or not is_whole}
+    return theirs | {REST: rest}

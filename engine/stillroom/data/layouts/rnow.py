@@ -1,0 +1,157 @@
+"""Rollouts as rnow writes them: one JSON file each, with the chat under `conversation`.
+
+Source: rnow 0.4, `rollouts/rollout_N/sample_M.json`.
+"""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from stillroom.data.checks import (
+    Problem,
+    as_number,
+    describe,
+    message_problems,
+    number_problems,
+    object_problems,
+    tool_schema_problems,
+)
+from stillroom.data.layouts.foreign import (
+    ORIGIN,
+    REST,
+    Row,
+    as_object,
+    changes,
+    count,
+    ending,
+    leading,
+    numbers_by_name,
+    original,
+    restored,
+    task_id_of,
+)
+from stillroom.errors import FailureClass
+
+LAYOUT = "rnow"
+_NO_REWARD = ("error", "timeout")
+_THEIR_NAME = {
+    "messages": "conversation",
+    "reward": "total_reward",
+    "rewards": "rewards",
+    "success": "success",
+    "metadata": "metadata",
+}
+
+
+def is_rnow(row: Row) -> bool:
+    """Returns whether a row has rnow's fields."""
+    return "conversation" in row and any(
+        name in row for name in ("completed", "total_reward", "success")
+    )
+
+
+def rnow_problems(row: Row) -> Iterator[Problem]:
+    """Yields everything wrong with a rollout of rnow's."""
+    yield from message_problems(row.get("conversation"), "conversation")
+    yield from number_problems(row, "total_reward")
+    yield from object_problems(row, "metadata")
+    yield from object_problems(row, "rewards")
+    yield from tool_schema_problems(row.get("tools"))
+    for name, value in as_object(row.get("rewards")).items():
+        if value is not None and not is_rnow_reward(value):
+            yield Problem(
+                f"rewards.{name}",
+                f"must be a number, 'error' or 'timeout', not {describe(value)}",
+                "write the reward",
+            )
+
+
+def is_rnow_reward(value: Any) -> bool:
+    """Whether a named reward is a number, or the word for why there is none."""
+    return value in _NO_REWARD or as_number(value) is not None
+
+
+def rollout_from_rnow(row: Row) -> Row:
+    """Returns our row of a rollout of rnow's that has no problems."""
+    ours = restored(row, lambda: row["conversation"], rnow_from_rollout)
+    return ours if ours is not None else _read(row)
+
+
+def _read(row: Row) -> Row:
+    messages: list[Row] = row["conversation"]
+    failure = failure_of(row)
+    is_truncated = row.get("truncated") is True
+    success = row.get("success")
+    prompt_tokens = count(row.get("promptTokens"))
+    return {
+        "id": row["id"] if isinstance(row.get("id"), str) else "",
+        "task_id": task_id_of(row, {"messages": leading(messages)}),
+        "sample": 0,
+        "messages": messages,
+        "tools": row.get("tools") or [],
+        "metadata": row.get("metadata") or {},
+        # Theirs has 0 where a reward failed; that is not what the answer was worth.
+        "reward": None if failure else as_number(row.get("total_reward")),
+        "rewards": numbers_by_name(row.get("rewards")),
+        "success": success if isinstance(success, bool) and not failure else None,
+        "stop_reason": ending(messages, is_failed=bool(failure), is_truncated=is_truncated),
+        "turns": sum(message["role"] == "assistant" for message in messages),
+        "truncated": is_truncated,
+        "error": failure,
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": max(0, count(row.get("totalTokens")) - prompt_tokens),
+        },
+        ORIGIN: {"format": LAYOUT, "row": row},
+    }
+
+
+def failure_of(row: Row) -> dict[str, str] | None:
+    """Returns what went wrong in a rollout, but for the answer; None if nothing did."""
+    failed = [name for name, v in as_object(row.get("rewards")).items() if v in _NO_REWARD]
+    if failed:
+        kind, what = FailureClass.REWARD, f"no value of {', '.join(failed)}"
+    elif row.get("completed") == "error" or row.get("error"):
+        kind, what = FailureClass.INTERNAL, str(row.get("error") or "the rollout failed")
+    elif row.get("completed") is False:
+        kind, what = FailureClass.INTERNAL, "the rollout was not completed"
+    else:
+        return None
+    told: Any = row.get("errors")
+    texts = [str(error) for error in cast("list[Any]", told)] if isinstance(told, list) else []
+    return {"class": kind.value, "message": "; ".join([what, *texts])[:500]}
+
+
+def rnow_from_rollout(row: Row) -> Row:
+    """Returns a rollout of ours as rnow would have written it.
+
+    One that was read from rnow's layout becomes what it was, with what has changed since.
+    """
+    theirs = original(row, LAYOUT)
+    if theirs is None:
+        return _written(row)
+    changed = changes(row, _read(theirs))
+    if not changed.keys() <= _THEIR_NAME.keys():
+        return _written(row)
+    return theirs | {_THEIR_NAME[name]: value for name, value in changed.items()}
+
+
+def _written(row: Row) -> Row:
+    failure, usage = row.get("error"), as_object(row.get("usage"))
+    told = as_object(failure).get("message", failure)
+    success = row.get("success")
+    prompt_tokens = count(usage.get("prompt_tokens"))
+    return {
+        "id": row.get("id"),
+        "completed": "error" if failure else True,
+        "success": not failure if success is None else success,
+        "total_reward": row.get("reward"),
+        "rewards": row.get("rewards") or {},
+        "errors": [told] if failure else [],
+        "turns": row.get("turns"),
+        "truncated": row.get("truncated") is True,
+        "totalTokens": prompt_tokens + count(usage.get("completion_tokens")),
+        "promptTokens": prompt_tokens,
+        "metadata": row.get("metadata") or {},
+        REST: {key: value for key, value in row.items() if key != "messages"},
+        "conversation": row["messages"],
+    }

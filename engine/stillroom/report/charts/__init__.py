@@ -1,0 +1,1 @@
+"""Charts as plain numbers, which the templates draw as SVG."""

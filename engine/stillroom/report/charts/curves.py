@@ -1,0 +1,266 @@
+"""Learning curves: what each training run recorded, step by step, and with which settings."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from stillroom.lines import read_lines
+from stillroom.report.charts.line import LineChart, Point, Series, is_drawable, line_chart
+from stillroom.report.folders import TRAINING_KINDS, FolderReader, Run
+from stillroom.report.wording import plural, short_name
+from stillroom.types import RunKind, RunStatus
+
+MAX_DRAWN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One chart of a method."""
+
+    metric: str
+    title: str
+    unit: str
+    also: str | None = None
+    """Second metric of the same chart, drawn as marks."""
+    is_more: bool = False
+    """Whether it stands apart, for those who look for why."""
+
+
+_LOSS = Plan("loss", "Loss", "nats per token", also="val_loss")
+_MOST_DATASETS = 8
+_WHY = tuple(
+    Plan(metric, title, unit, is_more=True)
+    for metric, title, unit in (
+        ("cold_start_loss", "Cold start", "nats per token"),
+        ("loss", "Loss", "mean of the tokens"),
+        ("entropy", "Entropy of the student", "nats per token"),
+        ("repetition", "Repetition", "share of four-token stretches"),
+        ("truncated", "Cut off before the end", "share of rollouts"),
+        ("out_of_turns", "Out of turns", "share of rollouts"),
+        ("turns", "Turns", "mean of the rollouts"),
+        ("longest_response", "Longest response", "tokens"),
+        ("tool_errors", "Tool errors", "per rollout"),
+        ("failed", "Failed", "share of rollouts"),
+        ("advantage", "Advantage", "mean of the tokens"),
+        ("advantage_std", "Spread of the advantage", "standard deviation"),
+        ("ratio", "Ratio to the sampler", "mean of the tokens"),
+        ("ratio_max", "Largest ratio", "of the tokens"),
+        ("clipped", "Clipped", "share of tokens"),
+        ("capped", "Capped", "share of tokens"),
+        ("logprob_gap", "Gap to the sampler", "nats per token"),
+        ("grad_norm", "Gradient", "norm before clipping"),
+        ("max_turns", "Turns allowed", "curriculum"),
+        ("prefix_cut", "Cut off by the curriculum", "share of rollouts"),
+        ("teacher_turns", "Turns of the teacher", "share"),
+        ("staleness", "Staleness", "iterations"),
+        ("dropped", "Dropped as too old", "rollouts"),
+    )
+)
+_PLANS: dict[RunKind, Sequence[Plan]] = {
+    RunKind.SFT: (_LOSS,),
+    RunKind.DPO: (
+        Plan("loss", "Loss", "mean of the batch", also="val_loss"),
+        Plan("margin", "Reward margin", "chosen minus rejected"),
+        Plan("pair_accuracy", "Pairs ranked right", "share", also="val_pair_accuracy"),
+    ),
+    RunKind.DISTILL: (
+        Plan("teacher_kl", "Reverse KL to the teacher", "nats per token"),
+        Plan("reward", "Reward", "mean of the batch"),
+        Plan("response_tokens", "Response length", "tokens"),
+        # One for each dataset with a teacher of its own.
+        *(
+            Plan(f"teacher_kl/dataset_{i}", f"Reverse KL, dataset {i}", "nats per token")
+            for i in range(_MOST_DATASETS)
+        ),
+        *_WHY,
+    ),
+}
+_NAMES = {"val_loss": "validation", "val_pair_accuracy": "validation"}
+_COMMON_SECTIONS = ("data", "model", "trainer")
+_STAGES = ("curriculum", "cold_start")
+_SECTIONS: dict[RunKind, Sequence[str]] = {
+    RunKind.SFT: _COMMON_SECTIONS,
+    RunKind.DPO: (*_COMMON_SECTIONS, "dpo"),
+    RunKind.DISTILL: ("data", "model", "teacher", "algorithm", "rollout", *_STAGES, "trainer"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of config.yml."""
+
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a training run was configured with."""
+
+    student: str | None
+    teacher: str | None
+    rows: Sequence[Setting]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One training run as the page shows it."""
+
+    run_id: str
+    name: str
+    kind: RunKind
+    status: RunStatus
+    summary: str
+    charts: Sequence[LineChart]
+    more: Sequence[LineChart]
+    """Further ones, for those who look for why."""
+    alarms: Sequence[str]
+    """What was wrong at its latest step, and what to change."""
+    empty: str | None
+    """Why there are no charts, if there are none."""
+    settings: Sequence[Setting]
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True):
+    event: str
+    step: int = 0
+    values: dict[str, float | None] = {}
+
+
+class _AskedEvaluation(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    pass1: bool = False
+    pass4: bool = False
+    pass8: bool = False
+
+
+class _AskedEvaluations(msgspec.Struct, frozen=True, kw_only=True):
+    evals: Sequence[_AskedEvaluation] = ()
+
+
+def read_settings(reader: FolderReader, runs: Sequence[Run]) -> dict[str, Settings]:
+    """Returns the settings of the training runs that have come far enough to write them."""
+    found: dict[str, Settings] = {}
+    for run in runs:
+        if run.state.kind in TRAINING_KINDS:
+            config = reader.document(run.folder / "config.json", dict[str, Any])
+            if config is not None:
+                found[run.run_id] = _settings(config, run.state.kind)
+    return found
+
+
+def trainings(
+    reader: FolderReader, runs: Sequence[Run], settings: dict[str, Settings]
+) -> list[Training]:
+    """Returns the training runs, oldest first; of very many the newest."""
+    chosen = [run for run in runs if run.state.kind in TRAINING_KINDS][-MAX_DRAWN:]
+    return [_training(reader, run, settings.get(run.run_id)) for run in chosen]
+
+
+def _training(reader: FolderReader, run: Run, settings: Settings | None) -> Training:
+    state = run.state
+    plans = [*_PLANS[state.kind], *_evaluations(reader, run.folder / "config.json")]
+    names = {name for plan in plans for name in (plan.metric, plan.also) if name}
+    series = read_metrics(reader, run.folder / "events.jsonl", names)
+    drawn = [(plan, _chart(plan, series)) for plan in plans if series[plan.metric].points]
+    charts = [chart for plan, chart in drawn if not plan.is_more]
+    return Training(
+        run_id=run.run_id,
+        name=short_name(run.run_id),
+        kind=state.kind,
+        status=state.status,
+        summary=_summary(series[plans[0].metric], settings),
+        charts=charts,
+        more=[chart for plan, chart in drawn if plan.is_more],
+        alarms=state.alarms,
+        empty=None if charts else _why_empty(state.status),
+        settings=settings.rows if settings else (),
+    )
+
+
+def _chart(plan: Plan, series: dict[str, Series]) -> LineChart:
+    also = series[plan.also] if plan.also else None
+    return line_chart(series[plan.metric], title=plan.title, unit=plan.unit, also=also)
+
+
+def _evaluations(reader: FolderReader, config: Path) -> list[Plan]:
+    """Returns a chart for each pass@k of the evaluations that config.yml asked for."""
+    asked = reader.document(config, _AskedEvaluations)
+    return [
+        Plan(f"eval/{section.name}/pass{k}", f"{section.name}: pass@{k}", "share of the prompts")
+        for section in (asked.evals if asked else ())
+        for k, is_asked in ((1, section.pass1), (4, section.pass4), (8, section.pass8))
+        if is_asked
+    ]
+
+
+def read_metrics(reader: FolderReader, path: Path, names: set[str]) -> dict[str, Series]:
+    """Returns the named metrics of an events file; lines that cannot be read are passed over."""
+    values: dict[str, dict[int, float]] = {name: {} for name in names}
+    missing = dict.fromkeys(names, 0)
+    try:
+        for event in _events(path):
+            for name in names & event.values.keys():
+                value = event.values[name]
+                if value is None or not is_drawable(value):
+                    missing[name] += 1
+                else:
+                    values[name][event.step] = value
+    except OSError as error:
+        reader.note(path, str(error))
+    return {
+        name: Series(
+            name=_NAMES.get(name, name),
+            points=[Point(step, value) for step, value in sorted(values[name].items())],
+            num_missing=missing[name],
+        )
+        for name in names
+    }
+
+
+def _events(path: Path) -> Iterator[_Event]:
+    if not path.exists():
+        return
+    decoder = msgspec.json.Decoder(_Event)
+    for line in read_lines(path):
+        # A line that is being written, or one that a crash has torn.
+        with suppress(ValueError, RecursionError):
+            yield decoder.decode(line.data)
+
+
+def _settings(config: dict[str, Any], kind: RunKind) -> Settings:
+    rows = [Setting("dataset_type", kind)]
+    for section in _SECTIONS[kind]:
+        values = config.get(section)
+        if isinstance(values, dict):
+            given = cast("dict[str, Any]", values)
+            rows += [
+                Setting(f"{section}.{key}", _shown(v)) for key, v in given.items() if v is not None
+            ]
+    by_key = {row.key: row.value for row in rows}
+    return Settings(by_key.get("model.path"), by_key.get("teacher.path"), rows)
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _summary(series: Series, settings: Settings | None) -> str:
+    parts: list[str] = []
+    if settings and settings.student:
+        parts.append(f"student {short_name(settings.student)}")
+    if settings and settings.teacher:
+        parts.append(f"teacher {short_name(settings.teacher)}")
+    if series.points:
+        parts.append(plural(series.points[-1].step, "step"))
+    return " · ".join(parts)
+
+
+def _why_empty(status: RunStatus) -> str:
+    if not status.is_final:
+        return "No step is finished yet."
+    return "The run ended before its first step."

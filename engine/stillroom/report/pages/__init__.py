@@ -1,0 +1,1 @@
+"""Pages about one data file: its rows, its distributions, a review."""

@@ -1,0 +1,111 @@
+"""What a data file holds and what is wrong with it, as one page."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stillroom.data.formats import RowFormat
+from stillroom.data.survey import Survey
+from stillroom.data.token_counts import TokenCounts
+from stillroom.data.validate import ValidationReport
+from stillroom.report.charts.bar import HEIGHT, WIDTH, BarChart, bar_chart, distribution_chart
+from stillroom.report.environment import render_page, write_page
+from stillroom.report.wording import count, number, percent, plural
+
+_FORMATS = {
+    RowFormat.PROMPTS: "prompt",
+    RowFormat.ROLLOUTS: "rollout",
+    RowFormat.SFT: "supervised row",
+    RowFormat.DPO: "preference pair",
+}
+_MAX_CATEGORIES = 30
+_MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number at the head of the page."""
+
+    label: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How many rows have a category."""
+
+    label: str
+    value: str
+    width: float
+
+
+def write_dataset_page(
+    path: Path, report: ValidationReport, survey: Survey, counts: TokenCounts | None
+) -> None:
+    """Writes the page about a validated file."""
+    html = render_page(
+        "dataset.html.j2",
+        report=report,
+        lead=_lead(report),
+        figures=list(_figures(report, counts)),
+        charts=list(_charts(report, survey, counts)),
+        categories=_shares(survey),
+        counts=counts,
+        width=WIDTH,
+        height=HEIGHT,
+    )
+    write_page(path, html)
+
+
+def _lead(report: ValidationReport) -> str:
+    rows = plural(report.rows, _FORMATS[RowFormat(report.format)])
+    if not report.bad:
+        return f"{rows}, all well formed."
+    problems = plural(report.num_problems, "problem")
+    return f"{rows}, of which {count(report.bad)} have {problems}."
+
+
+def _figures(report: ValidationReport, counts: TokenCounts | None) -> Iterator[Figure]:
+    yield Figure("Good rows", count(report.good), f"of {count(report.rows)}")
+    if report.good:
+        share = percent(report.duplicates / report.good)
+        yield Figure("Duplicates", share, f"{count(report.duplicates)} say what others said")
+    yield Figure("Size", f"{number(report.size_bytes / _MEGABYTE)} MB", "of all rows")
+    if counts and counts.tokens:
+        note = f"mean; the longest of {count(counts.rows)}: {number(counts.tokens.high)}"
+        yield Figure("Tokens a row", number(counts.tokens.mean), note)
+    if report.rewards:
+        yield Figure("Reward", number(report.rewards.mean), "mean of the rows that have one")
+
+
+def _charts(
+    report: ValidationReport, survey: Survey, counts: TokenCounts | None
+) -> Iterator[BarChart]:
+    planned = (
+        (survey.rewards, "Reward", "a row"),
+        (survey.turns, "Turns", "answers of the assistant a row"),
+        (survey.messages, "Messages", "a row"),
+        (survey.characters, "Characters", "of texts and calls a row"),
+    )
+    for values, title, unit in planned:
+        is_told = report.format != RowFormat.PROMPTS or title != "Turns"
+        chart = distribution_chart(values, title=title, unit=unit) if is_told else None
+        if chart is not None:
+            yield chart
+    if counts is not None and counts.tokens is not None:
+        total = sum(bar.count for bar in counts.bars)
+        yield bar_chart(counts.bars, counts.tokens, total, "Tokens", "for the student, a row")
+
+
+def _shares(survey: Survey) -> Sequence[Share]:
+    total = survey.categories.total() + survey.uncategorized
+    shown = survey.categories.most_common(_MAX_CATEGORIES)
+    rest = survey.categories.total() - sum(num for _, num in shown)
+    named = [*shown, ("(others)", rest), ("(none)", survey.uncategorized)]
+    largest = max((num for _, num in named), default=1)
+    return [
+        Share(label, f"{count(num)} · {percent(num / total)}", round(100 * num / largest, 2))
+        for label, num in named
+        if num and survey.categories
+    ]

@@ -1,0 +1,216 @@
+"""Setting up what rollouts need: the policy or teacher, the user's tools and rewards."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import httpx
+
+from stillroom.data.formats import Task
+from stillroom.errors import DataError, missing_extra
+from stillroom.rollout.episode.collect import Arena
+from stillroom.rollout.episode.loop import Policy
+from stillroom.rollout.episode.reply_limits import cut_at_characters
+from stillroom.rollout.metered import MeteredPolicy
+from stillroom.rollout.request import RolloutOptions, locate_policy, user_file
+from stillroom.rollout.rewards.judge_request import JudgeFile, open_judge
+from stillroom.rollout.rewards.rewards import Rewarder
+from stillroom.rollout.tool_sources import ToolSources
+from stillroom.settings import Workspace
+from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
+from stillroom.teachers.limits.words import LimitSettings, LimitUnit
+from stillroom.teachers.providers import IN_PROCESS, endpoint_for
+from stillroom.tools.base import ToolSource
+from stillroom.tools.user.pool import UserPool
+from stillroom.types import SamplingSettings, TeacherRecord
+
+DEMO_TEACHER = "demo/teacher"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What rollouts have around the policy."""
+
+    pool: UserPool | None
+    tools: ToolSource | None
+    notes: Sequence[str]
+    """What a user should be told of the tools."""
+
+
+@asynccontextmanager
+async def open_stage(
+    workspace: Workspace, options: RolloutOptions, tasks: Sequence[Task]
+) -> AsyncGenerator[Stage]:
+    """Starts what the tools come from, and gives them; none is called.
+
+    Raises DataError if a task names a tool that there is not.
+    """
+    async with AsyncExitStack() as stack:
+        pool = await open_user_pool(
+            stack,
+            tools_file=user_file(workspace, options.tools, what="tools"),
+            rewards_file=user_file(workspace, options.rewards, what="rewards"),
+            tool_timeout_s=options.tool_timeout,
+            reward_timeout_s=options.reward_timeout,
+        )
+        sources = ToolSources(workspace, options, tasks)
+        tools = await stack.enter_async_context(sources.open(pool))
+        check_tools(tasks, tools)
+        yield Stage(pool, tools, sources.notes)
+
+
+@asynccontextmanager
+async def open_arena(
+    workspace: Workspace,
+    options: RolloutOptions,
+    sampling: SamplingSettings,
+    tasks: Sequence[Task],
+    *,
+    judge: JudgeFile | None,
+    spending: Spending | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> AsyncGenerator[Arena]:
+    """Gives everything the tasks' rollouts share, and closes it again.
+
+    Raises DataError if a task names a tool or reward that the user's files do not have.
+    """
+    async with AsyncExitStack() as stack:
+        stage = await stack.enter_async_context(open_stage(workspace, options, tasks))
+        asked = await open_judge(
+            stack,
+            workspace,
+            judge,
+            timeout_s=options.request_timeout,
+            budget=spending.budget if spending else None,
+            transport=transport,
+        )
+        rewarder = Rewarder(stage.pool, judge=asked, match=options.default_match)
+        rewarder.check(tasks)
+        policy = (
+            await _open_model(stack, workspace, options, sampling, spending)
+            if options.provider in IN_PROCESS
+            else await stack.enter_async_context(
+                open_teacher(workspace, options, sampling, spending=spending, transport=transport)
+            )
+        )
+        teacher = TeacherRecord(provider=options.provider, model=options.model, settings=sampling)
+        width, figures = _watched(policy)
+        most = options.max_tool_response
+        yield Arena(
+            policy,
+            teacher,
+            stage.tools,
+            rewarder,
+            options.max_turns,
+            options.nudge_to_send,
+            cut_reply=cut_at_characters(most) if most is not None else None,
+            timeout_s=options.rollout_timeout,
+            notes=stage.notes,
+            width=width,
+            figures=figures,
+        )
+
+
+async def open_user_pool(
+    stack: AsyncExitStack,
+    *,
+    tools_file: Path | None,
+    rewards_file: Path | None,
+    tool_timeout_s: float,
+    reward_timeout_s: float,
+) -> UserPool | None:
+    """Starts the process for the user's files; None if there are none."""
+    if tools_file is None and rewards_file is None:
+        return None
+    pool = UserPool(
+        tools_file=tools_file,
+        rewards_file=rewards_file,
+        tool_timeout_s=tool_timeout_s,
+        reward_timeout_s=reward_timeout_s,
+    )
+    return await stack.enter_async_context(pool)
+
+
+def check_tools(tasks: Sequence[Task], tools: ToolSource | None) -> None:
+    """Raises DataError if a task names a tool that does not exist."""
+    known = {schema["function"]["name"] for schema in tools.schemas} if tools else set[str]()
+    for task in tasks:
+        unknown = set(task.tool_names or ()) - known
+        if unknown:
+            has = f"the tools are: {', '.join(sorted(known))}" if known else "no tools are given"
+            raise DataError(
+                f"task {task.task_id} names the tool {min(unknown)!r}, but {has}",
+                "give the file with `tools`, or take the name out of the row's 'tools'",
+            )
+
+
+def _watched(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str, float]]]:
+    """Returns how many conversations a policy could take, and the figures of its limits.
+
+    Behind an endpoint both are learnt as the run goes on.
+    """
+    if not isinstance(policy, OpenAITeacher):
+        return lambda: 0, dict[str, float]
+    limiter = policy.limiter
+
+    def figures() -> dict[str, float]:
+        pace = {}
+        if limiter.pace is not None:
+            what = "calls" if limiter.unit is LimitUnit.REQUESTS else "tokens"
+            pace[f"{what}_per_s_allowed"] = round(limiter.pace, 2)
+        return {"at_once_allowed": float(limiter.window), **pace}
+
+    # While some conversations are with their tools, others can have the teacher.
+    return lambda: limiter.window + limiter.window // 4, figures
+
+
+def open_teacher(
+    workspace: Workspace,
+    options: RolloutOptions,
+    sampling: SamplingSettings,
+    *,
+    spending: Spending | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> OpenAITeacher:
+    """Returns the client of the endpoint that the options name."""
+    endpoint = endpoint_for(
+        workspace, options.provider, base_url=options.base_url, api_key_env=options.api_key_env
+    )
+    return OpenAITeacher(
+        endpoint,
+        options.model,
+        sampling,
+        key=workspace.read_key(endpoint.api_key_env),
+        calls=CallSettings(
+            timeout_s=options.request_timeout,
+            limits=LimitSettings(start=options.concurrency, most=options.most_at_once),
+            returns_thinking=options.include_thinking,
+        ),
+        spending=spending,
+        transport=transport,
+    )
+
+
+async def _open_model(
+    stack: AsyncExitStack,
+    workspace: Workspace,
+    options: RolloutOptions,
+    sampling: SamplingSettings,
+    spending: Spending | None,
+) -> Policy:
+    location = locate_policy(workspace, options)
+    try:
+        from stillroom.models.heads import OutputHead
+        from stillroom.models.load import load_model
+        from stillroom.policy.check import check_decoding
+        from stillroom.policy.hf import HFPolicy
+    except ModuleNotFoundError as error:
+        raise missing_extra("train", f"running {options.model!r} in-process") from error
+    loaded = await anyio.to_thread.run_sync(load_model, workspace, location)
+    OutputHead(loaded.model).check()
+    check_decoding(loaded)
+    policy = HFPolicy(loaded, sampling, max_rows=options.concurrency)
+    opened = await stack.enter_async_context(policy)
+    return MeteredPolicy(opened, spending.budget, sampling.max_tokens) if spending else opened

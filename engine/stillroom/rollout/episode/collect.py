@@ -1,0 +1,311 @@
+"""Many rollouts at once: each task's samples through one policy, with tools and rewards."""
+
+import gc
+import time
+import traceback
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import anyio
+
+from stillroom.data.formats import Task
+from stillroom.errors import CallFailedError, EngineError, FailureClass
+from stillroom.lineage import now
+from stillroom.rollout.episode.loop import (
+    Episode,
+    OfferedTools,
+    Policy,
+    TurnRules,
+    needs_lost_state,
+    offered_tools,
+    play_episode,
+    tool_task,
+)
+from stillroom.rollout.episode.reply_limits import CutText
+from stillroom.rollout.journal.recorder import EpisodeRecorder, ForgetfulRecorder
+from stillroom.rollout.journal.records import RolloutKey
+from stillroom.rollout.rewards.rewards import Judgement, Rewarder
+from stillroom.teachers.budget import BudgetSpentError
+from stillroom.tools.base import ToolSource
+from stillroom.types import (
+    CallTotals,
+    Failure,
+    StopReason,
+    TeacherRecord,
+    TokenTrace,
+    Trajectory,
+    total_usd,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSpec:
+    """One rollout to do."""
+
+    task: Task
+    sample: int
+
+    @property
+    def key(self) -> RolloutKey:
+        """The rollout's identity across processes."""
+        return RolloutKey(self.task.task_id, self.sample)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRollout:
+    """A rollout that infrastructure ended: no row, no reward, to be done again."""
+
+    key: RolloutKey
+    failure: Failure
+    turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """All that rollouts share."""
+
+    policy: Policy
+    teacher: TeacherRecord
+    tools: ToolSource | None
+    rewarder: Rewarder
+    max_turns: int
+    nudge: str | None = None
+    """What the user says after a turn that calls no tool; None: such a turn ends the rollout."""
+    cut_reply: CutText | None = None
+    """Shortens what tools reply; None: the model reads all of it."""
+    timeout_s: float | None = None
+    """Of a rollout with its rewards, once its tools are there."""
+    figures: Callable[[], dict[str, float]] = dict[str, float]
+    """What can be told of the policy now, e.g. how fast its calls may go."""
+    notes: Sequence[str] = ()
+    """What a user should be told of the tools."""
+    width: Callable[[], int] = lambda: 0
+    """How many conversations the policy could take now; more than were asked for are begun."""
+
+    @property
+    def rules(self) -> TurnRules:
+        """When a rollout ends."""
+        return TurnRules(self.max_turns, self.nudge)
+
+
+Outcome = Trajectory | FailedRollout
+
+
+def key_of(outcome: Outcome) -> RolloutKey:
+    """Returns which rollout an outcome belongs to."""
+    if isinstance(outcome, FailedRollout):
+        return outcome.key
+    return RolloutKey(outcome.task_id, outcome.sample)
+
+
+_WIDEN_EVERY_S = 0.05
+_COLLECT_EVERY = 50_000
+_CUT_OFF = (StopReason.MAX_TOKENS, StopReason.CONTEXT_WINDOW, StopReason.CONTENT_FILTER)
+
+RecorderFor = Callable[[RolloutKey], EpisodeRecorder]
+
+
+def specs_for(tasks: Sequence[Task], samples_per_task: int) -> list[RolloutSpec]:
+    """Returns the rollouts to do; a task that stands twice gets twice the samples."""
+    counted: dict[str, int] = {}
+    specs: list[RolloutSpec] = []
+    for task in tasks:
+        first = counted.get(task.task_id, 0)
+        counted[task.task_id] = first + samples_per_task
+        specs += [RolloutSpec(task, first + i) for i in range(samples_per_task)]
+    return specs
+
+
+async def collect_rollouts(
+    specs: Iterable[RolloutSpec],
+    arena: Arena,
+    *,
+    concurrency: int,
+    on_outcome: Callable[[Outcome], Awaitable[None]],
+    recorder_for: RecorderFor | None = None,
+) -> str | None:
+    """Does the rollouts, at first `concurrency` at a time, and hands over each as it ends.
+
+    Returns the limit of the budget that ended it early, or None.
+    """
+    crew = _Crew(iter(specs), arena, on_outcome, recorder_for)
+    with _seldom_collected():
+        async with anyio.create_task_group() as group:
+            num_started = 0
+            while not crew.is_done:
+                wanted = max(concurrency, arena.width())
+                for _ in range(wanted - num_started):
+                    group.start_soon(crew.work)
+                num_started = max(num_started, wanted)
+                with anyio.move_on_after(_WIDEN_EVERY_S):
+                    await crew.done.wait()
+    return crew.stopped_by
+
+
+@contextmanager
+def _seldom_collected() -> Generator[None]:
+    """Lets Python look for cycles seldom: in hundreds of conversations that live on there are few,
+    and to look through them again and again is a tenth of a call's cost."""
+    before = gc.get_threshold()
+    gc.set_threshold(max(_COLLECT_EVERY, before[0]) if before[0] else 0, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+class _Crew:
+    """Workers that take one rollout after the other until none is left."""
+
+    def __init__(
+        self,
+        waiting: Iterator[RolloutSpec],
+        arena: Arena,
+        on_outcome: Callable[[Outcome], Awaitable[None]],
+        recorder_for: RecorderFor | None,
+    ) -> None:
+        self._waiting, self._arena = waiting, arena
+        self._on_outcome, self._recorder_for = on_outcome, recorder_for
+        self.done = anyio.Event()
+        self.stopped_by: str | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no rollout is left to begin."""
+        return self.done.is_set()
+
+    async def work(self) -> None:
+        """Does rollouts until none is left."""
+        for spec in self._waiting:
+            recorder = self._recorder_for(spec.key) if self._recorder_for else ForgetfulRecorder()
+            try:
+                outcome = await _one_rollout(spec, self._arena, recorder)
+            except BudgetSpentError as spent:
+                # What was done of it is on record; with more to spend it goes on from there.
+                self.stopped_by = spent.limit
+                break
+            await self._on_outcome(outcome)
+        self.done.set()
+
+
+async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorder) -> Outcome:
+    task = spec.task
+    keeps_state = arena.tools is not None and arena.tools.keeps_state
+    if keeps_state and needs_lost_state(recorder, arena.rules):
+        recorder.start_over()
+    started_at, started = now(), time.monotonic()
+    episode = Episode(messages=list(task.messages))
+    try:
+        seed_key = f"{task.task_id}:{spec.sample}"
+        async with (
+            _open_tools(task, arena.tools, arena.cut_reply) as tools,
+            arena.policy.converse(task.messages, tools.schemas, seed_key=seed_key) as conversation,
+        ):
+            with _deadline(arena.timeout_s):
+                await play_episode(episode, conversation, recorder, tools, arena.rules)
+                judgement = await arena.rewarder.judge(task, episode.messages, recorder=recorder)
+            seconds = time.monotonic() - started
+            played = _Played(
+                episode, judgement, recorder.dropped(), conversation.trace(), started_at, seconds
+            )
+            return _trajectory(spec, arena, played)
+    except CallFailedError as error:
+        failure = Failure(kind=error.kind, message=error.message)
+    # Of one conversation with a tool, though they are OSErrors.
+    except (TimeoutError, ConnectionError) as error:
+        failure = _internal(error)
+    # What stops every rollout (a refused key, a full disk, a spent budget) stops the run.
+    except (EngineError, BudgetSpentError, OSError, MemoryError):
+        raise
+    # The rim of one rollout: a fault met by one conversation does not end the others.
+    except Exception as error:
+        failure = _internal(error)
+    return FailedRollout(spec.key, failure, episode.turns)
+
+
+def _internal(error: Exception) -> Failure:
+    traceback.print_exc()
+    return Failure(kind=FailureClass.INTERNAL, message=f"{type(error).__name__}: {error}")
+
+
+@contextmanager
+def _deadline(timeout_s: float | None) -> Generator[None]:
+    """Raises CallFailedError in place of what takes longer."""
+    if timeout_s is None:
+        yield
+        return
+    with anyio.move_on_after(timeout_s) as scope:
+        yield
+    if scope.cancelled_caught:
+        message = f"not done within {timeout_s:g} s (rollout_timeout)"
+        raise CallFailedError(FailureClass.ROLLOUT_TIMEOUT, message)
+
+
+@asynccontextmanager
+async def _open_tools(
+    task: Task, source: ToolSource | None, cut: CutText | None
+) -> AsyncGenerator[OfferedTools]:
+    """Gives what a rollout may call; nothing is opened for a task without tools."""
+    schemas = offered_tools(task, source)
+    if source is None or not schemas:
+        yield OfferedTools(schemas, None)
+        return
+    async with source.session(tool_task(task)) as session:
+        yield OfferedTools(schemas, session, cut)
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """A rollout that has come to its end."""
+
+    episode: Episode
+    judgement: Judgement
+    dropped: CallTotals
+    trace: TokenTrace | None
+    started_at: str
+    seconds: float
+
+    @property
+    def cost_usd(self) -> float | None:
+        judge = self.judgement.judge
+        judge_usd = judge.cost_usd if judge else 0.0
+        return total_usd((self.episode.cost_usd, self.dropped.cost_usd, judge_usd))
+
+
+def _trajectory(spec: RolloutSpec, arena: Arena, played: _Played) -> Trajectory:
+    episode, judgement = played.episode, played.judgement
+    return Trajectory(
+        id=f"{spec.task.task_id}-{spec.sample}",
+        task_id=spec.task.task_id,
+        sample=spec.sample,
+        messages=episode.messages,
+        tools=offered_tools(spec.task, arena.tools),
+        metadata=spec.task.metadata,
+        reward=judgement.total,
+        rewards=dict(judgement.by_name),
+        success=judgement.success,
+        stop_reason=episode.stop_reason,
+        turns=episode.turns,
+        truncated=episode.stop_reason in _CUT_OFF,
+        tool_errors=episode.tool_errors,
+        error=None,
+        usage=episode.usage,
+        cost_usd=played.cost_usd,
+        teacher=arena.teacher,
+        started_at=played.started_at,
+        duration_s=round(played.seconds, 3),
+        judge=judgement.judge,
+        dropped=played.dropped if played.dropped.calls else None,
+        tokens=played.trace,
+        variables=spec.task.variables,
+        answered_by=episode.answered_by,
+    )

@@ -1,0 +1,247 @@
+"""One rollout: the policy's turns and the tools' replies, until it answers or reaches a limit."""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import anyio
+import msgspec
+
+from stillroom.data.formats import Task
+from stillroom.errors import CallFailedError
+from stillroom.rollout.episode.reply_limits import CutText
+from stillroom.rollout.journal.recorder import EpisodeRecorder
+from stillroom.tools.base import ToolResult, ToolSession, ToolSource, ToolTask, error_result
+from stillroom.types import (
+    Answerer,
+    Message,
+    SampledTurn,
+    StopReason,
+    TokenTrace,
+    ToolCall,
+    ToolSchema,
+    Usage,
+    total_usd,
+)
+
+
+class Conversation(Protocol):
+    """One rollout's side of a policy or teacher."""
+
+    async def sample(self) -> SampledTurn:
+        """Returns the next assistant turn.
+
+        Raises:
+            CallFailedError: this call failed for good; the rollout ends.
+        """
+        ...
+
+    def reply(self, call: Message, replies: Sequence[Message]) -> None:
+        """Appends what follows the last turn: the tools' replies, or a user's message."""
+        ...
+
+    def restore(self, turn: SampledTurn) -> None:
+        """Appends a turn that is already known, instead of sampling it."""
+        ...
+
+    def trace(self) -> TokenTrace | None:
+        """Returns the exact tokens, where the policy is in-process."""
+        ...
+
+
+class Policy(Protocol):
+    """Whoever answers: a student, an in-process teacher, or a teacher behind an API."""
+
+    def converse(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
+    ) -> AbstractAsyncContextManager[Conversation]:
+        """Opens a conversation that begins with the given messages."""
+        ...
+
+
+@dataclass(slots=True)
+class Episode:
+    """A rollout as it grows."""
+
+    messages: list[Message]
+    stop_reason: StopReason = StopReason.ERROR
+    turns: int = 0
+    tool_errors: int = 0
+    usage: Usage = field(default_factory=Usage)
+    cost_usd: float | None = 0.0
+    """Of the turns so far; None once the price of one is unknown."""
+    answered_by: tuple[Answerer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRules:
+    """When a rollout ends."""
+
+    max_turns: int
+    nudge: str | None = None
+    """What the user says after a turn that calls no tool; None: such a turn ends the rollout."""
+
+    def stop_reason(self, turn: SampledTurn, num_turns: int) -> StopReason | None:
+        """Returns why the rollout ends with its latest turn; None if it goes on."""
+        if turn.finish_reason == "length":
+            return StopReason.MAX_TOKENS
+        if turn.finish_reason == "context":
+            return StopReason.CONTEXT_WINDOW
+        if turn.finish_reason == "filter":
+            return StopReason.CONTENT_FILTER
+        is_last = num_turns >= self.max_turns
+        if turn.message.get("tool_calls"):
+            return StopReason.MAX_TURNS if is_last else None
+        return StopReason.ANSWERED if is_last or self.nudge is None else None
+
+    def nudge_message(self) -> Message:
+        """Returns the user's message after a turn that calls no tool."""
+        return {"role": "user", "content": self.nudge}
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """What one task may call."""
+
+    schemas: list[ToolSchema]
+    session: ToolSession | None
+    cut: CutText | None = None
+    """Shortens the replies."""
+
+
+async def play_episode(
+    episode: Episode,
+    conversation: Conversation,
+    recorder: EpisodeRecorder,
+    tools: OfferedTools,
+    rules: TurnRules,
+) -> None:
+    """Plays one rollout to its end; `episode` holds what has happened, also when a call fails.
+
+    Every tool call gets a reply, also a malformed one and one to an unknown tool: the reply says
+    what was wrong, and the model may mend it. A turn that calls no tool ends the rollout, or the
+    user nudges and the model goes on.
+    """
+    while True:
+        index = episode.turns
+        turn = await _turn(conversation, recorder, index)
+        episode.turns += 1
+        episode.usage += turn.usage
+        episode.cost_usd = total_usd((episode.cost_usd, turn.cost_usd))
+        if turn.answered_by is not None and turn.answered_by not in episode.answered_by:
+            episode.answered_by = (*episode.answered_by, turn.answered_by)
+        episode.messages.append(turn.message)
+        if stop := rules.stop_reason(turn, episode.turns):
+            episode.stop_reason = stop
+            return
+        if calls := turn.message.get("tool_calls"):
+            results = await _results(calls, recorder, index, tools)
+            episode.tool_errors += sum(result.is_error for result in results)
+            replies = [_reply(call, result) for call, result in zip(calls, results, strict=True)]
+        else:
+            replies = [rules.nudge_message()]
+        episode.messages += replies
+        conversation.reply(turn.message, replies)
+
+
+async def _turn(conversation: Conversation, recorder: EpisodeRecorder, index: int) -> SampledTurn:
+    known = recorder.known_turn(index)
+    if known is not None:
+        conversation.restore(known)
+        return known
+    turn = await conversation.sample()
+    recorder.record_turn(index, turn)
+    return turn
+
+
+async def _results(
+    calls: Sequence[ToolCall], recorder: EpisodeRecorder, index: int, tools: OfferedTools
+) -> list[ToolResult]:
+    known = recorder.known_replies(index)
+    if known is not None:
+        return known
+    results = [_cut(r, tools.cut) for r in await _call_tools(calls, tools)]
+    recorder.record_replies(index, results)
+    return results
+
+
+def needs_lost_state(recorder: EpisodeRecorder, rules: TurnRules) -> bool:
+    """Returns whether a rollout would go on from what tools did in an earlier process."""
+    turns: list[SampledTurn] = []
+    has_replies = False
+    while (turn := recorder.known_turn(len(turns))) is not None:
+        has_replies = has_replies or bool(recorder.known_replies(len(turns)))
+        turns.append(turn)
+    return has_replies and rules.stop_reason(turns[-1], len(turns)) is None
+
+
+def _cut(result: ToolResult, cut: CutText | None) -> ToolResult:
+    if cut is None:
+        return result
+    return ToolResult(content=cut(result.content), is_error=result.is_error)
+
+
+def _reply(call: ToolCall, result: ToolResult) -> Message:
+    return {
+        "role": "tool",
+        "tool_call_id": call["id"],
+        "name": call["function"]["name"],
+        "content": result.content,
+    }
+
+
+async def _call_tools(calls: Sequence[ToolCall], tools: OfferedTools) -> list[ToolResult]:
+    """Runs the calls of one turn side by side; the results stand in the order of the calls."""
+    results: list[ToolResult | None] = [None] * len(calls)
+    failures: list[CallFailedError] = []
+
+    async def run(index: int) -> None:
+        # Raised out of the group it would be inside an ExceptionGroup, which nobody expects.
+        try:
+            results[index] = await _call_tool(calls[index], tools)
+        except CallFailedError as error:
+            failures.append(error)
+
+    if len(calls) == 1:
+        await run(0)
+    else:
+        async with anyio.create_task_group() as group:
+            for index in range(len(calls)):
+                group.start_soon(run, index)
+    if failures:
+        raise failures[0]
+    return cast("list[ToolResult]", results)
+
+
+async def _call_tool(call: ToolCall, tools: OfferedTools) -> ToolResult:
+    name, written = call["function"]["name"], call["function"]["arguments"]
+    allowed = [schema["function"]["name"] for schema in tools.schemas]
+    if tools.session is None or name not in allowed:
+        known = f"the tools are: {', '.join(allowed)}" if allowed else "there are no tools"
+        return error_result(f"unknown tool {name!r}; {known}")
+    try:
+        # Strict JSON, so that what is read can be sent on: no NaN, no half surrogate pairs.
+        arguments: Any = msgspec.json.decode(written or "{}")
+    except (ValueError, RecursionError) as error:
+        return error_result(f"the arguments of {name} are not valid JSON ({error})")
+    if not isinstance(arguments, dict):
+        return error_result(f"the arguments of {name} must be a JSON object")
+    return await tools.session.call(name, cast("dict[str, Any]", arguments))
+
+
+def tool_task(task: Task) -> ToolTask:
+    """Returns what tools may know of a task."""
+    return ToolTask(task.metadata, task.docker, task.docker_env)
+
+
+def offered_tools(task: Task, tools: ToolSource | None) -> list[ToolSchema]:
+    """Returns the schemas of the tools that a task may use, in the order of the sources."""
+    if tools is None:
+        return []
+    shown = {s["function"]["name"]: s for s in task.tool_schemas or ()}
+    return [
+        shown.get(schema["function"]["name"], schema)
+        for schema in tools.schemas_for(tool_task(task))
+        if task.tool_names is None or schema["function"]["name"] in task.tool_names
+    ]

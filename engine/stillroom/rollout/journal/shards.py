@@ -1,0 +1,327 @@
+"""A run cut into shards: what each worker gets, and how what they leave becomes one output.
+
+Each shard is an output file with a journal of its own, beside the journal of the output that it
+belongs to. What an earlier run has of a rollout goes with it, so no place is tied to a shard: a
+rerun brings in what the shards of a run that was killed left, and cuts the rest anew.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from stillroom.data.formats import decode_trajectory
+from stillroom.errors import InputError
+from stillroom.files import FileLock, write_json
+from stillroom.lines import read_lines
+from stillroom.rollout.journal.journal import RolloutStore, journal_folder, journal_path
+from stillroom.rollout.journal.records import (
+    RECORD,
+    FinishedRow,
+    KnownSteps,
+    OutstandingRecord,
+    RolloutKey,
+    UnconfirmedRecord,
+    finished_rows,
+    read_journal,
+)
+from stillroom.teachers.budget import Budget, Cost, Outstanding
+from stillroom.types import Trajectory, Usage
+
+_WRITER_WAIT_S = 30.0
+"""How long a process may live on whose driver is gone."""
+_WRITER_POLL_S = 0.1
+_Settings = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a run that one process does."""
+
+    keys: frozenset[RolloutKey]
+    budget: Budget
+    """In place of the request's; only for what is new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What may still be spent."""
+
+    usd: float = math.inf
+    tokens: float = math.inf
+
+    def less(self, spent: Iterable[Cost]) -> "Allowance":
+        """Returns what is left of it."""
+        costs = list(spent)
+        return Allowance(
+            self.usd - sum(cost.usd for cost in costs),
+            self.tokens - sum(cost.tokens for cost in costs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What one worker gets."""
+
+    number: int
+    keys: tuple[RolloutKey, ...]
+    concurrency: int
+    max_concurrency: int
+    allowance: Allowance
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a file and its journal hold."""
+
+    calls: int
+    usage: Usage
+    cost_usd: float | None
+    spent: Cost
+    """What counts against a budget, calls that broke off included."""
+    lost: Outstanding
+    """Of that: what killed workers had out."""
+
+    def since(self, before: "Recorded") -> "Recorded":
+        """Returns what has come since."""
+        usage = Usage(
+            prompt_tokens=self.usage.prompt_tokens - before.usage.prompt_tokens,
+            completion_tokens=self.usage.completion_tokens - before.usage.completion_tokens,
+        )
+        has_cost = self.cost_usd is not None and before.cost_usd is not None
+        cost_usd = (self.cost_usd or 0.0) - (before.cost_usd or 0.0) if has_cost else None
+        spent = Cost(self.spent.tokens - before.spent.tokens, self.spent.usd - before.spent.usd)
+        lost = Outstanding(
+            self.lost.calls - before.lost.calls,
+            Cost(usd=self.lost.worst.usd - before.lost.worst.usd),
+        )
+        return Recorded(self.calls - before.calls, usage, cost_usd, spent, lost)
+
+
+def split(
+    keys: Sequence[RolloutKey],
+    *,
+    workers: int,
+    concurrency: int,
+    max_concurrency: int,
+    allowance: Allowance,
+) -> list[Shard]:
+    """Deals the rollouts out, and all that they may take with them; the parts add up to the whole.
+
+    There are never more shards than rollouts or conversations at once.
+    """
+    count = min(workers, concurrency, len(keys))
+    shards: list[Shard] = []
+    num_dealt = 0
+    for number in range(count):
+        dealt = tuple(keys[number::count])
+        before, num_dealt = num_dealt, num_dealt + len(dealt)
+        shards.append(
+            Shard(
+                number,
+                dealt,
+                _portion(concurrency, number, count),
+                _portion(max_concurrency, number, count),
+                _slice(allowance, before, num_dealt, len(keys)),
+            )
+        )
+    return shards
+
+
+def _portion(whole: int, number: int, count: int) -> int:
+    return whole // count + (number < whole % count)
+
+
+def _slice(allowance: Allowance, begin: int, end: int, total: int) -> Allowance:
+    tokens = allowance.tokens
+    if tokens < math.inf:
+        whole = int(tokens)
+        tokens = whole * end // total - whole * begin // total
+    return Allowance(allowance.usd * (end - begin) / total, tokens)
+
+
+def shard_output(output: Path, number: int) -> Path:
+    """Returns the file for the rows of a shard."""
+    return _folder(output) / f"{number:03}.jsonl"
+
+
+def shard_run_folder(output: Path, number: int) -> Path:
+    """Returns the folder that is the shard's run folder."""
+    return _folder(output) / f"{number:03}.run"
+
+
+def _folder(output: Path) -> Path:
+    return journal_folder(output) / "shards"
+
+
+@contextmanager
+def shards_locked(output: Path) -> Generator[None]:
+    """Keeps the shards of an output to this process. Raises InputError if another one has them."""
+    lock = FileLock(_folder(output).with_name("shards.lock"))
+    if not lock.try_acquire():
+        raise InputError(
+            f"another process is writing {output}",
+            "wait for that run (`stillroom list-runs`), or choose another output",
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def prepare_shards(
+    output: Path,
+    settings: _Settings,
+    shards: Sequence[Shard],
+    known: Mapping[RolloutKey, KnownSteps],
+) -> None:
+    """Writes the files that shards begin with: the known steps of their rollouts.
+
+    They appear all at once, so that half of what is known never passes for the whole.
+    """
+    unfinished = _folder(output).with_name("shards.new")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    for shard in shards:
+        path = unfinished / shard_output(output, shard.number).name
+        store = RolloutStore(path, settings)
+        num_records = 0
+        for key in shard.keys:
+            for record in known.get(key, KnownSteps()).records(key):
+                store.append(record)
+                num_records += 1
+        store.close(is_complete=False)
+        write_json(_seed_path(path), num_records)
+    unfinished.rename(_folder(output))
+
+
+def _seed_path(path: Path) -> Path:
+    """Returns the file that says how many records a shard's journal began with."""
+    return path.with_suffix(".seed")
+
+
+def adopt_shards(output: Path, settings: _Settings) -> None:
+    """Brings in what shards of a run that was killed left, if there are any."""
+    if _folder(output).is_dir():
+        with shards_locked(output):
+            merge_shards(output, settings)
+
+
+def merge_shards(
+    output: Path, settings: _Settings, *, requested: Collection[RolloutKey] | None = None
+) -> dict[RolloutKey, FinishedRow]:
+    """Brings what the shards hold into the output and its journal; returns all finished rows.
+
+    The journal goes where all that is requested is finished. A kill on the way does no harm: no row
+    is brought in twice; a step that is counts as paid for twice.
+    """
+    folder = _folder(output)
+    store = RolloutStore(output, settings)
+    try:
+        paths = sorted(folder.glob("[0-9]*.jsonl"))
+        lost = sum((_merge(path, settings, store) for path in paths), start=Outstanding())
+        if lost.calls:
+            store.inherit(lost)
+        for key in store.finished.keys() & store.known.keys():
+            del store.known[key]
+    finally:
+        is_complete = requested is not None and all(key in store.finished for key in requested)
+        store.close(is_complete=is_complete)
+    merged = folder.with_name("shards.merged")
+    shutil.rmtree(merged, ignore_errors=True)
+    if folder.is_dir():
+        folder.rename(merged)
+        shutil.rmtree(merged, ignore_errors=True)
+    return store.finished
+
+
+def _merge(path: Path, settings: _Settings, into: RolloutStore) -> Outstanding:
+    """Brings in a shard's rows, and what its journal has beside what it began with.
+
+    Returns what killed workers had out.
+    """
+    shard = _open_ended(path, settings)
+    try:
+        for line in read_lines(path):
+            _finish(decode_trajectory(line.data), into)
+        num_known = msgspec.json.decode(_seed_path(path).read_bytes(), type=int)
+        for line in islice(read_lines(journal_path(path)), num_known, None):
+            record = RECORD.decode(line.data)
+            if isinstance(record, OutstandingRecord):
+                continue
+            into.append(record)
+            if not isinstance(record, UnconfirmedRecord):
+                # Steps of a rollout that is not finished keep the journal.
+                into.known.setdefault(RolloutKey(record.task_id, record.sample), KnownSteps())
+        return shard.lost
+    finally:
+        shard.close(is_complete=False)
+
+
+def _finish(trajectory: Trajectory, into: RolloutStore) -> bool:
+    is_new = RolloutKey(trajectory.task_id, trajectory.sample) not in into.finished
+    if is_new:
+        into.finish(trajectory)
+    return is_new
+
+
+def recorded(path: Path, settings: _Settings) -> Recorded:
+    """Returns what a shard has on record; waits until no process writes it."""
+    store = _open_ended(path, settings)
+    store.close(is_complete=False)
+    paid = store.paid()
+    return Recorded(paid.calls, paid.usage, paid.cost_usd, store.spent(), store.lost)
+
+
+def _open_ended(path: Path, settings: _Settings) -> RolloutStore:
+    """Opens a shard's files once no process writes them.
+
+    Raises InputError if one goes on. Ray ends the workers of a driver that is gone, after a while.
+    """
+    lock = FileLock(journal_folder(path) / "lock")
+    deadline = time.monotonic() + _WRITER_WAIT_S
+    while not lock.try_acquire():
+        if time.monotonic() > deadline:
+            raise InputError(
+                f"a worker of an earlier run is still writing {path}",
+                "end that run (`stillroom list-runs`, `ray list actors`), then start again",
+            )
+        time.sleep(_WRITER_POLL_S)
+    lock.release()
+    return RolloutStore(path, settings)
+
+
+def left_by_shards(
+    output: Path, finished: Mapping[RolloutKey, FinishedRow]
+) -> tuple[dict[RolloutKey, FinishedRow], dict[RolloutKey, KnownSteps]]:
+    """Returns what shards of a run that was killed, or goes on, have beside the finished rows.
+
+    Those are rows, and the steps of other rollouts. Nothing is written.
+    """
+    rows, known = dict[RolloutKey, FinishedRow](), dict[RolloutKey, KnownSteps]()
+    for path in sorted(_folder(output).glob("[0-9]*.jsonl")):
+        rows |= finished_rows(path)
+        known |= read_journal(journal_path(path), finished.keys() | rows.keys()).known
+    return {key: row for key, row in rows.items() if key not in finished}, known
+
+
+class ShardTail:
+    """The rows of a shard as they come, for the output that they belong to."""
+
+    def __init__(self, path: Path, into: RolloutStore) -> None:
+        self._path, self._into = path, into
+        self._offset = 0
+
+    def take(self) -> int:
+        """Copies the rows that were finished since the last call; returns how many."""
+        with self._path.open("rb") as stream:
+            stream.seek(self._offset)
+            whole, newline, _torn = stream.read().rpartition(b"\n")
+        self._offset += len(whole) + len(newline)
+        lines = whole.split(b"\n") if newline else []
+        return sum(_finish(decode_trajectory(line), self._into) for line in lines)

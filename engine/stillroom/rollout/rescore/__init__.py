@@ -1,0 +1,1 @@
+"""New rewards for finished rollouts; no turn is sampled again."""

@@ -1,0 +1,123 @@
+"""Rollout rows that are to be judged again, and the same rows with other rewards."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from stillroom.data.checks import Problem, as_number
+from stillroom.data.formats import Task
+from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of
+from stillroom.data.layouts.foreign import as_object, prompt_length
+from stillroom.data.row_files import (
+    TOO_LONG,
+    decode_line,
+    read_row_lines,
+    rollout_files,
+)
+from stillroom.errors import DataError, FailureClass
+from stillroom.lines import Line
+from stillroom.rollout.rewards.rewards import Judgement
+from stillroom.types import Message
+
+NOT_A_ROLLOUT = "not a rollout row"
+FAILED = "ended by an infrastructure failure"
+UNJUDGED = "nothing judges it"
+_OF_REWARDS = (FailureClass.REWARD, FailureClass.REWARD_TIMEOUT)
+_REWARD_NAME = {RolloutLayout.RNOW: "total_reward"}
+_RAW_ROW: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(
+    dict[str, msgspec.Raw]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A row that can be judged."""
+
+    row: dict[str, Any]
+    layout: RolloutLayout
+    task: Task
+    messages: list[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the input: a rollout, or why its reward stays as it is."""
+
+    where: str
+    data: bytes
+    rollout: Rollout | None
+    reason: str
+
+    @property
+    def key(self) -> str:
+        """What tells this row from others."""
+        return hashlib.sha256(self.data).hexdigest()[:32]
+
+
+def entries(source: Path) -> Iterator[Entry]:
+    """Yields every row of a file or folder, those that nothing can judge too."""
+    for file in rollout_files(source):
+        for line in read_row_lines(file):
+            where = f"{file}:{line.number}"
+            if line.is_cut:
+                # Every row is copied; this one is not held in memory.
+                raise DataError(f"{where} {TOO_LONG}", "take that line out of the file")
+            yield _entry(where, line)
+
+
+def _entry(where: str, line: Line) -> Entry:
+    row, data = decode_line(line), line.data
+    layout = None if isinstance(row, Problem) else layout_of(row)
+    if isinstance(row, Problem) or layout is None or any(RULES[layout].problems(row)):
+        return Entry(where, data, None, NOT_A_ROLLOUT)
+    own = RULES[layout].read(row)
+    error = own.get("error")
+    # A reward that failed is what scoring again mends.
+    if error is not None and as_object(error).get("class") not in _OF_REWARDS:
+        return Entry(where, data, None, FAILED)
+    messages = cast("list[Message]", own["messages"])
+    task = Task(
+        task_id=str(own.get("task_id") or own.get("id")),
+        messages=messages[: prompt_length(own["messages"], own.get("turns"))],
+        metadata=own.get("metadata") or {},
+        tool_names=None,
+        reward_names=None,
+        variables=as_object(own.get("variables")),
+    )
+    return Entry(where, data, Rollout(row, layout, task, messages), UNJUDGED)
+
+
+def reward_of(rollout: Rollout) -> float | None:
+    """Returns the reward that a row has now."""
+    return as_number(rollout.row.get(_reward_name(rollout)))
+
+
+def _reward_name(rollout: Rollout) -> str:
+    return _REWARD_NAME.get(rollout.layout, "reward")
+
+
+def has_same_reward(rollout: Rollout, judgement: Judgement) -> bool:
+    """Returns whether a row says already what a judgement came to."""
+    row = rollout.row
+    return (
+        reward_of(rollout) == judgement.total
+        and row.get("rewards") == judgement.by_name
+        and row.get("success") is judgement.success
+    )
+
+
+def with_rewards(entry: Entry, rollout: Rollout, judgement: Judgement) -> bytes:
+    """Returns the row with other rewards; every other value keeps its very bytes."""
+    fields = _RAW_ROW.decode(entry.data)
+    changed = {
+        _reward_name(rollout): judgement.total,
+        "rewards": judgement.by_name,
+        "success": judgement.success,
+    }
+    for name, value in changed.items():
+        fields[name] = msgspec.Raw(msgspec.json.encode(value))
+    return msgspec.json.encode(fields)

@@ -1,0 +1,302 @@
+"""Rewards of rollouts that are there already, given anew: no turn is sampled again."""
+
+import itertools
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import httpx
+from pydantic import Field
+
+from stillroom.data.row_files import rollout_files
+from stillroom.errors import CallFailedError, EngineError, FailureClass, InputError, RunError
+from stillroom.files import AppendLog, LineWriter, atomic_output, content_hash
+from stillroom.lineage import Recording, write_manifest
+from stillroom.reporting import Reporter, stop_if_cancelled
+from stillroom.rollout.context import open_user_pool
+from stillroom.rollout.journal.journal import holds_rollouts
+from stillroom.rollout.origin import AnswererWatch
+from stillroom.rollout.request import NO_FILE, user_file
+from stillroom.rollout.rescore.journal import ScoreJournal
+from stillroom.rollout.rescore.rows import (
+    NOT_A_ROLLOUT,
+    UNJUDGED,
+    Entry,
+    Rollout,
+    entries,
+    has_same_reward,
+    reward_of,
+    with_rewards,
+)
+from stillroom.rollout.rescore.tally import ScoreResult, ScoreTally
+from stillroom.rollout.rewards.judge_request import (
+    JudgeFile,
+    JudgeOptions,
+    check_judge,
+    judge_record,
+    open_judge,
+)
+from stillroom.rollout.rewards.rewards import Judgement, Rewarder
+from stillroom.settings import Workspace
+
+PHASE = "score rollouts"
+_CANCEL_POLL_S = 0.2
+_BATCHES_AHEAD = 4
+_SAME = "same reward"
+
+
+class ScoreRollouts(JudgeOptions):
+    """Ask for new rewards of rollouts that are there already; the teacher is not asked again."""
+
+    input: Annotated[str, Field(description="Rollouts file or folder; also of rnow or NeMo Gym")]
+    output: Annotated[
+        str, Field(description="The same rows with new rewards; replaced when complete")
+    ]
+    rewards: Annotated[
+        str,
+        Field(description="Python file with @reward functions, or none"),
+    ] = NO_FILE
+    seed: int | None = None
+    concurrency: Annotated[int, Field(ge=1, le=4096, description="Rollouts judged at once")] = 20
+    reward_timeout: Annotated[float, Field(gt=0)] = 60.0
+    request_timeout: Annotated[float, Field(gt=0, description="Seconds per judge call")] = 120.0
+
+
+def check_scoring(workspace: Workspace, request: ScoreRollouts) -> Path:
+    """Returns the output's path. Raises InputError for what is wrong before anything is spent."""
+    source = workspace.existing(request.input, what="input")
+    output = workspace.output_file(request.output, what="output")
+    user_file(workspace, request.rewards, what="rewards")
+    check_judge(workspace, request)
+    if output.resolve() in {file.resolve() for file in rollout_files(source)}:
+        raise InputError(f"the output {output} is the input itself", "choose another output")
+    if holds_rollouts(output):
+        raise InputError(
+            f"the output {output} holds rollouts that generate_rollouts wrote",
+            "choose another output; delete the file yourself if it is not needed any more",
+        )
+    return output
+
+
+async def score_rollouts(
+    workspace: Workspace,
+    request: ScoreRollouts,
+    *,
+    folder: Path,
+    reporter: Reporter,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> ScoreResult:
+    """Writes the rows with new rewards and returns the counts; `folder` is the run's own folder.
+
+    Rows are written whole or not at all; all but reward, rewards and success stays as it was. The
+    judge's verdicts are on record until then, so that the same command does not pay for them again.
+    Raises RunCancelledError between rows, and RunError if no reward at all could be computed.
+    """
+    source = workspace.existing(request.input, what="input")
+    output = check_scoring(workspace, request)
+    rewards = user_file(workspace, request.rewards, what="rewards")
+    judge_file = check_judge(workspace, request)
+    tally = ScoreTally()
+    others = [rewards, workspace.existing(request.judge, what="judge") if judge_file else None]
+    files = [*rollout_files(source), *(file for file in others if file is not None)]
+    async with AsyncExitStack() as stack:
+        recording = stack.enter_context(Recording(files))
+        pool = await open_user_pool(
+            stack,
+            tools_file=None,
+            rewards_file=rewards,
+            tool_timeout_s=request.reward_timeout,
+            reward_timeout_s=request.reward_timeout,
+        )
+        judge = await open_judge(
+            stack,
+            workspace,
+            judge_file,
+            timeout_s=request.request_timeout,
+            transport=transport,
+        )
+        rewarder = Rewarder(pool, judge=judge, match=request.default_match)
+        total = _check_all(source, rewarder)
+        journal = output.with_name(f".{output.name}.scores")
+        verdicts = stack.enter_context(
+            ScoreJournal(journal, _settings(request, judge_file, rewards))
+        )
+        log = stack.enter_context(AppendLog(folder / "judgements.jsonl"))
+        asked = "" if judge_file is None else judge_file.model
+        watch = AnswererWatch(asked, whose="the manifest")
+        run = _Run(rewarder, tally, verdicts, log, reporter, total, watch)
+        with atomic_output(output) as rows:
+            await run.score(source, rows, request)
+        inputs = await anyio.to_thread.run_sync(recording.records)
+    models = [] if judge_file is None else [judge_record(judge_file)]
+    if not tally.failed:
+        journal.unlink(missing_ok=True)
+    write_manifest(
+        output,
+        operation="score_rollouts",
+        inputs=[*inputs, *tally.with_answerers(models)],
+        request=request.model_dump(mode="json"),
+        counts={"read": tally.read, "changed": tally.changed, "failed": tally.failed.total()},
+        run_id=folder.name,
+    )
+    return tally.result(workspace.shown(output))
+
+
+class _Run:
+    """The part of a scoring run between opening the files and closing them."""
+
+    def __init__(
+        self,
+        rewarder: Rewarder,
+        tally: ScoreTally,
+        verdicts: ScoreJournal,
+        log: AppendLog,
+        reporter: Reporter,
+        total: int,
+        watch: AnswererWatch,
+    ) -> None:
+        self._watch = watch
+        self._rewarder, self._tally, self._verdicts = rewarder, tally, verdicts
+        self._log, self._reporter, self._total = log, reporter, total
+
+    async def score(self, source: Path, rows: LineWriter, request: ScoreRollouts) -> None:
+        """Writes every row of the source, in its order."""
+        self._report()
+        for batch in _batches(entries(source), _BATCHES_AHEAD * request.concurrency):
+            judged = await self._judge_all(batch, request)
+            stop_if_cancelled(self._reporter)
+            for entry, judgement in zip(batch, judged, strict=True):
+                rows.write_raw(self._settled(entry, judgement))
+            self._report()
+        tally = self._tally
+        if tally.failed and not tally.after:
+            raise RunError(
+                f"no reward could be computed, the first: {tally.problems[0]}",
+                "mend rewards.py or the judge's options, then start again",
+            )
+
+    async def _judge_all(
+        self, batch: Sequence[Entry], request: ScoreRollouts
+    ) -> list[Judgement | CallFailedError | None]:
+        """Returns what became of each row of a batch; once a cancel was asked for not of all."""
+        judged: list[Judgement | CallFailedError | None] = [None] * len(batch)
+        waiting = iter(enumerate(batch))
+
+        async def work() -> None:
+            for index, entry in waiting:
+                if entry.rollout is not None:
+                    judged[index] = await self._judge(entry, entry.rollout, request.seed)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._watch_for_cancel, group.cancel_scope)
+            async with anyio.create_task_group() as workers:
+                for _ in range(min(request.concurrency, len(batch))):
+                    workers.start_soon(work)
+            group.cancel_scope.cancel()
+        return judged
+
+    async def _judge(
+        self, entry: Entry, rollout: Rollout, seed: int | None
+    ) -> Judgement | CallFailedError:
+        known = self._verdicts.known(entry.key)
+        if known is not None:
+            self._tally.replayed += known.judge.calls if known.judge else 0
+            return known
+        try:
+            judgement = await self._rewarder.judge(
+                rollout.task, rollout.messages, seed=seed, recorder=self._tally
+            )
+        except CallFailedError as error:
+            return error
+        # What fails for every row (a refused key, a full disk) ends the run.
+        except (EngineError, OSError, MemoryError):
+            raise
+        # The rim of one rollout: a fault met by one row does not end the others.
+        except Exception as error:
+            traceback.print_exc()
+            return CallFailedError(FailureClass.INTERNAL, f"{type(error).__name__}: {error}")
+        self._verdicts.keep(entry.key, judgement)
+        return judgement
+
+    async def _watch_for_cancel(self, scope: anyio.CancelScope) -> None:
+        # A signal handler sets the flag, so there is no event to wait for.
+        while not self._reporter.is_cancelled():  # noqa: ASYNC110
+            await anyio.sleep(_CANCEL_POLL_S)
+        scope.cancel()
+
+    def _settled(self, entry: Entry, judged: Judgement | CallFailedError | None) -> bytes:
+        """Counts a row and returns its line of the output."""
+        tally, rollout = self._tally, entry.rollout
+        tally.read += 1
+        if rollout is None or judged is None:
+            return self._kept(entry, entry.reason)
+        if (before := reward_of(rollout)) is not None:
+            tally.before.append(before)
+        if isinstance(judged, CallFailedError):
+            tally.failed[judged.kind] += 1
+            tally.tell(entry, judged.message)
+            self._note(entry, {"class": judged.kind, "message": judged.message})
+            return with_rewards(entry, rollout, Judgement(None, {}))
+        if judged.total is None:
+            return self._kept(entry, UNJUDGED)
+        tally.after.append(judged.total)
+        if judged.judge is not None:
+            tally.judged_by[judged.judge.answered_by] += 1
+            for text in self._watch.news(judged.judge.answered_by):
+                self._reporter.note(text)
+        tally.num_success += judged.success is True
+        if judged.reasoning is not None:
+            self._note(entry, {"rewards": judged.by_name, "reasoning": judged.reasoning})
+        if has_same_reward(rollout, judged):
+            return self._kept(entry, _SAME)
+        tally.changed += 1
+        return with_rewards(entry, rollout, judged)
+
+    def _kept(self, entry: Entry, reason: str) -> bytes:
+        self._tally.kept[reason] += 1
+        if reason == NOT_A_ROLLOUT:
+            self._tally.tell(entry, reason)
+        return entry.data
+
+    def _note(self, entry: Entry, what: Mapping[str, Any]) -> None:
+        self._log.append({"where": entry.where, **what})
+
+    def _report(self) -> None:
+        tally = self._tally
+        values = {
+            "changed": tally.changed,
+            "failed": tally.failed.total(),
+            "judge_calls": tally.calls,
+            "judge_tokens": tally.usage.prompt_tokens + tally.usage.completion_tokens,
+        }
+        self._reporter.metrics(tally.read, values)
+        self._reporter.progress(tally.read, self._total, unit="rollouts", phase=PHASE)
+
+
+def _check_all(source: Path, rewarder: Rewarder) -> int:
+    """Returns how many rows there are. Raises DataError for an answer that cannot be compared."""
+    total = 0
+    for entry in entries(source):
+        total += 1
+        if entry.rollout is not None:
+            rewarder.check([entry.rollout.task])
+    return total
+
+
+def _batches(entries: Iterator[Entry], size: int) -> Iterator[list[Entry]]:
+    while batch := list(itertools.islice(entries, size)):
+        yield batch
+
+
+def _settings(request: ScoreRollouts, judge: JudgeFile | None, rewards: Path | None) -> str:
+    """Returns a hash of all that shapes a judgement."""
+    shaping = request.model_dump(
+        mode="json",
+        exclude={"input", "output", "concurrency", "reward_timeout", "request_timeout"},
+    )
+    code = rewards.read_text(encoding="utf-8", errors="replace") if rewards else None
+    described = judge and judge.model_dump(mode="json")
+    return content_hash({**shaping, "judge": described, "rewards": code})

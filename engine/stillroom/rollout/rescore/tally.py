@@ -1,0 +1,95 @@
+"""What scoring comes to, counted row by row."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from stillroom.lineage import ModelRecord
+from stillroom.rollout.origin import Answerers, answering_models
+from stillroom.rollout.rescore.rows import Entry
+from stillroom.types import SampledTurn, Usage
+
+MAX_EXAMPLES = 5
+
+
+class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What scoring came to. read = changed + kept + failed, and all of them are in the output."""
+
+    output: str
+    read: int
+    changed: int
+    kept: int
+    """Rows that are the very bytes they were."""
+    kept_by_reason: dict[str, int]
+    failed: int
+    """Rows whose reward could not be computed; they have none now (null), which is not 0."""
+    failed_by_class: dict[str, int]
+    mean_before: float | None
+    mean_after: float | None
+    num_success: int
+    """Of the rows that were judged."""
+    judge_calls: int
+    judge_usage: Usage
+    """Tokens of this run's judge calls."""
+    judge_calls_replayed: int
+    """Calls that an earlier, unfinished run of this command had paid for."""
+    problems: list[str]
+    """The first rows that are no rollouts or could not be judged, with file:line."""
+
+
+class ScoreTally:
+    """What has become of the rows so far."""
+
+    def __init__(self) -> None:
+        self.read = self.changed = self.num_success = 0
+        self.calls = self.replayed = 0
+        self.usage = Usage()
+        self.kept: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.before: list[float] = []
+        self.after: list[float] = []
+        self.problems: list[str] = []
+        self.judged_by: Counter[Answerers] = Counter()
+
+    def judge_turns(self) -> Sequence[SampledTurn]:
+        """Knows none: what is on record are whole judgements."""
+        return ()
+
+    def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
+        """Counts a judge's reply, also one that can't be read."""
+        self.calls += 1
+        self.usage += turn.usage
+
+    def tell(self, entry: Entry, problem: str) -> None:
+        """Keeps the first problems."""
+        if len(self.problems) < MAX_EXAMPLES:
+            self.problems.append(f"{entry.where}: {problem}")
+
+    def with_answerers(self, judges: Sequence[ModelRecord]) -> list[ModelRecord]:
+        """Returns the judging models with those that answered in their name."""
+        answered = answering_models(self.judged_by)
+        return [msgspec.structs.replace(judge, answered_by=answered) for judge in judges]
+
+    def result(self, output: str) -> ScoreResult:
+        """Returns the counts."""
+        return ScoreResult(
+            output=output,
+            read=self.read,
+            changed=self.changed,
+            kept=self.kept.total(),
+            kept_by_reason=dict(self.kept),
+            failed=self.failed.total(),
+            failed_by_class=dict(self.failed),
+            mean_before=_mean(self.before),
+            mean_after=_mean(self.after),
+            num_success=self.num_success,
+            judge_calls=self.calls,
+            judge_usage=self.usage,
+            judge_calls_replayed=self.replayed,
+            problems=self.problems,
+        )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,1 @@
+"""Rewards: a user's rewards.py, a match with the expected answer, or a judging model."""

@@ -1,0 +1,147 @@
+"""Which judge a request asks for; a judge is described in a file, the same for every operation."""
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import httpx
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from stillroom.errors import InputError
+from stillroom.lineage import ModelRecord
+from stillroom.rollout.rewards.judge import Judge, JudgeSees, ReplyFormat, rubric_text
+from stillroom.rollout.rewards.matchers import AnswerMatch
+from stillroom.settings import Workspace
+from stillroom.teachers.budget import Budget
+from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
+from stillroom.teachers.pricing import FREE, Price, known_price, price_for
+from stillroom.teachers.providers import PROFILES, Endpoint, endpoint_for, terms_of
+from stillroom.types import SamplingSettings
+from stillroom.validation import describe_errors
+
+NO_JUDGE = "none"
+
+
+class JudgeOptions(BaseModel):
+    """How final answers are judged beside rewards.py: by comparing them, or by a model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    answer_match: Annotated[
+        Literal["contained", "exact", "normalised", "numeric", "choice"],
+        Field(description="How expected_answer is compared; a row's metadata.answer_match wins"),
+    ] = "contained"
+    judge: Annotated[
+        str, Field(description="judge.yml with model and rubric of a judging model, or none")
+    ] = NO_JUDGE
+
+    @property
+    def default_match(self) -> AnswerMatch:
+        """How answers are compared where a row does not say it."""
+        return AnswerMatch(self.answer_match)
+
+
+class JudgeFile(BaseModel):
+    """What judge.yml holds: a model that judges answers, and by what."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    rubric: str
+    """What makes an answer good: text, or the name of a .md or .txt file."""
+    provider: Literal["openai", "openrouter", "anthropic", "google", "vllm", "sglang", "ollama"] = (
+        "openai"
+    )
+    base_url: str | None = None
+    api_key_env: str | None = None
+    """The name of the environment variable with the key."""
+    sees: JudgeSees = "answer"
+    """The final answer alone, or also the turns and tool replies."""
+    reply_format: ReplyFormat = "json_schema"
+    """What the endpoint can enforce; the reply is always checked."""
+    max_tokens: Annotated[int, Field(ge=64)] = 1024
+    """Of a reply."""
+
+
+def check_judge(workspace: Workspace, options: JudgeOptions) -> JudgeFile | None:
+    """Returns the judge that was asked for, with the text of its rubric; None if none was.
+
+    Raises InputError for one that cannot work, before anything is spent.
+    """
+    if options.judge == NO_JUDGE:
+        return None
+    judge = _read(workspace.existing(options.judge, what="judge"))
+    _endpoint(workspace, judge)
+    return judge.model_copy(update={"rubric": rubric_text(workspace, judge.rubric)})
+
+
+def judge_record(judge: JudgeFile) -> ModelRecord:
+    """Returns the judging model as manifests keep it."""
+    return ModelRecord(
+        role="judge",
+        name=judge.model,
+        location=judge.base_url or judge.provider,
+        terms=terms_of(judge.provider, judge.base_url),
+    )
+
+
+def judge_price(workspace: Workspace, judge: JudgeFile, *, is_needed: bool = False) -> Price | None:
+    """Returns the price of the judge's tokens, or None where it is unknown.
+
+    Raises InputError for one that is needed and unknown.
+    """
+    if PROFILES[judge.provider].is_local:
+        return FREE
+    return known_price(workspace, judge.model) if is_needed else price_for(workspace, judge.model)
+
+
+async def open_judge(
+    stack: AsyncExitStack,
+    workspace: Workspace,
+    asked: JudgeFile | None,
+    *,
+    timeout_s: float,
+    budget: Budget | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> Judge | None:
+    """Returns the judge that was asked for; None if none was. Its calls count in the budget."""
+    if asked is None:
+        return None
+    endpoint = _endpoint(workspace, asked)
+    teacher = await stack.enter_async_context(
+        OpenAITeacher(
+            endpoint,
+            asked.model,
+            SamplingSettings(temperature=0.0, max_tokens=asked.max_tokens),
+            key=workspace.read_key(endpoint.api_key_env),
+            calls=CallSettings(timeout_s=timeout_s),
+            spending=Spending(judge_price(workspace, asked), budget or Budget()),
+            transport=transport,
+        )
+    )
+    return Judge(
+        teacher,
+        asked.rubric,
+        sees=asked.sees,
+        reply_format=asked.reply_format,
+    )
+
+
+def _read(path: Path) -> JudgeFile:
+    try:
+        raw: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return JudgeFile.model_validate(raw)
+    except ValidationError as error:
+        problem = describe_errors(error, JudgeFile)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problem = f"not readable: {error}"
+    raise InputError(
+        f"the judge {path}: {problem}", "write `model: …` and `rubric: what makes an answer good`"
+    )
+
+
+def _endpoint(workspace: Workspace, judge: JudgeFile) -> Endpoint:
+    return endpoint_for(
+        workspace, judge.provider, base_url=judge.base_url, api_key_env=judge.api_key_env
+    )

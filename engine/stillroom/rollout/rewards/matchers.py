@@ -1,0 +1,214 @@
+"""Whether an answer is the expected one: five ways to compare two texts, all of them pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, cast
+
+from stillroom.data.checks import as_number, describe
+from stillroom.errors import DataError
+from stillroom.rollout.rewards.answers import final_answers, holds_words, normalised, plain
+from stillroom.rollout.rewards.choices import chosen_letter, letter_of
+from stillroom.rollout.rewards.numbers import Number, number_in
+
+MAX_ANSWER_CHARACTERS = 200_000
+"""Of a longer answer only the end is read; the answer stands there."""
+MAX_EXPECTED_CHARACTERS = 10_000
+
+
+class AnswerMatch(StrEnum):
+    """How an answer is compared with the expected one."""
+
+    CONTAINED = "contained"
+    """The expected answer stands in the text as whole words."""
+    EXACT = "exact"
+    """The text is the expected answer, blanks around it apart."""
+    NORMALISED = "normalised"
+    """The same without case, punctuation, articles and spelling variants of Unicode."""
+    NUMERIC = "numeric"
+    """The final number has the same value."""
+    CHOICE = "choice"
+    """The same option was chosen, by its letter or its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far a number may be off: the larger of the two counts."""
+
+    absolute: float = 0.0
+    relative: float | None = None
+    """Of the expected number; None is exact for whole numbers and 1e-9 for all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerKey:
+    """What a row accepts as an answer, and how answers are compared with it."""
+
+    accepted: tuple[str, ...]
+    match: AnswerMatch = AnswerMatch.CONTAINED
+    tolerance: Tolerance = Tolerance()
+    choices: Mapping[str, str] | None = None
+    """From letter to text, where the row has them."""
+
+
+def answer_key(
+    metadata: Mapping[str, Any], *, default: AnswerMatch = AnswerMatch.CONTAINED
+) -> AnswerKey | None:
+    """Returns what a row's metadata says of its answer; None where it names no answer.
+
+    Raises DataError for what cannot be compared: an unknown way, an answer that is no text or
+    number, an expected number that is none.
+    """
+    accepted = _accepted(metadata.get("expected_answer"))
+    if accepted is None:
+        return None
+    key = AnswerKey(
+        accepted,
+        _match_named(metadata.get("answer_match"), default),
+        _tolerance(metadata.get("answer_tolerance")),
+        _choices(metadata.get("choices")),
+    )
+    if key.match is AnswerMatch.NUMERIC:
+        for answer in accepted:
+            if number_in(answer) is None:
+                raise DataError(
+                    f"expected_answer {answer[:60]!r} holds no number, but answer_match is numeric",
+                    "write the number, or choose another answer_match",
+                )
+    return key
+
+
+def is_accepted(text: str, key: AnswerKey) -> bool:
+    """Returns whether a final text gives one of the accepted answers."""
+    return any(is_match(text, expected, key) for expected in key.accepted)
+
+
+def is_match(text: str, expected: str, key: AnswerKey) -> bool:
+    """Returns whether a final text gives this one answer."""
+    text = text[-MAX_ANSWER_CHARACTERS:]
+    match key.match:
+        case AnswerMatch.CONTAINED:
+            return holds_words(plain(text), plain(expected))
+        case AnswerMatch.EXACT:
+            return bool(expected.strip()) and text.strip() == expected.strip()
+        case AnswerMatch.NORMALISED:
+            return _is_normalised_match(text, expected)
+        case AnswerMatch.NUMERIC:
+            return _is_numeric_match(text, expected, key.tolerance)
+        case AnswerMatch.CHOICE:
+            return _is_same_choice(text, expected, key.choices)
+
+
+def _is_normalised_match(text: str, expected: str) -> bool:
+    wanted = normalised(expected)
+    return bool(wanted) and any(normalised(part) == wanted for part in final_answers(text))
+
+
+def _is_numeric_match(text: str, expected: str, tolerance: Tolerance) -> bool:
+    wanted, found = number_in(expected), number_in(text)
+    return wanted is not None and found is not None and is_close(found, wanted, tolerance)
+
+
+def is_close(found: Number, wanted: Number, tolerance: Tolerance) -> bool:
+    """Returns whether two numbers agree; 50 % agrees with 50 and with 0.5, but 0.5 not with 50."""
+    readings = [found.value]
+    if found.is_percent != wanted.is_percent:
+        readings.append(found.value / 100 if found.is_percent else found.value * 100)
+    return any(_is_near(value, wanted, tolerance) for value in readings)
+
+
+def _is_near(value: Any, wanted: Number, tolerance: Tolerance) -> bool:
+    difference = abs(value - wanted.value)
+    relative = tolerance.relative
+    if relative is None:
+        are_whole = value.denominator == 1 and wanted.value.denominator == 1
+        relative = 0.0 if are_whole else 1e-9
+    return difference <= tolerance.absolute or difference <= relative * abs(wanted.value)
+
+
+def _is_same_choice(text: str, expected: str, choices: Mapping[str, str] | None) -> bool:
+    wanted = letter_of(expected, choices)
+    if wanted is None:
+        return _is_normalised_match(text, expected)
+    return chosen_letter(text, choices) == wanted
+
+
+def _accepted(expected: Any) -> tuple[str, ...] | None:
+    if expected is None:
+        return None
+    given = cast("Sequence[Any]", expected if isinstance(expected, list) else [expected])
+    if not given:
+        raise DataError(
+            "expected_answer is an empty list", "write the accepted answers, or leave it out"
+        )
+    for answer in given:
+        if not isinstance(answer, str | int | float):
+            raise DataError(
+                f"expected_answer must be a text, a number or a list of them, not "
+                f"{describe(answer)}",
+                'write e.g. "Paris", 12 or ["Paris", "City of Paris"]',
+            )
+        if len(str(answer)) > MAX_EXPECTED_CHARACTERS:
+            raise DataError(
+                f"expected_answer has {len(str(answer))} characters",
+                f"keep it below {MAX_EXPECTED_CHARACTERS}; judge long answers with rewards.py",
+            )
+    return tuple(str(answer) for answer in given)
+
+
+def _match_named(given: Any, default: AnswerMatch) -> AnswerMatch:
+    if given is None:
+        return default
+    try:
+        return AnswerMatch(given)
+    except ValueError:
+        raise DataError(
+            f"answer_match {given!r} is unknown", f"use one of {', '.join(AnswerMatch)}"
+        ) from None
+
+
+def _tolerance(given: Any) -> Tolerance:
+    if given is None:
+        return Tolerance()
+    if (absolute := as_number(given)) is not None:
+        return Tolerance(absolute=_not_negative(absolute, given))
+    if isinstance(given, dict):
+        parts = cast("dict[str, Any]", given)
+        numbers = {name: as_number(value) for name, value in parts.items()}
+        if numbers and numbers.keys() <= {"abs", "rel"} and None not in numbers.values():
+            relative = numbers.get("rel")
+            return Tolerance(
+                absolute=_not_negative(numbers.get("abs") or 0.0, given),
+                relative=None if relative is None else _not_negative(relative, given),
+            )
+    raise _bad_tolerance(given)
+
+
+def _not_negative(value: float, given: Any) -> float:
+    # Neither a negative number nor NaN is; infinity would accept every number.
+    if 0 <= value < float("inf"):
+        return value
+    raise _bad_tolerance(given)
+
+
+def _bad_tolerance(given: Any) -> DataError:
+    return DataError(
+        f"answer_tolerance {given!r} is no tolerance",
+        'write a number (absolute) or {"abs": 0.01, "rel": 0.001}',
+    )
+
+
+def _choices(given: Any) -> dict[str, str] | None:
+    if given is None:
+        return None
+    if isinstance(given, list):
+        texts = cast("list[Any]", given)
+        given = {chr(ord("A") + index): text for index, text in enumerate(texts[:27])}
+    named = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    are_fine = all(len(k) == 1 and k.isalpha() and isinstance(v, str) for k, v in named.items())
+    if not named or len(named) > 26 or not are_fine:
+        raise DataError(
+            f"choices must be up to 26 texts, not {describe(given)}",
+            'write ["Paris", "Rome"] or {"A": "Paris", "B": "Rome"}',
+        )
+    return {letter.upper(): text for letter, text in named.items()}

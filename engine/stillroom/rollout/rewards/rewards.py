@@ -1,0 +1,179 @@
+"""Rewards of a finished conversation: the user's rewards.py, a match with the answer, a judge."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stillroom.data.formats import Task
+from stillroom.errors import DataError
+from stillroom.rollout.journal.recorder import JudgeRecorder
+from stillroom.rollout.rewards.answers import without_thinking
+from stillroom.rollout.rewards.judge import Judge, Verdict
+from stillroom.rollout.rewards.matchers import AnswerKey, AnswerMatch, answer_key, is_accepted
+from stillroom.tools.user.pool import UserPool
+from stillroom.types import CallTotals, Message
+
+EXPECTED_ANSWER = "expected_answer"
+JUDGE = "judge"
+SUCCESS_THRESHOLD = 0.5
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a rollout's rewards came to; `total` is None where nothing judges this task."""
+
+    total: float | None
+    by_name: Mapping[str, float]
+    judge: CallTotals | None = None
+    """Of the judge's calls; None where no judge was asked."""
+    reasoning: str | None = None
+    """The judge's."""
+
+    @property
+    def success(self) -> bool | None:
+        """Whether the reward reaches 0.5; None where there is no reward."""
+        return None if self.total is None else self.total >= SUCCESS_THRESHOLD
+
+
+class Rewarder:
+    """Judges finished conversations.
+
+    `match` is how answers are compared where a row does not say it. The match and the judge stand
+    in where nothing else judges a task, and count beside others where the row names them; a judge
+    comes before the match.
+    """
+
+    def __init__(
+        self,
+        pool: UserPool | None,
+        *,
+        judge: Judge | None = None,
+        match: AnswerMatch = AnswerMatch.CONTAINED,
+    ) -> None:
+        self._pool, self._judge, self._match = pool, judge, match
+        self._descriptions = {r.name: r for r in pool.rewards} if pool else {}
+
+    def check(self, tasks: Sequence[Task], *, is_judge_optional: bool = False) -> None:
+        """Raises DataError if a task names a reward that there is not, or an unusable answer.
+
+        Where the judge is optional, tasks that name it may go without a reward.
+        """
+        known = {*self._descriptions, EXPECTED_ANSWER}
+        has_judge = self._judge is not None or JUDGE in known
+        for task in tasks:
+            wanted = set(task.reward_names or ())
+            if JUDGE in wanted and not has_judge and not is_judge_optional:
+                raise _no_judge(task)
+            unknown = wanted - known - {JUDGE}
+            if unknown and self._descriptions:
+                raise _unknown_reward(task, min(unknown), list(self._descriptions))
+            if EXPECTED_ANSWER in self._names(task):
+                self._answer_key(task)
+
+    def can_judge(self, task: Task) -> bool:
+        """Returns whether a task will get a reward."""
+        return bool(self._names(task))
+
+    def asks_judge(self, task: Task) -> bool:
+        """Returns whether the judging model is asked, unless a precondition decides before it."""
+        is_named = JUDGE in self._names(task) and JUDGE not in self._descriptions
+        return self._judge is not None and is_named
+
+    def may_block(self, task: Task) -> bool:
+        """Returns whether a precondition may decide before the judge is asked."""
+        named = (self._descriptions.get(name) for name in self._names(task))
+        return any(description is not None and description.precondition for description in named)
+
+    async def judge(
+        self,
+        task: Task,
+        messages: list[Message],
+        *,
+        seed: int | None = None,
+        recorder: JudgeRecorder | None = None,
+    ) -> Judgement:
+        """Returns the rewards of a finished conversation; a precondition of 0 makes the sum 0.
+
+        The judge comes last, and is not paid for where a precondition has already decided.
+        Raises CallFailedError where a reward cannot be computed: that is never a reward of 0.
+        """
+        by_name: dict[str, float] = {}
+        verdict: Verdict | None = None
+        for name in self._names(task):
+            if self._pool is not None and name in self._descriptions:
+                by_name[name] = await self._pool.reward(
+                    name, messages, metadata=task.metadata, variables=task.variables
+                )
+            elif name == EXPECTED_ANSWER:
+                key = self._answer_key(task)
+                by_name[name] = float(key is not None and is_accepted(last_answer(messages), key))
+            elif self._judge is not None and not self._is_blocked(by_name):
+                answer, talk = last_answer(messages), messages[len(task.messages) :]
+                verdict = await self._judge.judge(task, answer, talk, seed=seed, recorder=recorder)
+                by_name[name] = verdict.score
+        if not by_name:
+            return Judgement(None, {})
+        total = 0.0 if self._is_blocked(by_name) else sum(by_name.values())
+        if verdict is None:
+            return Judgement(total, by_name)
+        return Judgement(total, by_name, verdict.paid, verdict.reasoning)
+
+    def _is_blocked(self, by_name: Mapping[str, float]) -> bool:
+        return any(
+            by_name[name] == 0
+            for name, description in self._descriptions.items()
+            if description.precondition and name in by_name
+        )
+
+    def _answer_key(self, task: Task) -> AnswerKey | None:
+        try:
+            return answer_key(task.metadata, default=self._match)
+        except DataError as error:
+            raise DataError(f"task {task.task_id}: {error.problem}", error.fix) from error
+
+    def _names(self, task: Task) -> list[str]:
+        """Returns the rewards of a task; the judge, which costs, is the last."""
+        wanted = task.reward_names
+        names = [n for n in self._descriptions if wanted is None or n in wanted]
+        stand_ins: list[str] = []
+        if task.metadata.get(EXPECTED_ANSWER) is not None:
+            stand_ins.append(EXPECTED_ANSWER)
+        if self._judge is not None:
+            stand_ins.append(JUDGE)
+        named = [n for n in stand_ins if n in (wanted or ()) and n not in names]
+        if names or named:
+            return names + named
+        # What a row wants a judge for, no comparison of words may decide.
+        return [] if JUDGE in (wanted or ()) else stand_ins[-1:]
+
+
+def _no_judge(task: Task) -> DataError:
+    return DataError(
+        f"task {task.task_id} names the reward 'judge', but no judge is given",
+        "give judge=judge.yml, or take the name out of the row's 'rewards'",
+    )
+
+
+def _unknown_reward(task: Task, name: str, known: list[str]) -> DataError:
+    return DataError(
+        f"task {task.task_id} names the reward {name!r}, which rewards.py"
+        f" does not have (it has: {', '.join(known)})",
+        "add the function with @reward, or take the name out of the row's 'rewards'",
+    )
+
+
+def last_answer(messages: Sequence[Message]) -> str:
+    """Returns the text of the last assistant message, without thinking; "" if it calls tools."""
+    for message in reversed(messages):
+        if message["role"] == "assistant":
+            return "" if message.get("tool_calls") else without_thinking(_text_of(message))
+    return ""
+
+
+def _text_of(message: Message) -> str:
+    """Returns the text of a message; its pictures and sounds say nothing here."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = [part.get("text") for part in content if part.get("type") in _TEXT_PARTS]
+    return "".join(text for text in texts if isinstance(text, str))

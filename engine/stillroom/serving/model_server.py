@@ -1,0 +1,193 @@
+"""A server of one's own that runs an open-weight model: vLLM or SGLang."""
+
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import anyio
+import httpx
+import msgspec
+
+from stillroom.errors import CallFailedError, FailureClass, TeacherError
+from stillroom.teachers.endpoint.attempts import (
+    PATIENCE_S,
+    SHOWN,
+    Attempts,
+    Retry,
+    backoff_s,
+    least_wait_s,
+    limited,
+    post_once,
+    retry_of,
+    text_of,
+    unreadable,
+    without_key,
+)
+from stillroom.teachers.endpoint.http_channel import HttpChannel, HttpReply, open_channel
+from stillroom.teachers.limits.limiter import Limiter
+from stillroom.teachers.limits.words import LimitSettings
+from stillroom.teachers.providers import Endpoint
+
+_GET_TIMEOUT_S = 30.0
+
+_T = TypeVar("_T")
+
+
+class UnreadableAnswerError(Exception):
+    """A server's answer is not what was asked for."""
+
+
+class NotServedError(TeacherError):
+    """A server has no such path, or no such model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How a server is called."""
+
+    concurrency: int = 32
+    """Calls on their way at once, at most."""
+    timeout_s: float = 120.0
+
+
+class ModelServer:
+    """Sends a server JSON and reads its answers. Use as an async context manager.
+
+    A call that fails (5xx, timeout, lost connection, unreadable body) is made up to `MAX_ATTEMPTS`
+    times. A refused key or an address that is not there raises TeacherError and ends the run.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        key: str | None = None,
+        settings: ServerSettings | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+    ) -> None:
+        self.endpoint = endpoint
+        self._key, self._sleep, self._transport = key, sleep, transport
+        self.settings = settings or ServerSettings()
+        most = self.settings.concurrency
+        self._limiter = Limiter(LimitSettings(start=most, most=most))
+        self._channels: dict[str, HttpChannel] = {}
+        self._jitter = random.Random(0)
+
+    @property
+    def root(self) -> str:
+        """The server's address without the version that its OpenAI-like paths begin with."""
+        return self.endpoint.base_url.removesuffix("/v1")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for channel in self._channels.values():
+            await channel.aclose()
+
+    async def post(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        read: Callable[[bytes], _T],
+        *,
+        tokens: float = 0.0,
+    ) -> _T:
+        """Returns what `read` makes of the answer to a JSON body sent to a path of the server.
+
+        `read` raises UnreadableAnswerError for what is not an answer. `tokens` is about what the
+        call counts where tokens are limited.
+
+        Raises:
+            CallFailedError: every attempt failed, or the request was refused as such.
+            TeacherError: no call can succeed.
+        """
+        encoded = msgspec.json.encode(body)
+        attempts = Attempts()
+        while True:
+            outcome = await self._attempt(path, encoded, read, tokens)
+            if not isinstance(outcome, Retry):
+                return outcome
+            wait_s = attempts.wait_s(outcome, self._wait_s)
+            await self._sleep(wait_s)
+
+    async def get(self, path: str) -> bytes:
+        """Returns the body at a path. Raises TeacherError if the server does not give it."""
+        url = self.root + path
+        headers = self.endpoint.key_headers(self._key)
+        client = httpx.AsyncClient(
+            headers=headers, timeout=_GET_TIMEOUT_S, transport=self._transport
+        )
+        try:
+            async with client:
+                response = await client.get(url)
+        except httpx.HTTPError as error:
+            raise TeacherError(
+                f"nothing answers at {url}: {type(error).__name__}: {error}",
+                "start the server and check base_url",
+            ) from error
+        if response.status_code != 200:
+            text = without_key(response.text, self._key).strip()[:SHOWN]
+            raise TeacherError(
+                f"{url} answers HTTP {response.status_code}: {text}",
+                "check base_url and the key that api_key_env names",
+            )
+        return response.content
+
+    async def _attempt(
+        self, path: str, body: bytes, read: Callable[[bytes], _T], tokens: float
+    ) -> _T | Retry:
+        sent = await self._limiter.acquire(tokens)
+        return await limited(self._limiter, sent, self._send(path, body, read))
+
+    async def _send(self, path: str, body: bytes, read: Callable[[bytes], _T]) -> _T | Retry:
+        reply = await post_once(
+            self._channel(path), body, timeout_s=self.settings.timeout_s, key=self._key
+        )
+        if isinstance(reply, Retry):
+            return reply
+        if reply.status != 200:
+            return self._refusal(path, reply)
+        try:
+            return read(reply.body)
+        except UnreadableAnswerError as error:
+            return unreadable(error, self._key)
+
+    def _refusal(self, path: str, reply: HttpReply) -> Retry:
+        status = reply.status
+        message = f"HTTP {status}: {text_of(reply, self._key)[:SHOWN]}"
+        if (retry := retry_of(reply, message)) is not None:
+            return retry
+        if status in (401, 403):
+            name = self.endpoint.api_key_env
+            raise TeacherError(
+                f"{self.root + path} refused the key: {message}",
+                f"check the key in {name}" if name else "name its variable with api_key_env",
+            )
+        if status == 404:
+            raise NotServedError(
+                f"{self.root + path} was not found: {message}",
+                "check base_url, the model's name and how the server was started",
+            )
+        raise CallFailedError(FailureClass.BAD_REQUEST, message)
+
+    def _wait_s(self, retry: Retry, attempt: int) -> float:
+        if retry.wait_s is None:
+            return backoff_s(attempt, self._jitter)
+        return min(max(retry.wait_s, least_wait_s(attempt)), PATIENCE_S)
+
+    def _channel(self, path: str) -> HttpChannel:
+        if path not in self._channels:
+            headers = self.endpoint.key_headers(self._key)
+            self._channels[path] = open_channel(
+                self.root + path, headers, transport=self._transport
+            )
+        return self._channels[path]

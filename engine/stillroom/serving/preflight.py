@@ -1,0 +1,204 @@
+"""Whether a served teacher reads the student's tokens as they are meant: it is asked a little."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.errors import CallFailedError, FailureClass, ModelError, TeacherError
+from stillroom.models.load import load_tokenizer
+from stillroom.models.pairing import check_tokenizers
+from stillroom.models.resolve import locate_model
+from stillroom.models.scoring import OFF_POLICY_ROUTE
+from stillroom.serving.model_server import (
+    ModelServer,
+    NotServedError,
+    UnreadableAnswerError,
+)
+from stillroom.serving.teacher import ServedTeacher
+from stillroom.settings import Workspace
+from stillroom.teachers.scores import TeacherScores
+from stillroom.types import Message, TokenTrace
+
+_TEXT = (
+    "The quick brown fox: 3.14159 × 2,718 = ? Ünïcödé, 中文字符, русский, 🙂.\n\n"
+    "def f(x):\n\treturn {'a': [x, None]}  # tabs and   spaces\n"
+)
+_CHAT: list[Message] = [
+    {"role": "user", "content": "What is 2 + 2?"},
+    {"role": "assistant", "content": "It is 4."},
+    {"role": "user", "content": "And 3 + 3?"},
+]
+# Enough for several blocks of a prefix cache.
+_PROBE_TOKENS = 96
+# Nats a token, on average: batches of other sizes round otherwise in half precision.
+_TOLERANCE = 0.1
+_NOT_THERE = "the server has no /tokenize"
+
+
+async def check_served(
+    workspace: Workspace,
+    tokenizer: str | None,
+    teacher: ServedTeacher,
+    student_tokenizer: Any,
+    *,
+    max_context: int,
+) -> list[str]:
+    """Returns what was found of a server, as notes; `tokenizer` is where the teacher's own is.
+
+    Raises:
+        ModelError: it cuts or renders text otherwise, or takes no conversation as long as
+            `max_context`.
+        TeacherError: nothing answers, the model is not there, or its scores cannot be trusted.
+    """
+    async with teacher.server:
+        try:
+            length = await _check_model(teacher, max_context)
+            if tokenizer is not None:
+                names = f"the student and the teacher's tokenizer {tokenizer!r}"
+                theirs = load_tokenizer(locate_model(workspace, tokenizer))
+                check_tokenizers(names, student_tokenizer, theirs)
+                read = f"tokens and chat template are those of {tokenizer}"
+            else:
+                read = await _check_tokens(teacher, student_tokenizer)
+            gap = await _check_scores(teacher, student_tokenizer, max_context)
+        except (CallFailedError, UnreadableAnswerError) as error:
+            raise TeacherError(
+                f"{teacher.server.root} does not answer the questions asked before a run: {error}",
+                f"look into the server's log, or {OFF_POLICY_ROUTE}",
+            ) from error
+    note = (
+        f"{teacher.model} at {teacher.server.root} takes {length} tokens; {read}; its scores of "
+        f"the same tokens differ by {gap:.1e} nats from call to call"
+    )
+    return [note]
+
+
+async def _check_model(teacher: ServedTeacher, max_context: int) -> int | None:
+    listed = _decoded(await teacher.server.get("/v1/models"), _Models).data
+    found = {model.id: model.max_model_len for model in listed}
+    if teacher.model not in found:
+        raise TeacherError(
+            f"{teacher.server.root} serves no model {teacher.model!r}, but {', '.join(found)}",
+            "set teacher.path to one of these names",
+        )
+    length = found[teacher.model]
+    # To score a prompt, vLLM must have room for the token after it.
+    needed = max_context + (teacher.provider == "vllm")
+    if length is not None and length < needed:
+        raise ModelError(
+            f"{teacher.model!r} is served with {length} tokens, and conversations may have "
+            f"{max_context}",
+            f"serve it with {needed} (vLLM: --max-model-len), or set rollout.max_context_window: "
+            f"{length - needed + max_context}",
+        )
+    return length
+
+
+async def _check_tokens(teacher: ServedTeacher, tokenizer: Any) -> str:
+    """Compares how the server cuts text, and how it renders a conversation."""
+    server = teacher.server
+    text = _TEXT + "".join(sorted(tokenizer.get_added_vocab()))
+    ours = _encode(tokenizer, text)
+    theirs = await _tokenize(
+        server, {"model": teacher.model, "prompt": text, "add_special_tokens": False}
+    )
+    if theirs is None:
+        raise ModelError(
+            f"{server.root} cannot say how it cuts text into tokens ({_NOT_THERE})",
+            "set teacher.tokenizer to the folder or hub id that it serves",
+        )
+    if ours != theirs:
+        at, mine, other = _parting(ours, theirs, tokenizer)
+        raise ModelError(
+            f"the student and the teacher {teacher.model!r} have different tokenizers: from token "
+            f"{at} of a text on {mine!r} and {other!r}",
+            f"take a teacher of the student's own family, or {OFF_POLICY_ROUTE}",
+        )
+    asked = {"model": teacher.model, "messages": _CHAT, "add_generation_prompt": True}
+    try:
+        theirs = await _tokenize(server, asked)
+    except CallFailedError as error:
+        if error.kind is not FailureClass.BAD_REQUEST:
+            raise
+        return "tokens are the student's, the chat template could not be asked for"
+    ours = ChatRenderer(tokenizer).prompt_ids(_CHAT, [])
+    if theirs is not None and ours != theirs:
+        at, mine, other = _parting(ours, theirs, tokenizer)
+        raise ModelError(
+            f"the student and the teacher {teacher.model!r} have different chat templates, so the "
+            "teacher would score a conversation it was not trained to read: from token "
+            f"{at} on {mine!r} and {other!r}",
+            "copy the teacher's chat_template.jinja into the student's folder, or "
+            + OFF_POLICY_ROUTE,
+        )
+    return "tokens and chat template are the student's"
+
+
+async def _check_scores(teacher: ServedTeacher, tokenizer: Any, max_context: int) -> float:
+    """Returns how far scores of the same tokens differ: again, and where less follows them."""
+    ids = (_encode(tokenizer, _TEXT) * _PROBE_TOKENS)[: min(_PROBE_TOKENS, max_context)]
+    whole = await _scores(teacher, ids)
+    again = await _scores(teacher, ids)
+    part = await _scores(teacher, ids[: len(ids) // 2])
+    gap = max(_mean_gap(whole, again), _mean_gap(whole, part))
+    if not gap <= _TOLERANCE:
+        raise TeacherError(
+            f"{teacher.server.root} gives the same tokens other log-probabilities from call to "
+            f"call (they differ by {gap:.3g} nats), so they cannot be trained on",
+            "start it without its prefix cache (vLLM: --no-enable-prefix-caching; SGLang: "
+            "--disable-radix-cache)",
+        )
+    return gap
+
+
+async def _scores(teacher: ServedTeacher, ids: Sequence[int]) -> TeacherScores:
+    sampled = [False, *[True] * (len(ids) - 1)]
+    return await teacher.score(
+        TokenTrace(ids=list(ids), sampled=sampled, logprobs=[0.0] * len(ids))
+    )
+
+
+def _mean_gap(ours: TeacherScores, theirs: TeacherScores) -> float:
+    gaps = [abs(a - b) for a, b in zip(ours.logprobs, theirs.logprobs, strict=False)]
+    return sum(gaps) / len(gaps)
+
+
+async def _tokenize(server: ModelServer, body: dict[str, Any]) -> list[int] | None:
+    """Returns the server's tokens; None if it has no such path."""
+    try:
+        return await server.post("/tokenize", body, lambda a: _decoded(a, _Tokens).tokens)
+    except NotServedError:
+        return None
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _parting(ours: Sequence[int], theirs: Sequence[int], tokenizer: Any) -> tuple[int, str, str]:
+    """Returns the first token that differs, and how both go on from there."""
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+    return at, tokenizer.decode(ours[at : at + 8]), tokenizer.decode(theirs[at : at + 8])
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+def _decoded(body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise UnreadableAnswerError(str(error)) from error

@@ -1,0 +1,161 @@
+"""Asking a server for the log-probabilities of given tokens, and reading what it says. Pure.
+
+vLLM: `POST /v1/completions` with `prompt_logprobs`; an answer has one entry a prompt token, from
+token id to log-probability and rank, with the token itself always among them (None for the first).
+SGLang: `POST /generate` with `return_logprob`; an answer has `[log-probability, id, text]` for each
+token from `logprob_start_len` on, the first of them without a number.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from stillroom.serving.model_server import UnreadableAnswerError
+from stillroom.teachers.scores import TeacherScores
+
+ScoringProvider = Literal["vllm", "sglang"]
+# Servers write -9999 where the logarithm has no value.
+_IMPOSSIBLE = -1000.0
+# Log-probabilities that rounding put above zero.
+_ROUNDING = 1e-2
+
+_T = TypeVar("_T")
+_Listed = tuple[float | None, int, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Tokens whose scores are wanted."""
+
+    model: str
+    ids: Sequence[int]
+    wanted: Sequence[int]
+    """Places in `ids`, in their order; none is the first, which nothing predicts."""
+    top_k: int | None = None
+    """How many of the likeliest tokens at each place are wanted too."""
+
+    def request(self, provider: ScoringProvider) -> tuple[str, dict[str, Any]]:
+        """Returns the path and the body that ask a server."""
+        if provider == "sglang":
+            return "/generate", {
+                "input_ids": list(self.ids),
+                "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
+                "return_logprob": True,
+                "logprob_start_len": self.start,
+                "top_logprobs_num": self.top_k or 0,
+            }
+        return "/v1/completions", {
+            "model": self.model,
+            "prompt": list(self.ids),
+            "add_special_tokens": False,
+            "max_tokens": 1,
+            # A model's own generation config may say otherwise, and older servers scale by it.
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,
+            "prompt_logprobs": self.top_k or 1,
+        }
+
+    @property
+    def start(self) -> int:
+        """The first place that an answer of SGLang's must have: it has no number there."""
+        return min(self.wanted) - 1
+
+    def read(self, provider: ScoringProvider, body: bytes) -> TeacherScores:
+        """Returns what the answer says. Raises UnreadableAnswerError for what is not one."""
+        places = self._sglang(body) if provider == "sglang" else self._vllm(body)
+        logprobs = [self._own(place, places[place]) for place in self.wanted]
+        if self.top_k is None:
+            return TeacherScores(logprobs)
+        tops = [self._top(place, places[place], self.top_k) for place in self.wanted]
+        return TeacherScores(logprobs, [ids for ids, _ in tops], [values for _, values in tops])
+
+    def _own(self, place: int, found: Mapping[int, float]) -> float:
+        token = self.ids[place]
+        if token not in found:
+            raise UnreadableAnswerError(
+                f"token {place} is {token}, and the server scored {sorted(found)[:3]}"
+            )
+        return _checked(found[token], place)
+
+    def _top(
+        self, place: int, found: Mapping[int, float], top_k: int
+    ) -> tuple[list[int], list[float]]:
+        # Beside the likeliest there is the token itself, which may be none of them.
+        likeliest = sorted(found, key=lambda token: -found[token])[:top_k]
+        if len(likeliest) < top_k:
+            raise UnreadableAnswerError(
+                f"{len(likeliest)} of the {top_k} likeliest tokens came for token {place}"
+            )
+        return likeliest, [_checked(found[token], place) for token in likeliest]
+
+    def _vllm(self, body: bytes) -> dict[int, dict[int, float]]:
+        choices = _decoded(body, _VllmAnswer).choices
+        told = choices[0].prompt_logprobs if choices else None
+        if told is None or len(told) != len(self.ids):
+            num = None if told is None else len(told)
+            raise UnreadableAnswerError(
+                f"prompt_logprobs of {num} tokens came, asked were {len(self.ids)}"
+            )
+        return {
+            place: {token: one.logprob for token, one in (told[place] or {}).items()}
+            for place in self.wanted
+        }
+
+    def _sglang(self, body: bytes) -> dict[int, dict[int, float]]:
+        told = _decoded(body, _SglangAnswer).meta_info
+        own = told.input_token_logprobs
+        if len(own) != len(self.ids) - self.start:
+            raise UnreadableAnswerError(
+                f"scores of {len(own)} tokens came, asked were {len(self.ids) - self.start}"
+            )
+        places: dict[int, dict[int, float]] = {}
+        for place in self.wanted:
+            listed = [own[place - self.start]]
+            if self.top_k is not None:
+                tops = told.input_top_logprobs
+                if tops is None or len(tops) != len(own):
+                    raise UnreadableAnswerError("the likeliest tokens did not come")
+                listed += tops[place - self.start] or []
+            places[place] = {token: logprob for logprob, token, *_ in listed if logprob is not None}
+        return places
+
+
+def _checked(logprob: float, place: int) -> float:
+    """Returns a score. Raises UnreadableAnswerError for what no model says of a sampled token."""
+    if not _IMPOSSIBLE < logprob <= _ROUNDING:
+        raise UnreadableAnswerError(
+            f"the log-probability of token {place} is {logprob:g}: the server masks its logits"
+        )
+    return min(logprob, 0.0)
+
+
+class _Logprob(msgspec.Struct):
+    logprob: float
+
+
+class _Choice(msgspec.Struct):
+    prompt_logprobs: list[dict[int, _Logprob] | None] | None = None
+
+
+class _VllmAnswer(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class _MetaInfo(msgspec.Struct):
+    input_token_logprobs: list[_Listed]
+    input_top_logprobs: list[list[_Listed] | None] | None = None
+
+
+class _SglangAnswer(msgspec.Struct):
+    meta_info: _MetaInfo
+
+
+def _decoded(body: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        beginning = body[:120].decode("utf-8", "replace")
+        raise UnreadableAnswerError(f"{error}: {beginning}") from error

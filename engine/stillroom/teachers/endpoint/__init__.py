@@ -1,0 +1,1 @@
+"""A teacher behind an OpenAI-compatible endpoint: connections, calls, retries and replies."""

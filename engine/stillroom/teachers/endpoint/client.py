@@ -1,0 +1,393 @@
+"""A teacher behind an OpenAI-compatible chat completions endpoint."""
+
+import hashlib
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import httpx
+import msgspec
+
+from stillroom.errors import CallFailedError, FailureClass, TeacherError
+from stillroom.teachers.budget import NOTHING, Budget, Cost
+from stillroom.teachers.endpoint.attempts import (
+    PATIENCE_S,
+    SHOWN,
+    Attempts,
+    Retry,
+    backoff_s,
+    least_wait_s,
+    limited,
+    post_once,
+    retry_of,
+    text_of,
+    unreadable,
+    without_key,
+)
+from stillroom.teachers.endpoint.http_channel import HttpReply, open_channel
+from stillroom.teachers.endpoint.replies import (
+    REASONING_KEYS,
+    UnreadableTurnError,
+    read_turn,
+    readable_arguments,
+    says_flagged,
+    says_no_credit,
+    says_too_long,
+)
+from stillroom.teachers.limits.allowance import allowances
+from stillroom.teachers.limits.limiter import Limiter
+from stillroom.teachers.limits.words import LimitSettings, Sent
+from stillroom.teachers.overrun import Excess
+from stillroom.teachers.pricing import FREE, Price
+from stillroom.teachers.providers import Endpoint, sampling_fields
+from stillroom.types import (
+    Answerer,
+    Message,
+    SampledTurn,
+    SamplingSettings,
+    TokenTrace,
+    ToolCall,
+    ToolSchema,
+    Usage,
+)
+
+_BYTES_PER_TOKEN = 4.0
+"""About; only how requests compare with each other matters."""
+_REASONING_BACK = ("reasoning_details",)
+
+
+@dataclass(frozen=True, slots=True)
+class CallSettings:
+    """How calls are made."""
+
+    timeout_s: float = 120.0
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    returns_thinking: bool = False
+    """Whether earlier reasoning goes back with the next request, wanted there or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What calls cost and may cost."""
+
+    price: Price | None = None
+    budget: Budget = field(default_factory=Budget)
+
+    def of(self, usage: Usage | None, reported_usd: float | None) -> float | None:
+        """Returns a call's cost in US dollars; what the endpoint says of it comes first."""
+        if reported_usd is not None:
+            return reported_usd
+        if self.price == FREE:
+            return 0.0
+        return None if self.price is None or usage is None else self.price.of(usage)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A turn, and whether the endpoint said what it took."""
+
+    turn: SampledTurn
+    is_counted: bool
+
+    def untold(self, worst: Cost) -> Cost:
+        """Returns what it may have cost beside what the endpoint says."""
+        if self.is_counted:
+            return NOTHING
+        return Cost(worst.tokens, worst.usd if self.turn.cost_usd is None else 0.0)
+
+
+class ConversationTooLongError(CallFailedError):
+    """An endpoint refused a conversation that is longer than the model takes."""
+
+
+class OpenAITeacher:
+    """Asks an endpoint for each turn. Use as an async context manager.
+
+    How many calls are out and how fast follows from what the endpoint takes (see `limits`). A call
+    that it finds too much waits as long as it says, at most `PATIENCE_S` in all; one that fails
+    (5xx, timeout, lost connection, unreadable body) is made up to `MAX_ATTEMPTS` times. A refused
+    key or an unknown model raises TeacherError and ends the run.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        model: str,
+        sampling: SamplingSettings,
+        *,
+        key: str | None = None,
+        calls: CallSettings | None = None,
+        spending: Spending | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+    ) -> None:
+        self.model, self.sampling = model, sampling
+        self._endpoint, self._key, self._sleep = endpoint, key, sleep
+        self.calls, self.spending = calls or CallSettings(), spending or Spending()
+        self.limiter = Limiter(self.calls.limits)
+        self._has_answered = False
+        self._excess = Excess()
+        self._last_answerer: Answerer | None = None
+        self._jitter = random.Random(sampling.seed or 0)
+        self._fields = {"model": model, **sampling_fields(endpoint, model, sampling)}
+        """What all requests say."""
+        kept = _REASONING_BACK if endpoint.profile.wants_reasoning_back else ()
+        kept = REASONING_KEYS if self.calls.returns_thinking else kept
+        self._not_sent = frozenset(REASONING_KEYS) - frozenset(kept)
+        self._channel = open_channel(
+            endpoint.chat_url,
+            endpoint.key_headers(key),
+            transport=transport,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._channel.aclose()
+
+    @asynccontextmanager
+    async def converse(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
+    ) -> AsyncGenerator["HttpConversation"]:
+        """Gives a conversation; the endpoint sees it whole with each turn."""
+        takes_seed = self.sampling.seed is not None and self._endpoint.profile.takes_seed
+        seed = _seed_of(self.sampling.seed or 0, seed_key) if takes_seed else None
+        yield HttpConversation(self, list(messages), list(tools), seed)
+
+    async def complete(
+        self,
+        messages: list[Message],
+        tools: list[ToolSchema],
+        *,
+        seed: int | None = None,
+        response_format: dict[str, Any] | None = None,
+    ) -> SampledTurn:
+        """Returns the endpoint's next turn.
+
+        Raises:
+            CallFailedError: every attempt failed, or the request was refused as such.
+            TeacherError: the key or the model was refused; no call can succeed.
+            BudgetSpentError: the call might cost more than is left.
+        """
+        body = self._body(messages, tools, seed, response_format)
+        attempts = Attempts()
+        while True:
+            outcome = await self._limited_attempt(body)
+            if isinstance(outcome, _Answer):
+                return outcome.turn
+            wait_s = attempts.wait_s(outcome, self._wait_s)
+            with self.spending.budget.within_time():
+                await self._sleep(wait_s)
+
+    async def _limited_attempt(self, body: bytes) -> _Answer | Retry:
+        budget, worst = self.spending.budget, self._worst_case(body)
+        await budget.reserve(worst)
+        try:
+            with budget.within_time():
+                sent = await self.limiter.acquire(len(body) / _BYTES_PER_TOKEN)
+        except BaseException:
+            budget.give_back(worst)
+            raise
+        budget.send(worst)
+        try:
+            outcome = await limited(self.limiter, sent, self._attempt(body, sent))
+        except (CallFailedError, TeacherError):
+            budget.settle(worst, NOTHING)
+            raise
+        except BaseException:
+            # Broken off on its way: it may have been billed.
+            budget.settle_unconfirmed(worst)
+            raise
+        if isinstance(outcome, _Answer):
+            told = Cost.of(outcome.turn.usage, outcome.turn.cost_usd)
+            self._excess.learn(
+                outcome.turn, len(body), self.sampling.max_tokens, self.spending.price
+            )
+            budget.settle(worst, told, unconfirmed=outcome.untold(worst))
+        elif outcome.may_be_billed:
+            budget.settle_unconfirmed(worst)
+        else:
+            budget.settle(worst, NOTHING)
+        return outcome
+
+    def _worst_case(self, body: bytes) -> Cost:
+        """Returns the most that a request can cost: no token is shorter than a byte.
+
+        Beside that, what answers were seen to take more: texts of the provider's own, pictures,
+        thinking that `max_tokens` does not bound, a higher price.
+        """
+        excess = self._excess
+        usage = Usage(
+            prompt_tokens=len(body) + excess.prompt_tokens,
+            completion_tokens=self.sampling.max_tokens + excess.completion_tokens,
+        )
+        price = self.spending.price
+        usd = price.of(usage) + excess.usd if price is not None else 0.0
+        return Cost(usage.prompt_tokens + usage.completion_tokens, usd)
+
+    def _wait_s(self, retry: Retry, attempt: int) -> float:
+        if retry.wait_s is None:
+            return backoff_s(attempt, self._jitter)
+        if retry.kind is FailureClass.RATE_LIMIT:
+            return max(retry.wait_s, least_wait_s(attempt))
+        return min(retry.wait_s, PATIENCE_S)
+
+    def _body(
+        self,
+        messages: list[Message],
+        tools: list[ToolSchema],
+        seed: int | None,
+        response_format: dict[str, Any] | None,
+    ) -> bytes:
+        body: dict[str, Any] = {**self._fields, "messages": messages}
+        if seed is not None:
+            body["seed"] = seed
+        if tools:
+            body["tools"] = tools
+        if response_format is not None:
+            body["response_format"] = response_format
+        return msgspec.json.encode(body)
+
+    def as_sent(self, message: Message) -> Message:
+        """Returns a message of the model's as it goes back to it: most want no reasoning back."""
+        sent: Any = {key: value for key, value in message.items() if key not in self._not_sent}
+        if calls := message.get("tool_calls"):
+            sent["tool_calls"] = [_as_sent(call) for call in calls]
+        return sent
+
+    async def _attempt(self, body: bytes, sent: Sent) -> _Answer | Retry:
+        reply = await post_once(self._channel, body, timeout_s=self.calls.timeout_s, key=self._key)
+        if isinstance(reply, Retry):
+            return reply
+        self.limiter.told(sent, allowances(reply.headers, datetime.now(UTC)))
+        if reply.status == 200:
+            return self._turn(reply.body)
+        return self._refusal(reply)
+
+    def _turn(self, body: bytes) -> _Answer | Retry:
+        try:
+            read = read_turn(body)
+        except UnreadableTurnError as error:
+            return unreadable(error, self._key)
+        self._has_answered = True
+        cost_usd = self.spending.of(read.usage, read.reported_usd)
+        turn = SampledTurn(
+            message=read.message,
+            finish_reason=read.finish_reason,
+            usage=read.usage or Usage(),
+            cost_usd=cost_usd,
+            answered_by=self._answerer(read.model, read.fingerprint),
+        )
+        return _Answer(turn, is_counted=read.usage is not None)
+
+    def _answerer(self, model: str | None, fingerprint: str | None) -> Answerer | None:
+        if model is None:
+            return None
+        last = self._last_answerer
+        # Mostly the same: one for all rows.
+        if last is None or (last.model, last.fingerprint) != (model, fingerprint):
+            self._last_answerer = last = Answerer(model=model, fingerprint=fingerprint)
+        return last
+
+    def _refusal(self, reply: HttpReply) -> Retry:
+        status, text = reply.status, text_of(reply, self._key)
+        message = f"HTTP {status}: {text[:SHOWN]}"
+        where = f"{self._endpoint.base_url} (model {self.model!r})"
+        if says_no_credit(status, text):
+            raise TeacherError(
+                f"{where} has no credit left: {message}",
+                "add credit, or lower max_tokens; the same command goes on from here",
+            )
+        if (retry := retry_of(reply, message)) is not None:
+            return retry
+        # Where the key has been good, or the words say so, one prompt is refused and not the key.
+        is_of_prompt = status == 403 and (self._has_answered or says_flagged(text))
+        if status in (401, 403) and not is_of_prompt:
+            raise self._key_refused(where, message)
+        if status == 404:
+            raise TeacherError(
+                f"{where} was not found: {message}", "check base_url and the model's name"
+            )
+        if says_too_long(status, text):
+            raise ConversationTooLongError(FailureClass.BAD_REQUEST, message)
+        if 300 <= status < 400:
+            target = without_key(reply.headers.get("location", "nowhere"), self._key)[:SHOWN]
+            message = f"{message} (it redirects to {target}: give that as base_url)"
+        raise CallFailedError(FailureClass.BAD_REQUEST, message)
+
+    def _key_refused(self, where: str, message: str) -> TeacherError:
+        name = self._endpoint.api_key_env
+        if name is None:
+            return TeacherError(
+                f"{where} wants a key: {message}",
+                "name the environment variable that holds it with api_key_env",
+            )
+        return TeacherError(
+            f"{where} refused the key in {name}: {message}",
+            f"check the key in {name} and what it may use",
+        )
+
+
+class HttpConversation:
+    """One conversation with an endpoint: the list of its messages as they are sent."""
+
+    def __init__(
+        self,
+        teacher: OpenAITeacher,
+        messages: list[Message],
+        tools: list[ToolSchema],
+        seed: int | None,
+    ) -> None:
+        self._teacher, self._messages, self._tools, self._seed = teacher, messages, tools, seed
+        self._num_given = len(messages)
+
+    async def sample(self) -> SampledTurn:
+        """Returns the endpoint's next turn; an empty one where tools have filled the context."""
+        try:
+            turn = await self._teacher.complete(self._messages, self._tools, seed=self._seed)
+        except ConversationTooLongError:
+            if len(self._messages) == self._num_given:
+                raise
+            return _no_room()
+        self._messages.append(self._teacher.as_sent(turn.message))
+        return turn
+
+    def reply(self, call: Message, replies: Sequence[Message]) -> None:
+        """Appends the tools' replies."""
+        self._messages += replies
+
+    def restore(self, turn: SampledTurn) -> None:
+        """Appends a turn that was paid for earlier."""
+        self._messages.append(self._teacher.as_sent(turn.message))
+
+    def trace(self) -> TokenTrace | None:
+        """Returns None: an endpoint's tokens are not known."""
+        return None
+
+
+def _no_room() -> SampledTurn:
+    """Returns what stands for a turn that the context has no room for, as in-process models do."""
+    message: Message = {"role": "assistant", "content": ""}
+    return SampledTurn(message=message, finish_reason="context", usage=Usage(), cost_usd=0.0)
+
+
+def _as_sent(call: ToolCall) -> ToolCall:
+    function = call["function"]
+    arguments = readable_arguments(function["arguments"])
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _seed_of(seed: int, key: str) -> int:
+    """Returns a 31-bit seed that differs between a task's samples."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:4], "big") >> 1

@@ -1,0 +1,259 @@
+"""Finds the rate that an endpoint takes, from when it refuses.
+
+A refusal shows that a bucket was empty. Between two of them it gave exactly what was taken, so that
+over the time is its rate, in requests or in tokens: whichever is the same each time is what it
+counts. The rate is held, a little below, then tried again by small steps. Where more was taken
+since the last refusal than the rate allows, the limit has risen, and the steps become large.
+"""
+
+import math
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from stillroom.teachers.limits.words import LimitSettings, LimitUnit, Sent
+
+_HELD_SHARE = 0.98
+"""Of the measured rate: what is asked for while nothing is tried."""
+_ALMOST = 0.93
+_GUESSED_SHARE, _NEXT_CUT = 0.5, 0.75
+_MIN_MEASURE_COUNT = 6
+_SMALL_STEP, _SEARCH_STEP, _LARGE_STEP = 1.06, 1.08, 1.3
+_HIGHEST_TRY, _CREEP = 1.1, 1.005
+"""Of the known rate: how far up by small steps as long as nothing shows that it has risen."""
+_SURPLUS_COUNT = 2.0
+"""So many requests more than the known rate allows: the limit has risen."""
+_LEAST_UNSURE, _COUNT_UNSURE = 0.01, 1.5
+_SAME, _MOVED = 0.05, 0.1
+_OWED_UNSURE = 10.0
+"""What was measured over few requests is tried again sooner."""
+_SLACK_S, _LONGEST_PAUSE_S = 0.01, 1.0
+"""After a refusal: so much more than nothing is left for requests that come a little early."""
+_MIN_STEP_S = 0.1
+_MIN_HOLD_S = 0.5
+_MIN_PACE = 0.02
+_NUM_KEPT = 64
+_NUM_EPISODES, _MIN_EPISODES = 6, 4
+_CLEARLY = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was taken in a second between two refusals."""
+
+    requests: float
+    tokens: float
+    num: int
+    """Requests that were taken in that time."""
+
+    def rate(self, unit: LimitUnit) -> float:
+        """Returns it in a unit."""
+        return self.requests if unit is LimitUnit.REQUESTS else self.tokens
+
+
+class RateSearch:
+    """Holds the pace, and knows when to try a higher one."""
+
+    def __init__(self, settings: LimitSettings) -> None:
+        self._settings = settings
+        self.pace: float | None = None
+        """What may be sent in a second; None where nothing shows a limit on it."""
+        self.unit = LimitUnit.REQUESTS
+        self.measured: deque[Measured] = deque(maxlen=_NUM_EPISODES)
+        """The last ones."""
+        self._mark: Sent | None = None
+        """The refusal from which on is counted what is taken."""
+        self._refused = dict.fromkeys(LimitUnit, 0.0)
+        self._taken = dict.fromkeys(LimitUnit, 0.0)
+        """What was refused and answered of all that was sent after the mark."""
+        self._last_taken_at = 0.0
+        self._accepted = self._num_refused = 0
+        """Answers since the last cut; refusals since the limit was last tried."""
+        self._known: float | None = None
+        self._unsure = 0.0
+        """By which share it may be wrong."""
+        self._is_trying = self._has_risen = False
+        self._good = 0.0
+        """The pace before the last step."""
+        self._is_guess = False
+        """Whether the pace was not measured."""
+        self._pauses = 0
+        self._cut_at = self._step_at = 0.0
+        self._answers: deque[float] = deque(maxlen=_NUM_KEPT)
+        self._mean_tokens = 0.0
+        """Of a request."""
+
+    def accepted(self, sent: Sent, now: float) -> None:
+        """Counts a request that was taken."""
+        self._accepted += 1
+        self._answers.append(now)
+        before = self._mean_tokens or sent.tokens
+        self._mean_tokens = before + (sent.tokens - before) * 0.05
+        if self._mark is not None and sent.number > self._mark.number:
+            self._last_taken_at = max(self._last_taken_at, sent.at)
+            for unit in LimitUnit:
+                self._taken[unit] += sent.amount(unit)
+
+    def refused(self, sent: Sent) -> None:
+        """Counts a request that was not taken."""
+        self._num_refused += 1
+        if self._mark is not None and sent.number > self._mark.number:
+            for unit in LimitUnit:
+                self._refused[unit] += sent.amount(unit)
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether anything was ever taken; before, there is no rate to go by."""
+        return bool(self._answers)
+
+    def pause_s(self, amount: float) -> float:
+        """Returns how long to wait after a cut, longer where one follows another."""
+        if self.pace is None:
+            return 0.0
+        one_s = amount / self.pace
+        return max(_SLACK_S, one_s, min(one_s * 2 ** min(self._pauses, 9), _LONGEST_PAUSE_S))
+
+    def let_go(self, sent: Sent, now: float) -> None:
+        """Holds nothing back any more: something else than the rate is limited."""
+        self.pace = self._known = None
+        self._restart(sent, now)
+
+    def cut(self, sent: Sent, now: float, trip_s: float, unit: LimitUnit | None) -> None:
+        """Sets the pace after a refusal; `unit` is what the endpoint said it counts, if it did."""
+        measured = self._measure(sent)
+        if measured is None:
+            self._cut_blindly(now, trip_s, unit)
+            if self._mark is None:
+                self._restart(sent, now)
+            self._step_at = now
+            return
+        old_unit, old_pace = self.unit, self.pace
+        self._pauses = 0
+        if self._is_mixed(measured) and not self._is_guess:
+            rate, self._known, self._is_guess = self._good * _ALMOST, None, True
+        else:
+            self._is_guess = False
+            self._note(measured)
+            self._choose_unit(unit)
+            self._known = rate = measured.rate(self.unit)
+            self._unsure = max(_LEAST_UNSURE, _COUNT_UNSURE / measured.num)
+        pace = rate * _HELD_SHARE
+        if not self._is_trying and old_pace is not None and self.unit is old_unit:
+            pace = min(pace, old_pace * 0.97)
+        self.pace = max(pace, _MIN_PACE)
+        self._is_trying = self._known is None
+        self._restart(sent, now)
+
+    def grow(self, now: float, refusal_trip_s: float) -> bool:
+        """Goes a step higher if it is time for it; called while requests wait for the pace."""
+        if self.pace is None:
+            return False
+        if not self._is_trying:
+            if now - self._cut_at < _MIN_HOLD_S or self._accepted < self._owed():
+                return False
+            self._is_trying, self._num_refused = True, 0
+        elif now - self._step_at < max(_MIN_STEP_S, 2 * refusal_trip_s):
+            return False
+        self._step_at, self._good = now, self.pace
+        self._has_risen |= self._takes_more_than_known()
+        if self._has_risen:
+            self.pace *= _LARGE_STEP
+        elif self._known is None:
+            self.pace *= _SEARCH_STEP
+        else:
+            # On a busy machine less is sent than the pace allows, so it does not stop there.
+            highest = self._known * (_HIGHEST_TRY + self._unsure)
+            self.pace = max(self.pace * _CREEP, min(self.pace * _SMALL_STEP, highest))
+        return True
+
+    def _owed(self) -> float:
+        """Returns how many must be taken before the limit is tried again."""
+        owed = self._settings.owed(self._num_refused)
+        return min(owed, _OWED_UNSURE / self._unsure) if self._unsure else owed
+
+    def _restart(self, sent: Sent, now: float) -> None:
+        self._mark, self._has_risen = sent, False
+        self._accepted, self._cut_at, self._step_at = 0, now, now
+        self._last_taken_at = sent.at
+        for unit in LimitUnit:
+            self._refused[unit] = self._taken[unit] = 0.0
+
+    def _measure(self, sent: Sent) -> Measured | None:
+        """Returns what was taken between the mark and a refused request; None if too little."""
+        if self._mark is None or sent.at <= self._mark.at:
+            return None
+        # The refused request itself is among those counted as refused.
+        taken = {
+            unit: sent.before(unit)
+            - self._mark.before(unit)
+            - self._mark.amount(unit)
+            - self._refused[unit]
+            + sent.amount(unit)
+            for unit in LimitUnit
+        }
+        if taken[LimitUnit.REQUESTS] < _MIN_MEASURE_COUNT:
+            return None
+        passed = sent.at - self._mark.at
+        num = taken[LimitUnit.REQUESTS]
+        return Measured(num / passed, taken[LimitUnit.TOKENS] / passed, int(num))
+
+    def _is_mixed(self, measured: Measured) -> bool:
+        """Whether more was taken just before than on average: another limit, or a full bucket."""
+        rate = measured.rate(self.unit)
+        if not self._is_trying or rate >= self._good * _ALMOST:
+            return False
+        return self._known is None or not _is_about(rate, self._known, _SAME)
+
+    def _cut_blindly(self, now: float, trip_s: float, unit: LimitUnit | None) -> None:
+        self._is_trying = self._known is None
+        if self.pace is not None:
+            self._pauses += 1
+            if self._known is None and self._accepted:
+                self.pace = max(self.pace * _NEXT_CUT, _MIN_PACE)
+            return
+        # The burst that a bucket allows at first says little about its rate.
+        since = now - max(trip_s, 0.2)
+        recent = [at for at in self._answers if at >= since] or list(self._answers)
+        rate = len(recent) / max(now - recent[0], trip_s, 1e-3)
+        if unit is LimitUnit.TOKENS and self._mean_tokens:
+            self.unit, rate = unit, rate * self._mean_tokens
+        self.pace = max(rate * _GUESSED_SHARE, _MIN_PACE)
+
+    def _note(self, measured: Measured) -> None:
+        """Keeps what was measured; the limit itself has moved where both units show it."""
+        last = self.measured[-1] if self.measured else measured
+        if all(not _is_about(measured.rate(u), last.rate(u), _MOVED) for u in LimitUnit):
+            self.measured.clear()
+        self.measured.append(measured)
+
+    def _choose_unit(self, told: LimitUnit | None) -> None:
+        """Counts what was the same between any two refusals."""
+        if told is not None:
+            self.unit = told
+            return
+        if len(self.measured) < _MIN_EPISODES:
+            return
+        by_unit = {u: spread([one.rate(u) for one in self.measured]) for u in LimitUnit}
+        best = min(LimitUnit, key=lambda one: by_unit[one])
+        if by_unit[best] * _CLEARLY < by_unit[self.unit]:
+            self.unit = best
+
+    def _takes_more_than_known(self) -> bool:
+        if self._known is None or self._mark is None:
+            return False
+        taken = self._taken[self.unit]
+        allowed = self._known * (self._last_taken_at - self._mark.at)
+        one = 1.0 if self.unit is LimitUnit.REQUESTS else self._mean_tokens
+        return taken > allowed * (1 + self._unsure) + _SURPLUS_COUNT * one
+
+
+def _is_about(value: float, other: float, share: float) -> bool:
+    return abs(value - other) <= share * other
+
+
+def spread(values: Collection[float]) -> float:
+    """Returns the standard deviation as a share of the mean; inf where all are 0."""
+    mean = sum(values) / len(values)
+    if mean <= 0:
+        return math.inf
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / len(values)) / mean

@@ -1,0 +1,219 @@
+"""One Chromium and the Playwright driver that steers it: started, shut down and killed as one."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import anyio
+import anyio.to_thread
+import psutil
+from playwright.async_api import Browser, BrowserContext, Playwright, async_playwright
+from playwright.async_api import Error as PlaywrightError
+
+from stillroom.errors import InputError
+from stillroom.settings import tool_environment
+from stillroom.tools.browser.proxy import ProxyAccess
+
+LAUNCH_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 5.0
+
+_SYSTEM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_MAC_PATH = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+# No key of the user's is anywhere near the pages.
+_KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "FONTCONFIG_PATH", "TZ"})
+
+_BLINK_SETTINGS = (
+    "primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4,"
+    "imagesEnabled=false"
+)
+# The proxy is the only way out: no name is resolved here, and nothing goes by UDP.
+_ARGUMENTS = (
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+    "--disable-quic",
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+    "--webrtc-ip-handling-policy=disable_non_proxied_udp",
+    "--dns-prefetch-disable",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-domain-reliability",
+    "--disable-client-side-phishing-detection",
+    "--no-pings",
+    "--disable-gpu",
+    "--js-flags=--max-old-space-size=512",
+    # Nobody looks at pictures. The last of several --blink-settings counts, so this has
+    # Playwright's values as well.
+    f"--blink-settings={_BLINK_SETTINGS}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChromiumOptions:
+    """How Chromium is started."""
+
+    proxy_url: str
+    executable: Path | None = None
+    """Playwright's own or the system's if not given."""
+    sandbox: bool | None = None
+    """Chromium's sandbox; by default on, save for root, for whom it cannot work."""
+
+
+class Chromium:
+    """A running browser. It is gone, with all its processes, after `aclose`."""
+
+    def __init__(
+        self, playwright: Playwright, browser: Browser, folder: Path, drivers: set[psutil.Process]
+    ) -> None:
+        self._playwright, self._browser = playwright, browser
+        self._folder, self._drivers = folder, drivers
+        # Known from the start: once the driver is gone, nothing tells whose they are.
+        self._family = _families(drivers)
+
+    @classmethod
+    async def launch(cls, options: ChromiumOptions) -> Self:
+        """Starts a browser. Raises InputError, with the fix, if there is none that works."""
+        folder = Path(tempfile.mkdtemp(prefix="stillroom-browse-"))
+        before = _own_drivers()
+        playwright: Playwright | None = None
+        browser: Browser | None = None
+        # A launch that is cut short would leave processes that nobody knows of.
+        with anyio.CancelScope(shield=True):
+            try:
+                with anyio.fail_after(LAUNCH_TIMEOUT_S):
+                    playwright = await async_playwright().start()
+                    browser = await _launch(playwright, options, folder)
+            except BaseException as error:
+                drivers = _own_drivers() - before
+                await _end(playwright, None, _families(drivers) | drivers, folder)
+                if isinstance(error, PlaywrightError | TimeoutError):
+                    raise _cannot_start(error) from error
+                raise
+        assert playwright is not None and browser is not None  # noqa: S101, PT018
+        return cls(playwright, browser, folder, _own_drivers() - before)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can still be used; false once it crashed or was killed."""
+        return self._browser.is_connected()
+
+    async def new_context(self, access: ProxyAccess, proxy_url: str) -> BrowserContext:
+        """Opens what one session sees: cookies, storage and pages of its own."""
+        return await self._browser.new_context(
+            accept_downloads=False,
+            locale="en-US",
+            permissions=[],
+            proxy={"server": proxy_url, "username": access.username, "password": access.password},
+            service_workers="block",
+            viewport={"width": 1280, "height": 1600},
+        )
+
+    async def aclose(self) -> None:
+        """Ends the browser and its driver, by force where they do not end by themselves."""
+        with anyio.CancelScope(shield=True):
+            family = self._family | _families(self._drivers) | self._drivers
+            await _end(self._playwright, self._browser, family, self._folder)
+
+
+async def _launch(playwright: Playwright, options: ChromiumOptions, folder: Path) -> Browser:
+    executable = options.executable or _find_chromium(Path(playwright.chromium.executable_path))
+    environment = {k: v for k, v in tool_environment().items() if k in _KEPT_VARIABLES}
+    sandbox = os.geteuid() != 0 if options.sandbox is None else options.sandbox
+    return await playwright.chromium.launch(
+        executable_path=executable,
+        headless=True,
+        chromium_sandbox=sandbox,
+        args=list(_ARGUMENTS),
+        # Pop-ups that nobody clicked for stay closed.
+        ignore_default_args=["--disable-popup-blocking"],
+        # No credential: what belongs to no session gets nowhere.
+        proxy={"server": options.proxy_url},
+        env={**environment, "HOME": str(folder), "TMPDIR": str(folder)},
+        handle_sigint=False,
+        handle_sigterm=False,
+        handle_sighup=False,
+    )
+
+
+def _find_chromium(own: Path) -> Path:
+    if own.is_file():
+        return own
+    found = next(filter(None, map(shutil.which, _SYSTEM_NAMES)), None)
+    if found is not None:
+        return Path(found)
+    if _MAC_PATH.is_file():
+        return _MAC_PATH
+    raise InputError(
+        "there is no Chromium for the tool `browse`",
+        "run `playwright install chromium` in the environment that runs stillroom, or install "
+        "Chromium or Chrome",
+    )
+
+
+def _cannot_start(error: Exception) -> InputError:
+    first = next(iter(str(error).splitlines()), "") or "it did not answer in time"
+    fix = "run `playwright install --with-deps chromium`, which also installs what Chromium needs"
+    if "sandbox" in str(error).lower():
+        fix = "allow user namespaces (see Chromium's message in the log), or start without sandbox"
+    return InputError(f"Chromium for the tool `browse` does not start: {first}", fix)
+
+
+async def _end(
+    playwright: Playwright | None,
+    browser: Browser | None,
+    processes: Iterable[psutil.Process],
+    folder: Path,
+) -> None:
+    processes = list(processes)
+    drivers = [process for process in processes if _is_driver(process)]
+    if browser is not None:
+        with anyio.move_on_after(CLOSE_TIMEOUT_S), suppress(PlaywrightError):
+            await browser.close()
+    # The driver would wait long for a browser that does not end.
+    _kill([process for process in processes if process not in drivers])
+    if playwright is not None:
+        with anyio.move_on_after(CLOSE_TIMEOUT_S), suppress(PlaywrightError):
+            await playwright.stop()
+    _kill(drivers)
+    with anyio.move_on_after(CLOSE_TIMEOUT_S):
+        while any(map(_is_running, processes)):  # noqa: ASYNC110 - no event tells
+            await anyio.sleep(0.01)
+    await anyio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
+
+
+def _own_drivers() -> set[psutil.Process]:
+    return {child for child in psutil.Process().children() if _is_driver(child)}
+
+
+def _is_driver(process: psutil.Process) -> bool:
+    try:
+        return "run-driver" in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def _families(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
+    found: set[psutil.Process] = set()
+    for process in processes:
+        with suppress(psutil.Error):
+            found.update(process.children(recursive=True))
+    return found
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        # One that ended may stay listed until its new parent takes note.
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        # psutil signals no process that only has an old one's number.
+        with suppress(psutil.Error):
+            process.kill()

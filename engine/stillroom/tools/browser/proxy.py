@@ -1,0 +1,461 @@
+"""The browser's only way out: a forward proxy that dials nothing but addresses it has checked.
+
+A name is resolved here and once, every address it has is checked, and the connection goes to one
+of those very addresses. So redirects, frames, scripts' requests, websockets and names that resolve
+differently the second time are all subject to the same policy.
+"""
+
+import base64
+import binascii
+import hmac
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.abc
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from stillroom.tools.browser.addresses import (
+    AddressPolicy,
+    AddressRefusedError,
+    IPAddress,
+    Target,
+)
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_ADDRESSES = 4
+MAX_REFUSALS = 64
+_CHUNK_BYTES = 64 << 10
+
+# What concerns one connection only, and what tells the browser's credential.
+_HOP_HEADERS = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization",
+        "proxy-connection", "te", "trailer", "upgrade",
+    }
+)  # fmt: skip
+_GONE = (
+    anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead,
+    OSError,
+)  # fmt: skip
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns the IP addresses of a name. Raises OSError if it has none."""
+Dial = Callable[[IPAddress, int], Awaitable[anyio.abc.ByteStream]]
+"""Connects to exactly one address. Raises OSError if nobody answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyLimits:
+    """What one connection through the proxy may take."""
+
+    connect_timeout_s: float = 15.0
+    """For the request's head, the look-up of the name, and the connection: each."""
+    idle_timeout_s: float = 120.0
+    max_connection_s: float = 900.0
+    max_bytes: int = 128 << 20
+    """In each direction."""
+    max_connections: int = 1024
+
+
+@dataclass(eq=False, slots=True)
+class ProxyAccess:
+    """One session's right to use the proxy; ends with the session, and its connections with it."""
+
+    username: str
+    password: str
+    refusals: dict[str, str] = field(default_factory=dict[str, str])
+    """Why each `host:port` that was asked for was refused or not reached; the latest ones."""
+    scopes: set[anyio.CancelScope] = field(default_factory=set[anyio.CancelScope])
+
+    def note(self, target: str, reason: str) -> None:
+        """Keeps the reason for the message to the model."""
+        self.refusals.pop(target, None)
+        self.refusals[target] = reason
+        if len(self.refusals) > MAX_REFUSALS:
+            del self.refusals[next(iter(self.refusals))]
+
+
+class BrowseProxy:
+    """Serves CONNECT and plain http on a free port of the loopback, to whoever has a ProxyAccess.
+
+    Use as an async context manager.
+    """
+
+    def __init__(
+        self,
+        policy: AddressPolicy,
+        *,
+        limits: ProxyLimits | None = None,
+        resolve: Resolve | None = None,
+        dial: Dial | None = None,
+    ) -> None:
+        self._policy = policy
+        self._limits = limits or ProxyLimits()
+        self._resolve = resolve or _resolve
+        self._dial = dial or _dial
+        self._accesses: dict[str, ProxyAccess] = {}
+        self._num_open = 0
+        self._listener: anyio.abc.Listener[anyio.abc.SocketStream] | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self.port = 0
+        self.num_refused = 0
+        """Requests that the policy refused."""
+        self.num_dialled = 0
+        """Connections that were tried; none of them for a refused request."""
+
+    async def __aenter__(self) -> Self:
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
+        self.port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        self._listener = listener
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(listener.serve, self.serve)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._tasks is None or self._listener is None:
+            return
+        self._tasks.cancel_scope.cancel()
+        try:
+            # Without the error: a task group would wrap what is not its own.
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._listener.aclose()
+
+    @property
+    def url(self) -> str:
+        """Where the browser finds it."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @contextmanager
+    def open_access(self) -> Generator[ProxyAccess]:
+        """Gives out a credential; at the end it is void and its connections are cut."""
+        access = ProxyAccess(username=secrets.token_hex(8), password=secrets.token_urlsafe(32))
+        self._accesses[access.username] = access
+        try:
+            yield access
+        finally:
+            del self._accesses[access.username]
+            for scope in access.scopes:
+                scope.cancel()
+
+    async def serve(self, stream: anyio.abc.SocketStream) -> None:
+        """Serves one connection of the browser, whose end is never an error of ours."""
+        if self._num_open >= self._limits.max_connections:
+            await stream.aclose()
+            return
+        self._num_open += 1
+        try:
+            with suppress(*_GONE):
+                async with stream:
+                    with (
+                        anyio.move_on_after(self._limits.max_connection_s),
+                        anyio.move_on_after(self._limits.connect_timeout_s) as scope,
+                    ):
+                        await self._serve(_Browser(stream, scope))
+        finally:
+            self._num_open -= 1
+
+    async def _serve(self, browser: "_Browser") -> None:
+        try:
+            request = _parse_request(await _receive_head(browser.received))
+        except (anyio.DelimiterNotFound, _BadRequestError) as error:
+            await browser.stream.send(_reply("400 Bad Request", str(error)))
+            return
+        access = self._find_access(request)
+        if access is None:
+            challenge = 'Proxy-Authenticate: Basic realm="stillroom"\r\n'
+            await browser.stream.send(_reply("407 Proxy Authentication Required", "", challenge))
+            return
+        access.scopes.add(browser.scope)
+        # The look-up and the connection have deadlines of their own.
+        browser.extend(3 * self._limits.connect_timeout_s)
+        try:
+            await self._forward(browser, request, access)
+        finally:
+            access.scopes.discard(browser.scope)
+
+    def _find_access(self, request: "_Request") -> ProxyAccess | None:
+        scheme, _, credential = request.header("proxy-authorization").partition(" ")
+        if scheme.lower() != "basic":
+            return None
+        try:
+            decoded = base64.b64decode(credential.strip(), validate=True).decode("ascii")
+        except (binascii.Error, UnicodeError):
+            return None
+        username, _, password = decoded.partition(":")
+        access = self._accesses.get(username)
+        if access is None or not hmac.compare_digest(access.password, password):
+            return None
+        return access
+
+    async def _forward(self, browser: "_Browser", request: "_Request", access: ProxyAccess) -> None:
+        try:
+            target = self._target(request)
+            addresses = await self._resolve_checked(target)
+        except AddressRefusedError as error:
+            self.num_refused += 1
+            access.note(request.authority, str(error))
+            await browser.stream.send(_reply("403 Forbidden", f"refused: {error}"))
+            return
+        except (OSError, TimeoutError, UnicodeError):
+            reason = "its host name has no address"
+            access.note(request.authority, reason)
+            await browser.stream.send(_reply("502 Bad Gateway", reason))
+            return
+        try:
+            server = await self._connect(addresses, target.port)
+        except (OSError, TimeoutError) as error:
+            reason = f"it could not be connected to ({error or 'no answer'})"
+            access.note(request.authority, reason)
+            await browser.stream.send(_reply("504 Gateway Timeout", reason))
+            return
+        async with server:
+            browser.extend(self._limits.idle_timeout_s)
+            if request.is_connect:
+                await self._tunnel(browser, server)
+            else:
+                await self._exchange(browser, server, request)
+
+    def _target(self, request: "_Request") -> Target:
+        if request.is_connect:
+            return self._policy.check_authority(request.target, default_port=None)
+        if not request.target.lower().startswith("http://"):
+            raise AddressRefusedError("only http:// is passed on without a tunnel")
+        return self._policy.check_url(request.target)
+
+    async def _resolve_checked(self, target: Target) -> list[IPAddress]:
+        """Returns the addresses to dial, all of which passed; one bad one spoils the name."""
+        if target.address is not None:
+            return [self._policy.check_address(target.address, target)]
+        with anyio.fail_after(self._limits.connect_timeout_s):
+            found = await self._resolve(target.host, target.port)
+        checked = [self._policy.check_address(address, target) for address in found]
+        if not checked:
+            raise OSError("no address")
+        return list(dict.fromkeys(checked))[:MAX_ADDRESSES]
+
+    async def _connect(self, addresses: list[IPAddress], port: int) -> anyio.abc.ByteStream:
+        failure: OSError | None = None
+        with anyio.fail_after(self._limits.connect_timeout_s):
+            for address in addresses:
+                self.num_dialled += 1
+                try:
+                    return await self._dial(address, port)
+                except OSError as error:
+                    failure = error
+        raise failure or OSError("no address")
+
+    async def _tunnel(self, browser: "_Browser", server: anyio.abc.ByteStream) -> None:
+        """Passes bytes both ways until either side is done."""
+        await browser.stream.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        async with anyio.create_task_group() as tasks:
+
+            async def send_on() -> None:
+                with suppress(*_GONE):
+                    await self._pass_on(browser, browser.received, server)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(send_on)
+            with suppress(*_GONE):
+                await self._pass_on(browser, server, browser.stream)
+            tasks.cancel_scope.cancel()
+
+    async def _exchange(
+        self, browser: "_Browser", server: anyio.abc.ByteStream, request: "_Request"
+    ) -> None:
+        """Passes on one request and its reply; the connection then serves no other request."""
+        await server.send(request.for_server())
+        async with anyio.create_task_group() as tasks:
+
+            async def send_body() -> None:
+                with suppress(*_GONE):
+                    body_bytes = request.body_bytes
+                    await self._pass_on(browser, browser.received, server, body_bytes)
+                    # Nothing may follow the body, but its end says that the browser has gone.
+                    await browser.received.receive(1)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(send_body)
+            with suppress(*_GONE):
+                await self._pass_reply(browser, BufferedByteReceiveStream(server), request.method)
+            tasks.cancel_scope.cancel()
+
+    async def _pass_reply(
+        self, browser: "_Browser", server: BufferedByteReceiveStream, method: str
+    ) -> None:
+        try:
+            first, headers = _parse_head(await _receive_head(server))
+            # Interim replies are of no use to us; nobody asked for 101.
+            while first.startswith("HTTP/1.1 1"):
+                first, headers = _parse_head(await _receive_head(server))
+        except (anyio.DelimiterNotFound, _BadRequestError):
+            await browser.stream.send(_reply("502 Bad Gateway", "the server sent no valid reply"))
+            return
+        await browser.stream.send(_head(first, [*_without_hops(headers), ("Connection", "close")]))
+        body_bytes = _body_bytes(method, first, headers)
+        await self._pass_on(browser, server, browser.stream, body_bytes)
+
+    async def _pass_on(
+        self,
+        browser: "_Browser",
+        source: anyio.abc.ByteReceiveStream,
+        sink: anyio.abc.ByteSendStream,
+        num_bytes: int | None = None,
+    ) -> None:
+        left = self._limits.max_bytes
+        if num_bytes is not None:
+            left = min(left, num_bytes)
+        while left > 0:
+            # Either direction keeps the connection alive.
+            browser.extend(self._limits.idle_timeout_s)
+            chunk = await source.receive(min(left, _CHUNK_BYTES))
+            await sink.send(chunk)
+            left -= len(chunk)
+
+
+class _BadRequestError(Exception):
+    """What came is not HTTP as this proxy speaks it."""
+
+
+class _Browser:
+    """The browser's side of a connection, and how long it may still last."""
+
+    def __init__(self, stream: anyio.abc.ByteStream, scope: anyio.CancelScope) -> None:
+        self.stream, self.scope = stream, scope
+        self.received = BufferedByteReceiveStream(stream)
+
+    def extend(self, timeout_s: float) -> None:
+        """Lets the connection last for as long from now."""
+        self.scope.deadline = anyio.current_time() + timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The head of a request to the proxy."""
+
+    method: str
+    target: str
+    """`host:port` of a CONNECT, else a whole URL."""
+    headers: list[tuple[str, str]]
+
+    @property
+    def is_connect(self) -> bool:
+        return self.method == "CONNECT"
+
+    @property
+    def authority(self) -> str:
+        """The `host:port` that a note about this request is found under."""
+        if self.is_connect:
+            return self.target.lower()
+        return authority_of(self.target)
+
+    def header(self, name: str) -> str:
+        return next((value for key, value in self.headers if key.lower() == name), "")
+
+    @property
+    def body_bytes(self) -> int:
+        return int(self.header("content-length") or 0)
+
+    def for_server(self) -> bytes:
+        """The head as the server gets it, in origin form and for this request only."""
+        _, _, rest = self.target.partition("://")
+        split = min((rest.find(mark) for mark in "/?#" if mark in rest), default=len(rest))
+        authority, path = rest[:split], rest[split:].partition("#")[0]
+        kept = [(k, v) for k, v in _without_hops(self.headers) if k.lower() != "host"]
+        first = f"{self.method} {path if path.startswith('/') else '/' + path} HTTP/1.1"
+        return _head(first, [("Host", authority), *kept, ("Connection", "close")])
+
+
+def authority_of(url: str) -> str:
+    """Returns the `host:port` of a URL as a browser writes it; empty if it has none."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    host = parts.netloc.rpartition("@")[2].lower()
+    if not host or host.rpartition("]")[2].startswith(":") or ":" in host.rpartition("]")[2]:
+        return host
+    return f"{host}:{443 if parts.scheme in ('https', 'wss') else 80}"
+
+
+async def _receive_head(stream: BufferedByteReceiveStream) -> bytes:
+    return await stream.receive_until(b"\r\n\r\n", MAX_HEAD_BYTES)
+
+
+def _parse_request(head: bytes) -> _Request:
+    first, headers = _parse_head(head)
+    words = first.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[0].isalpha():
+        raise _BadRequestError("this is no HTTP/1 request to a proxy")
+    request = _Request(method=words[0], target=words[1], headers=headers)
+    if request.header("transfer-encoding"):
+        raise _BadRequestError("a body without a content length is not passed on")
+    length = request.header("content-length")
+    if length and not (length.isascii() and length.isdigit() and len(length) < 12):
+        raise _BadRequestError("the content length is no number")
+    return request
+
+
+def _parse_head(head: bytes) -> tuple[str, list[tuple[str, str]]]:
+    # latin-1 keeps every byte as it is; a lone CR or LF could hide a header from this check.
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers: list[tuple[str, str]] = []
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip() or any(mark in line for mark in "\r\n\0"):
+            raise _BadRequestError("a header is not written as `name: value`")
+        headers.append((name.strip(), value.strip()))
+    return first, headers
+
+
+def _body_bytes(method: str, first: str, headers: list[tuple[str, str]]) -> int | None:
+    """Returns how long a reply's body is; None if only its end tells."""
+    if method == "HEAD" or first[9:12] in ("204", "304"):
+        return 0
+    found = {name.lower(): value for name, value in headers}
+    length = found.get("content-length", "")
+    if "transfer-encoding" in found or not (length.isascii() and length.isdigit()):
+        return None
+    return int(length[:12])
+
+
+def _without_hops(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in headers if name.lower() not in _HOP_HEADERS]
+
+
+def _head(first: str, headers: list[tuple[str, str]]) -> bytes:
+    lines = [first, *(f"{name}: {value}" for name, value in headers)]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def _reply(status: str, text: str, header: str = "") -> bytes:
+    body = text.encode("utf-8")
+    head = (
+        f"HTTP/1.1 {status}\r\n{header}Content-Type: text/plain; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+async def _resolve(host: str, port: int) -> Sequence[str]:
+    found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [address[4][0] for address in found]
+
+
+async def _dial(address: IPAddress, port: int) -> anyio.abc.ByteStream:
+    # A literal: there is nothing left to resolve.
+    return await anyio.connect_tcp(str(address), port)

@@ -1,0 +1,377 @@
+"""The browser as one rollout has it: its own cookies and pages, and a deadline on every call."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
+from typing import Any, Protocol
+
+import anyio
+from playwright.async_api import BrowserContext, Locator, Page
+from playwright.async_api import Error as PlaywrightError
+from playwright.async_api import TimeoutError as PlaywrightTimeoutError
+
+from stillroom.tools.base import ToolResult, error_result
+from stillroom.tools.browser.addresses import AddressPolicy, AddressRefusedError
+from stillroom.tools.browser.chromium import Chromium
+from stillroom.tools.browser.page import (
+    REF_ATTRIBUTE,
+    Document,
+    Element,
+    make_document,
+    take_snapshot,
+)
+from stillroom.tools.browser.proxy import BrowseProxy, ProxyAccess, authority_of
+from stillroom.tools.browser.text import TextReader
+
+MAX_PAGES = 5
+CLOSE_TIMEOUT_S = 5.0
+# After a page is there, for what it fetches by itself.
+_SETTLE_MS = 1500.0
+# A page that a click opens is announced a little later.
+_POPUP_S = 0.15
+# For an element to be shown and hold still.
+_ACTION_MS = 5000.0
+
+_STATE_LOST = (
+    "Its pages, cookies and what was typed are lost; the browser is ready again: begin with "
+    "browse_open"
+)
+_CRASHED = "the browser or its page crashed during this call"
+_BY_PROXY = frozenset({403, 502, 504})
+_NETWORK_ERRORS = {
+    "ERR_ABORTED": "it is a file to download, or the page stopped loading; nothing was downloaded",
+    "ERR_TUNNEL_CONNECTION_FAILED": "no connection to its server",
+    "ERR_NAME_NOT_RESOLVED": "its host name has no address",
+    "ERR_CERT_": "its certificate is not valid",
+    "ERR_TOO_MANY_REDIRECTS": "it redirects without end",
+    "ERR_UNSAFE_PORT": "its port is not one for web pages",
+}
+_TEXT_KINDS = frozenset(
+    {"text", "search", "email", "url", "tel", "password", "number", "date", "time", "month",
+     "week", "datetime-local", "color", "range"}
+)  # fmt: skip
+
+
+class Browsers(Protocol):
+    """Where a session gets the running browser from."""
+
+    policy: AddressPolicy
+    proxy: BrowseProxy
+    reader: TextReader
+    slots: anyio.Semaphore
+    max_chars: int
+    nav_timeout_s: float
+    call_timeout_s: float
+
+    async def chromium(self) -> Chromium:
+        """Returns a browser that runs, started again if it ended."""
+        ...
+
+    async def discard(self, chromium: Chromium) -> None:
+        """Ends a browser that no longer answers."""
+        ...
+
+
+class BrowseSession:
+    """Carries out the browser tools for one rollout, one call at a time."""
+
+    def __init__(self, browsers: Browsers) -> None:
+        self._browsers = browsers
+        self._turn = anyio.Lock()
+        self._has_slot = False
+        self._open: _OpenContext | None = None
+        self._actions: dict[str, Callable[..., Awaitable[str]]] = {
+            "browse_open": self._open_url,
+            "browse_click": self._click,
+            "browse_type": self._type,
+            "browse_back": self._back,
+            "browse_read": self._read,
+        }
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Runs one tool with arguments that were checked; waits while too many are open.
+
+        Raises:
+            CallFailedError: there is no browser any more and none could be started.
+        """
+        async with self._turn:
+            if not self._has_slot:
+                await self._browsers.slots.acquire()
+                self._has_slot = True
+            return await self._call(name, arguments)
+
+    async def aclose(self) -> None:
+        """Closes what the session has open."""
+        with anyio.CancelScope(shield=True):
+            await self._drop()
+            if self._has_slot:
+                self._has_slot = False
+                self._browsers.slots.release()
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        if self._open is not None and not self._open.chromium.is_alive:
+            await self._drop()
+            return error_result(f"the browser crashed since the last call. {_STATE_LOST}")
+        try:
+            with anyio.fail_after(self._browsers.call_timeout_s):
+                return ToolResult(content=await self._actions[name](**arguments), is_error=False)
+        except (_CannotError, AddressRefusedError) as error:
+            return error_result(str(error))
+        except TimeoutError:
+            problem = f"{name} did not end within {self._browsers.call_timeout_s:g} s"
+        except _LostError:
+            problem = _CRASHED
+        except PlaywrightError as error:
+            if self._open is not None and await self._open.is_usable():
+                return error_result(f"the browser could not do this: {_first_line(error)}")
+            problem = _CRASHED
+        await self._drop()
+        return error_result(f"{problem}. {_STATE_LOST}")
+
+    async def _open_url(self, url: str) -> str:
+        self._browsers.policy.check_url(url)
+        opened = await self._context()
+        page = opened.pages[-1] if opened.pages else await opened.context.new_page()
+        opened.access.refusals.clear()
+        try:
+            await page.goto(url, wait_until="domcontentloaded", timeout=self._nav_ms)
+        except PlaywrightError as error:
+            # A browser that hangs does not answer either.
+            if not await opened.is_usable():
+                raise _LostError from error
+            if isinstance(error, PlaywrightTimeoutError):
+                raise _CannotError(f"the page did not load within {self._nav_s:g} s") from error
+            raise _CannotError(f"the page cannot be opened: {opened.why(error)}") from error
+        return await self._show(opened)
+
+    async def _click(self, ref: int) -> str:
+        opened = self._opened()
+        locator = opened.locate(ref)
+        await _act(locator.click(trial=True, timeout=_ACTION_MS), ref)
+        await self._follow(opened, locator.click(timeout=self._nav_ms))
+        return await self._show(opened)
+
+    async def _type(self, ref: int, text: str, submit: bool = False) -> str:
+        opened = self._opened()
+        locator, kind = opened.locate(ref), opened.element(ref).kind
+        if kind == "select":
+            await _act(locator.select_option(label=text, timeout=_ACTION_MS), ref)
+        elif kind in _TEXT_KINDS:
+            await _act(locator.fill(text, timeout=_ACTION_MS), ref)
+        else:
+            raise _CannotError(f"[{ref}] is a {kind}, no field for text")
+        if submit:
+            await self._follow(opened, locator.press("Enter", timeout=self._nav_ms))
+        return await self._show(opened)
+
+    async def _back(self) -> str:
+        opened = self._opened()
+        page = opened.current
+        before = page.url
+        opened.access.refusals.clear()
+        try:
+            await page.go_back(wait_until="domcontentloaded", timeout=self._nav_ms)
+        except PlaywrightTimeoutError as error:
+            raise _CannotError("the page before this one did not load in time") from error
+        if page.url == before and len(opened.pages) > 1:
+            # A tab that a link opened: before it comes the one with the link.
+            await page.close()
+        elif page.url in (before, "about:blank"):
+            await page.go_forward(timeout=_ACTION_MS)
+            raise _CannotError("there is no page before this one")
+        return await self._show(opened)
+
+    async def _read(self, page: int = 1) -> str:
+        opened = self._opened()
+        if page == 1 or opened.document is None:
+            await self._look(opened)
+        document = opened.document
+        if document is None or not 1 <= page <= document.num_pages:
+            num_pages = document.num_pages if document else 1
+            raise _CannotError(f"there is no part {page}; this page has {num_pages}")
+        return document.show(page)
+
+    async def _follow(self, opened: "_OpenContext", action: Awaitable[Any]) -> None:
+        """Does what may lead to another page, and waits for that."""
+        opened.access.refusals.clear()
+        try:
+            await action
+        except PlaywrightTimeoutError as error:
+            raise _CannotError(
+                f"done, but what it leads to did not load within {self._nav_s:g} s; browse_read "
+                "shows what is there"
+            ) from error
+
+    async def _show(self, opened: "_OpenContext") -> str:
+        """Returns the current page once it has settled."""
+        await anyio.sleep(_POPUP_S)
+        for state in ("load", "networkidle"):
+            # A page that never comes to rest is read as it is.
+            with suppress(PlaywrightTimeoutError):
+                await opened.current.wait_for_load_state(state, timeout=_SETTLE_MS)
+        await opened.close_surplus()
+        return (await self._look(opened)).show(1)
+
+    async def _look(self, opened: "_OpenContext") -> Document:
+        page = opened.current
+        snapshot = await take_snapshot(page)
+        reason = opened.access.refusals.get(authority_of(snapshot.url))
+        if snapshot.url.startswith("chrome-error:"):
+            raise _CannotError(f"the page cannot be opened: {opened.last_refusal()}")
+        if reason and snapshot.status in _BY_PROXY:
+            raise _CannotError(f"the page cannot be opened: {reason}")
+        main_text = await self._browsers.reader.find_text(snapshot.html, url=snapshot.url)
+        opened.shown, opened.elements = page, snapshot.elements
+        opened.document = make_document(snapshot, main_text, max_chars=self._browsers.max_chars)
+        return opened.document
+
+    async def _context(self) -> "_OpenContext":
+        if self._open is None:
+            chromium = await self._browsers.chromium()
+            self._open = await _open_context(chromium, self._browsers.proxy)
+        return self._open
+
+    def _opened(self) -> "_OpenContext":
+        if self._open is None or not self._open.pages:
+            raise _CannotError("no page is open yet: begin with browse_open")
+        return self._open
+
+    async def _drop(self) -> None:
+        opened, self._open = self._open, None
+        if opened is None:
+            return
+        with anyio.CancelScope(shield=True):
+            if not await opened.aclose():
+                await self._browsers.discard(opened.chromium)
+
+    @property
+    def _nav_s(self) -> float:
+        return self._browsers.nav_timeout_s
+
+    @property
+    def _nav_ms(self) -> float:
+        return self._browsers.nav_timeout_s * 1000
+
+
+class _CannotError(Exception):
+    """What was asked for cannot be done; the text is meant for the model."""
+
+
+class _LostError(Exception):
+    """The browser does not answer for this session any more."""
+
+
+class _OpenContext:
+    """A browser context, the credential it goes out with, and what was last shown of its page."""
+
+    def __init__(
+        self,
+        chromium: Chromium,
+        context: BrowserContext,
+        access: ProxyAccess,
+        *,
+        ending: ExitStack,
+    ) -> None:
+        self.chromium, self.context, self.access = chromium, context, access
+        self._ending = ending
+        self._has_crashed = False
+        self.elements: list[Element] = []
+        self.document: Document | None = None
+        self.shown: Page | None = None
+        """The page that `elements` are of."""
+        context.on("page", self._watch)
+
+    @property
+    def pages(self) -> list[Page]:
+        """The open pages, oldest first; a link may open another one."""
+        return [page for page in self.context.pages if not page.is_closed()]
+
+    @property
+    def current(self) -> Page:
+        """The page that is read and clicked: the latest."""
+        pages = self.pages
+        if not pages:
+            raise _CannotError("the page closed itself: begin again with browse_open")
+        return pages[-1]
+
+    def element(self, ref: int) -> Element:
+        """Returns what is listed with a number."""
+        if not 1 <= ref <= len(self.elements):
+            raise _CannotError(f"there is no [{ref}] on this page; browse_read shows what there is")
+        return self.elements[ref - 1]
+
+    def locate(self, ref: int) -> Locator:
+        """Returns how Playwright finds what is listed with a number."""
+        self.element(ref)
+        if self.shown is not self.current:
+            raise _CannotError("another page is open now; browse_read shows it")
+        return self.current.locator(f'[{REF_ATTRIBUTE}="{ref}"]').first
+
+    async def close_surplus(self) -> None:
+        """Closes the oldest pages above the number that may be open."""
+        for page in self.pages[:-MAX_PAGES]:
+            await page.close()
+
+    async def is_usable(self) -> bool:
+        """Whether the browser still answers for this context."""
+        if self._has_crashed:
+            return False
+        try:
+            with anyio.fail_after(CLOSE_TIMEOUT_S):
+                await self.context.cookies("http://localhost")
+        except (PlaywrightError, TimeoutError):
+            return False
+        return self.chromium.is_alive
+
+    def why(self, error: PlaywrightError) -> str:
+        """Returns why a page did not open, in words."""
+        if self.access.refusals:
+            return self.last_refusal()
+        known = (text for code, text in _NETWORK_ERRORS.items() if code in error.message)
+        if "Download is starting" in error.message:
+            return _NETWORK_ERRORS["ERR_ABORTED"]
+        return next(known, _first_line(error))
+
+    def last_refusal(self) -> str:
+        """Returns why the proxy did not let the browser through."""
+        return next(reversed(self.access.refusals.values()), "its server did not answer")
+
+    async def aclose(self) -> bool:
+        """Closes everything; returns False if the browser did not answer."""
+        self._ending.close()
+        with anyio.move_on_after(CLOSE_TIMEOUT_S) as scope, suppress(PlaywrightError):
+            await self.context.close()
+        return not scope.cancelled_caught
+
+    def _watch(self, page: Page) -> None:
+        page.on("crash", self._note_crash)
+
+    def _note_crash(self, page: Page) -> None:
+        del page
+        self._has_crashed = True
+
+
+async def _open_context(chromium: Chromium, proxy: BrowseProxy) -> _OpenContext:
+    with ExitStack() as ending:
+        access = ending.enter_context(proxy.open_access())
+        # Cut short, it would leave a context that nobody knows of.
+        context: BrowserContext | None = None
+        with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+            context = await chromium.new_context(access, proxy.url)
+        if context is None:
+            raise TimeoutError
+        context.set_default_timeout(_ACTION_MS)
+        return _OpenContext(chromium, context, access, ending=ending.pop_all())
+
+
+async def _act(action: Awaitable[Any], ref: int) -> None:
+    try:
+        await action
+    except PlaywrightTimeoutError as error:
+        raise _CannotError(
+            f"[{ref}] cannot be used: it has gone, is covered, or has no such option; browse_read "
+            "shows the page as it is now"
+        ) from error
+
+
+def _first_line(error: PlaywrightError) -> str:
+    return next(iter(error.message.splitlines()), "it gave no reason")[:200]

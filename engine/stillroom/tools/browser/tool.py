@@ -1,0 +1,179 @@
+"""The built-in tool `browse`: web pages as text, in one Chromium for all rollouts."""
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from stillroom.errors import CallFailedError, EngineError, FailureClass, missing_extra
+from stillroom.tools.base import ToolResult, ToolSession, ToolTask, error_result
+from stillroom.tools.browser.addresses import AddressPolicy
+from stillroom.tools.browser.proxy import BrowseProxy, Dial
+from stillroom.tools.browser.text import TextReader
+from stillroom.tools.schema import ArgumentChecker, ArgumentError, tool_schema
+from stillroom.types import ToolSchema
+
+if TYPE_CHECKING:
+    from stillroom.tools.browser.chromium import Chromium
+    from stillroom.tools.browser.session import BrowseSession
+
+
+def browse_open(url: str) -> None:
+    """Open a web page by its whole URL and read it: its text, then its numbered links, buttons
+    and fields."""
+
+
+def browse_click(ref: int) -> None:
+    """Click the link or button with this number in the latest list, and read what comes."""
+
+
+def browse_type(ref: int, text: str, submit: bool = False) -> None:
+    """Replace what the field with this number holds, or choose an option of a select by its
+    label; with submit, press Enter then. Shows the page after that."""
+
+
+def browse_back() -> None:
+    """Go back to the page before this one and read it."""
+
+
+def browse_read(page: int = 1) -> None:
+    """Read one part of the current page; long pages have several. Part 1 reads the page anew."""
+
+
+_TOOLS: tuple[Callable[..., None], ...] = (
+    browse_open,
+    browse_click,
+    browse_type,
+    browse_back,
+    browse_read,
+)
+
+
+class BrowseTools:
+    """The tool source `browse`. Use as an async context manager: inside it Chromium runs.
+
+    allow: what may be reached besides the public web, as AddressPolicy takes it.
+    max_contexts: sessions that may have pages open at once; the others wait.
+    max_chars: length of a reply's text and list of elements.
+    call_timeout_s: after this a call ends, and its session's pages are lost; more than
+    nav_timeout_s, within which a page must load.
+    dial: connects to an address that passed all checks; for tests that watch what is dialled.
+    """
+
+    def __init__(
+        self,
+        *,
+        allow: Iterable[str] = (),
+        max_contexts: int = 20,
+        max_chars: int = 12_000,
+        nav_timeout_s: float = 20.0,
+        call_timeout_s: float = 60.0,
+        executable: Path | None = None,
+        sandbox: bool | None = None,
+        dial: Dial | None = None,
+    ) -> None:
+        self.policy = AddressPolicy(allow)
+        self.proxy = BrowseProxy(self.policy, dial=dial)
+        self.reader = TextReader()
+        self.slots = anyio.Semaphore(max_contexts)
+        self.max_chars = max_chars
+        self.nav_timeout_s, self.call_timeout_s = nav_timeout_s, call_timeout_s
+        self._executable, self._sandbox = executable, sandbox
+        self._schemas = [tool_schema(function) for function in _TOOLS]
+        self._checkers = {function.__name__: ArgumentChecker(function) for function in _TOOLS}
+        self._launching = anyio.Lock()
+        self._chromium: Chromium | None = None
+        self._ending = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        if not (find_spec("playwright") and find_spec("trafilatura")):
+            raise missing_extra("browse", "the tool `browse`")
+        async with AsyncExitStack() as ending:
+            await ending.enter_async_context(self.proxy)
+            await ending.enter_async_context(self.reader)
+            ending.push_async_callback(self._end_chromium)
+            # Now, and not with the first call: what is missing is said before money is spent.
+            await self.chromium()
+            self._ending = ending.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._ending.__aexit__(kind, error, trace)
+
+    @property
+    def schemas(self) -> list[ToolSchema]:
+        """What the model is shown."""
+        return self._schemas
+
+    def schemas_for(self, task: ToolTask) -> Sequence[ToolSchema]:
+        """Returns all of them: they do not depend on the task."""
+        return self.schemas
+
+    @property
+    def keeps_state(self) -> bool:
+        """True: which page is open depends on all calls before."""
+        return True
+
+    @asynccontextmanager
+    async def session(self, task: ToolTask) -> AsyncGenerator[ToolSession]:
+        """Gives one rollout a browser of its own; it is opened with the first call."""
+        from stillroom.tools.browser.session import BrowseSession
+
+        del task
+        session = BrowseSession(self)
+        try:
+            yield _CheckedSession(session, self._checkers)
+        finally:
+            await session.aclose()
+
+    async def chromium(self) -> "Chromium":
+        """Returns the browser, started again if it ended."""
+        from stillroom.tools.browser.chromium import Chromium, ChromiumOptions
+
+        async with self._launching:
+            if self._chromium is None or not self._chromium.is_alive:
+                await self._end_chromium()
+                options = ChromiumOptions(self.proxy.url, self._executable, self._sandbox)
+                self._chromium = await Chromium.launch(options)
+            return self._chromium
+
+    async def discard(self, chromium: "Chromium") -> None:
+        """Ends a browser that no longer answers; the next call starts another one."""
+        async with self._launching:
+            if self._chromium is chromium:
+                await self._end_chromium()
+
+    async def _end_chromium(self) -> None:
+        chromium, self._chromium = self._chromium, None
+        if chromium is not None:
+            await chromium.aclose()
+
+
+class _CheckedSession:
+    """A session whose calls have arguments of the right types."""
+
+    def __init__(self, session: "BrowseSession", checkers: dict[str, ArgumentChecker]) -> None:
+        self._session, self._checkers = session, checkers
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        checker = self._checkers.get(name)
+        if checker is None:
+            return error_result(f"there is no tool {name!r}")
+        try:
+            checked = checker.check(arguments)
+        except ArgumentError as error:
+            return error_result(str(error))
+        try:
+            return await self._session.call(name, checked)
+        except EngineError as error:
+            problem = f"the browser ended and could not be started again: {error.problem}"
+            raise CallFailedError(FailureClass.TOOL_HOST, problem) from error

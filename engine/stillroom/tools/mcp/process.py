@@ -1,0 +1,236 @@
+"""A server process that speaks MCP over its pipes, ended together with all that it started."""
+
+import json
+import os
+import signal
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import psutil
+from anyio.abc import ByteReceiveStream, ByteSendStream
+from anyio.streams.buffered import BufferedByteReceiveStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from stillroom.tools.guard import MARK, Guard, kill_marked
+from stillroom.tools.user.worker import kill_family
+
+if TYPE_CHECKING:
+    from mcp.shared.message import SessionMessage
+
+MAX_LINE_BYTES = 64 << 20
+MAX_LAST_WORDS_BYTES = 4096
+# For a server to end by itself once its input is closed, as the protocol asks of it.
+GRACE_S = 1.0
+KILL_TIMEOUT_S = 5.0
+_POLL_S = 0.01
+_WATCH_S = 0.1
+
+_LOST = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+
+Streams = tuple[
+    "MemoryObjectReceiveStream[SessionMessage | Exception]",
+    "MemoryObjectSendStream[SessionMessage]",
+]
+_Sink = MemoryObjectSendStream["SessionMessage | Exception"]
+_Source = MemoryObjectReceiveStream["SessionMessage"]
+
+
+@dataclass(slots=True)
+class LastWords:
+    """What a server said beside the protocol, and how it ended, for the error that tells it."""
+
+    exit_code: int | None = None
+    """Set if the process ended by itself."""
+    has_ended: bool = False
+    """Whether nothing more can come from it."""
+    _kept: bytearray = field(default_factory=bytearray)
+
+    def add(self, data: bytes) -> None:
+        """Keeps the end of what is said."""
+        self._kept += data
+        del self._kept[:-MAX_LAST_WORDS_BYTES]
+
+    def __str__(self) -> str:
+        lines = bytes(self._kept).decode("utf-8", errors="replace").split("\n")
+        return "\n".join(line.rstrip() for line in lines if line.strip())
+
+    def told(self) -> str:
+        """Returns what is added to an error, if the server said anything."""
+        words = str(self)
+        return f"; the last it wrote:\n{words}" if words else ""
+
+
+@asynccontextmanager
+async def server_process(
+    command: Sequence[str],
+    words: LastWords,
+    *,
+    environment: Mapping[str, str],
+    folder: Path,
+    guard: Guard,
+) -> AsyncGenerator[anyio.abc.Process]:
+    """Starts a server that is ended, with all that it started, at the end of the block.
+
+    Raises:
+        OSError: the command cannot be run.
+    """
+    mark = uuid.uuid4().hex
+    # No await between the two: a cancellation there would leave the process.
+    process = await anyio.open_process(
+        command, env={**environment, MARK: mark}, cwd=folder, start_new_session=True
+    )
+    grace_s = GRACE_S
+    try:
+        await guard.watch(process.pid, mark)
+        yield process
+    except anyio.get_cancelled_exc_class():
+        # It hangs, or everything is to end.
+        grace_s = 0.0
+        raise
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process, words, mark, grace_s=grace_s)
+            await guard.forget(process.pid, mark)
+
+
+@asynccontextmanager
+async def stdio_streams(
+    command: Sequence[str],
+    words: LastWords,
+    *,
+    environment: Mapping[str, str],
+    folder: Path,
+    guard: Guard,
+) -> AsyncGenerator[Streams]:
+    """Starts a server and gives the streams of its messages, for one session.
+
+    Raises, in a group:
+        OSError: the command cannot be run.
+    """
+    to_session, incoming = anyio.create_memory_object_stream[Any](0)
+    outgoing, from_session = anyio.create_memory_object_stream[Any](0)
+    with to_session, from_session, incoming, outgoing:
+        # The group is around the process: what it says last is read while it ends.
+        async with anyio.create_task_group() as group:
+            async with server_process(
+                command, words, environment=environment, folder=folder, guard=guard
+            ) as process:
+                stdin = cast("ByteSendStream", process.stdin)
+                group.start_soon(_receive, process.stdout, to_session, words)
+                group.start_soon(_send, from_session, stdin, to_session)
+                group.start_soon(_watch, process, to_session, words)
+                group.start_soon(listen, process.stderr, words)
+                with incoming, outgoing:
+                    yield incoming, outgoing
+            group.cancel_scope.cancel()
+
+
+async def _receive(stdout: ByteReceiveStream | None, session: _Sink, words: LastWords) -> None:
+    """Hands the server's messages to the session, and closes it with the server's last one."""
+    from mcp.shared.message import SessionMessage
+
+    lines = BufferedByteReceiveStream(cast("ByteReceiveStream", stdout))
+    try:
+        while True:
+            line = await lines.receive_until(b"\n", MAX_LINE_BYTES)
+            message = _parsed(line)
+            if message is None:
+                words.add(line[-MAX_LAST_WORDS_BYTES:] + b"\n")
+            else:
+                await session.send(SessionMessage(message))
+    except anyio.DelimiterNotFound:
+        words.add(f"it wrote a line of more than {MAX_LINE_BYTES >> 20} MB\n".encode())
+    except (*_LOST, anyio.IncompleteRead):
+        pass
+    finally:
+        words.has_ended = True
+        session.close()
+
+
+def _parsed(line: bytes) -> Any:
+    """Returns the message in a line, or None for what a server prints beside the protocol."""
+    from mcp.types.jsonrpc import jsonrpc_message_adapter
+
+    try:
+        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        pass
+    try:
+        # JavaScript cuts texts within a character and writes the half as an escape.
+        whole = json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", errors="replace")
+        return jsonrpc_message_adapter.validate_json(whole, by_name=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+async def _send(session: _Source, stdin: ByteSendStream, incoming: _Sink) -> None:
+    """Writes the session's messages to the server."""
+    try:
+        async for message in session:
+            data = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+            await stdin.send(data.encode("utf-8") + b"\n")
+    except _LOST:
+        # The server may live on, but without its input no request will be answered.
+        incoming.close()
+
+
+async def _watch(process: anyio.abc.Process, session: _Sink, words: LastWords) -> None:
+    """Closes the session after the server's end: a child of its may hold the pipes open."""
+    while process.returncode is None:  # noqa: ASYNC110 - a process sets no event
+        await anyio.sleep(_WATCH_S)
+    # For what it wrote last to be read.
+    await anyio.sleep(_WATCH_S)
+    words.has_ended = True
+    session.close()
+
+
+async def listen(stream: ByteReceiveStream | None, words: LastWords) -> None:
+    """Keeps the end of what a server writes, until it writes no more."""
+    with suppress(*_LOST):
+        while stream is not None:
+            words.add(await stream.receive())
+
+
+async def _end(process: anyio.abc.Process, words: LastWords, mark: str, *, grace_s: float) -> None:
+    """Asks the server to end by closing its input, then kills what is left of its family."""
+    family = _descendants(process.pid)
+    is_orphaned = process.returncode is not None or not family
+    with suppress(*_LOST):
+        await cast("ByteSendStream", process.stdin).aclose()
+    if await _has_exited(process, within_s=grace_s):
+        words.exit_code = process.returncode
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        kill_family(process.pid)
+    for stray in family:
+        # psutil looks at the start time too, so that no other process is meant.
+        with suppress(psutil.Error):
+            stray.kill()
+    if is_orphaned:
+        # The server's children are nobody's by now, so only their environment tells.
+        await anyio.to_thread.run_sync(kill_marked, {mark})
+    # Not process.wait(): it may wait for the pipes, which a stray could hold open.
+    if await _has_exited(process, within_s=KILL_TIMEOUT_S):
+        await process.aclose()
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+async def _has_exited(process: anyio.abc.Process, *, within_s: float) -> bool:
+    with anyio.move_on_after(within_s):
+        while process.returncode is None:  # noqa: ASYNC110 - a process sets no event
+            await anyio.sleep(_POLL_S)
+    return process.returncode is not None

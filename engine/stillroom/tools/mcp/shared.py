@@ -1,0 +1,202 @@
+"""Opening sessions with one MCP server: in a process for each, in one process for all, at a URL."""
+
+import os
+import socket
+
+import anyio
+import anyio.abc
+
+from stillroom.tools.background import Background
+from stillroom.tools.mcp.connection import (
+    ConnectFailedError,
+    Connection,
+    NoAnswerError,
+    leaf_of,
+)
+from stillroom.tools.mcp.process import LastWords, listen, server_process
+from stillroom.tools.mcp.spec import ServerSpec, Way
+
+_POLL_S, _CONNECT_TIMEOUT_S = 0.05, 1.0
+# More would only wait for each other, and the first of them would be as late as the last.
+_STARTS_PER_CPU = 2
+
+
+class Opener:
+    """Opens sessions with a server; few of the processes that this takes start at once."""
+
+    def __init__(self, spec: ServerSpec, background: Background, *, timeout_s: float) -> None:
+        self.spec, self.timeout_s = spec, timeout_s
+        self._background = background
+        self._starts = anyio.Semaphore(_STARTS_PER_CPU * (os.cpu_count() or 1))
+        self._shared = SharedServer(spec, background) if spec.is_shared else None
+
+    async def open(self, way: Way) -> Connection:
+        """Returns a session that is open.
+
+        Raises:
+            ConnectFailedError: the server did not start, does not answer, or speaks otherwise.
+        """
+        if self._shared is not None:
+            return await self._open_shared(self._shared, way)
+        connection = Connection(self.spec, way, self._background)
+        if way.transport != "stdio":
+            await connection.open(timeout_s=self.timeout_s)
+            return connection
+        async with self._starts:
+            await connection.open(timeout_s=self.timeout_s)
+        return connection
+
+    async def close(self) -> None:
+        """Ends the process that serves all sessions, if there is one."""
+        if self._shared is not None:
+            await self._shared.stop()
+
+    async def _open_shared(self, shared: "SharedServer", way: Way) -> Connection:
+        spec = await shared.running(timeout_s=self.timeout_s)
+        try:
+            return await self._session(spec, way)
+        except NoAnswerError:
+            # It hangs for all of them; the next one finds a new process.
+            await shared.stop(spec)
+            raise
+        except ConnectFailedError:
+            if not await shared.has_lost(spec):
+                raise
+        # It had just died, and nobody had noticed yet.
+        return await self._session(await shared.running(timeout_s=self.timeout_s), way)
+
+    async def _session(self, spec: ServerSpec, way: Way) -> Connection:
+        connection = Connection(spec, way, self._background)
+        await connection.open(timeout_s=self.timeout_s)
+        return connection
+
+
+class SharedServer:
+    """One process of a server that listens on a port; started again after its end."""
+
+    def __init__(self, spec: ServerSpec, background: Background) -> None:
+        self._spec, self._background = spec, background
+        self._turn = anyio.Lock()
+        self._process: _ListeningProcess | None = None
+
+    async def running(self, *, timeout_s: float) -> ServerSpec:
+        """Returns where the server listens, once it does.
+
+        Raises:
+            ConnectFailedError: it does not start.
+        """
+        async with self._turn:
+            if self._process is not None and self._process.has_ended:
+                # What it had started may live on.
+                process, self._process = self._process, None
+                await process.stop()
+            if self._process is None:
+                port = _free_port()
+                process = _ListeningProcess(self._spec.at_port(port), port, self._background)
+                await process.start(timeout_s=timeout_s)
+                self._process = process
+            return self._process.spec
+
+    async def has_lost(self, spec: ServerSpec) -> bool:
+        """Returns whether the process that was started so is no more, or listens no more."""
+        async with self._turn:
+            process = self._process
+            if process is None or process.spec != spec:
+                return True
+            if process.has_ended or not await process.listens():
+                self._process = None
+                await process.stop()
+            return self._process is None
+
+    async def stop(self, spec: ServerSpec | None = None) -> None:
+        """Ends the process; with `spec`, only if it is still the one that was started so."""
+        async with self._turn:
+            if self._process is not None and spec in (None, self._process.spec):
+                process, self._process = self._process, None
+                await process.stop()
+
+
+class _ListeningProcess:
+    """A server's process, held by a task of its own."""
+
+    def __init__(self, spec: ServerSpec, port: int, background: Background) -> None:
+        self.spec, self._port, self._background = spec, port, background
+        self._words = LastWords()
+        self._leave, self._done = anyio.Event(), anyio.Event()
+        self._process: anyio.abc.Process | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more can come from it."""
+        process = self._process
+        return self._done.is_set() or (process is not None and process.returncode is not None)
+
+    async def start(self, *, timeout_s: float) -> None:
+        """Starts it and returns when it listens.
+
+        Raises:
+            ConnectFailedError: it ended, or does not listen in time.
+        """
+        self._background.group.start_soon(self._hold)
+        has_ended = False
+        try:
+            with anyio.move_on_after(timeout_s):
+                while not (has_ended := self.has_ended):
+                    if await self.listens():
+                        return
+                    await anyio.sleep(_POLL_S)
+        except BaseException:
+            await self.stop()
+            raise
+        await self.stop()
+        late = f"it did not listen on port {self._port} within {timeout_s:g} s"
+        raise ConnectFailedError(self._ending() if has_ended else late + self._words.told())
+
+    async def stop(self) -> None:
+        """Ends it with all that it started; also when cancelled."""
+        with anyio.CancelScope(shield=True):
+            self._leave.set()
+            await self._done.wait()
+
+    async def _hold(self) -> None:
+        spec, words, guard = self.spec, self._words, self._background.guard
+        try:
+            async with anyio.create_task_group() as group:
+                async with server_process(
+                    spec.command,
+                    words,
+                    environment=spec.environment,
+                    folder=spec.folder,
+                    guard=guard,
+                ) as process:
+                    self._process = process
+                    group.start_soon(listen, process.stdout, words)
+                    group.start_soon(listen, process.stderr, words)
+                    await self._leave.wait()
+                group.cancel_scope.cancel()
+        except* OSError as errors:
+            self._error = leaf_of(errors)
+        finally:
+            self._done.set()
+
+    async def listens(self) -> bool:
+        """Returns whether it takes connections; one that is too busy for it does."""
+        with anyio.move_on_after(_CONNECT_TIMEOUT_S):
+            try:
+                stream = await anyio.connect_tcp("localhost", self._port)
+            except OSError:
+                return False
+            await stream.aclose()
+        return True
+
+    def _ending(self) -> str:
+        if self._error is not None:
+            return str(self._error)
+        return f"its process ended with code {self._words.exit_code}{self._words.told()}"
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

@@ -1,0 +1,1 @@
+"""A user's tools.py and rewards.py, run in child processes."""

@@ -1,0 +1,294 @@
+"""The child process that runs a user's tools.py and rewards.py, one call at a time.
+
+It speaks JSON lines on its standard input and output. What the user's code prints goes to
+standard error. When the parent goes away, the whole process group ends itself.
+"""
+
+import argparse
+import inspect
+import math
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from stillroom.errors import ToolFileError
+from stillroom.tools.schema import ArgumentChecker, ArgumentError, tool_schema, wants_task
+from stillroom.tools.user.file import (
+    RewardArgs,
+    RewardMark,
+    ToolArgs,
+    ToolMark,
+    load_user_file,
+    mark_of,
+    marked_functions,
+)
+from stillroom.types import ToolSchema
+
+MAX_RESULT_CHARACTERS = 1_000_000
+
+
+class ToolDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool as the worker announces it."""
+
+    schema: ToolSchema
+    timeout_s: float | None
+
+
+class RewardDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A reward as the worker announces it."""
+
+    name: str
+    precondition: bool
+    timeout_s: float | None
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The worker's first line when the user's files could be loaded."""
+
+    tools: list[ToolDescription]
+    rewards: list[RewardDescription]
+
+
+class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
+    """The worker's first line when they could not."""
+
+    problem: str
+    fix: str
+
+
+class CallTool(msgspec.Struct, frozen=True, kw_only=True, tag="tool"):
+    """Asks for one tool call."""
+
+    name: str
+    arguments: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+class CallReward(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
+    """Asks for one reward."""
+
+    name: str
+    messages: list[Any]
+    metadata: dict[str, Any]
+    variables: dict[str, Any]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """The outcome of one call: the tool's text or the reward, or what went wrong."""
+
+    content: str = ""
+    reward: float = 0.0
+    error: str | None = None
+    seconds: float = 0.0
+    """How long it took."""
+
+
+class UserCode:
+    """The loaded functions of tools.py and rewards.py."""
+
+    def __init__(self, tools_file: Path | None, rewards_file: Path | None) -> None:
+        self.tools = _load(tools_file, ToolMark, "@tool")
+        self.rewards = _load(rewards_file, RewardMark, "@reward")
+        # Before the checkers: it is what says which tool has a type that does not do.
+        self._schemas = {name: tool_schema(tool, name=name) for name, tool in self.tools.items()}
+        self._checkers = {name: ArgumentChecker(tool) for name, tool in self.tools.items()}
+        self._wanting_task = {name for name, tool in self.tools.items() if wants_task(tool)}
+
+    def describe(self) -> Ready:
+        """Returns what the parent must know of the functions."""
+        return Ready(
+            tools=[
+                ToolDescription(schema=self._schemas[name], timeout_s=mark_of(tool).timeout_s)
+                for name, tool in self.tools.items()
+            ],
+            rewards=[
+                RewardDescription(
+                    name=name,
+                    precondition=mark_of(function).precondition,
+                    timeout_s=mark_of(function).timeout_s,
+                )
+                for name, function in self.rewards.items()
+            ],
+        )
+
+    def answer(self, call: CallTool | CallReward) -> Answer:
+        """Runs one call; whatever the user's code raises becomes the answer's error."""
+        try:
+            if isinstance(call, CallTool):
+                return self._call_tool(call)
+            return self._call_reward(call)
+        except ArgumentError as error:
+            return Answer(error=str(error))
+        # The user's code may raise anything, SystemExit included; the model reads the message.
+        except BaseException as error:
+            return Answer(error=_short(_message_of(error)))
+
+    def _call_tool(self, call: CallTool) -> Answer:
+        function = self.tools[call.name]
+        arguments = self._checkers[call.name].check(call.arguments)
+        if call.name in self._wanting_task:
+            arguments["args"] = ToolArgs(metadata=call.metadata)
+        value = _run(function, **arguments)
+        return Answer(content=_as_text(value))
+
+    def _call_reward(self, call: CallReward) -> Answer:
+        args = RewardArgs(metadata=call.metadata, variables=call.variables, secrets={})
+        value = _run(self.rewards[call.name], args, call.messages)
+        if not isinstance(value, int | float):
+            return Answer(error=_short(f"a reward must return a number, not {value!r}"))
+        if not math.isfinite(value):
+            return Answer(error=f"a reward must return a finite number, not {value!r}")
+        return Answer(reward=float(value))
+
+
+def _load(
+    path: Path | None, kind: type[ToolMark] | type[RewardMark], decorator: str
+) -> dict[str, Callable[..., Any]]:
+    if path is None:
+        return {}
+    functions = marked_functions(load_user_file(path), kind)
+    if not functions:
+        raise ToolFileError(
+            f"{path} holds no function marked with {decorator}",
+            f"write `from stillroom.tools import {decorator[1:]}` and {decorator} above a function",
+        )
+    for name, function in functions.items():
+        if mark_of(function).sandbox:
+            raise ToolFileError(
+                f"{path}: {name!r} has sandbox=True, which is not supported yet",
+                "leave sandbox out; the function then runs in a child process with your rights",
+            )
+    return functions
+
+
+def _run(function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
+    value = function(*positional, **named)
+    if not inspect.isawaitable(value):
+        return value
+    # Here and below: what most workers never need is half of the time that they take to start.
+    import asyncio
+
+    return asyncio.run(_awaited(value))
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _message_of(error: BaseException) -> str:
+    """Returns a ValueError's own text, which its author wrote for the model; else the type too."""
+    try:
+        text = str(error)
+    except Exception:  # its __str__ is the user's code too
+        text = ""
+    if isinstance(error, ValueError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _as_text(value: Any) -> str:
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode("utf-8")
+    return _short(text)
+
+
+def _short(text: str) -> str:
+    """Returns text that fits an answer: not too long, and half a surrogate pair becomes "?"."""
+    kept = text[:MAX_RESULT_CHARACTERS].encode("utf-8", errors="replace").decode("utf-8")
+    if len(text) <= MAX_RESULT_CHARACTERS:
+        return kept
+    return kept + f"… (cut; {len(text)} characters in all)"
+
+
+def kill_family(leader: int) -> None:
+    """Kills a process group, and what its leader started in groups of their own.
+
+    The process must not have been waited for: its number could be another one's by then.
+    """
+    import psutil
+
+    strays = list[psutil.Process]()
+    with suppress(psutil.Error):
+        strays = psutil.Process(leader).children(recursive=True)
+    for stray in strays:
+        with suppress(psutil.Error):
+            stray.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
+    threading.Thread(target=_end_with_parent, args=(stream.fileno(),), daemon=True).start()
+    decoder, own_pid = msgspec.json.Decoder(CallTool | CallReward), os.getpid()
+    for line in stream:
+        begun = time.perf_counter()
+        answer = code.answer(decoder.decode(line))
+        if os.getpid() != own_pid:
+            # The user's code has forked, and this is the copy: the answer is the other's to give.
+            os._exit(0)
+        seconds = time.perf_counter() - begun
+        _send(replies, msgspec.structs.replace(answer, seconds=seconds))
+    _end()
+
+
+def _end_with_parent(calls: int) -> None:
+    """Ends this process when the parent goes away: a hung call must not outlive it."""
+    poll = select.poll()
+    # For no event at all: that nobody can write any more is told all the same.
+    poll.register(calls, 0)
+    poll.poll()
+    _end()
+
+
+def _end() -> None:
+    kill_family(os.getpid())
+    os._exit(1)  # started by hand it leads no group
+
+
+def _send(stream: BinaryIO, message: Ready | Broken | Answer) -> None:
+    stream.write(msgspec.json.encode(message) + b"\n")
+    stream.flush()
+
+
+def _take_stdin() -> BinaryIO:
+    """Returns the real standard input; the user's code and its commands find theirs empty."""
+    calls = os.fdopen(os.dup(0), "rb")
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    return calls
+
+
+def _take_stdout() -> BinaryIO:
+    """Returns the real standard output and sends what the user's code prints to stderr."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return replies
+
+
+def main() -> None:
+    """Loads the files named on the command line, announces them, and answers calls."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tools", type=Path)
+    parser.add_argument("--rewards", type=Path)
+    options = parser.parse_args()
+    calls, replies = _take_stdin(), _take_stdout()
+    try:
+        code = UserCode(options.tools, options.rewards)
+        ready = code.describe()
+    except ToolFileError as error:
+        _send(replies, Broken(problem=error.problem, fix=error.fix))
+        return
+    _send(replies, ready)
+    _serve(code, calls, replies)
+
+
+if __name__ == "__main__":
+    main()

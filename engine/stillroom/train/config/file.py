@@ -1,0 +1,108 @@
+"""Reading config.yml: overrides, and a clear refusal of what only other systems know."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import yaml
+from pydantic import ValidationError
+
+from stillroom.errors import ConfigError
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.unsupported import REFUSED_VALUES, UNSUPPORTED
+from stillroom.validation import describe_errors
+
+# yaml reads dates, and a day that does not exist is a ValueError.
+_UNREADABLE = (yaml.YAMLError, msgspec.DecodeError, ValueError, RecursionError)
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Returns the checked configuration of a config.yml or config.json.
+
+    `overrides` are `section.key=value`, the value as YAML.
+    Raises ConfigError that names the key, and the nearest known one for a misspelt key.
+    """
+    raw = read_config(path, overrides)
+    _refuse_unsupported(raw, path)
+    try:
+        return TrainConfig.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{path}: {describe_errors(error, TrainConfig)}",
+            "mend the file, or override the key with section.key=value",
+        ) from error
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns what a configuration says, unchecked. Raises ConfigError if it cannot be read."""
+    raw = _read(path)
+    for override in overrides:
+        _apply(raw, override)
+    return raw
+
+
+def _read(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    try:
+        raw: Any = msgspec.json.decode(data) if path.suffix == ".json" else yaml.safe_load(data)
+    except _UNREADABLE as error:
+        where = getattr(error, "problem_mark", None)
+        line = f":{where.line + 1}" if where else ""
+        what = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"{path}{line}: not readable: {what}", "mend the syntax") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(
+            f"{path}: must hold keys and values, not {type(raw).__name__}",
+            "begin with `dataset_type: sft`",
+        )
+    # A section's name without keys says nothing.
+    return {k: v for k, v in cast("dict[str, Any]", raw).items() if v is not None}
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, equals, written = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(
+            f"override {override!r} is not section.key=value", "write e.g. trainer.num_epochs=3"
+        )
+    try:
+        value: Any = yaml.safe_load(written)
+    except _UNREADABLE as error:
+        raise ConfigError(f"override {override!r}: the value is not YAML", "quote it") from error
+    target: Any = raw
+    for part in parts[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"override {override!r}: {part!r} holds a value", "check the key")
+    target[parts[-1]] = value
+
+
+def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:
+    """Names what other systems' configurations may say and this one does not do.
+
+    A key that asks for nothing is taken out.
+    """
+    for dotted, (reason, fix) in UNSUPPORTED.items():
+        if _value_at(raw, dotted) not in (None, [], False):
+            raise ConfigError(f"{path}: {dotted} is not supported: {reason}", fix)
+        section, _, key = dotted.rpartition(".")
+        holder = _value_at(raw, section) if section else raw
+        if isinstance(holder, dict):
+            cast("dict[str, Any]", holder).pop(key, None)
+    for (dotted, value), (reason, fix) in REFUSED_VALUES.items():
+        if _value_at(raw, dotted) == value:
+            raise ConfigError(f"{path}: {dotted}: {value} is not supported: {reason}", fix)
+    if isinstance(_value_at(raw, "model.path"), list):
+        raise ConfigError(
+            f"{path}: model.path is a list, and one run trains one model",
+            "start one run for each with the override model.path=…",
+        )
+
+
+def _value_at(raw: dict[str, Any], dotted: str) -> Any:
+    value: Any = raw
+    for part in dotted.split("."):
+        value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None
+    return value

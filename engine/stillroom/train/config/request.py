@@ -1,0 +1,183 @@
+"""What a training run is asked to do, and all that can be checked before a model is loaded."""
+
+import importlib.util
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stillroom.data.formats import RowFormat, read_rows
+from stillroom.errors import ConfigError, DataError, missing_extra
+from stillroom.models.quantized import check_quantization
+from stillroom.models.resolve import locate_model
+from stillroom.models.scoring import refuse_api_teacher
+from stillroom.settings import Workspace
+from stillroom.tools.mcp.spec import parse_spec
+from stillroom.train.config.eval_section import EvalSection
+from stillroom.train.config.file import load_config
+from stillroom.train.config.launcher_section import check_launcher
+from stillroom.train.config.resume import find_resume_point, run_to_resume
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.teacher_servers import served_teacher
+
+_CHECKED_ROWS = 1000
+_FORMATS = {
+    "sft": RowFormat.SFT,
+    "dpo": RowFormat.DPO,
+    "distill": RowFormat.PROMPTS,
+}
+
+
+class PlanTraining(BaseModel):
+    """Ask what training would need: config.yml says the method, the data and the models."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config: str = "config.yml"
+    overrides: Annotated[
+        tuple[str, ...], Field(description="section.key=value, e.g. trainer.num_epochs=3")
+    ] = ()
+
+
+class StartTraining(PlanTraining):
+    """Ask for training."""
+
+    resume: Annotated[str | None, Field(description="Run id to go on from")] = None
+
+
+def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTraining:
+    """Returns the request with the configuration of the run that it goes on from, if any.
+
+    Its own overrides come after that run's.
+    Raises an EngineError if that run cannot go on.
+    """
+    if request.resume is None:
+        return request
+    before = run_to_resume(workspace, request.resume)
+    find_resume_point(workspace, request.resume)
+    return StartTraining(
+        config=request.config if "config" in request.model_fields_set else before.config,
+        overrides=(*before.overrides, *request.overrides),
+        resume=request.resume,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """A checked request: the configuration and where its files are."""
+
+    config: TrainConfig
+    config_file: Path
+    train_files: tuple[Path, ...]
+    """One, but for distill's datasets."""
+    tools_file: Path | None
+    """tools.py beside config.yml, where the student acts: in distill and in evaluations."""
+    rewards_file: Path | None
+    eval_files: Mapping[str, Path]
+    """The prompts of each evaluation, by its name."""
+    cold_start_file: Path | None = None
+
+    @property
+    def train_file(self) -> Path:
+        """The first of the files."""
+        return self.train_files[0]
+
+
+def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
+    """Returns the checked plan. Raises an EngineError that says what is wrong, loading nothing."""
+    config_file = workspace.existing(request.config, what="config")
+    config = load_config(config_file, request.overrides)
+    folder = config_file.parent
+    kind = _FORMATS[config.dataset_type]
+    train_files = [
+        _rows_file(workspace, config_file, name, what="data.train_file", kind=kind)
+        for name in config.data.train_files
+    ]
+    cold_start_file = None
+    if config.cold_start is not None:
+        cold_start_file = _rows_file(
+            workspace,
+            config_file,
+            config.cold_start.train_file,
+            what="cold_start.train_file",
+            kind=RowFormat.SFT,
+        )
+    locate_model(workspace, config.model.path)
+    if config.model.quantization is not None or any(
+        teacher.section.quantization is not None for teacher in config.teachers
+    ):
+        check_quantization()
+    for teacher in config.teachers:
+        refuse_api_teacher(teacher.path)
+        if teacher.section.is_served:
+            served_teacher(workspace, teacher)
+        else:
+            locate_model(workspace, teacher.path)
+    for server in config.rollout.mcp_servers:
+        parse_spec(server)
+    _check_trackers(config)
+    check_launcher(config.launcher)
+    acts = config.dataset_type == "distill" or bool(config.evals)
+    return TrainingPlan(
+        config,
+        config_file,
+        tuple(train_files),
+        tools_file=_beside(folder, "tools.py") if acts else None,
+        rewards_file=_beside(folder, "rewards.py") if acts else None,
+        eval_files={section.name: _eval_file(folder, section) for section in config.evals},
+        cold_start_file=cold_start_file,
+    )
+
+
+def _rows_file(
+    workspace: Workspace, config_file: Path, name: str, *, what: str, kind: RowFormat
+) -> Path:
+    """Returns the file of rows that a key of config.yml names; its first rows are read."""
+    folder = config_file.parent
+    path = folder / name
+    if "@" in path.name:
+        path = workspace.existing(path, what=what)
+    if not path.is_file():
+        raise ConfigError(
+            f"{config_file}: {what} {name!r} does not exist in {folder}",
+            f"write the file there, or set {what} relative to config.yml",
+        )
+    rows = read_rows(path, kind)
+    if not sum(1 for _ in itertools.islice(rows, _CHECKED_ROWS)):
+        raise DataError(f"{path} holds no rows", "write one row per line")
+    return path
+
+
+def _eval_file(folder: Path, section: EvalSection) -> Path:
+    """Returns where an evaluation's prompts are. Raises an EngineError unless it has some."""
+    path = folder / section.prompts_file
+    if not path.is_file():
+        raise ConfigError(
+            f"the prompts {section.prompts_file!r} of the evaluation {section.name!r} do not exist "
+            f"in {folder}",
+            "write them there, or set the evaluation's file, relative to config.yml",
+        )
+    rows = read_rows(path, RowFormat.PROMPTS)
+    if not sum(1 for _ in itertools.islice(rows, _CHECKED_ROWS)):
+        raise DataError(f"{path} holds no prompts", "write one row per line")
+    return path
+
+
+def _check_trackers(config: TrainConfig) -> None:
+    trainer = config.trainer
+    asked = {
+        "tensorboard": trainer.tensorboard,
+        "wandb": trainer.wandb_project is not None,
+        "trackio": trainer.trackio_project is not None,
+    }
+    for package, is_asked in asked.items():
+        if is_asked and importlib.util.find_spec(package) is None:
+            raise missing_extra("track", f"metrics to {package}")
+
+
+def _beside(folder: Path, name: str) -> Path | None:
+    path = folder / name
+    return path if path.is_file() else None

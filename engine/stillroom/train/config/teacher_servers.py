@@ -1,0 +1,34 @@
+"""From config.yml's `teacher` section to the client of its server; needs no torch."""
+
+import httpx
+
+from stillroom.serving.model_server import ModelServer, ServerSettings
+from stillroom.serving.teacher import ServedTeacher
+from stillroom.settings import Workspace
+from stillroom.teachers.providers import endpoint_for
+from stillroom.train.config.teacher_section import OneTeacher
+
+
+def served_teacher(
+    workspace: Workspace,
+    teacher: OneTeacher,
+    *,
+    top_k: int | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> ServedTeacher:
+    """Returns the client of the server that scores; nothing is sent yet.
+
+    Raises InputError if its key is missing.
+    """
+    section = teacher.section
+    provider = "sglang" if section.provider == "sglang" else "vllm"
+    endpoint = endpoint_for(
+        workspace, provider, base_url=teacher.base_url, api_key_env=section.api_key_env
+    )
+    server = ModelServer(
+        endpoint,
+        key=workspace.read_key(endpoint.api_key_env),
+        settings=ServerSettings(section.concurrency, section.timeout),
+        transport=transport,
+    )
+    return ServedTeacher(server, teacher.path, provider=provider, top_k=top_k)

@@ -1,0 +1,115 @@
+"""Processes of this machine, and of others, started as `accelerate launch` starts them."""
+
+import logging
+import os
+import shlex
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import yaml
+from accelerate.commands.launch import launch_command, launch_command_parser
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from stillroom.files import write_atomic
+from stillroom.train.config.launcher_section import LauncherSection
+from stillroom.train.distributed.rank_folder import RankFiles, RanksFailedError
+
+_CONFIG = "accelerate.yaml"
+_MODULE = "stillroom.train.distributed.rank_main"
+
+
+def run_on_accelerate(
+    files: RankFiles, section: LauncherSection, *, size: int, note: Callable[[str], None]
+) -> None:
+    """Starts this machine's processes and waits for them; the other machines' start by hand.
+
+    Raises RanksFailedError if they fail.
+    """
+    config = files.folder / _CONFIG
+    text = yaml.safe_dump(accelerate_config(section, size=size), sort_keys=False)
+    write_atomic(config, text.encode())
+    arguments = ["--config_file", str(config), "-m", _MODULE, str(files.folder)]
+    command = shlex.join(["accelerate", "launch", *arguments])
+    note(f"started as: {command}")
+    for machine in range(1, section.num_machines):
+        there = shlex.join(["accelerate", "launch", "--machine_rank", str(machine), *arguments])
+        note(f"waits for machine {machine}; start there: {there}")
+    threads = os.environ.get("OMP_NUM_THREADS") or _threads(size // section.num_machines)
+    _launch(["--num_cpu_threads_per_process", str(threads), *arguments])
+
+
+def accelerate_config(section: LauncherSection, *, size: int) -> dict[str, Any]:
+    """Returns what accelerate's configuration file says."""
+    host, _, port = (section.main_address or "127.0.0.1:0").rpartition(":")
+    config: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        # Of this type accelerate starts the processes itself; without a GPU they use gloo.
+        "distributed_type": "FSDP" if section.strategy == "fsdp2" else "MULTI_GPU",
+        "num_machines": section.num_machines,
+        "num_processes": size,
+        "machine_rank": 0,
+        "main_process_ip": host,
+        "main_process_port": int(port),
+        "rdzv_backend": "static",
+        "same_network": True,
+        "mixed_precision": "no",
+        "use_cpu": False,
+        "main_training_function": "main",
+    }
+    if section.strategy == "fsdp2":
+        config["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": True,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_state_dict_type": "FULL_STATE_DICT",
+            "fsdp_cpu_ram_efficient_loading": False,
+        }
+    return config
+
+
+def _threads(local: int) -> int:
+    """Returns how many threads each process of a machine gets; on a GPU they hardly count."""
+    return 1 if torch.cuda.is_available() else max(1, (os.cpu_count() or 1) // local)
+
+
+def _launch(arguments: list[str]) -> None:
+    """Does what `accelerate launch` does, in a thread: in the main one it would take our signals.
+
+    Raises RanksFailedError.
+    """
+    parsed = launch_command_parser().parse_args(arguments)
+    # That signals don't reach it there: ranks watch over their run themselves.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
+    raised: list[BaseException] = []
+
+    def launch() -> None:
+        try:
+            launch_command(parsed)
+        # Raised again where it is waited for.
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=launch, daemon=True)
+    thread.start()
+    thread.join()
+    if not raised:
+        return
+    if isinstance(raised[0], ChildFailedError):
+        raise RanksFailedError(_lost(raised[0])) from raised[0]
+    raise raised[0]
+
+
+def _lost(error: ChildFailedError) -> dict[int, str]:
+    """Returns how processes ended that were not told to, the killed ones first."""
+    lost: dict[int, str] = {}
+    for rank, failure in sorted(error.failures.items(), key=lambda item: item[1].exitcode):
+        if failure.exitcode == -signal.SIGTERM:
+            continue
+        if failure.exitcode < 0:
+            lost[rank] = f"was killed by {signal.Signals(-failure.exitcode).name}"
+        else:
+            lost[rank] = f"ended with exit code {failure.exitcode}"
+    return lost

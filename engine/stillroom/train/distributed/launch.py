@@ -1,0 +1,69 @@
+"""Training in several processes: the run waits for them, hands on what they tell, and explains."""
+
+from pathlib import Path
+
+import msgspec
+
+from stillroom import __version__
+from stillroom.errors import RunCancelledError
+from stillroom.files import write_json
+from stillroom.reporting import Reporter
+from stillroom.settings import Workspace
+from stillroom.train.config.request import StartTraining, TrainingPlan
+from stillroom.train.distributed.rank_folder import (
+    FOLDER,
+    RankFiles,
+    RankJob,
+    RanksFailedError,
+    following,
+    this_process,
+    what_failed,
+)
+from stillroom.train.loop.session import TrainResult
+from stillroom.train.planning.processes import process_count
+
+
+def launch_training(
+    workspace: Workspace,
+    request: StartTraining,
+    plan: TrainingPlan,
+    *,
+    folder: Path,
+    reporter: Reporter,
+) -> TrainResult:
+    """Has several processes train and returns what it came to.
+
+    Raises what ended them, and RunCancelledError once they have stopped as they were asked to.
+    """
+    section = plan.config.launcher
+    size = process_count(section)
+    files = RankFiles(folder / FOLDER)
+    files.folder.mkdir()
+    job = RankJob(
+        workspace=str(workspace.root),
+        request=request.model_dump(mode="json"),
+        run=str(folder),
+        is_sharded=section.is_sharded,
+        owner=this_process(),
+        version=__version__,
+    )
+    write_json(files.job, job)
+    lost: dict[int, str] = {}
+    with following(files, reporter):
+        try:
+            if section.kind == "ray":
+                from stillroom.train.distributed.ray import run_on_ray
+
+                run_on_ray(files, section, size=size, note=reporter.note)
+            else:
+                from stillroom.train.distributed.accelerate import run_on_accelerate
+
+                run_on_accelerate(files, section, size=size, note=reporter.note)
+        except RanksFailedError as failed:
+            lost = failed.lost
+    first = files.ends().get(0)
+    if first is not None and first.result is not None and not lost:
+        return msgspec.convert(first.result, TrainResult)
+    if first is not None and first.is_cancelled:
+        raise RunCancelledError
+    raise what_failed(files, lost)

@@ -1,0 +1,105 @@
+"""One of the processes that train together.
+
+A launcher starts `python -m stillroom.train.distributed.rank_main FOLDER`; its environment says
+which of the processes it is.
+"""
+
+import os
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import torch
+from accelerate import PartialState
+
+from stillroom import __version__
+from stillroom.errors import EngineError, RunCancelledError, RunError
+from stillroom.settings import Workspace
+from stillroom.train.config.request import StartTraining, plan_request
+from stillroom.train.distributed.rank_folder import (
+    RankEnd,
+    RankFailure,
+    RankFiles,
+    RankReporter,
+    watch_owner,
+)
+from stillroom.train.in_process import train_in_process
+from stillroom.train.loop.session import TrainResult
+from stillroom.train.student.collective import WAIT_S, Collective
+
+
+def main() -> int:
+    """Trains as the folder says; returns the exit code."""
+    files, rank = RankFiles(Path(sys.argv[1])), int(os.environ["RANK"])
+    _write_output_to(files.log(rank))
+    watch_owner(files, files.read_job().owner)
+    is_cuda = torch.cuda.is_available()
+    state = PartialState(cpu=not is_cuda, timeout=timedelta(seconds=WAIT_S))
+    is_sharded = files.read_job().is_sharded
+    peers = Collective(rank, state.num_processes, str(state.device), is_sharded=is_sharded)
+    end = train_as_rank(files, peers)
+    return 0 if end.failure is None else 1
+
+
+def train_as_rank(files: RankFiles, peers: Collective) -> RankEnd:
+    """Does this process's part of the training, says how it ended, and returns that."""
+    files.begin(peers.rank, peers.size)
+    try:
+        result = _train(files, peers)
+        end = RankEnd(time=time.time(), result=msgspec.to_builtins(result))
+    except RunCancelledError:
+        end = RankEnd(time=time.time(), is_cancelled=True)
+    # The rim of a rank: whatever happened is told to the run.
+    except BaseException as error:
+        traceback.print_exc()
+        end = RankEnd(time=time.time(), failure=_failure_of(error))
+    files.end(peers.rank, end)
+    return end
+
+
+def _train(files: RankFiles, peers: Collective) -> TrainResult:
+    job = files.read_job()
+    if job.version != __version__:
+        raise RunError(
+            f"process {peers.rank} has stillroom {__version__}, the run {job.version}",
+            "install the same version on all machines",
+        )
+    workspace = Workspace(Path(job.workspace))
+    request = StartTraining.model_validate(job.request)
+    return train_in_process(
+        workspace,
+        request,
+        plan_request(workspace, request),
+        folder=Path(job.run),
+        reporter=RankReporter(files, is_first=peers.is_first),
+        peers=peers,
+    )
+
+
+def _failure_of(error: BaseException) -> RankFailure:
+    leaf = error
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = leaf.exceptions[0]
+    kind = type(leaf).__name__
+    if isinstance(leaf, EngineError):
+        return RankFailure(kind=kind, problem=leaf.problem, fix=leaf.fix)
+    number = leaf.errno if isinstance(leaf, OSError) else None
+    text = str(leaf).strip()
+    if isinstance(leaf, MemoryError):
+        text = f"out of memory: {text}"
+    return RankFailure(kind=kind, problem=text or kind, errno=number)
+
+
+def _write_output_to(log: Path) -> None:
+    """Sends all that this process and its libraries print to its log."""
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, sys.stdout.fileno())
+    os.dup2(handle, sys.stderr.fileno())
+    os.close(handle)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Processes on a Ray cluster, started by Ray Train."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stillroom.errors import RunError
+from stillroom.rollout.ray.cluster import ray_cluster
+from stillroom.train.config.launcher_section import LauncherSection
+from stillroom.train.distributed.rank_folder import RankFiles, RanksFailedError, watch_owner
+from stillroom.train.student.collective import WAIT_S, Collective
+
+
+def run_on_ray(
+    files: RankFiles, section: LauncherSection, *, size: int, note: Callable[[str], None]
+) -> None:
+    """Has Ray Train's workers train and waits for them.
+
+    Raises RanksFailedError if they fail, RunError where no cluster answers.
+    """
+    with ray_cluster(section.address, num_cpus=size) as ray:
+        train: Any = importlib.import_module("ray.train")
+        torch_train: Any = importlib.import_module("ray.train.torch")
+        resources: dict[str, float] = ray.cluster_resources()
+        has_gpus = resources.get("GPU", 0) > 0
+        kind = "GPU" if has_gpus else "CPU"
+        if (there := int(resources.get(kind, 0))) < size:
+            note(f"the cluster has {there} {kind}s for {size} processes: waits for more")
+        backend = "nccl" if has_gpus else "gloo"
+        trainer = torch_train.TorchTrainer(
+            _work,
+            train_loop_config={"folder": str(files.folder)},
+            scaling_config=train.ScalingConfig(num_workers=size, use_gpu=has_gpus),
+            run_config=train.RunConfig(name="ray", storage_path=str(files.folder)),
+            torch_config=torch_train.TorchConfig(backend=backend, timeout_s=WAIT_S),
+        )
+        try:
+            trainer.fit()
+        except train.TrainingFailedError as error:
+            failures: dict[int, Exception] = getattr(error, "worker_failures", {})
+            if not failures:
+                raise RunError(
+                    f"Ray Train broke off: {_last_line(error)}",
+                    "look at the cluster with `ray status`; the run's log says more",
+                ) from error
+            lost = {rank: f"was lost: {_last_line(failures[rank])}" for rank in sorted(failures)}
+            raise RanksFailedError(lost) from error
+
+
+def _work(settings: dict[str, Any]) -> None:
+    """What each of Ray's workers does."""
+    from stillroom.train.distributed.rank_main import train_as_rank
+
+    context = importlib.import_module("ray.train").get_context()
+    device = importlib.import_module("ray.train.torch").get_device()
+    files = RankFiles(Path(settings["folder"]))
+    job = files.read_job()
+    watch_owner(files, job.owner)
+    rank, size = context.get_world_rank(), context.get_world_size()
+    peers = Collective(rank, size, str(device), is_sharded=job.is_sharded)
+    end = train_as_rank(files, peers)
+    if end.failure is not None:
+        raise RuntimeError(end.failure.problem)
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:300]

@@ -1,0 +1,1 @@
+"""What every training method shares: steps, checkpoints, evaluations, metrics and alarms."""

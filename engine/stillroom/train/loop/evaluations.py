@@ -1,0 +1,200 @@
+"""How the student does on prompts of their own while it is trained, as `evals` of config.yml ask.
+
+Each evaluation draws with the same seed, so that two steps differ by their weights alone.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import anyio
+
+from stillroom.data.formats import Task, load_tasks
+from stillroom.errors import ConfigError, InputError
+from stillroom.evaluate.pass_at import passing_tasks
+from stillroom.policy.check import check_decoding
+from stillroom.reporting import Reporter
+from stillroom.rollout.episode.collect import (
+    FailedRollout,
+    Outcome,
+    RolloutSpec,
+    collect_rollouts,
+    specs_for,
+)
+from stillroom.settings import Workspace
+from stillroom.train.config.eval_section import EvalSection
+from stillroom.train.config.request import TrainingPlan
+from stillroom.train.loop.student_stage import StudentStage, open_student_stage
+from stillroom.train.student.model import Student
+from stillroom.types import SamplingSettings, TeacherRecord
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluations:
+    """The evaluations of one training run."""
+
+    workspace: Workspace
+    plan: TrainingPlan
+    student: Student
+    reporter: Reporter
+    prompts: Mapping[str, Sequence[Task]]
+    """By the evaluation's name."""
+
+    def check(self) -> None:
+        """Opens what the evaluations need once, before anything is trained.
+
+        Raises:
+            ConfigError: the student's weights are sharded over several processes.
+            InputError: nothing judges a task.
+            ModelError: the student cannot be sampled.
+        """
+        if self.plan.config.evals and self.student.peers.is_sharded:
+            raise ConfigError(
+                "evals need all of the student's weights in each process, and fsdp2 shards them",
+                "set the strategy ddp, or leave evals out and run evaluate_model on checkpoints",
+            )
+        if self.plan.config.evals:
+            check_decoding(self.student.loaded)
+        for section in self.plan.config.evals:
+            _in_own_loop(self._check_one, section)
+
+    def measure(self, step: int, total: int) -> dict[str, float]:
+        """Returns the metrics of the evaluations that are due; none where the run is to stop."""
+        started, metrics = time.monotonic(), dict[str, float]()
+        was_training = self.student.module.training
+        for section in self.plan.config.evals:
+            if section.is_due(step, total):
+                metrics |= self._measure_one(section, step)
+        self.student.module.train(was_training)
+        return {**metrics, "eval_s": time.monotonic() - started} if metrics else {}
+
+    async def _check_one(self, section: EvalSection) -> None:
+        tasks = self.prompts[section.name]
+        async with self._stage(tasks) as stage:
+            unjudged = [task for task in tasks if not stage.rewarder.can_judge(task)]
+        if unjudged:
+            raise InputError(
+                f"nothing judges {len(unjudged)} of {len(tasks)} prompts of the evaluation "
+                f"{section.name!r}, e.g. {unjudged[0].task_id}",
+                "write rewards.py beside config.yml, or put the answer in each row's "
+                "metadata.expected_answer",
+            )
+
+    def _measure_one(self, section: EvalSection, step: int) -> dict[str, float]:
+        metrics = dict[str, float]()
+        for temperature in sorted(set(section.counts.values())):
+            counts = [k for k, at in section.counts.items() if at == temperature]
+            answers = self._answers(section, max(counts), temperature)
+            if answers is None:
+                return {}
+            metrics |= self._told(section.name, step, counts, answers)
+        return metrics
+
+    def _answers(
+        self, section: EvalSection, num: int, temperature: float
+    ) -> "list[_Answer] | None":
+        """Returns what became of `num` rollouts of each prompt; None if the run is to stop.
+
+        Each of the processes that train together does a part of them.
+        """
+        peers = self.student.peers
+        config, tasks = self.plan.config, self.prompts[section.name]
+        specs = specs_for(tasks, num)
+        mine = [specs[index] for index in peers.share([1] * len(specs))]
+        sampling = SamplingSettings(
+            temperature=temperature, max_tokens=config.rollout.max_tokens, seed=config.trainer.seed
+        )
+        found = _in_own_loop(self._sample, tasks, mine, sampling) if mine else []
+        if peers.is_any(self.reporter.is_cancelled()):
+            return None
+        return [answer for part in peers.gathered(found) for answer in part]
+
+    def _stage(self, tasks: Sequence[Task]) -> AbstractAsyncContextManager[StudentStage]:
+        return open_student_stage(
+            self.workspace, self.plan, self.student, tasks, is_judge_optional=False
+        )
+
+    async def _sample(
+        self, tasks: Sequence[Task], specs: Sequence[RolloutSpec], sampling: SamplingSettings
+    ) -> "list[_Answer]":
+        """Returns what became of the rollouts; not of all of them if the run is to stop."""
+        config, answers = self.plan.config, list[_Answer]()
+        teacher = TeacherRecord(provider="student", model=config.model.path, settings=sampling)
+        async with (
+            self._stage(tasks) as stage,
+            stage.policy(sampling, num_rollouts=len(specs)) as policy,
+        ):
+            with anyio.CancelScope() as scope:
+
+                async def keep(outcome: Outcome) -> None:
+                    answers.append(_answer_of(outcome))
+                    if self.reporter.is_cancelled():
+                        scope.cancel()
+
+                await collect_rollouts(
+                    specs,
+                    stage.arena(policy, teacher),
+                    concurrency=config.rollout.concurrency,
+                    on_outcome=keep,
+                )
+        return answers
+
+    def _told(
+        self, name: str, step: int, counts: Sequence[int], answers: "Sequence[_Answer]"
+    ) -> dict[str, float]:
+        """Returns pass@k for each k, and notes it with its interval."""
+        failures = [answer.failure for answer in answers if answer.failure is not None]
+        judged = [(answer.task_id, answer.is_right) for answer in answers if not answer.failure]
+        metrics = dict[str, float]()
+        for k in counts:
+            found = passing_tasks(judged, k)
+            if found is None:
+                self.reporter.note(
+                    f"{name} at step {step}: pass@{k} is not measured, since rollouts failed, the "
+                    f"first with: {failures[0]}"
+                )
+                continue
+            metrics[f"eval/{name}/pass{k}"] = found.value
+            low, high = found.low or 0.0, found.high or 0.0
+            interval = f" [{low:.3f}, {high:.3f}]" if found.low is not None else ""
+            self.reporter.note(
+                f"{name} at step {step}: pass@{k} {found.value:.3f}{interval} of {found.n} prompts"
+            )
+        if failures:
+            metrics[f"eval/{name}/failed"] = len(failures) / len(answers)
+        return metrics
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What became of one rollout."""
+
+    task_id: str
+    is_right: bool
+    failure: str | None
+    """What ended it, if that was no answer: it counts neither as right nor as wrong."""
+
+
+def _answer_of(outcome: Outcome) -> _Answer:
+    if isinstance(outcome, FailedRollout):
+        return _Answer(outcome.key.task_id, is_right=False, failure=outcome.failure.message)
+    return _Answer(outcome.task_id, is_right=outcome.success is True, failure=None)
+
+
+def _in_own_loop(work: Callable[..., Awaitable[_T]], *arguments: object) -> _T:
+    """Runs the work in an event loop of its own, also where one runs already."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(anyio.run, work, *arguments).result()
+
+
+def read_prompts(plan: TrainingPlan) -> dict[str, Sequence[Task]]:
+    """Returns the prompts of each evaluation. Raises DataError for a row that is none."""
+    return {
+        section.name: load_tasks(plan.eval_files[section.name])[: section.n]
+        for section in plan.config.evals
+    }

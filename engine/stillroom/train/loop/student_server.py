@@ -1,0 +1,108 @@
+"""Sampling the student by a vLLM server: each iteration's adapter is loaded there under a name."""
+
+import secrets
+import shutil
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from stillroom.errors import CallFailedError, RunError, TeacherError
+from stillroom.serving.model_server import ModelServer, NotServedError, ServerSettings
+from stillroom.serving.policy import ServedPolicy
+from stillroom.settings import Workspace
+from stillroom.teachers.providers import endpoint_for
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.student.model import Student
+from stillroom.types import SamplingSettings
+
+_UNLOAD_TIMEOUT_S = 10.0
+
+
+def student_server(workspace: Workspace, config: TrainConfig) -> ModelServer | None:
+    """Returns the client of the server that samples the student; None if this process does.
+
+    Raises InputError if its key is missing.
+    """
+    section = config.rollout.server
+    if section is None:
+        return None
+    endpoint = endpoint_for(
+        workspace, "vllm", base_url=section.base_url, api_key_env=section.api_key_env
+    )
+    return ModelServer(
+        endpoint,
+        key=workspace.read_key(endpoint.api_key_env),
+        settings=ServerSettings(config.rollout.concurrency, section.timeout),
+    )
+
+
+@asynccontextmanager
+async def open_served_student(
+    server: ModelServer,
+    student: Student,
+    config: TrainConfig,
+    sampling: SamplingSettings,
+    *,
+    run: Path,
+    variables: Any = None,
+) -> AsyncGenerator[ServedPolicy]:
+    """Gives the student as it is now, sampled by the server, which is handed its adapter.
+
+    Raises RunError if the server does not take it.
+    """
+    name = f"{run.name}-{secrets.token_hex(4)}"
+    folder = (run / "adapters" / name).absolute()
+    await anyio.to_thread.run_sync(_write_adapter, student, folder)
+    try:
+        await _load(server, name, folder, rank=config.model.qlora_rank)
+        try:
+            yield ServedPolicy(
+                server,
+                name,
+                student.loaded,
+                sampling,
+                max_context=min(student.loaded.max_context, config.rollout.max_context_window),
+                include_thinking=config.rollout.include_thinking,
+                variables=variables,
+            )
+        finally:
+            with anyio.move_on_after(_UNLOAD_TIMEOUT_S, shield=True):
+                await _unload(server, name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _load(server: ModelServer, name: str, folder: Path, *, rank: int) -> None:
+    body = {"lora_name": name, "lora_path": str(folder)}
+    try:
+        await server.post("/v1/load_lora_adapter", body, lambda _answer: None)
+    except NotServedError as error:
+        raise RunError(
+            f"the server that samples the student loads no adapters: {error.problem}",
+            "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora "
+            f"--max-lora-rank {rank}",
+        ) from error
+    except CallFailedError as error:
+        raise RunError(
+            f"the server that samples the student did not load its adapter: {error}",
+            f"start it with --enable-lora --max-lora-rank {rank}, on a machine that reads {folder}",
+        ) from error
+
+
+async def _unload(server: ModelServer, name: str) -> None:
+    try:
+        await server.post("/v1/unload_lora_adapter", {"lora_name": name}, lambda _answer: None)
+    except (CallFailedError, TeacherError):
+        # A server that is gone, or has thrown it out itself, holds it no more.
+        return
+
+
+def _write_adapter(student: Student, folder: Path) -> None:
+    """Writes the adapter whole: a server never sees half of one."""
+    temporary = folder.with_name(f".{folder.name}.partial")
+    model: Any = student.module
+    model.save_pretrained(temporary, save_embedding_layers=False)
+    temporary.rename(folder)

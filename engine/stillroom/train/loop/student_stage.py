@@ -1,0 +1,138 @@
+"""What the student acts with: its tools, the rewards that judge it, and how it is asked."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from stillroom.data.chat.reasoning import reasoning_variables
+from stillroom.data.formats import Task
+from stillroom.models.load import LoadedModel
+from stillroom.policy.hf import HFPolicy
+from stillroom.rollout.context import open_stage
+from stillroom.rollout.episode.collect import Arena
+from stillroom.rollout.episode.loop import Policy
+from stillroom.rollout.episode.reply_limits import CutText, cut_at_tokens
+from stillroom.rollout.request import NO_FILE, RolloutOptions, nudge_for
+from stillroom.rollout.rewards.rewards import Rewarder
+from stillroom.serving.model_server import ModelServer
+from stillroom.settings import Workspace
+from stillroom.tools.base import ToolSource
+from stillroom.train.config.request import TrainingPlan
+from stillroom.train.config.rollout_section import RolloutSection
+from stillroom.train.loop.student_server import student_server
+from stillroom.train.student.model import Student
+from stillroom.types import SamplingSettings, TeacherRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StudentStage:
+    """All that the student's rollouts share, however often it is sampled."""
+
+    student: Student
+    rollout: RolloutSection
+    tools: ToolSource | None
+    rewarder: Rewarder
+    variables: Mapping[str, Any]
+    """What the student's chat template reads beside the conversation."""
+    cut_reply: CutText | None
+    notes: Sequence[str]
+    """What a user should be told of the tools."""
+    server: ModelServer | None = None
+    """What samples the student; None: this process."""
+
+    def policy(
+        self,
+        sampling: SamplingSettings,
+        *,
+        num_rollouts: int,
+        turns: anyio.Lock | None = None,
+        instead: LoadedModel | None = None,
+    ) -> HFPolicy:
+        """Returns the student as it is now, to be sampled; its weights are read while it is.
+
+        `instead` is a model that takes the student's place; both share the lock `turns`.
+        """
+        self.student.module.eval()
+        return HFPolicy(
+            instead or self.student.loaded,
+            sampling,
+            max_rows=min(self.rollout.concurrency, num_rollouts),
+            max_context=self.rollout.max_context_window,
+            include_thinking=self.rollout.include_thinking,
+            variables=self.variables,
+            turns=turns,
+        )
+
+    def arena(
+        self, policy: Policy, teacher: TeacherRecord, *, max_turns: int | None = None
+    ) -> Arena:
+        """Returns what rollouts by a policy share; `teacher` is how their rows name it."""
+        rollout = self.rollout
+        return Arena(
+            policy,
+            teacher,
+            self.tools,
+            self.rewarder,
+            max_turns or rollout.max_turns,
+            nudge_for(rollout.termination_policy, rollout.nudge),
+            cut_reply=self.cut_reply,
+            timeout_s=rollout.rollout_timeout,
+        )
+
+
+@asynccontextmanager
+async def open_student_stage(
+    workspace: Workspace,
+    plan: TrainingPlan,
+    student: Student,
+    tasks: Sequence[Task],
+    *,
+    is_judge_optional: bool,
+) -> AsyncGenerator[StudentStage]:
+    """Starts what the student's tools and rewards come from, as config.yml's `rollout` says.
+
+    Raises:
+        ConfigError: the chat template does not know `rollout.reasoning_mode`.
+        DataError: a task names a tool or reward that there is not.
+        InputError: two sources of tools have the same name for a tool.
+    """
+    rollout, tokenizer = plan.config.rollout, student.loaded.tokenizer
+    variables = reasoning_variables(tokenizer.chat_template, rollout.reasoning_mode)
+    most = rollout.max_tool_response
+    server = student_server(workspace, plan.config)
+    async with open_stage(workspace, _options(plan), tasks) as stage, server or nullcontext():
+        rewarder = Rewarder(stage.pool)
+        rewarder.check(tasks, is_judge_optional=is_judge_optional)
+        yield StudentStage(
+            student,
+            rollout,
+            stage.tools,
+            rewarder,
+            variables,
+            cut_at_tokens(tokenizer, most) if most is not None else None,
+            stage.notes,
+            server,
+        )
+
+
+def _options(plan: TrainingPlan) -> RolloutOptions:
+    """Returns where tools and rewards are, in the words that all rollouts share."""
+    rollout = plan.config.rollout
+    return RolloutOptions(
+        model=plan.config.model.path,
+        tools=_named(plan.tools_file),
+        rewards=_named(plan.rewards_file),
+        mcp_servers=rollout.mcp_servers,
+        browse=rollout.browse,
+        browse_allow=rollout.browse_allow,
+        tool_timeout=rollout.tool_timeout,
+        reward_timeout=rollout.reward_timeout,
+    )
+
+
+def _named(path: Path | None) -> str:
+    return NO_FILE if path is None else str(path)

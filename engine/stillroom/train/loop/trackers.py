@@ -1,0 +1,126 @@
+"""TensorBoard, Weights & Biases and trackio beside events.jsonl, which always comes first.
+
+A tracker that fails is left out from then on, with a note: no run ends because of one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stillroom.errors import missing_extra
+from stillroom.reporting import Reporter
+from stillroom.train.config.schema import TrainConfig
+
+Log = Callable[[int, Mapping[str, float]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tracker:
+    """One place that metrics also go to."""
+
+    name: str
+    log: Log
+    close: Callable[[], object]
+
+
+def open_trackers(config: TrainConfig, run: Path) -> list[Tracker]:
+    """Returns the trackers that config.yml asks for; their files go into the run's folder.
+
+    Raises MissingExtraError if one isn't installed.
+    """
+    asked, trackers = config.trainer, list[Tracker]()
+    settings = config.model_dump(mode="json")
+    try:
+        if asked.tensorboard:
+            trackers.append(_tensorboard(run))
+        if asked.wandb_project is not None:
+            trackers.append(_wandb(asked.wandb_project, run, settings))
+        if asked.trackio_project is not None:
+            trackers.append(_trackio(asked.trackio_project, run, settings))
+    except ModuleNotFoundError as error:
+        raise missing_extra("track", "tracking a run") from error
+    return trackers
+
+
+def _tensorboard(run: Path) -> Tracker:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter(str(run / "tensorboard"))
+
+    def log(step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+
+    return Tracker("TensorBoard", log, writer.close)
+
+
+def _wandb(project: str, run: Path, settings: dict[str, Any]) -> Tracker:
+    import wandb
+
+    library: Any = wandb
+    # Without a key W&B would ask a person for one.
+    mode = None if library.api.api_key else "offline"
+    session = library.init(
+        project=project, name=run.name, id=run.name, dir=str(run), config=settings, mode=mode
+    )
+
+    def log(step: int, values: Mapping[str, float]) -> None:
+        session.log(dict(values), step=step)
+
+    return Tracker("W&B", log, session.finish)
+
+
+def _trackio(project: str, run: Path, settings: dict[str, Any]) -> Tracker:
+    import trackio
+
+    library: Any = trackio
+    session = library.init(project=project, name=run.name, config=settings, embed=False)
+
+    def log(step: int, values: Mapping[str, float]) -> None:
+        session.log(dict(values), step=step)
+
+    return Tracker("trackio", log, session.finish)
+
+
+@dataclass(slots=True)
+class TrackedReporter:
+    """Tells a run's own reporter first, then the trackers."""
+
+    reporter: Reporter
+    trackers: list[Tracker] = field(default_factory=list[Tracker])
+
+    def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
+        """Tells how far the run is."""
+        self.reporter.progress(done, total, unit=unit, phase=phase)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Records the values, then hands them to the trackers."""
+        self.reporter.metrics(step, values)
+        for tracker in list(self.trackers):
+            self._try(tracker, lambda tracker=tracker: tracker.log(step, values))
+
+    def note(self, text: str) -> None:
+        """Records a note."""
+        self.reporter.note(text)
+
+    def alarms(self, now: Sequence[str]) -> None:
+        """Tells what is wrong now."""
+        self.reporter.alarms(now)
+
+    def is_cancelled(self) -> bool:
+        """Returns whether the run has been asked to stop."""
+        return self.reporter.is_cancelled()
+
+    def close(self) -> None:
+        """Lets the trackers finish their files."""
+        for tracker in list(self.trackers):
+            self._try(tracker, tracker.close)
+
+    def _try(self, tracker: Tracker, act: Callable[[], object]) -> None:
+        try:
+            act()
+        # The rim of a tracker: whatever it raises is told, and the run goes on without it.
+        except Exception as error:
+            self.trackers.remove(tracker)
+            self.reporter.note(f"{tracker.name} is left out from here: {error}")

@@ -1,0 +1,1 @@
+"""Training methods on fixed rows: supervised fine-tuning and DPO, with their losses."""

@@ -1,0 +1,61 @@
+"""The cold start of on-policy distillation: supervised steps, then rollouts, in one run."""
+
+from collections.abc import Sequence
+
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.formats import SftRow
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.loop.session import Phase, Session, batches_of
+from stillroom.train.methods.sft import accumulate_nll
+from stillroom.train.student.encode import EncodedSft, encode_sft
+from stillroom.train.student.optimizer import Optimizer
+
+PHASE = "cold_start"
+
+
+def encode_cold_start(session: Session, rows: Sequence[SftRow]) -> EncodedSft:
+    """Returns the rows as the student reads them; too long ones are left out and counted."""
+    config, loaded = session.config, session.student.loaded
+    renderer = ChatRenderer(loaded.tokenizer, include_thinking=config.rollout.include_thinking)
+    most = min(loaded.max_context, config.rollout.max_context_window)
+    return encode_sft(rows, renderer, max_length=config.model.row_length(most))
+
+
+def cold_start_steps(config: TrainConfig, num_rows: int) -> int:
+    """Returns how many steps the cold start has over so many rows; 0 without one."""
+    if (section := config.cold_start) is None:
+        return 0
+    per_epoch = len(batches_of(range(num_rows), section.batch_size or config.data.batch_size))
+    return per_epoch * section.num_epochs
+
+
+def train_cold_start(session: Session, encoded: EncodedSft, total_steps: int) -> None:
+    """Takes the supervised steps that are left; `total_steps` are those of the whole run.
+
+    A checkpoint of its last step is always written: the student to compare with.
+    """
+    config, sequences = session.config, encoded.sequences
+    num_steps = cold_start_steps(config, len(sequences))
+    point, section = session.resumed, config.cold_start
+    if section is None or (point is not None and point.state.step >= num_steps):
+        return
+    settings = config.trainer.model_copy(
+        update={"learning_rate": section.learning_rate or config.trainer.learning_rate}
+    )
+    student = session.student
+    optimizer = Optimizer(student.trainable(), settings, total_steps=num_steps, peers=student.peers)
+    session.begin(optimizer)
+    session.student.module.train()
+    phase = Phase(PHASE, 0, num_steps)
+    for _, chosen in session.batches(
+        len(sequences), size=section.batch_size, num_epochs=section.num_epochs
+    ):
+        batch = accumulate_nll(session.student, [sequences[i] for i in chosen])
+        step = optimizer.step()
+        session.trained_tokens += batch.num_tokens
+        metrics = {
+            "cold_start_loss": batch.loss,
+            "learning_rate": step.learning_rate,
+            "grad_norm": step.grad_norm,
+        }
+        session.after_step(optimizer.num_steps, total_steps, metrics, phase=phase)

@@ -1,0 +1,202 @@
+"""Direct preference optimisation; the reference is the student as it was at the start."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.formats import DpoRow
+from stillroom.models.batches import TokenSequence
+from stillroom.models.heads import Scores
+from stillroom.train.config.schema import DpoSection
+from stillroom.train.loop.held_out import hold_out
+from stillroom.train.loop.session import Session, TrainResult, batches_of
+from stillroom.train.methods.losses import preference_loss, sum_by_sequence
+from stillroom.train.student.collective import Collective
+from stillroom.train.student.encode import TokenPair, encode_pairs
+from stillroom.train.student.model import Student
+from stillroom.train.student.optimizer import Optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencedPair:
+    """A pair with the reference's log-probabilities (nats) of both answers."""
+
+    pair: TokenPair
+    chosen: float
+    rejected: float
+
+
+@dataclass(frozen=True, slots=True)
+class PairBatchStats:
+    """Means over the pairs of one batch."""
+
+    loss: float
+    margin: float
+    accuracy: float
+    """Share of pairs whose margin is positive."""
+
+
+def train_dpo(session: Session, rows: Sequence[DpoRow], *, max_length: int) -> TrainResult:
+    """Trains on the pairs and returns the result with the final checkpoint."""
+    config, student = session.config, session.student
+    renderer = ChatRenderer(
+        student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
+    )
+    is_mean = config.dpo.loss == "ipo"
+    kept, apart = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
+    encoded = encode_pairs(kept, renderer, max_length=max_length)
+    pairs = add_reference(student, encoded.pairs, is_mean=is_mean)
+    unseen = encode_pairs(apart, renderer, max_length=max_length).pairs if apart else []
+    held_out = add_reference(student, unseen, is_mean=is_mean)
+    per_epoch = len(batches_of(range(len(pairs)), config.data.batch_size))
+    total_steps = per_epoch * config.trainer.num_epochs
+    optimizer = Optimizer(
+        student.trainable(), config.trainer, total_steps=total_steps, peers=student.peers
+    )
+    session.begin(optimizer)
+    # Not train(): dropout would set the policy apart from its reference by chance alone.
+    student.module.eval()
+    for epoch, chosen in session.batches(len(pairs)):
+        batch = [pairs[i] for i in chosen]
+        stats = accumulate_preference(student, batch, config.dpo)
+        step = optimizer.step()
+        session.trained_tokens += sum(_num_trained(item.pair) for item in batch)
+        metrics = {
+            "loss": stats.loss,
+            "margin": stats.margin,
+            "pair_accuracy": stats.accuracy,
+            "learning_rate": step.learning_rate,
+            "grad_norm": step.grad_norm,
+            "epoch": epoch + 1,
+        }
+        if held_out and optimizer.num_steps % per_epoch == 0:
+            unseen_stats = validate_preference(student, held_out, config.dpo)
+            metrics |= {"val_loss": unseen_stats.loss, "val_pair_accuracy": unseen_stats.accuracy}
+        session.after_step(optimizer.num_steps, total_steps, metrics)
+    return session.finish(optimizer.num_steps, rows=len(pairs), skipped=encoded.skipped)
+
+
+@torch.no_grad()
+def add_reference(
+    student: Student, pairs: Sequence[TokenPair], *, is_mean: bool
+) -> list[ReferencedPair]:
+    """Scores both answers of every pair with the student as it is now, before any update."""
+    student.module.eval()
+    mine = student.peers.share(_pair_lengths(pairs))
+    found: dict[int, tuple[float, float]] = {}
+    for group in student.passes(_pair_lengths([pairs[i] for i in mine])):
+        places = [mine[i] for i in group]
+        members = [pairs[i] for i in places]
+        chosen_P, rejected_P = _pair_scores(student, members, is_mean=is_mean)[1:]
+        both = zip(chosen_P.tolist(), rejected_P.tolist(), strict=True)
+        found.update(zip(places, both, strict=True))
+    scores = {place: both for part in student.peers.gathered(found) for place, both in part.items()}
+    return [ReferencedPair(pair, *scores[index]) for index, pair in enumerate(pairs)]
+
+
+def accumulate_preference(
+    student: Student, batch: Sequence[ReferencedPair], settings: DpoSection
+) -> PairBatchStats:
+    """Adds the gradient of the batch's mean loss, however it is cut into microbatches.
+
+    Each process adds that of its share of the pairs; the figures are the whole batch's.
+    """
+    totals = _Totals()
+    for items in _reference_groups(student, batch):
+        scores, losses_P = _losses(student, items, settings, totals)
+        (losses_P.sum() / len(batch)).backward()
+        scores.backward()
+    return totals.means(student.peers, len(batch))
+
+
+@torch.no_grad()
+def validate_preference(
+    student: Student, pairs: Sequence[ReferencedPair], settings: DpoSection
+) -> PairBatchStats:
+    """Returns the means over held-out pairs."""
+    totals = _Totals()
+    for items in _reference_groups(student, pairs):
+        _losses(student, items, settings, totals)
+    return totals.means(student.peers, len(pairs))
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Sums over this process's pairs."""
+
+    loss: float = 0.0
+    margin: float = 0.0
+    num_right: int = 0
+
+    def means(self, peers: Collective, num_pairs: int) -> PairBatchStats:
+        """Returns the means over all processes' pairs."""
+        sums = peers.sums(self.loss, self.margin, self.num_right)
+        loss, margin, accuracy = (total / num_pairs for total in sums)
+        return PairBatchStats(loss, margin, accuracy)
+
+
+def _losses(
+    student: Student, items: Sequence[ReferencedPair], settings: DpoSection, totals: _Totals
+) -> tuple[Scores, Tensor]:
+    """Returns the scores and the loss of each pair, and adds to the sums."""
+    is_mean = settings.loss == "ipo"
+    pairs = [item.pair for item in items]
+    scores, chosen_P, rejected_P = _pair_scores(student, pairs, is_mean=is_mean)
+    result = preference_loss(
+        chosen_P,
+        rejected_P,
+        chosen_P.new_tensor([item.chosen for item in items]),
+        chosen_P.new_tensor([item.rejected for item in items]),
+        beta=settings.beta,
+        label_smoothing=settings.label_smoothing,
+        kind=settings.loss,
+    )
+    losses_P = result.losses_P
+    if settings.nll_coef > 0:
+        scale_P = chosen_P.new_ones(len(pairs)) if is_mean else _chosen_lengths(chosen_P, pairs)
+        losses_P = losses_P - settings.nll_coef * chosen_P / scale_P
+    totals.loss += losses_P.sum().item()
+    totals.margin += result.margins_P.sum().item()
+    totals.num_right += int((result.margins_P > 0).sum().item())
+    return scores, losses_P
+
+
+def _reference_groups(
+    student: Student, batch: Sequence[ReferencedPair]
+) -> Iterator[list[ReferencedPair]]:
+    """Yields the pairs of each of this process's passes."""
+    mine = student.peers.share(_pair_lengths([item.pair for item in batch]))
+    for group in student.passes(_pair_lengths([batch[i].pair for i in mine])):
+        yield [batch[mine[i]] for i in group]
+
+
+def _chosen_lengths(like: Tensor, pairs: Sequence[TokenPair]) -> Tensor:
+    return like.new_tensor([pair.chosen.num_trained for pair in pairs])
+
+
+def _num_trained(pair: TokenPair) -> int:
+    return pair.chosen.num_trained + pair.rejected.num_trained
+
+
+def _pair_lengths(pairs: Sequence[TokenPair]) -> list[int]:
+    """Returns how many tokens each pair takes in a padded batch."""
+    return [2 * max(len(p.chosen.ids), len(p.rejected.ids)) for p in pairs]
+
+
+def _pair_scores(
+    student: Student, pairs: Sequence[TokenPair], *, is_mean: bool
+) -> tuple[Scores, Tensor, Tensor]:
+    """Returns the log-probability of the chosen and of the rejected answers: sums, or means."""
+    sequences: list[TokenSequence] = [pair.chosen for pair in pairs]
+    sequences += [pair.rejected for pair in pairs]
+    batch = student.collate(sequences)
+    scores = student.score(batch)
+    # In float64: of two sums of a thousand nats a difference far below one decides.
+    sums = sum_by_sequence(scores.logprobs_N.double(), batch.rows_N, len(sequences))
+    if is_mean:
+        sums = sums / sums.new_tensor([sequence.num_trained for sequence in sequences])
+    chosen_P, rejected_P = sums[: len(pairs)], sums[len(pairs) :]
+    return scores, chosen_P, rejected_P

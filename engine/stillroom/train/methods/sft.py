@@ -1,0 +1,90 @@
+"""Supervised fine-tuning: the negative log-likelihood of the assistant's tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.formats import SftRow
+from stillroom.models.batches import TokenSequence
+from stillroom.train.loop.held_out import hold_out
+from stillroom.train.loop.session import Session, TrainResult, batches_of
+from stillroom.train.student.encode import encode_sft
+from stillroom.train.student.model import Student
+from stillroom.train.student.optimizer import Optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLoss:
+    """A batch's loss: the mean over its trained tokens (nats)."""
+
+    loss: float
+    num_tokens: int
+
+
+def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> TrainResult:
+    """Trains on the rows and returns the result with the final checkpoint."""
+    config, student = session.config, session.student
+    renderer = ChatRenderer(
+        student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
+    )
+    kept, apart = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
+    encoded = encode_sft(kept, renderer, max_length=max_length)
+    train = encoded.sequences
+    held_out = encode_sft(apart, renderer, max_length=max_length).sequences if apart else []
+    per_epoch = len(batches_of(range(len(train)), config.data.batch_size))
+    total_steps = per_epoch * config.trainer.num_epochs
+    optimizer = Optimizer(
+        student.trainable(), config.trainer, total_steps=total_steps, peers=student.peers
+    )
+    session.begin(optimizer)
+    student.module.train()
+    for epoch, chosen in session.batches(len(train)):
+        batch = accumulate_nll(student, [train[i] for i in chosen])
+        step = optimizer.step()
+        session.trained_tokens += batch.num_tokens
+        metrics = {
+            "loss": batch.loss,
+            "learning_rate": step.learning_rate,
+            "grad_norm": step.grad_norm,
+            "epoch": epoch + 1,
+        }
+        if held_out and optimizer.num_steps % per_epoch == 0:
+            metrics["val_loss"] = validation_loss(student, held_out)
+        session.after_step(optimizer.num_steps, total_steps, metrics)
+    return session.finish(optimizer.num_steps, rows=encoded.num_rows, skipped=encoded.skipped)
+
+
+def accumulate_nll(student: Student, sequences: Sequence[TokenSequence]) -> BatchLoss:
+    """Adds the gradient of the batch's mean token loss, however it is cut into microbatches.
+
+    Each process adds that of its share of the sequences; the loss is the whole batch's.
+    """
+    num_tokens = sum(sequence.num_trained for sequence in sequences)
+    mine = _share(student, sequences)
+    total = 0.0
+    for group in student.passes([len(sequence.ids) for sequence in mine]):
+        batch = student.collate([mine[i] for i in group])
+        total += student.add_nll_gradient(batch, scale=1 / num_tokens)
+    [total] = student.peers.sums(total)
+    return BatchLoss(total / num_tokens, num_tokens)
+
+
+@torch.no_grad()
+def validation_loss(student: Student, sequences: Sequence[TokenSequence]) -> float:
+    """Returns the mean loss (nats) over all trained tokens of held-out rows."""
+    student.module.eval()
+    mine, total = _share(student, sequences), 0.0
+    for group in student.passes([len(sequence.ids) for sequence in mine]):
+        batch = student.collate([mine[i] for i in group])
+        total -= student.logprobs(batch).sum().item()
+    student.module.train()
+    [total] = student.peers.sums(total)
+    return total / sum(sequence.num_trained for sequence in sequences)
+
+
+def _share(student: Student, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+    """Returns the sequences that this process runs."""
+    lengths = [len(sequence.ids) for sequence in sequences]
+    return [sequences[i] for i in student.peers.share(lengths)]

@@ -1,0 +1,1 @@
+"""On-policy distillation: the student answers and the teacher scores each token."""

@@ -1,0 +1,53 @@
+"""What an answer's reward says of its tokens: advantages of rollouts, and their share for a token.
+
+Pure, over plain numbers. An answer without a reward (it could not be judged) has no advantage and
+takes no part in anybody's baseline.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from statistics import fmean
+
+from stillroom.train.config.algorithm_section import AdvantageEstimator
+
+
+def reward_advantages(
+    rewards: Sequence[float | None],
+    prompts: Sequence[Hashable],
+    *,
+    estimator: AdvantageEstimator,
+) -> list[float]:
+    """Returns each rollout's advantage: its reward less what was to be expected of it.
+
+    grpo: less the mean of its prompt's rollouts (Shao et al. 2024, arXiv 2402.03300), and not
+    divided by their deviation, which would count prompts more that are nearly solved or nearly
+    hopeless (Liu et al. 2025, arXiv 2503.20783). reinforce: less the mean of all other rollouts of
+    the iteration, whatever their prompt (Williams 1992: a baseline that the rollout has no part in
+    keeps the gradient unbiased). gae: less the mean of its prompt's other rollouts, which stands
+    for the value of every state since there is no critic; see `decayed`. A rollout without others
+    to compare with has none.
+    """
+    groups: dict[Hashable, list[float]] = defaultdict(list)
+    keys = [None if estimator == "reinforce" else prompt for prompt in prompts]
+    for key, reward in zip(keys, rewards, strict=True):
+        if reward is not None:
+            groups[key].append(reward)
+    advantages: list[float] = []
+    for key, reward in zip(keys, rewards, strict=True):
+        group = groups[key]
+        if reward is None or len(group) < 2:
+            advantages.append(0.0)
+        elif estimator == "grpo":
+            advantages.append(reward - fmean(group))
+        else:
+            advantages.append(reward - (sum(group) - reward) / (len(group) - 1))
+    return advantages
+
+
+def decayed(advantage: float, num_tokens: int, *, gae_lambda: float) -> list[float]:
+    """Returns the advantage of each sampled token of a rollout: λ^(tokens that follow) × its own.
+
+    Source: Schulman et al. 2015 (arXiv 1506.02438), eq. 16 with no discount, the reward at the end
+    and one value for all states before it: only the last step's TD error is not 0.
+    """
+    return [advantage * gae_lambda ** (num_tokens - 1 - i) for i in range(num_tokens)]

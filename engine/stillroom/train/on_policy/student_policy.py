@@ -1,0 +1,234 @@
+"""The student as its rollouts see it: with an iteration's limits, and a teacher that may help."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stillroom.data.formats import Task
+from stillroom.policy.hf import HFPolicy, SamplingStoppedError
+from stillroom.rollout.episode.loop import Conversation
+from stillroom.rollout.journal.recorder import ForgetfulRecorder
+from stillroom.serving.policy import ServedPolicy
+from stillroom.tools.base import ToolResult
+from stillroom.train.config.curriculum import Limits
+from stillroom.train.config.rollout_queue import CarriedRollout, KnownTurn
+from stillroom.types import BegunTurn, Message, SampledTurn, TokenTrace, ToolSchema, Usage
+
+
+@dataclass(slots=True)
+class StudentRollout(ForgetfulRecorder):
+    """One rollout of the student: what holds for it, and what is known of it so far."""
+
+    task: Task
+    iteration: int
+    """In which it began, from 0."""
+    index: int
+    seed: int
+    limits: Limits
+    teacher_turns: frozenset[int] = frozenset()
+    turns: list[KnownTurn] = field(default_factory=list[KnownTurn])
+    begun: BegunTurn | None = None
+    """The tokens of its next turn that are there already."""
+    is_stopped: bool = False
+    """Whether it has to go on in a later iteration."""
+    is_prefix: bool = False
+    """Whether the curriculum cut it off."""
+
+    def carried(self) -> CarriedRollout:
+        """Returns what it takes to go on with it."""
+        return CarriedRollout(
+            iteration=self.iteration, index=self.index, turns=self.turns, begun=self.begun
+        )
+
+    def known_turn(self, index: int) -> SampledTurn | None:
+        """Returns the turn `index` if it was finished earlier."""
+        return self.turns[index].turn if index < len(self.turns) else None
+
+    def known_replies(self, index: int) -> list[ToolResult] | None:
+        """Returns the tools' replies to turn `index` if they came earlier."""
+        return self.turns[index].replies if index < len(self.turns) else None
+
+    def start_over(self) -> None:
+        """Drops what is known: the tools' state that it led to is gone."""
+        self.turns, self.begun = [], None
+
+    def record_turn(self, index: int, turn: SampledTurn) -> None:
+        """Keeps a finished turn."""
+        self.turns.append(KnownTurn(turn=turn))
+
+    def record_replies(self, index: int, replies: list[ToolResult]) -> None:
+        """Keeps the tools' replies."""
+        self.turns[index] = KnownTurn(turn=self.turns[index].turn, replies=replies)
+
+
+class TurnSampler(Conversation, Protocol):
+    """A conversation whose turns can be bounded, come from elsewhere, and be broken off."""
+
+    def add_turn(self, turn: SampledTurn) -> None:
+        """Appends a turn that another policy sampled: given tokens, the very same."""
+        ...
+
+    def begin_turn(self, begun: BegunTurn) -> None:
+        """Makes these the first tokens of the turn to be sampled next."""
+        ...
+
+    def begun_turn(self) -> BegunTurn:
+        """Returns what there is of the turn that sampling was stopped in."""
+        ...
+
+    def limit_turn(self, max_tokens: int) -> None:
+        """Bounds the next turn further than the settings do."""
+        ...
+
+    def set_aside(self) -> None:
+        """Lets the others go on without this one, which will not ask for a turn soon."""
+        ...
+
+
+class StudentPolicy:
+    """Lets the student take its turns, and the teacher those that the curriculum gives it."""
+
+    def __init__(
+        self,
+        student: HFPolicy | ServedPolicy,
+        rollouts: Mapping[str, StudentRollout],
+        *,
+        max_tokens: int,
+        teacher: HFPolicy | None = None,
+        num_left_over: int = 0,
+    ) -> None:
+        """`rollouts` are the rollouts there will be, by their key; max_tokens bounds a turn.
+
+        Once only `num_left_over` of them are not at their end, those are stopped where they are.
+        """
+        self._student, self._teacher = student, teacher
+        self._rollouts, self._max_tokens = rollouts, max_tokens
+        self._num_left, self._num_left_over = len(rollouts), num_left_over
+
+    @asynccontextmanager
+    async def converse(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
+    ) -> AsyncGenerator["StudentConversation"]:
+        """Gives the conversation of a rollout; its key and its iteration's seed fix its draws."""
+        rollout = self._rollouts[seed_key]
+        # The same draws however the iterations' rollouts are told apart.
+        key = f"{seed_key.rpartition(':')[0]}:{rollout.index}"
+        async with AsyncExitStack() as stack:
+            own = await stack.enter_async_context(
+                self._student.converse(messages, tools, seed_key=key, seed=rollout.seed)
+            )
+            other = None
+            if self._teacher is not None and rollout.teacher_turns:
+                other = await stack.enter_async_context(
+                    self._teacher.converse(
+                        messages, tools, seed_key=f"{key}:teacher", seed=rollout.seed
+                    )
+                )
+                other.set_aside()
+            try:
+                yield StudentConversation(own, other, rollout, self._max_tokens)
+            finally:
+                # Before the student hears that this one has left: it then takes no further step.
+                self._ended(rollout)
+
+    def _ended(self, rollout: StudentRollout) -> None:
+        if rollout.is_stopped:
+            return
+        self._num_left -= 1
+        if self._num_left <= self._num_left_over:
+            self._student.stop_sampling()
+
+
+class StudentConversation:
+    """One rollout's turns; both models read the very same tokens."""
+
+    def __init__(
+        self,
+        student: TurnSampler,
+        teacher: TurnSampler | None,
+        rollout: StudentRollout,
+        max_tokens: int,
+    ) -> None:
+        self._student, self._teacher = student, teacher
+        self._rollout, self._max_tokens = rollout, max_tokens
+        self._num_turns = 0
+        self._num_sampled = 0
+
+    async def sample(self) -> SampledTurn:
+        """Returns the next turn, of whoever's it is."""
+        if self._teacher is not None and self._is_teachers:
+            self._student.set_aside()
+            turn = await self._teacher.sample()
+            self._student.add_turn(turn)
+            self._num_turns += 1
+            return turn
+        if self._teacher is not None:
+            self._teacher.set_aside()
+        turn = await self._own_turn()
+        self._took_own(turn)
+        return turn
+
+    def restore(self, turn: SampledTurn) -> None:
+        """Appends a turn that is already known, instead of sampling it."""
+        if self._teacher is not None and self._is_teachers:
+            self._teacher.restore(turn)
+            self._student.add_turn(turn)
+            self._num_turns += 1
+            return
+        self._student.restore(turn)
+        self._took_own(turn)
+
+    def reply(self, call: Message, replies: Sequence[Message]) -> None:
+        """Appends what follows the last turn: the tools' replies, or a user's message."""
+        self._student.reply(call, replies)
+        if self._teacher is not None:
+            self._teacher.reply(call, replies)
+
+    def trace(self) -> TokenTrace | None:
+        """Returns the exact tokens; only the student's own are sampled ones."""
+        return self._student.trace()
+
+    @property
+    def _is_teachers(self) -> bool:
+        """Whether the next turn is the teacher's."""
+        return self._num_turns in self._rollout.teacher_turns
+
+    async def _own_turn(self) -> SampledTurn:
+        rollout = self._rollout
+        left = self._max_tokens
+        if rollout.limits.prefix_tokens is not None:
+            left = rollout.limits.prefix_tokens - self._num_sampled
+        if left <= 0:
+            rollout.is_prefix = True
+            return _nothing()
+        self._student.limit_turn(left)
+        if rollout.begun is not None:
+            self._student.begin_turn(rollout.begun)
+        try:
+            turn = await self._student.sample()
+        except SamplingStoppedError:
+            begun = self._student.begun_turn()
+            rollout.begun, rollout.is_stopped = begun if begun.ids else None, True
+            raise
+        rollout.begun = None
+        is_limit = rollout.limits.prefix_tokens is not None and left <= self._max_tokens
+        rollout.is_prefix = is_limit and turn.finish_reason == "length"
+        return turn
+
+    def _took_own(self, turn: SampledTurn) -> None:
+        self._num_turns += 1
+        self._num_sampled += len(turn.token_ids or [])
+        if self._teacher is not None:
+            self._teacher.add_turn(turn)
+
+
+def _nothing() -> SampledTurn:
+    """Returns the turn of a rollout that may have no more tokens."""
+    return SampledTurn(
+        message={"role": "assistant", "content": ""},
+        finish_reason="length",
+        usage=Usage(),
+        token_ids=[],
+        logprobs=[],
+    )

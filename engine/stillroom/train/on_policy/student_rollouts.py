@@ -1,0 +1,282 @@
+"""The student answers: the rollouts of one iteration, and their exact tokens."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+
+from stillroom.data.formats import Task
+from stillroom.errors import DataError, EngineError, RunCancelledError, RunError
+from stillroom.models.batches import TokenSequence, sampled_sequence
+from stillroom.rollout.episode.collect import (
+    FailedRollout,
+    Outcome,
+    RolloutSpec,
+    collect_rollouts,
+    key_of,
+)
+from stillroom.rollout.journal.records import RolloutKey
+from stillroom.teachers.scores import TeacherScores
+from stillroom.train.config.curriculum import Limits, limits_at
+from stillroom.train.config.rollout_queue import CarriedRollout
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.loop.session import Session, epoch_order
+from stillroom.train.loop.student_server import open_served_student
+from stillroom.train.loop.student_stage import StudentStage
+from stillroom.train.on_policy.student_policy import StudentPolicy, StudentRollout
+from stillroom.train.on_policy.teachers import Teachers
+from stillroom.train.student.collective import Collective
+from stillroom.types import SamplingSettings, TeacherRecord, Trajectory
+
+# Iterations' sampling seeds must not meet those of other training seeds.
+_SEED_STRIDE = 1_000_003
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSequence:
+    """One rollout of the student as tokens, with the log-probabilities it was sampled with."""
+
+    tokens: TokenSequence
+    sampler_logprobs: list[float]
+    """Of the sampled tokens only, in order (nats)."""
+    teacher: TeacherScores | None = None
+    """What a served teacher said of them; None: one in this process is asked in the update."""
+    dataset: int = 0
+    """Which of `data.train_file` its prompt is from, and so which teacher is its own."""
+    reward: float | None = None
+    prompt: str = ""
+    """Its task's id: rollouts of one prompt are a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRollout:
+    """What became of a rollout, and what a served teacher says of it."""
+
+    outcome: Outcome
+    how: StudentRollout
+    """How it was sampled."""
+    teacher: TeacherScores | None = None
+
+
+def prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task]]:
+    """Returns the prompts of each iteration; a batch may reach into the next epoch.
+
+    Each has its datasets' prompts in proportion to their sizes, as far as whole prompts go.
+    """
+    size, seed = config.data.batch_size, config.trainer.seed
+    stream = [
+        task for epoch in range(config.trainer.num_epochs) for task in _mixed(tasks, epoch, seed)
+    ]
+    batches = [stream[start : start + size] for start in range(0, len(stream), size)]
+    return batches[: config.trainer.max_steps]
+
+
+def _mixed(tasks: Sequence[Task], epoch: int, seed: int) -> list[Task]:
+    """Returns an epoch's tasks: each dataset in an order of its own, spread over the whole."""
+    places: list[tuple[float, int, Task]] = []
+    for dataset in sorted({task.dataset for task in tasks}):
+        members = [task for task in tasks if task.dataset == dataset]
+        order = epoch_order(len(members), epoch, seed)
+        places += [
+            ((place + 0.5) / len(members), dataset, members[index])
+            for place, index in enumerate(order)
+        ]
+    return [task for _, _, task in sorted(places, key=lambda place: place[:2])]
+
+
+@dataclass(frozen=True, slots=True)
+class IterationRollouts:
+    """What one iteration's sampling came to."""
+
+    ended: list[SampledRollout]
+    """The rollouts that are at their end, in the order in which they were begun."""
+    carried: list[CarriedRollout]
+    """Those that go on in the next iteration."""
+    num_dropped: int
+    """Those that took longer than rollout.max_staleness allows."""
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """What became of those at their end."""
+        return [one.outcome for one in self.ended]
+
+
+async def sample_rollouts(
+    session: Session,
+    stage: StudentStage,
+    teachers: Teachers,
+    batches: Sequence[Sequence[Task]],
+    iteration: int,
+) -> IterationRollouts:
+    """Samples an iteration's rollouts, and goes on with those that the session carries into it.
+
+    A served teacher scores each as it ends, while others are still being sampled. With
+    rollout.max_staleness 0, and in the last iteration, all of them come to their end.
+    """
+    config = session.config
+    num_new = len(batches[iteration]) * config.data.group_size
+    new = [CarriedRollout(iteration=iteration, index=i, turns=[]) for i in range(num_new)]
+    all_begun = dict(_begun(config, batches, each) for each in [*session.carried, *new])
+    begun = _own_share(session.student.peers, all_begun)
+    done: dict[RolloutKey, SampledRollout] = {}
+
+    async def keep(outcome: Outcome) -> None:
+        key = key_of(outcome)
+        told = await teachers.score(outcome, begun[key].task.dataset)
+        is_failed = isinstance(told, FailedRollout)
+        done[key] = (
+            SampledRollout(told, begun[key])
+            if is_failed
+            else SampledRollout(outcome, begun[key], told)
+        )
+        if session.is_told_to_stop:
+            raise RunCancelledError
+
+    is_last = iteration + 1 == len(batches)
+    sampling = SamplingSettings(
+        temperature=config.rollout.temperature, max_tokens=config.rollout.max_tokens
+    )
+    record = TeacherRecord(provider="student", model=config.model.path, settings=sampling)
+    num_left_over = 0
+    if config.rollout.max_staleness and not is_last:
+        num_left_over = int(num_new * config.rollout.stragglers)
+    try:
+        async with _open_policy(session, stage, sampling, begun, teachers, num_left_over) as policy:
+            await collect_rollouts(
+                [RolloutSpec(rollout.task, key.sample) for key, rollout in begun.items()],
+                stage.arena(policy, record, max_turns=limits_of(config, iteration).max_turns),
+                # Beside those that are sampled there are those that a server scores.
+                concurrency=config.rollout.concurrency + teachers.num_scored_at_once,
+                on_outcome=keep,
+                recorder_for=begun.__getitem__,
+            )
+    except* RunCancelledError:
+        # Told below, where all processes have come to.
+        pass
+    session.stop_before_update(session.step)
+    for part in session.student.peers.gathered(done):
+        done |= part
+    begun = {key: done[key].how if key in done else how for key, how in all_begun.items()}
+    stopped = [rollout for rollout in begun.values() if rollout.is_stopped]
+    oldest = iteration + 1 - config.rollout.max_staleness
+    going_on = [rollout.carried() for rollout in stopped if rollout.iteration >= oldest]
+    return IterationRollouts(
+        ended=[done[key] for key, rollout in begun.items() if not rollout.is_stopped],
+        carried=going_on,
+        num_dropped=len(stopped) - len(going_on),
+    )
+
+
+def _own_share(
+    peers: Collective, begun: Mapping[RolloutKey, StudentRollout]
+) -> dict[RolloutKey, StudentRollout]:
+    """Returns the rollouts that this process samples; those of one prompt stay together."""
+    prompts = list(dict.fromkeys((how.iteration, key.task_id) for key, how in begun.items()))
+    own = {prompts[index] for index in peers.share([1] * len(prompts))}
+    return {key: how for key, how in begun.items() if (how.iteration, key.task_id) in own}
+
+
+def limits_of(config: TrainConfig, iteration: int) -> Limits:
+    """Returns what the curriculum says of an iteration's rollouts."""
+    return limits_at(config.curriculum, iteration, max_turns=config.rollout.max_turns)
+
+
+def _begun(
+    config: TrainConfig, batches: Sequence[Sequence[Task]], carried: CarriedRollout
+) -> tuple[RolloutKey, StudentRollout]:
+    """Returns a rollout as it stands; what is drawn for it follows from where it began."""
+    iteration, index = carried.iteration, carried.index
+    task = batches[iteration][index // config.data.group_size]
+    seed = config.trainer.seed * _SEED_STRIDE + iteration
+    limits = limits_of(config, iteration)
+    rollout = StudentRollout(
+        task,
+        iteration,
+        index,
+        seed,
+        limits,
+        teacher_turns=limits.teacher_turns(f"{task.task_id}:{index}", seed=seed),
+        turns=list(carried.turns),
+        begun=carried.begun,
+    )
+    # Unlike those of other iterations, in which the same task may stand.
+    largest = config.data.batch_size * config.data.group_size
+    return RolloutKey(task.task_id, iteration * largest + index), rollout
+
+
+@asynccontextmanager
+async def _open_policy(
+    session: Session,
+    stage: StudentStage,
+    sampling: SamplingSettings,
+    begun: Mapping[RolloutKey, StudentRollout],
+    teachers: Teachers,
+    num_left_over: int,
+) -> AsyncGenerator[StudentPolicy]:
+    """Gives who answers: the student, and the teacher where it is to write turns."""
+    turns = anyio.Lock()
+    is_helped = any(rollout.teacher_turns for rollout in begun.values())
+    async with AsyncExitStack() as stack:
+        helper = None
+        if is_helped:
+            teacher = teachers.local[0].loaded
+            helper = await stack.enter_async_context(
+                stage.policy(sampling, num_rollouts=len(begun), turns=turns, instead=teacher)
+            )
+        student = (
+            stage.policy(sampling, num_rollouts=len(begun), turns=turns)
+            if stage.server is None
+            else open_served_student(
+                stage.server,
+                session.student,
+                session.config,
+                sampling,
+                run=session.run,
+                variables=stage.variables,
+            )
+        )
+        yield StudentPolicy(
+            await stack.enter_async_context(student),
+            {f"{key.task_id}:{key.sample}": rollout for key, rollout in begun.items()},
+            max_tokens=sampling.max_tokens,
+            teacher=helper,
+            num_left_over=num_left_over,
+        )
+
+
+def nothing_sampled(outcomes: Sequence[Outcome], iteration: int) -> EngineError:
+    """Returns the error of an iteration that has nothing to learn from."""
+    failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
+    if failed:
+        return RunError(
+            f"every rollout of iteration {iteration + 1} failed, the first with: "
+            f"{failed[0].failure.message}",
+            "mend tools.py, rewards.py or the teacher's server, then start again",
+        )
+    return DataError(
+        f"no rollout of iteration {iteration + 1} holds a sampled token: the prompts fill the "
+        "context",
+        "shorten the prompts, or raise rollout.max_context_window",
+    )
+
+
+def sequences_of(sampled: Sequence[SampledRollout]) -> list[SampledSequence]:
+    """Returns the rollouts' exact tokens; one in which nothing was sampled teaches nothing."""
+    sequences: list[SampledSequence] = []
+    for one in sampled:
+        rollout = one.outcome
+        trace = rollout.tokens if isinstance(rollout, Trajectory) else None
+        if isinstance(rollout, FailedRollout) or trace is None or not any(trace.sampled):
+            continue
+        sequences.append(
+            SampledSequence(
+                sampled_sequence(trace),
+                trace.sampled_logprobs,
+                one.teacher,
+                one.how.task.dataset,
+                reward=rollout.reward,
+                prompt=rollout.task_id,
+            )
+        )
+    return sequences

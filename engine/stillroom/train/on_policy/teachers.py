@@ -1,0 +1,102 @@
+"""Who scores the student's tokens: a model in this process, or a server."""
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from stillroom.errors import CallFailedError, ConfigError
+from stillroom.models.load import load_model
+from stillroom.models.pairing import check_pair
+from stillroom.models.resolve import locate_model
+from stillroom.rollout.episode.collect import FailedRollout, Outcome, key_of
+from stillroom.serving.teacher import ServedTeacher
+from stillroom.settings import Workspace
+from stillroom.teachers.local_hf import LocalTeacher
+from stillroom.teachers.scores import TeacherScores
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.teacher_section import OneTeacher
+from stillroom.train.config.teacher_servers import served_teacher
+from stillroom.train.student.model import Student
+from stillroom.types import Failure
+
+
+@dataclass(slots=True)
+class Teachers:
+    """The teachers of a run. Use as an async context manager."""
+
+    local: Mapping[int, LocalTeacher] = field(default_factory=dict[int, LocalTeacher])
+    """Those in this process, by the dataset they are for: they are asked in the update."""
+    served: Mapping[int, ServedTeacher] = field(default_factory=dict[int, ServedTeacher])
+    """Those behind servers, by the dataset they are for: they are asked as each rollout ends."""
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    @property
+    def num_scored_at_once(self) -> int:
+        """How many rollouts servers may be scoring."""
+        return sum(served.concurrency for served in set(self.served.values()))
+
+    async def __aenter__(self) -> Self:
+        for served in set(self.served.values()):
+            await self._stack.enter_async_context(served.server)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    async def score(self, outcome: Outcome, dataset: int) -> TeacherScores | FailedRollout | None:
+        """Returns what a server says of a finished rollout's tokens; None if none is asked.
+
+        A rollout that could not be scored has failed: nothing stands in for the scores.
+        """
+        served = self.served.get(dataset)
+        if served is None or isinstance(outcome, FailedRollout):
+            return None
+        if outcome.tokens is None or not any(outcome.tokens.sampled):
+            return None
+        try:
+            return await served.score(outcome.tokens)
+        except CallFailedError as error:
+            failure = Failure(kind=error.kind, message=f"the teacher's scores: {error.message}")
+            return FailedRollout(key_of(outcome), failure, outcome.turns)
+
+
+def load_teachers(
+    workspace: Workspace,
+    config: TrainConfig,
+    student: Student,
+    *,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> Teachers:
+    """Returns the teachers that config.yml names, each once; those in this process are checked."""
+    if not config.teachers:
+        raise ConfigError("dataset_type distill needs teacher.path", "name the teacher's model")
+    local: dict[OneTeacher, LocalTeacher] = {}
+    served: dict[OneTeacher, ServedTeacher] = {}
+    for one in dict.fromkeys(config.teachers):
+        if one.section.is_served:
+            top_k = config.algorithm.told_tokens
+            served[one] = served_teacher(workspace, one, top_k=top_k, transport=transport)
+            continue
+        loaded = load_model(
+            workspace,
+            locate_model(workspace, one.path),
+            precision=one.section.precision,
+            quantization=one.section.quantization,
+            spread=one.section.spread,
+        )
+        check_pair(student.loaded, loaded)
+        local[one] = LocalTeacher(loaded)
+    of_dataset = list(enumerate(config.teachers))
+    return Teachers(
+        local={i: local[one] for i, one in of_dataset if one in local},
+        served={i: served[one] for i, one in of_dataset if one in served},
+    )

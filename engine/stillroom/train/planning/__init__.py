@@ -1,0 +1,1 @@
+"""What a training run will need, found out before it is started."""

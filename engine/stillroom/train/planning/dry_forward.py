@@ -1,0 +1,103 @@
+"""How large a model is and what a pass over it keeps, without its weights: on the meta device."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from stillroom.errors import ModelError
+from stillroom.models.cpu.matrix_head import TILE_NUMBERS
+from stillroom.models.heads import OutputHead
+from stillroom.models.load import dtype_for
+from stillroom.models.precision import Precision
+from stillroom.models.resolve import ModelLocation
+from stillroom.train.planning.forecast import ModelSize
+
+_PROBES = (32, 64, 96)
+# With the scales of its blocks.
+_NF4_BYTES = 0.5625
+
+
+class _AnswersOne(TorchDispatchMode):
+    """Lets code that looks at a number of a tensor go on: without weights there is none."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1
+        return func(*args, **(kwargs or {}))
+
+
+def empty_model(location: ModelLocation, *, precision: Precision, device: torch.device) -> Any:
+    """Returns the model of a folder or hub id without its weights, as it would be on the device."""
+    try:
+        config = AutoConfig.from_pretrained(location.location)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, dtype=dtype_for(precision, device))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"the configuration of {location.name!r} cannot be read: {error}",
+            "check the name, or the folder's config.json",
+        ) from error
+
+
+def size_of(model: Any, *, is_quantized: bool = False) -> ModelSize:
+    """Returns the size of a model without weights (or of the peft model around one)."""
+    vocabulary = int(_base(model).config.get_text_config().vocab_size)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return ModelSize(
+        weight_bytes=sum(p.nbytes for p in model.parameters())
+        - (_saved_by_quantizing(model) if is_quantized else 0),
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        trained_bytes=sum(p.nbytes for p in trained),
+        num_trained=sum(p.numel() for p in trained),
+        activation_bytes=_activation_bytes(model),
+        vocab_size=vocabulary,
+        tile_positions=min(OutputHead(model).max_positions, max(1, TILE_NUMBERS // vocabulary)),
+    )
+
+
+def _saved_by_quantizing(model: Any) -> int:
+    """Returns what the frozen matrices, all but the output head's, take less in 4 bits."""
+    head = _base(model).get_output_embeddings()
+    frozen = [
+        module.weight
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and module is not head and not module.weight.requires_grad
+    ]
+    return sum(int(weight.nbytes - weight.numel() * _NF4_BYTES) for weight in frozen)
+
+
+def _base(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _activation_bytes(model: Any) -> float:
+    """Returns what is kept of each token, without what attention keeps of each pair of tokens.
+
+    The meta device's attention keeps its probabilities; that of the CPU and of CUDA doesn't.
+    """
+    body: nn.Module = _base(model).get_decoder()
+    low, middle, high = (_kept_bytes(body, num_tokens) for num_tokens in _PROBES)
+    step = _PROBES[1] - _PROBES[0]
+    quadratic = (high - 2 * middle + low) / (2 * step * step)
+    return (middle - low) / step - quadratic * (_PROBES[0] + _PROBES[1])
+
+
+def _kept_bytes(body: nn.Module, num_tokens: int) -> int:
+    """Returns the bytes that a forward pass keeps for the backward pass, beside the weights."""
+    weights = {StorageWeakRef(p.untyped_storage()) for p in body.parameters()}
+    kept: dict[StorageWeakRef, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if (storage := StorageWeakRef(tensor.untyped_storage())) not in weights:
+            kept[storage] = tensor
+        return tensor
+
+    ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
+    with _AnswersOne(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = body(input_ids=ids, use_cache=False)
+    del out
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())

@@ -1,0 +1,202 @@
+"""What a training run will need: its steps, memory, disk and time. Pure; needs no torch."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from stillroom.train.config.schema import TrainConfig
+
+GB = 1e9
+# Memory that is free now is not all to be had.
+_USABLE_SHARE = 0.9
+
+
+class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What a configuration comes to, before anything is trained."""
+
+    method: str
+    device: str
+    rows: int
+    """Rows, pairs or prompts that will be trained on."""
+    skipped: dict[str, int]
+    """Rows that would be left out, by reason."""
+    longest_tokens: int | None
+    epoch_tokens: int | None
+    """Of all rows once; None where the student samples them (distill)."""
+    steps: int
+    parameters: int
+    trained_parameters: int
+    memory_gb: float
+    """At most, in the training process; of several, of a GPU or in this machine's main memory."""
+    memory_parts_gb: dict[str, float]
+    memory_free_gb: float
+    measured_memory_gb: float | None
+    """What a short run held at most; None where none was made."""
+    seconds: float | None
+    """Without loading; from a short run."""
+    tokens_per_s: float | None
+    checkpoint_gb: float
+    disk_gb: float
+    disk_free_gb: float
+    fits: bool
+    changes: list[str]
+    """Settings that would make it fit, the mildest first."""
+    notes: list[str]
+    checks: list[str] = []
+    """distill: what was found of student and teacher."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """How large a student is, and what a pass over it keeps."""
+
+    weight_bytes: int
+    num_parameters: int
+    trained_bytes: int
+    num_trained: int
+    activation_bytes: float
+    """Kept of each token for the backward pass."""
+    vocab_size: int
+    tile_positions: int
+    """Positions whose logits are held at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Over how many processes training is spread, and what each holds."""
+
+    num_processes: int = 1
+    num_sharing: int = 1
+    """How many share this machine's main memory; on GPUs each has its own."""
+    gathered_bytes: int | None = None
+    """FSDP2: what of the weights is whole at a time, with its gradient; else None."""
+
+    def over(self, size: ModelSize) -> ModelSize:
+        """Returns what one process holds of a model."""
+        if self.gathered_bytes is None:
+            return size
+        count = self.num_processes
+        return replace(
+            size,
+            weight_bytes=size.weight_bytes // count,
+            trained_bytes=size.trained_bytes // count,
+        )
+
+
+ALONE = Spread()
+
+
+@dataclass(frozen=True, slots=True)
+class RowTokens:
+    """How long the rows are that are trained on, in tokens: sequences, or both sides of a pair."""
+
+    lengths: Sequence[int]
+    num_rows: int
+    num_held_out: int = 0
+    skipped: Mapping[str, int] | None = None
+    num_first_steps: int = 0
+    """Of a cold start, before the first rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What a short run took."""
+
+    token_s: float
+    step_s: float
+    """Of the optimiser alone."""
+
+
+def num_steps(config: TrainConfig, num_units: int) -> int:
+    """Returns the optimiser steps over sequences or pairs, or the iterations over prompts."""
+    per_epoch = math.ceil(num_units / config.data.batch_size)
+    if config.dataset_type != "distill":
+        return per_epoch * config.trainer.num_epochs
+    # A batch of prompts may reach into the next epoch.
+    total = math.ceil(num_units * config.trainer.num_epochs / config.data.batch_size)
+    return min(total, config.trainer.max_steps or total)
+
+
+def pass_tokens(longest: Sequence[int], *, max_tokens: int) -> int:
+    """Returns how many tokens the largest forward pass over such sequences has."""
+    return min(sum(longest), max(max_tokens, max(longest, default=0)))
+
+
+def memory_parts(
+    size: ModelSize,
+    *,
+    tokens: int,
+    process_bytes: int,
+    teacher_bytes: int = 0,
+    cache_bytes: int = 0,
+    spread: Spread = ALONE,
+) -> dict[str, float]:
+    """Returns the bytes that training holds at most, by what they are for.
+
+    They are those of a GPU, or of all the processes in this machine's main memory.
+    """
+    size = spread.over(size)
+    logits = min(tokens, size.tile_positions) * size.vocab_size * 4
+    parts = {
+        "process": process_bytes,
+        "weights": size.weight_bytes,
+        "gradients": size.trained_bytes,
+        "optimizer": 2 * size.trained_bytes,
+        "activations": size.activation_bytes * tokens,
+        # The logits and their gradient.
+        "head": 2 * logits,
+        "teacher": teacher_bytes,
+        "sampling": cache_bytes,
+        "gathered": spread.gathered_bytes or 0,
+    }
+    return {name: float(value) * spread.num_sharing for name, value in parts.items() if value}
+
+
+def recomputed_bytes(activation_bytes: float, *, num_layers: int, state_bytes: int) -> float:
+    """Returns what is kept of each token where layers are computed again: their inputs, and one."""
+    return num_layers * state_bytes + activation_bytes / num_layers
+
+
+def checkpoint_bytes(size: ModelSize, *, is_final: bool) -> int:
+    """Returns the bytes of a checkpoint; that of a step holds the optimiser's moments too."""
+    weights = size.trained_bytes
+    return weights if is_final else 3 * weights
+
+
+def disk_bytes(config: TrainConfig, size: ModelSize, *, steps: int) -> int:
+    """Returns the bytes that a run's checkpoints take at most."""
+    every, keep = config.trainer.save_step, config.trainer.keep_checkpoints
+    num = (steps - 1) // every if every > 0 and steps > 0 else 0
+    if keep is not None and num > keep:
+        # One more while it is written, and the best one.
+        num = keep + 1 + (config.trainer.early_stop is not None)
+    one = checkpoint_bytes(size, is_final=False)
+    return num * one + checkpoint_bytes(size, is_final=True)
+
+
+def run_seconds(
+    config: TrainConfig, speed: Speed, *, steps: int, epoch_tokens: int, held_out_share: float
+) -> float:
+    """Returns how long the steps take, with validation and a DPO reference as forward passes."""
+    epochs = config.trainer.num_epochs
+    # A forward pass is a third of a forward and a backward one.
+    once = (1 / 3 if config.dataset_type == "dpo" else 0) + held_out_share * epochs / 3
+    return steps * speed.step_s + (epochs + once) * epoch_tokens * speed.token_s
+
+
+def fits(need: float, free: float) -> bool:
+    """Returns whether so much can be had of what is free."""
+    return need <= _USABLE_SHARE * free
+
+
+def told(needs: Mapping[str, float], free: float) -> list[str]:
+    """Returns settings with what they need, those that fit first, else the least of them."""
+    enough = [name for name, need in needs.items() if fits(need, free)]
+    if enough:
+        return [f"{name} needs {needs[name] / GB:.2f} GB" for name in enough]
+    if not needs:
+        return []
+    least = min(needs, key=lambda name: needs[name])
+    return [f"{least} needs {needs[least] / GB:.2f} GB, which is still too much: a smaller model"]

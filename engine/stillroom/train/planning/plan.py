@@ -1,0 +1,217 @@
+"""plan_training: everything that can be known before a run is started, and what to change."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import psutil
+import torch
+
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.formats import Task, load_dpo_rows, load_sft_rows, load_tasks
+from stillroom.models.load import context_length
+from stillroom.settings import Workspace
+from stillroom.train.config.request import PlanTraining, TrainingPlan, plan_request
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.loop.held_out import hold_out
+from stillroom.train.methods.cold_start import cold_start_steps
+from stillroom.train.planning import forecast, trial
+from stillroom.train.planning.forecast import GB, RowTokens, TrainingForecast
+from stillroom.train.planning.processes import shared_speed, spread_notes
+from stillroom.train.planning.trial_rollouts import try_iteration
+from stillroom.train.planning.unloaded_models import (
+    Planned,
+    check_models,
+    count_teacher_bytes,
+    largest_pass,
+    load_without_weights,
+    settings_of_less_memory,
+)
+from stillroom.train.student.encode import encode_pairs, encode_sft
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What is trained on, read and rendered."""
+
+    tokens: RowTokens
+    units: list[trial.Unit] = field(default_factory=list[trial.Unit])
+    """What the steps that are tried are made of."""
+    tasks: list[Task] = field(default_factory=list[Task])
+    """distill: those of the first file, which a trial's rollouts are of."""
+
+
+def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
+    """Returns what the run will need. Raises an EngineError for what would end it.
+
+    All rows are rendered; a model that is small enough is loaded for two steps, which are lost.
+    """
+    plan = plan_request(workspace, request)
+    planned = load_without_weights(workspace, plan.config)
+    teacher_bytes = count_teacher_bytes(workspace, planned)
+    checks = check_models(workspace, planned)
+    rows = _rendered(plan, planned)
+    tokens, cache_bytes = largest_pass(planned, rows.tokens)
+    spread = planned.spread
+    # By now all libraries are loaded, and nothing that has weights is.
+    is_cuda = planned.device.type == "cuda"
+    process_bytes = 0 if is_cuda else psutil.Process().memory_info().rss
+    parts = forecast.memory_parts(
+        planned.size,
+        tokens=tokens,
+        process_bytes=process_bytes,
+        teacher_bytes=teacher_bytes,
+        cache_bytes=cache_bytes,
+        spread=spread,
+    )
+    alone = forecast.memory_parts(planned.size, tokens=tokens, process_bytes=process_bytes)
+    need, free = max(sum(parts.values()), sum(alone.values())), _free_bytes(planned.device)
+    tried = None
+    # The steps are tried in this process alone.
+    if rows.units and forecast.fits(need, free):
+        tried = trial.try_steps(workspace, plan.config, rows.units)
+    told = _forecast(workspace, planned, rows.tokens, parts, free, tried, tokens)
+    if plan.config.dataset_type == "distill" and told.fits:
+        told = _with_iteration(workspace, plan.config, told, spread, tasks=rows.tasks)
+    return msgspec.structs.replace(told, checks=checks)
+
+
+def _with_iteration(
+    workspace: Workspace,
+    config: TrainConfig,
+    told: TrainingForecast,
+    spread: forecast.Spread,
+    *,
+    tasks: Sequence[Task],
+) -> TrainingForecast:
+    """Returns the forecast with the time that a short iteration tells, where one can be made."""
+    tried = try_iteration(workspace, config, tasks)
+    if tried is None:
+        return told
+    speed = shared_speed(forecast.Speed(token_s=tried.token_s, step_s=0.0), spread)
+    assumed = "the most there may be" if tried.is_cut else "as a short trial gave"
+    note = (
+        f"the time is for one turn a rollout of {tried.answer_tokens:.0f} tokens ({assumed}), "
+        "without tools: multiply by the turns you expect"
+    )
+    return msgspec.structs.replace(
+        told,
+        seconds=tried.seconds(config, told.steps, token_s=speed.token_s),
+        tokens_per_s=1 / speed.token_s,
+        measured_memory_gb=tried.memory_gb,
+        notes=[*told.notes, note],
+    )
+
+
+def _forecast(
+    workspace: Workspace,
+    planned: Planned,
+    rows: RowTokens,
+    parts: dict[str, float],
+    free: float,
+    tried: "trial.Trial | None",
+    tokens: int,
+) -> TrainingForecast:
+    config, size = planned.config, planned.size
+    steps = forecast.num_steps(config, len(rows.lengths) or rows.num_rows) + rows.num_first_steps
+    disk, disk_free = forecast.disk_bytes(config, size, steps=steps), _free_disk(workspace.root)
+    spread = planned.spread
+    measured = tried.memory_gb * GB if tried and spread.num_processes == 1 else 0.0
+    need = max(sum(parts.values()), measured)
+    fits_memory, fits_disk = forecast.fits(need, free), forecast.fits(disk, disk_free)
+    changes = [] if fits_memory else settings_of_less_memory(planned, rows, parts, free)
+    if not fits_disk:
+        changes.append("trainer.keep_checkpoints=1 and a larger trainer.save_step need less disk")
+    epoch_tokens = sum(rows.lengths) or None
+    seconds = None
+    if tried is not None and epoch_tokens is not None:
+        share = rows.num_held_out / max(1, rows.num_rows)
+        seconds = forecast.run_seconds(
+            config,
+            shared_speed(tried.speed, spread),
+            steps=steps,
+            epoch_tokens=epoch_tokens,
+            held_out_share=share,
+        )
+    return TrainingForecast(
+        method=config.dataset_type,
+        device=planned.device.type,
+        rows=rows.num_rows,
+        skipped=dict(rows.skipped or {}),
+        longest_tokens=max(rows.lengths, default=None),
+        epoch_tokens=epoch_tokens,
+        steps=steps,
+        parameters=size.num_parameters,
+        trained_parameters=size.num_trained,
+        memory_gb=sum(parts.values()) / GB,
+        memory_parts_gb={name: value / GB for name, value in parts.items()},
+        memory_free_gb=free / GB,
+        measured_memory_gb=tried.memory_gb if tried else None,
+        seconds=seconds,
+        tokens_per_s=1 / tried.speed.token_s if tried else None,
+        checkpoint_gb=forecast.checkpoint_bytes(size, is_final=False) / GB,
+        disk_gb=disk / GB,
+        disk_free_gb=disk_free / GB,
+        fits=fits_memory and fits_disk,
+        changes=changes,
+        notes=_notes(config, tried, tokens) + spread_notes(config.launcher, spread),
+    )
+
+
+def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> list[str]:
+    notes = [f"the largest pass has {tokens} tokens"]
+    if config.dataset_type == "distill":
+        notes.append(
+            "how long sampling takes depends on the student's answers and tools: "
+            "trainer.max_steps=2 tells (sample_s and update_s of each step)"
+        )
+    elif tried is None:
+        notes.append("no step was tried: it would not fit in memory")
+    elif tried.is_partial:
+        notes.append("the tried steps had fewer rows than a batch, for a whole one takes long")
+    return notes
+
+
+def _rendered(plan: TrainingPlan, planned: Planned) -> _Rows:
+    config = planned.config
+    max_length = config.model.row_length(context_length(planned.empty))
+    renderer = ChatRenderer(planned.tokenizer, include_thinking=config.rollout.include_thinking)
+    match config.dataset_type:
+        case "sft":
+            kept, apart = hold_out(
+                load_sft_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
+            )
+            sft = encode_sft(kept, renderer, max_length=max_length)
+            lengths = [len(sequence.ids) for sequence in sft.sequences]
+            tokens = RowTokens(lengths, sft.num_rows, len(apart), sft.skipped)
+            return _Rows(tokens, list(sft.sequences))
+        case "dpo":
+            kept, apart = hold_out(
+                load_dpo_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
+            )
+            dpo = encode_pairs(kept, renderer, max_length=max_length)
+            lengths = [trial.num_tokens(pair) for pair in dpo.pairs]
+            tokens = RowTokens(lengths, len(dpo.pairs), len(apart), dpo.skipped)
+            return _Rows(tokens, list(dpo.pairs))
+        case "distill":
+            tasks = [load_tasks(file) for file in plan.train_files]
+            num_tasks = sum(len(of_file) for of_file in tasks)
+            if plan.cold_start_file is None:
+                return _Rows(RowTokens([], num_tasks), tasks=tasks[0])
+            rows = load_sft_rows(plan.cold_start_file)
+            cold = encode_sft(rows, renderer, max_length=max_length)
+            num_steps = cold_start_steps(config, len(cold.sequences))
+            tokens = RowTokens([], num_tasks, skipped=cold.skipped, num_first_steps=num_steps)
+            return _Rows(tokens, tasks=tasks[0])
+
+
+def _free_bytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info()[0])
+    return float(psutil.virtual_memory().available)
+
+
+def _free_disk(folder: Path) -> float:
+    return float(shutil.disk_usage(folder).free)

@@ -1,0 +1,60 @@
+"""How many processes a run trains in, and what that makes of its memory and time."""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from stillroom.errors import ConfigError
+from stillroom.train.config.launcher_section import LauncherSection
+from stillroom.train.planning.forecast import ALONE, Speed, Spread
+from stillroom.train.student.sharding import gathered_bytes
+
+
+def process_count(section: LauncherSection) -> int:
+    """Returns how many processes train, over all machines: as asked, or one for each GPU.
+
+    Raises ConfigError where neither says.
+    """
+    if section.num_processes is not None:
+        return section.num_processes
+    if section.kind == "accelerate" and torch.cuda.is_available():
+        return torch.cuda.device_count() * section.num_machines
+    raise ConfigError(
+        f"launcher.kind: {section.kind} has to be told how many processes train",
+        "set launcher.num_processes, e.g. 2",
+    )
+
+
+def spread_of(launcher: LauncherSection, empty: Any, device: torch.device) -> Spread:
+    """Returns over how many processes a run is spread; `empty` is the model without weights."""
+    if launcher.kind == "local":
+        return ALONE
+    size = process_count(launcher)
+    return Spread(
+        size,
+        1 if device.type == "cuda" else size // launcher.num_machines,
+        # With their gradient.
+        2 * gathered_bytes(empty) if launcher.is_sharded else None,
+    )
+
+
+def shared_speed(speed: Speed, spread: Spread) -> Speed:
+    """Returns the speed of all processes together, as far as each has a GPU or a core."""
+    cores = (os.cpu_count() or 1) // torch.get_num_threads()
+    at_once = spread.num_processes if spread.num_sharing == 1 else cores
+    return replace(speed, token_s=speed.token_s / max(1, min(spread.num_processes, at_once)))
+
+
+def spread_notes(launcher: LauncherSection, spread: Spread) -> list[str]:
+    """Returns what a user should know of a forecast for several processes."""
+    if spread.num_processes == 1:
+        return []
+    machines = f" on {launcher.num_machines} machines" if launcher.num_machines > 1 else ""
+    whose = "one's GPU" if spread.num_sharing == 1 else f"{spread.num_sharing} on one machine"
+    told = (
+        f"{spread.num_processes} processes{machines}: the memory is that of {whose}; the time was "
+        "measured in one process, and what they send each other comes on top"
+    )
+    return [told]

@@ -1,0 +1,106 @@
+"""One short iteration of on-policy distillation that is lost, to see how long it takes.
+
+No tool is called: planning has no effects. So it has one turn of each rollout, and of few tokens.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import anyio
+
+from stillroom.data.formats import Task
+from stillroom.models.batches import sampled_sequence
+from stillroom.policy.hf import HFPolicy
+from stillroom.settings import Workspace
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.on_policy.policy_update import update_student
+from stillroom.train.on_policy.student_rollouts import SampledSequence
+from stillroom.train.on_policy.teachers import load_teachers
+from stillroom.train.planning.trial import MOST_OPERATIONS
+from stillroom.train.student.memory import peak_memory_gb
+from stillroom.train.student.model import Student, load_student
+from stillroom.train.student.optimizer import Optimizer
+from stillroom.types import SamplingSettings
+
+_MOST_ROLLOUTS, _MOST_TOKENS = 16, 32
+_PROMPT_TOKENS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTrial:
+    """What a short iteration came to."""
+
+    token_s: float
+    """For one sampled token: to sample, to score and to learn it."""
+    answer_tokens: float
+    """Of one turn: as measured, or the most it may have where turns were cut off by the trial."""
+    is_cut: bool
+    """Whether any turn was longer than the trial let it be."""
+    memory_gb: float
+
+    def seconds(self, config: TrainConfig, steps: int, *, token_s: float) -> float:
+        """Returns how long the iterations take with one turn a rollout, at so much a token."""
+        rollouts = config.data.batch_size * config.data.group_size
+        return steps * rollouts * self.answer_tokens * token_s
+
+
+def try_iteration(
+    workspace: Workspace, config: TrainConfig, tasks: Sequence[Task]
+) -> RolloutTrial | None:
+    """Samples, scores and learns a few short answers; None where a server is the teacher."""
+    student = load_student(workspace, config.model, seed=config.trainer.seed)
+    teachers = load_teachers(workspace, config, student)
+    if teachers.served or not teachers.local:
+        return None
+    most = min(config.rollout.max_tokens, _MOST_TOKENS)
+    num = min(config.data.batch_size * config.data.group_size, _MOST_ROLLOUTS)
+    models = [student.loaded, *(teacher.loaded for teacher in teachers.local.values())]
+    size = sum(p.numel() for loaded in models for p in loaded.model.parameters())
+    operations = MOST_OPERATIONS[student.loaded.device.type]
+    num = max(1, min(num, int(operations / (8 * size * (most + _PROMPT_TOKENS)))))
+    chosen = [tasks[index // config.data.group_size % len(tasks)] for index in range(num)]
+    started = time.monotonic()
+    sequences = anyio.run(_sample, student, config, chosen, most)
+    tokens = [sequence.tokens.num_trained for sequence in sequences]
+    if not sum(tokens):
+        return None
+    optimizer = Optimizer(
+        student.trainable(), config.trainer, total_steps=config.algorithm.substeps
+    )
+    update_student(student, teachers.local, sequences, optimizer, config, 0)
+    is_cut = most < config.rollout.max_tokens and max(tokens) >= most
+    return RolloutTrial(
+        token_s=(time.monotonic() - started) / sum(tokens),
+        answer_tokens=config.rollout.max_tokens if is_cut else sum(tokens) / len(tokens),
+        is_cut=is_cut,
+        memory_gb=peak_memory_gb(student.loaded.device),
+    )
+
+
+async def _sample(
+    student: Student, config: TrainConfig, tasks: Sequence[Task], most: int
+) -> list[SampledSequence]:
+    """Returns one turn for each of the tasks."""
+    student.module.eval()
+    sampling = SamplingSettings(temperature=1.0, max_tokens=most, seed=config.trainer.seed)
+    found: list[SampledSequence] = []
+    policy = HFPolicy(
+        student.loaded,
+        sampling,
+        max_rows=min(len(tasks), config.rollout.concurrency),
+        max_context=config.rollout.max_context_window,
+    )
+
+    async def one(task: Task, number: int) -> None:
+        async with policy.converse(task.messages, [], seed_key=str(number)) as conversation:
+            await conversation.sample()
+            trace = conversation.trace()
+        if trace is None or not any(trace.sampled):
+            return
+        found.append(SampledSequence(sampled_sequence(trace), trace.sampled_logprobs))
+
+    async with policy, anyio.create_task_group() as group:
+        for number, task in enumerate(tasks):
+            group.start_soon(one, task, number)
+    return found

@@ -1,0 +1,1 @@
+"""The student: its weights, its token sequences, its optimiser, and the processes that share it."""

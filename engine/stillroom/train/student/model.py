@@ -1,0 +1,288 @@
+"""The model being trained: all its weights, or a LoRA adapter on a frozen base."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stillroom.errors import ConfigError, ModelError, missing_extra
+from stillroom.models.batches import TokenBatch, TokenSequence, collate, microbatches
+from stillroom.models.heads import OutputHead, Scores
+from stillroom.models.load import (
+    LoadedModel,
+    load_adapter,
+    load_tokenizer,
+    load_weights,
+    stop_token_ids,
+)
+from stillroom.models.precision import Precision
+from stillroom.models.recompute import recompute_layers
+from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
+from stillroom.settings import Workspace
+from stillroom.train.config.model_section import ModelSection
+from stillroom.train.student.collective import ALONE, Collective
+from stillroom.train.student.sharding import run_inside, shard
+
+_MIN_MICROBATCH, _MAX_MICROBATCH = 512, 16384
+# On a GPU starting a pass costs as much as many tokens of padding.
+_MAX_MICROBATCH_CUDA = 32768
+# Of the memory that weights and optimiser leave; the backward pass and the head need some too.
+_ACTIVATION_SHARE = 0.5
+_PROBE_TOKENS = (64, 320)
+_PACKED_SEQUENCES = 3
+# What is kept of a pack's tokens for the backward pass stays about within.
+_PACK_BYTES = 1 << 30
+_NOTHING = TokenSequence([0], [False])
+
+
+@dataclass(frozen=True, slots=True)
+class Student:
+    """A trainable model with its tokenizer and output head."""
+
+    loaded: LoadedModel
+    head: OutputHead
+    base: ModelLocation
+    """What training starts from; for an adapter, the model it belongs on."""
+    is_adapter: bool
+    precision: Precision = "auto"
+    """As it was asked for; `auto` and `bf16` compute in bf16 on CUDA."""
+    microbatch_tokens: int | None = None
+    """As it was asked for; None: what the memory allows."""
+    activation_bytes: float | None = None
+    """What a forward pass with gradient keeps of each token; measured on CUDA only."""
+    peers: Collective = ALONE
+    """The processes that train it together."""
+    root: nn.Module | None = None
+    """Of a model whose weights are sharded: what everything runs inside."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The torch module (for an adapter, the peft model)."""
+        return self.loaded.model
+
+    def trainable(self) -> Iterator[nn.Parameter]:
+        """Yields the parameters that are trained."""
+        return (p for p in self.module.parameters() if p.requires_grad)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Runs matrix products in bf16 on CUDA, unless fp32 was asked for; weights stay as is."""
+        if self.loaded.device.type != "cuda" or self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast("cuda", dtype=torch.bfloat16)
+
+    def collate(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
+        """Returns the sequences as one batch: a pack, if the model can run it.
+
+        Of no sequences it has nothing to train.
+        """
+        return collate(
+            sequences or [_NOTHING], device=self.loaded.device, is_packed=self.head.can_pack
+        )
+
+    def passes(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Returns which of this process's sequences run in each forward pass; maybe none of them.
+
+        Where weights are sharded, all processes make as many passes.
+        """
+        groups = microbatches(lengths, max_tokens=self.max_microbatch_tokens)
+        return self.peers.passes(groups)
+
+    def run(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Returns what is computed with the weights at hand, also where they are sharded."""
+        return compute() if self.root is None else run_inside(self.root, compute)
+
+    def logprobs(self, batch: TokenBatch) -> Tensor:
+        """Returns the log-probability (nats) of each of the batch's trained tokens, [N]."""
+        with self.autocast():
+            return self.run(lambda: self.head.batch_logprobs(batch))
+
+    def score(self, batch: TokenBatch) -> Scores:
+        """Returns the log-probabilities of the batch's trained tokens, for one backward pass."""
+        if self.root is not None:
+            return Scores(self.logprobs(batch))
+        with self.autocast():
+            return self.head.score(batch)
+
+    def add_nll_gradient(self, batch: TokenBatch, *, scale: float) -> float:
+        """Adds the gradient of `scale` × the summed negative log-likelihood; returns the sum."""
+        if self.root is None and self.head.matrix is not None:
+            return self.head.add_nll_gradient(batch, scale=scale)
+        nll = -self.logprobs(batch).sum()
+        (nll * scale).backward()
+        return nll.item()
+
+    @property
+    def max_microbatch_tokens(self) -> int:
+        """How many padded tokens a forward pass with gradient may have."""
+        if self.microbatch_tokens is not None:
+            return self.microbatch_tokens
+        if self.activation_bytes is not None and self.loaded.device.type == "cuda":
+            return microbatch_tokens(self._activation_room(), self.activation_bytes)
+        return max_pass_tokens(self.head.max_positions)
+
+    def pack_tokens(self, longest: int) -> int:
+        """How many tokens a pack of sequences that begin alike may have, up to so long ones.
+
+        Not fewer than any pass may have, nor than some of the longest sequences, if those are
+        cheap: it is by sharing their prompt that a group's rollouts are learnt fast.
+        """
+        if self.microbatch_tokens is not None:
+            return self.microbatch_tokens
+        text: Any = self.loaded.model.config.get_text_config()
+        inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+        numbers = text.num_hidden_layers * (14 * text.hidden_size + 5 * inner)
+        cheap = min(_PACKED_SEQUENCES * longest, _PACK_BYTES // (4 * numbers))
+        return max(self.max_microbatch_tokens, cheap)
+
+    def _activation_room(self) -> float:
+        """Returns how many bytes of the GPU may hold activations."""
+        device = self.loaded.device
+        weights = sum(p.nbytes for p in self.module.parameters())
+        # A gradient and two moments of each.
+        state = 3 * sum(p.nbytes for p in self.trainable())
+        taken = max(torch.cuda.memory_allocated(device), weights + state)
+        total = torch.cuda.get_device_properties(device).total_memory
+        return _ACTIVATION_SHARE * (total - taken)
+
+
+def microbatch_tokens(room: float, activation_bytes: float) -> int:
+    """Returns how many tokens fit: a power of two, so that small differences change nothing."""
+    fitting = max(1, int(room / max(1.0, activation_bytes)))
+    return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH_CUDA, 1 << (fitting.bit_length() - 1)))
+
+
+def _measured(student: Student) -> Student:
+    """Returns the student with what it keeps of each token for the backward pass."""
+    held = [_held_bytes(student, num_tokens) for num_tokens in _PROBE_TOKENS]
+    # What is kept once, however many tokens there are (weights in bf16, say), cancels out.
+    per_token = (held[1] - held[0]) / (_PROBE_TOKENS[1] - _PROBE_TOKENS[0])
+    return replace(student, activation_bytes=per_token)
+
+
+def _held_bytes(student: Student, num_tokens: int) -> int:
+    device = student.loaded.device
+    before = torch.cuda.memory_allocated(device)
+    ids_BT = torch.zeros(1, num_tokens, dtype=torch.int64, device=device)
+    with student.autocast():
+        hidden = student.run(lambda: student.head.hidden(ids_BT))
+    held = torch.cuda.memory_allocated(device) - before
+    if student.root is not None:
+        # No backward pass comes that would let go of the weights.
+        hidden.sum().backward()
+        student.module.zero_grad(set_to_none=True)
+    del hidden
+    return held
+
+
+def load_student(
+    workspace: Workspace, section: ModelSection, *, seed: int, peers: Collective = ALONE
+) -> Student:
+    """Returns the model that config.yml's `model` section describes, ready to train.
+
+    Starting from an adapter's checkpoint goes on training that adapter. All of `peers` load it.
+    Raises:
+        ConfigError: the checkpoint and `qlora_rank` do not fit together.
+        ModelError: some weights are not finite.
+    """
+    location = locate_model(workspace, section.path)
+    torch.manual_seed(seed)
+    tokenizer = load_tokenizer(location)
+    if location.is_adapter:
+        model = _continued_adapter(workspace, location, section, stays=peers.is_sharded)
+        base = adapter_base(workspace, location)
+    else:
+        base = location
+        precision = student_precision(section)
+        model = load_weights(
+            location,
+            precision=precision,
+            quantization=section.quantization,
+            stays=peers.is_sharded,
+        )
+        if section.qlora_rank > 0:
+            model = new_adapter(model, section)
+    _check_finite(model, section.path)
+    if section.gradient_checkpointing:
+        recompute_layers(model)
+    head = OutputHead(model)
+    head.check()
+    if head.matrix is not None:
+        # Only in main memory: on a GPU one padded pass starts far fewer kernels.
+        head.allow_packing()
+    root = None
+    if peers.is_sharded:
+        root = shard(model, device=peers.device, size=peers.size)
+    loaded = LoadedModel(location, model, tokenizer, stop_token_ids(model, tokenizer))
+    student = Student(
+        loaded, head, base, is_adapter=section.qlora_rank > 0, precision=section.precision,
+        microbatch_tokens=section.microbatch_tokens, peers=peers, root=root,
+    )  # fmt: skip
+    peers.copy_first(student.trainable())
+    return _measured(student) if student.loaded.device.type == "cuda" else student
+
+
+def _check_finite(model: nn.Module, name: str) -> None:
+    """Raises ModelError for weights that no training can make good again."""
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
+            raise ModelError(
+                f"the weights of {name!r} are broken: {parameter_name} holds numbers that are not "
+                "finite",
+                "download or export the model again, or start from an earlier checkpoint",
+            )
+
+
+def max_pass_tokens(max_positions: int) -> int:
+    """Returns how many padded tokens a pass in main memory may have.
+
+    `max_positions`: of how many the logits may be held.
+    """
+    return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH, max_positions))
+
+
+def student_precision(section: ModelSection) -> Precision:
+    """Returns the number format that a student's weights are loaded in."""
+    # All weights trained: fp32, or small updates are lost in bf16's rounding.
+    return "fp32" if section.precision == "auto" and section.qlora_rank == 0 else section.precision
+
+
+def new_adapter(model: Any, section: ModelSection) -> Any:
+    """Returns the peft model of a fresh adapter around a model."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ModuleNotFoundError as error:
+        raise missing_extra("train", "training a LoRA adapter") from error
+    return get_peft_model(
+        model,
+        LoraConfig(
+            r=section.qlora_rank,
+            lora_alpha=section.alpha,
+            target_modules="all-linear",
+            lora_dropout=0.0,
+            task_type="CAUSAL_LM",
+        ),
+    )
+
+
+def _continued_adapter(
+    workspace: Workspace, location: ModelLocation, section: ModelSection, *, stays: bool
+) -> Any:
+    model = load_adapter(
+        workspace,
+        location,
+        precision=student_precision(section),
+        quantization=section.quantization,
+        is_trainable=True,
+        stays=stays,
+    )
+    rank = model.peft_config["default"].r
+    if rank != section.qlora_rank:
+        raise ConfigError(
+            f"model.path {section.path!r} is a LoRA adapter of rank {rank}, but model.qlora_rank "
+            f"is {section.qlora_rank}",
+            f"set model.qlora_rank: {rank} to go on training this adapter, or start from its base",
+        )
+    return model

@@ -1,0 +1,364 @@
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fakes.filtering import TALK, filtered, kept_of
+from fakes.folders import names_in
+from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
+from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines
+from fakes.rollout_rows import (
+    assistant,
+    read_rows,
+    rollout_row,
+    tool_call,
+    tool_reply,
+    user,
+    write_lines,
+    write_rows,
+)
+from stillroom.curate.filter.request import FilterDataset
+from stillroom.errors import DataError, InputError
+
+ROWS = [
+    rollout_row(task_id="good"),
+    rollout_row(task_id="half", reward=0.5, success=True),
+    rollout_row(task_id="bad", reward=0.0, success=False),
+    rollout_row(task_id="unjudged", reward=None, success=None),
+    rollout_row(task_id="tools", messages=TALK, tool_errors=1),
+    rollout_row(task_id="open", messages=TALK[:2], stop_reason="max_turns", success=False),
+]
+ALL = ["good", "half", "bad", "unjudged", "tools", "open"]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, ALL),
+        ({"min_reward": 0.5}, ["good", "half", "tools", "open"]),
+        ({"min_reward": 0.51}, ["good", "tools", "open"]),
+        ({"success": True}, ["good", "half", "unjudged", "tools"]),
+        ({"success": False}, ["bad", "open"]),
+        ({"min_turns": 2}, ["tools"]),
+        ({"min_turns": 0}, ALL),
+        ({"max_turns": 1}, ["good", "half", "bad", "unjudged", "open"]),
+        ({"min_turns": 1, "max_turns": 1}, ["good", "half", "bad", "unjudged", "open"]),
+        ({"min_turns": 2, "max_turns": 2}, ["tools"]),
+        ({"require_final_answer": True}, ["good", "half", "bad", "unjudged", "tools"]),
+        ({"require_tool_use": "any"}, ["tools", "open"]),
+        ({"require_tool_use": "price"}, ["tools", "open"]),
+        ({"require_tool_use": "stock"}, []),
+        ({"max_tool_errors": 0}, ["good", "half", "bad", "unjudged", "open"]),
+        ({"max_tool_errors": 1}, ALL),
+        ({"success": True, "min_turns": 2, "min_reward": 1}, ["tools"]),
+    ],
+)
+def test_a_filter_keeps_what_it_says(tmp_path: Path, options: dict, kept: list[str]) -> None:
+    assert kept_of(tmp_path, ROWS, **options) == kept
+
+
+def test_every_dropped_row_has_all_its_reasons_in_the_side_file(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rollouts.jsonl", [*map(encoded, ROWS), b"{broken"])
+
+    result = filtered(tmp_path, success=True, min_reward=0.75, min_turns=2)
+
+    assert (result.read, result.kept) == (7, 1)
+    assert result.dropped == {
+        "reward below 0.75": 2,
+        "no reward": 1,
+        "under 2 turns": 1,
+        "no success": 1,
+        "not a rollout or SFT row": 1,
+    }
+    assert result.dropped_file == "kept.jsonl.dropped"
+    assert [p.split(": ")[0] for p in result.problems] == [f"{tmp_path}/rollouts.jsonl:7"]
+    dropped = {row["id"]: row for row in read_rows(tmp_path / "kept.jsonl.dropped")}
+    assert dropped["bad-0"] == {
+        "file": str(tmp_path / "rollouts.jsonl"),
+        "line": 3,
+        "id": "bad-0",
+        "reasons": ["reward below 0.75", "no success", "under 2 turns"],
+        "like": None,
+    }
+    assert dropped["good-0"]["reasons"] == ["under 2 turns"]
+    assert dropped[None]["reasons"] == ["not a rollout or SFT row"]
+
+
+def test_kept_rows_are_the_very_bytes_that_came_in(tmp_path: Path) -> None:
+    messages = rb'[{"role":"assistant","content":"\u00fc"}]'
+    odd = rb'{ "messages":%s,  "stop_reason":"answered","x":1.0 }' % messages
+    write_lines(tmp_path / "rollouts.jsonl", [b"\xef\xbb\xbf" + odd, b"  " + odd], end=b"\r\n")
+
+    filtered(tmp_path)
+
+    assert (tmp_path / "kept.jsonl").read_bytes() == odd + b"\n" + odd + b"\n"
+
+
+def test_rows_with_the_same_messages_are_kept_once(tmp_path: Path) -> None:
+    same = [user("a"), assistant("b")]
+    rows = [
+        rollout_row(task_id="1", messages=same, reward=0.0),
+        rollout_row(task_id="2", messages=same),
+        rollout_row(task_id="3", messages=same, metadata={"x": 1}),
+        rollout_row(task_id="4", messages=[user("a"), assistant("c")]),
+    ]
+
+    # A row that another filter drops does not make a good one a duplicate.
+    assert kept_of(tmp_path, rows, dedupe="exact", min_reward=1) == ["2", "4"]
+    assert kept_of(tmp_path, rows, dedupe="exact") == ["1", "4"]
+
+
+def test_calls_with_other_arguments_are_no_duplicates(tmp_path: Path) -> None:
+    rows = [
+        rollout_row(
+            task_id=item,
+            messages=[user("a"), assistant(None, tool_call(arguments=f'{{"item":"{item}"}}'))],
+        )
+        for item in ("lamp", "desk")
+    ]
+
+    assert kept_of(tmp_path, rows, dedupe="exact") == ["lamp", "desk"]
+
+
+def test_the_chance_ids_of_calls_do_not_tell_rows_apart(tmp_path: Path) -> None:
+    rows = [
+        rollout_row(
+            task_id=call_id,
+            messages=[
+                user("a"),
+                assistant(None, tool_call(call_id=call_id)),
+                tool_reply("7", call_id),
+            ],
+        )
+        for call_id in ("x1", "x2")
+    ]
+
+    assert kept_of(tmp_path, rows, dedupe="exact") == ["x1"]
+
+
+def test_fields_that_are_null_count_as_absent(tmp_path: Path) -> None:
+    row = rollout_row(task_id="a", id=None, metadata=None, tool_errors=None, tools=None)
+
+    assert kept_of(tmp_path, [row], max_tool_errors=0, max_per_category=1, dedupe="exact") == ["a"]
+
+
+def test_nesting_at_the_limit_is_kept_or_counted_but_never_fatal(tmp_path: Path) -> None:
+    for depth in range(900, 1000):
+        message = b'{"role":"assistant","content":"7","x":' + deep(depth) + b"}"
+        line = b'{"messages":[' + message + b'],"stop_reason":"answered"}'
+        write_lines(tmp_path / "rollouts.jsonl", [line, line, encoded(rollout_row())])
+
+        result = filtered(tmp_path, dedupe="exact", max_per_category=9)
+
+        assert result.read == result.kept + sum(result.dropped.values()) == 3
+        assert result.kept >= 1
+
+
+def test_what_a_message_thinks_or_is_called_tells_it_from_another(tmp_path: Path) -> None:
+    rows = [
+        rollout_row(
+            task_id="1", messages=[user("a"), {**assistant("b"), "reasoning_content": "x"}]
+        ),
+        rollout_row(
+            task_id="2", messages=[user("a"), {**assistant("b"), "reasoning_content": "y"}]
+        ),
+    ]
+
+    assert kept_of(tmp_path, rows, dedupe="exact") == ["1", "2"]
+
+
+def categories(*names: Any) -> list[dict]:
+    return [
+        rollout_row(task_id=f"{index}", metadata={"kind": name} if name != "-" else {})
+        for index, name in enumerate(names)
+    ]
+
+
+def test_at_most_so_many_of_each_category_are_kept(tmp_path: Path) -> None:
+    rows = categories("a", "a", "b", "a", "-", "a", "-", None)
+    rows[0]["success"] = False
+    write_lines(tmp_path / "rollouts.jsonl", [*map(encoded, rows), b"{broken"])
+
+    result = filtered(tmp_path, max_per_category=2, category_field="kind", success=True)
+
+    assert result.categories_before == {"a": 4, "b": 1, "(none)": 3, "(unreadable)": 1}
+    assert result.categories_after == {"a": 2, "b": 1, "(none)": 2}
+    assert result.dropped == {
+        "no success": 1,
+        "over 2 of its category": 2,
+        "not a rollout or SFT row": 1,
+    }
+
+
+def test_the_choice_within_a_category_follows_from_the_seed_alone(tmp_path: Path) -> None:
+    rows = categories(*"a" * 20)
+    first = kept_of(tmp_path, rows, max_per_category=5, category_field="kind", seed=1)
+
+    assert kept_of(tmp_path, rows, max_per_category=5, category_field="kind", seed=1) == first
+    others = [
+        kept_of(tmp_path, rows, max_per_category=5, category_field="kind", seed=seed)
+        for seed in range(2, 8)
+    ]
+    assert any(other != first for other in others)
+    assert first == sorted(first, key=int)
+
+
+def test_every_row_of_a_category_has_the_same_chance(tmp_path: Path) -> None:
+    rows = categories(*"a" * 6)
+    seen: Counter[str] = Counter()
+    for seed in range(300):
+        seen.update(kept_of(tmp_path, rows, max_per_category=2, category_field="kind", seed=seed))
+
+    # 100 each are expected; five standard deviations are 41.
+    assert sum(seen.values()) == 600
+    assert all(59 <= count <= 141 for count in seen.values())
+
+
+def test_a_balanced_set_has_no_duplicates_and_no_gaps_left_by_them(tmp_path: Path) -> None:
+    rows = [
+        rollout_row(task_id=str(index), messages=[user("a"), assistant(str(index // 4))])
+        for index in range(12)
+    ]
+
+    kept = kept_of(tmp_path, rows, dedupe="exact", max_per_category=3)
+
+    assert kept == ["0", "4", "8"]
+
+
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [
+        ("rollouts/a.jsonl", "rollouts/a.jsonl"),
+        ("rollouts", "rollouts/a.jsonl"),
+        ("rollouts/a.jsonl", "link.jsonl"),
+        ("out.jsonl.dropped", "out.jsonl"),
+    ],
+)
+def test_the_input_is_never_written_over(tmp_path: Path, source: str, output: str) -> None:
+    path = write_lines(tmp_path / "rollouts" / "a.jsonl", [encoded(rollout_row())])
+    side = write_lines(tmp_path / "out.jsonl.dropped", [encoded(rollout_row())])
+    (tmp_path / "link.jsonl").symlink_to(path)
+
+    with pytest.raises(InputError, match="is the input itself"):
+        filtered(tmp_path, source, output=output)
+    assert path.read_bytes() == side.read_bytes() == encoded(rollout_row()) + b"\n"
+
+
+def test_an_error_in_the_middle_leaves_both_old_files(tmp_path: Path) -> None:
+    for name in ("kept.jsonl", "kept.jsonl.dropped"):
+        write_lines(tmp_path / name, [b"old"])
+    folder = tmp_path / "folder"
+    write_lines(folder / "a.jsonl", [encoded(rollout_row()), b"{broken"] * 2000)
+    (folder / "b.jsonl").symlink_to("/proc/self/mem")
+
+    with pytest.raises(OSError, match="error"):
+        filtered(tmp_path, "folder")
+    assert (tmp_path / "kept.jsonl").read_bytes() == b"old\n"
+    assert (tmp_path / "kept.jsonl.dropped").read_bytes() == b"old\n"
+    assert names_in(tmp_path) == ["folder", "kept.jsonl", "kept.jsonl.dropped"]
+
+
+def test_the_folder_that_rollouts_were_written_to_can_be_filtered(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rollouts" / "a.jsonl", [encoded(rollout_row())])
+    write_lines(tmp_path / "rollouts" / ".a.jsonl" / "journal.jsonl", [b"{}"])
+
+    assert filtered(tmp_path, "rollouts").kept == 1
+    manifest = json.loads((tmp_path / "kept.jsonl.manifest.json").read_bytes())
+    assert manifest["counts"] == {"read": 1, "kept": 1}
+    assert manifest["request"]["input"] == "rollouts"
+
+
+def test_an_empty_file_passes_empty_and_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rollouts.jsonl", [])
+    (tmp_path / "folder").mkdir()
+
+    assert (filtered(tmp_path).read, filtered(tmp_path).kept) == (0, 0)
+    with pytest.raises(DataError, match=r"no \.jsonl"):
+        filtered(tmp_path, "folder")
+
+
+@pytest.mark.parametrize("options", [{"max_turns": 0}, {"min_turns": -1}, {"min_rewrad": 1}])
+def test_a_filter_that_makes_no_sense_is_refused(options: dict) -> None:
+    with pytest.raises(ValidationError):
+        FilterDataset(input="a", output="b", **options)
+
+
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "min_reward": st.sampled_from([0.0, 0.5, 1.0]),
+        "success": st.booleans(),
+        "min_turns": st.integers(0, 2),
+        "max_turns": st.integers(1, 2),
+        "require_final_answer": st.booleans(),
+        "require_tool_use": st.sampled_from(["any", "price"]),
+        "max_tool_errors": st.integers(0, 2),
+        "dedupe": st.sampled_from(["exact", "near"]),
+        "max_per_category": st.integers(1, 2),
+        "seed": st.integers(0, 3),
+        "min_success_rate": st.sampled_from([0.5, 1.0]),
+        "contains": st.sampled_from(["1", "ü"]),
+        "not_contains": st.sampled_from(["13", "7"]),
+        "match": st.sampled_from(["answer", "conversation"]),
+        "language": st.just("en"),
+        "drop_secrets": st.booleans(),
+        "drop_pii": st.booleans(),
+        "decontaminate": st.just(["held.txt"]),
+        "verdicts": st.just("reviewed.jsonl"),
+    },
+)
+SFT_LINES = st.sampled_from(
+    [
+        b'{"messages":[{"role":"user","content":"What?"},{"role":"assistant","content":"12"}]}',
+        b'{"messages":[{"role":"assistant","content":"a@b.io"}],"reward":0.5,"id":"t1-0"}',
+    ]
+)
+
+
+@settings(deadline=None)
+@given(st.lists(rollout_lines() | SFT_LINES | st.sampled_from(BAD_LINES), max_size=8), OPTIONS)
+def test_the_counts_add_up_and_no_row_is_changed_or_moved(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], options: dict[str, Any]
+) -> None:
+    folder = tmp_path_factory.mktemp("filter")
+    write_lines(folder / "rollouts.jsonl", lines)
+    write_lines(folder / "held.txt", [b"What?"])
+    write_rows(folder / "reviewed.jsonl", [{"id": "t1-0", "verdict": "drop"}])
+
+    result = filtered(folder, **options)
+
+    kept = (folder / "kept.jsonl").read_bytes().split(b"\n")[:-1]
+    dropped = read_rows(folder / "kept.jsonl.dropped")
+    assert result.read == len(lines) == result.kept + sum(result.dropped.values())
+    assert result.kept == len(kept)
+    assert [row["reasons"][0] for row in dropped] == [
+        reason for row in dropped for reason in row["reasons"][:1]
+    ]
+    assert Counter(row["reasons"][0] for row in dropped) == result.dropped
+    # The kept lines are the lines that the side file does not name, in their order.
+    gone = {row["line"] for row in dropped}
+    assert kept == [line for number, line in enumerate(lines, 1) if number not in gone]
+    assert sum(result.categories_before.values()) == result.read
+    assert sum(result.categories_after.values()) == result.kept
+    if "max_per_category" in options:
+        assert all(n <= options["max_per_category"] for n in result.categories_after.values())
+
+
+def test_rows_of_other_systems_are_filtered_and_kept_as_they_are(tmp_path: Path) -> None:
+    failed = {**RNOW_ROW, "completed": "error", "success": False}
+    write_rnow(tmp_path / "rollouts", RNOW_ROW, failed)
+    wrong = {**GYM_ROW, "reward": 0.25}
+    write_lines(tmp_path / "rollouts" / "gym.jsonl", map(encoded, [GYM_ROW, wrong]))
+
+    result = filtered(tmp_path, "rollouts", success=True, require_tool_use="price")
+
+    assert (result.read, result.kept, result.success_derived) == (4, 2, 3)
+    kept = (tmp_path / "kept.jsonl").read_bytes().splitlines()
+    assert kept[0] == encoded(GYM_ROW)
+    assert json.loads(kept[1]) == RNOW_ROW
+    assert result.categories_before == {"(none)": 2, "price": 2}

@@ -1,0 +1,253 @@
+import json
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes.foreign_rollouts import (
+    FOREIGN_ROWS,
+    GYM_ROW,
+    RNOW_ROW,
+    TUTORIAL_ROW,
+    own_rollouts,
+)
+from fakes.mangling import JSON, mangled
+from fakes.rollout_rows import assistant, rollout_row, user
+from stillroom.data.checks import message_problems, tool_schema_problems
+from stillroom.data.layouts.detect import (
+    RULES,
+    RolloutLayout,
+    as_rollout,
+    layout_of,
+    rollout_problems,
+)
+from stillroom.data.layouts.nemo_gym import nemo_gym_from_rollout, rollout_from_nemo_gym
+from stillroom.data.layouts.rnow import rnow_from_rollout, rollout_from_rnow
+
+Row = dict[str, Any]
+FOREIGN = (RolloutLayout.RNOW, RolloutLayout.NEMO_GYM)
+
+
+@pytest.mark.parametrize(
+    ("row", "layout"),
+    [
+        (rollout_row(), "stillroom"),
+        (RNOW_ROW, "rnow"),
+        (GYM_ROW, "nemo_gym"),
+        (TUTORIAL_ROW, "nemo_gym"),
+        ({"output": [], "reward": 1}, "nemo_gym"),
+        ({"responses_create_params": {"input": "x"}}, None),
+        ({"messages": [user("a"), assistant("b")]}, None),
+        ({"conversation": [user("a")]}, None),
+        ({}, None),
+    ],
+)
+def test_a_layout_is_told_from_its_fields(row: Row, layout: str | None) -> None:
+    assert layout_of(row) == layout
+
+
+@pytest.mark.parametrize("row", FOREIGN_ROWS)
+def test_rows_of_other_systems_have_no_problems(row: Row) -> None:
+    assert list(rollout_problems(row)) == []
+
+
+def test_a_rollout_of_rnow_is_read_whole() -> None:
+    ours = as_rollout(RNOW_ROW)
+
+    assert ours["messages"] == RNOW_ROW["conversation"]
+    assert (ours["id"], ours["reward"], ours["success"]) == ("sample_1", 0.75, True)
+    assert ours["rewards"] == {"accuracy": 0.5, "brevity": 0.25}
+    assert ours["metadata"] == RNOW_ROW["metadata"]
+    assert (ours["stop_reason"], ours["turns"], ours["error"]) == ("answered", 2, None)
+    assert ours["usage"] == {"prompt_tokens": 301, "completion_tokens": 111}
+    other_answer = {**RNOW_ROW, "conversation": [*RNOW_ROW["conversation"][:2], assistant("?")]}
+    other_task = {**RNOW_ROW, "conversation": [user("else"), assistant("?")]}
+    assert as_rollout(other_answer)["task_id"] == ours["task_id"]
+    assert as_rollout(other_task)["task_id"] != ours["task_id"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "told"),
+    [
+        ({"completed": "error", "success": False, "error": "boom"}, "internal", "boom"),
+        ({"completed": "error", "errors": ["late", "very"]}, "internal", "late; very"),
+        ({"completed": False}, "internal", "not completed"),
+        ({"rewards": {"a": 1.0, "b": "timeout"}}, "reward", "no value of b"),
+        ({"rewards": {"b": "error"}, "errors": ["b: boom"]}, "reward", "b: boom"),
+    ],
+)
+def test_a_failure_of_rnow_is_no_reward_of_zero(changes: Row, kind: str, told: str) -> None:
+    ours = as_rollout({**RNOW_ROW, "total_reward": 0, **changes})
+
+    assert (ours["reward"], ours["success"], ours["stop_reason"]) == (None, None, "error")
+    assert ours["error"]["class"] == kind
+    assert told in ours["error"]["message"]
+
+
+def test_a_rollout_of_nemo_gym_becomes_chat_messages() -> None:
+    ours = as_rollout(GYM_ROW)
+
+    system, asked, calls, price, stock, answer = ours["messages"]
+    assert system == {"role": "system", "content": "You mind a shop."}
+    assert asked == {"role": "user", "content": "What is a lamp?"}
+    assert calls["reasoning_content"] == "I look it up."
+    assert [(c["id"], c["function"]["arguments"]) for c in calls["tool_calls"]] == [
+        ("call_1", '{"item": "lamp"}'),
+        ("call_2", "{}"),
+    ]
+    assert price == {"role": "tool", "tool_call_id": "call_1", "content": "7"}
+    assert stock["content"] == "5"
+    assert answer == {"role": "assistant", "content": "It costs 7."}
+    assert ours["tools"][0] == {
+        "type": "function",
+        "function": {
+            "name": "price",
+            "parameters": GYM_ROW["responses_create_params"]["tools"][0]["parameters"],
+            "strict": True,
+        },
+    }
+    assert (ours["reward"], ours["success"], ours["stop_reason"]) == (1.0, None, "answered")
+    assert ours["metadata"]["verifier_metadata"] == {"expected": 7}
+    assert ours["usage"] == {"prompt_tokens": 30, "completion_tokens": 12}
+    assert list(message_problems(ours["messages"])) == []
+    assert list(tool_schema_problems(ours["tools"])) == []
+
+
+def test_rollouts_of_one_task_have_one_task_id() -> None:
+    again = {**GYM_ROW, "_ng_rollout_index": 1, "reward": 0.0}
+    # Environments that hold the task themselves give all tasks the same prompt.
+    other = {**GYM_ROW, "_ng_task_index": 5}
+
+    assert as_rollout(again)["task_id"] == as_rollout(GYM_ROW)["task_id"]
+    assert as_rollout(other)["task_id"] != as_rollout(GYM_ROW)["task_id"]
+    assert as_rollout(TUTORIAL_ROW)["task_id"] == "lamp"
+
+
+def test_a_row_of_the_tutorial_has_its_items_at_the_top() -> None:
+    ours = as_rollout(TUTORIAL_ROW)
+
+    assert ours["messages"][0] == {"role": "user", "content": "What is a lamp?"}
+    assert ours["messages"][-1]["content"] == "It costs 7."
+    assert (ours["success"], ours["metadata"]) == (False, {"task_type": "price"})
+
+
+def test_a_response_that_failed_is_no_reward_of_zero() -> None:
+    response = {**GYM_ROW["response"], "error": {"code": "server_error", "message": "boom"}}
+    ours = as_rollout({**GYM_ROW, "response": response, "reward": 0.0})
+
+    assert (ours["reward"], ours["stop_reason"]) == (None, "error")
+    assert ours["error"] == {"class": "internal", "message": "boom"}
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ({**RNOW_ROW, "conversation": []}, "conversation"),
+        ({**RNOW_ROW, "conversation": [{"role": "x", "content": ""}]}, "conversation[0].role"),
+        ({**RNOW_ROW, "total_reward": "1"}, "total_reward"),
+        ({**RNOW_ROW, "rewards": {"a": "late"}}, "rewards.a"),
+        ({**RNOW_ROW, "rewards": [1]}, "rewards"),
+        ({**RNOW_ROW, "metadata": []}, "metadata"),
+        ({**GYM_ROW, "reward": "1"}, "reward"),
+        ({**GYM_ROW, "response": 5}, "response"),
+        ({**GYM_ROW, "response": {"output": [{"type": "mcp_call"}]}}, "response.output[0].type"),
+        ({**GYM_ROW, "response": {"output": [5]}}, "response.output[0]"),
+        ({**GYM_ROW, "response": {"output_text": "x"}}, "output"),
+        ({**GYM_ROW, "responses_create_params": {}}, "responses_create_params.input"),
+        ({**TUTORIAL_ROW, "output": [{"role": "robot"}]}, "output[0].role"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_told_with_its_field(row: Row, field: str) -> None:
+    assert [problem.field for problem in rollout_problems(row)] == [field]
+
+
+@pytest.mark.parametrize("row", FOREIGN_ROWS)
+def test_a_row_read_and_written_back_is_what_it_was(row: Row) -> None:
+    rules = RULES[layout_of(row) or RolloutLayout.STILLROOM]
+    before = deepcopy(row)
+
+    # Key by key, so that the order too is the same.
+    assert json.dumps(rules.write(rules.read(row))) == json.dumps(before)
+
+
+@pytest.mark.parametrize("row", FOREIGN_ROWS)
+def test_a_row_survives_a_way_through_the_other_layout(row: Row) -> None:
+    layout = layout_of(row)
+    [other] = [RULES[one] for one in FOREIGN if one is not layout]
+    rules = RULES[layout or RolloutLayout.STILLROOM]
+
+    assert rules.write(other.read(other.write(rules.read(row)))) == row
+
+
+@settings(deadline=None)
+@given(own_rollouts(), st.sampled_from(FOREIGN))
+def test_a_row_of_ours_survives_the_way_there_and_back(row: Row, layout: RolloutLayout) -> None:
+    theirs = RULES[layout].write(row)
+
+    assert layout_of(theirs) is layout
+    assert RULES[layout].read(theirs) == row
+    assert RULES[layout].read(json.loads(json.dumps(theirs))) == row
+
+
+@settings(deadline=None)
+@given(mangled(FOREIGN_ROWS), st.dictionaries(st.sampled_from(["extra", "stillroom"]), JSON))
+def test_a_foreign_row_is_refused_or_survives(row: Row, more: Row) -> None:
+    row = {**row, **more}
+    layout = layout_of(row)
+    if layout not in FOREIGN or list(rollout_problems(row)):
+        return
+    ours = RULES[layout].read(row)
+
+    assert list(message_problems(ours["messages"])) == []
+    assert list(rollout_problems(ours)) == []
+    assert RULES[layout].write(ours) == row
+
+
+@pytest.mark.parametrize("row", [RNOW_ROW, GYM_ROW, TUTORIAL_ROW])
+def test_what_was_changed_since_is_written_back_and_the_rest_is_kept(row: Row) -> None:
+    layout = layout_of(row)
+    assert layout is not None
+    ours = RULES[layout].read(row)
+    scored = {**ours, "reward": 0.5, "rewards": {"judge": 0.5}, "success": True}
+
+    theirs = RULES[layout].write(scored)
+
+    assert theirs["total_reward" if layout == "rnow" else "reward"] == 0.5
+    assert theirs["success"] is True
+    touched = {"total_reward", "reward", "rewards", "success"}
+    assert {k: v for k, v in theirs.items() if k not in touched} == {
+        k: v for k, v in row.items() if k not in touched
+    }
+    assert RULES[layout].read(theirs)["rewards"] == {"judge": 0.5}
+    longer = {**scored, "messages": [*ours["messages"], user("Sure?"), assistant("Yes.")]}
+    assert RULES[layout].read(RULES[layout].write(longer))["messages"] == longer["messages"]
+    # What they have no place for is kept all the same.
+    renamed = {**ours, "task_id": "mine", "note": 1}
+    back = RULES[layout].read(RULES[layout].write(renamed))
+    assert back == renamed
+
+
+def test_our_rows_become_what_the_others_read() -> None:
+    row = rollout_row(metadata={"a": 1}, error={"class": "timeout", "message": "late"}, reward=None)
+
+    rnow = rnow_from_rollout(row)
+    assert (rnow["completed"], rnow["total_reward"], rnow["errors"]) == ("error", None, ["late"])
+    assert rnow["conversation"] == row["messages"]
+    gym = nemo_gym_from_rollout(rollout_row(metadata={"a": 1}))
+    assert gym["responses_create_params"]["input"] == [
+        {"type": "message", "role": "user", "content": "What is 5 + 7?"}
+    ]
+    [said] = gym["response"]["output"]
+    assert said["content"] == [{"type": "output_text", "text": "12", "annotations": []}]
+    assert (gym["reward"], gym["metadata"]) == (1.0, {"a": 1})
+    assert "messages" not in gym["stillroom"]
+
+
+def test_a_row_of_ours_that_was_changed_as_theirs_is_read_as_theirs() -> None:
+    rnow = {**rnow_from_rollout(rollout_row()), "total_reward": 0.25}
+    gym = {**nemo_gym_from_rollout(rollout_row()), "reward": 0.25}
+
+    assert rollout_from_rnow(rnow)["reward"] == 0.25
+    assert rollout_from_nemo_gym(gym)["reward"] == 0.25

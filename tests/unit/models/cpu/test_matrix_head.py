@@ -1,0 +1,178 @@
+"""Values and gradients of the head as a matrix are autograd's, however it is cut into tiles."""
+
+import pytest
+import torch
+from torch import nn
+
+from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
+from stillroom.models.batches import TokenSequence, collate
+from stillroom.models.cpu.matrix_head import MatrixHead, matrix_head
+from stillroom.models.heads import OutputHead, token_logprobs
+
+NUM, HIDDEN, VOCABULARY = 13, 6, 40
+KINDS = {"plain": (1.0, None), "scaled": (0.25, None), "capped": (1.0, 3.0), "both": (2.0, 1.5)}
+
+
+def draw(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def inputs():
+    weight = nn.Parameter(2 * draw(VOCABULARY, HIDDEN, seed=1))
+    targets = torch.arange(NUM) * 7 % VOCABULARY
+    return weight, draw(NUM, HIDDEN, seed=2).requires_grad_(), targets
+
+
+def exact(weight, hidden, targets, scale, softcap):
+    logits = (hidden.double() @ weight.double().T) * scale
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    return token_logprobs(logits, targets)
+
+
+@pytest.fixture(params=[1, 5, 13, 1000])
+def tiles(request, monkeypatch):
+    numbers = request.param * VOCABULARY
+    monkeypatch.setattr("stillroom.models.cpu.matrix_head.TILE_NUMBERS", numbers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("tiles")
+def test_the_likelihoods_gradient_is_autograds(kind):
+    weight, hidden, targets = inputs()
+    expected = exact(weight, hidden, targets, *KINDS[kind])
+    weight_gradient, hidden_gradient = torch.autograd.grad(-0.3 * expected.sum(), (weight, hidden))
+    head = MatrixHead(weight, scale=KINDS[kind][0], softcap=KINDS[kind][1])
+
+    for times in (1, 2):
+        logprobs, gradient = head.add_nll_gradient(hidden.detach(), targets, scale=0.3)
+
+        assert torch.allclose(logprobs.double(), expected, atol=1e-5)
+        assert torch.allclose(gradient, hidden_gradient, atol=1e-5)
+        assert torch.allclose(weight.grad, times * weight_gradient, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize("most", [1, 5, 1000])
+def test_any_losss_gradient_is_autograds(kind, is_trained, most):
+    weight, hidden, _ = inputs()
+    scale, softcap = KINDS[kind]
+    aims = draw(NUM, VOCABULARY, seed=4)
+    logits = (hidden.double() @ weight.double().T) * scale
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    loss = (logits - aims).square().sum()
+    weight_gradient, hidden_gradient = torch.autograd.grad(loss, (weight, hidden))
+    weight.requires_grad_(is_trained)
+    head = MatrixHead(weight, scale=scale, softcap=softcap)
+
+    gradient = head.add_gradient(
+        hidden.detach(), lambda part, tile: tile.sub_(aims[part]).mul_(2), most=most
+    )
+
+    assert torch.allclose(gradient, hidden_gradient, atol=1e-4)
+    assert torch.allclose(head.logits(hidden.detach()).double(), logits, atol=1e-5)
+    if is_trained:
+        assert torch.allclose(weight.grad, weight_gradient, atol=1e-4)
+    else:
+        assert weight.grad is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.usefixtures("tiles")
+def test_weights_known_only_afterwards_give_autograds_gradient(kind, is_trained):
+    weight, hidden, targets = inputs()
+    weights = draw(NUM, seed=3)
+    expected = exact(weight, hidden, targets, *KINDS[kind])
+    weight_gradient, hidden_gradient = torch.autograd.grad(
+        (weights * expected).sum(), (weight, hidden)
+    )
+    weight.requires_grad_(is_trained)
+    head = MatrixHead(weight, scale=KINDS[kind][0], softcap=KINDS[kind][1])
+
+    scores = head.score(hidden.detach(), targets)
+    gradient = scores.backward(weights)
+
+    assert torch.allclose(scores.logprobs_N.double(), expected, atol=1e-5)
+    assert torch.allclose(head.logprobs(hidden, targets), scores.logprobs_N)
+    assert torch.allclose(gradient, hidden_gradient, atol=1e-5)
+    assert (weight.grad is not None) is is_trained
+    if is_trained:
+        assert torch.allclose(weight.grad, weight_gradient, atol=1e-5)
+
+
+def test_a_gradient_that_was_cleared_begins_anew():
+    weight, hidden, targets = inputs()
+    head = MatrixHead(weight, scale=1.0, softcap=None)
+    head.add_nll_gradient(hidden.detach(), targets, scale=1.0)
+    first = weight.grad.clone()
+
+    weight.grad = None
+    head.add_nll_gradient(hidden.detach(), targets, scale=1.0)
+
+    assert torch.equal(weight.grad, first)
+
+
+def test_huge_logits_stay_finite():
+    weight = nn.Parameter(torch.tensor([[1e4], [-1e4]]))
+    head = MatrixHead(weight, scale=1.0, softcap=None)
+
+    logprobs, gradient = head.add_nll_gradient(torch.ones(1, 1), torch.tensor([1]), scale=1.0)
+
+    assert logprobs.item() == pytest.approx(-2e4)
+    assert gradient.item() == pytest.approx(2e4)
+
+
+def test_weights_in_bf16_are_scored_from_logits_in_float32():
+    weight, hidden, targets = inputs()
+    short = nn.Parameter(weight.detach().bfloat16())
+    head = MatrixHead(short, scale=1.0, softcap=None)
+
+    logprobs, gradient = head.add_nll_gradient(hidden.detach().bfloat16(), targets, scale=1.0)
+
+    assert logprobs.dtype == torch.float32
+    assert gradient.dtype == short.grad.dtype == torch.bfloat16
+    assert torch.allclose(logprobs, exact(weight, hidden, targets, 1.0, None).float(), atol=0.2)
+
+
+def test_a_head_of_another_kind_is_left_to_autograd():
+    class Odd(nn.Linear):
+        pass
+
+    biased = nn.Linear(4, 9)
+    for head in (biased, Odd(4, 9, bias=False), nn.Identity()):
+        assert matrix_head(head, scale=1.0, softcap=None) is None
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_models_gradient_is_autograds(architecture):
+    model = build_model(architecture, build_tokenizer("chatml"))
+    head = OutputHead(model)
+    # 0 is the padding token, which a text may hold too.
+    rows = [[*range(5, 25), 0, 7, 7], [*range(40, 52), 0]]
+    sequences = [TokenSequence(row, [i % 3 == 2 for i in range(len(row))]) for row in rows]
+    batch = collate(sequences, device=torch.device("cpu"))
+
+    def found():
+        gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad(set_to_none=True)
+        return gradients
+
+    loss = -head.batch_logprobs(batch).sum()
+    loss.backward()
+    expected = found()
+    ours = head.add_nll_gradient(batch, scale=1.0)
+    at_once = found()
+    scores = head.score(batch)
+    (-scores.logprobs_N.sum()).backward()
+    scores.backward()
+    later = found()
+
+    assert ours == pytest.approx(loss.item(), rel=1e-5)
+    for gradients in (at_once, later):
+        assert gradients.keys() == expected.keys()
+        for name, gradient in gradients.items():
+            largest = expected[name].abs().max()
+            assert torch.allclose(gradient, expected[name], rtol=1e-3, atol=1e-5 * largest)

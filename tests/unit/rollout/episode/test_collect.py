@@ -1,0 +1,368 @@
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from fakes.loops import run_async
+from fakes.rollout_rows import assistant, tool_call
+from fakes.scripted_policy import MemoryRecorder, ScriptedPolicy, ScriptedTools, turn
+from stillroom.data.formats import Task, task_from_row
+from stillroom.errors import CallFailedError, FailureClass
+from stillroom.rollout.episode.collect import (
+    Arena,
+    FailedRollout,
+    Outcome,
+    collect_rollouts,
+    key_of,
+    specs_for,
+)
+from stillroom.rollout.journal.records import RolloutKey
+from stillroom.rollout.rewards.rewards import Rewarder
+from stillroom.teachers.budget import BudgetSpentError
+from stillroom.tools.base import ToolResult
+from stillroom.types import (
+    SampledTurn,
+    SamplingSettings,
+    StopReason,
+    TeacherRecord,
+    Trajectory,
+    Usage,
+)
+
+TEACHER = TeacherRecord(provider="openai", model="m", settings=SamplingSettings())
+TASKS = [
+    task_from_row({"prompt": f"prompt {index}", "metadata": {"expected_answer": 7}})
+    for index in range(5)
+]
+
+
+def arena_of(policy: Any, *, tools: Any = None, max_turns: int = 4, **more: Any) -> Arena:
+    return Arena(policy, TEACHER, tools, Rewarder(None), max_turns, **more)
+
+
+def collected(
+    tasks: Sequence[Task], arena: Arena, *, samples: int = 1, concurrency: int = 3, **more: Any
+) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+
+    async def keep(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+
+    async def main() -> None:
+        specs = specs_for(tasks, samples)
+        await collect_rollouts(specs, arena, concurrency=concurrency, on_outcome=keep, **more)
+
+    run_async(main)
+    return outcomes
+
+
+def test_every_rollout_has_one_outcome() -> None:
+    policy = ScriptedPolicy(lambda _key: [turn(assistant("7"))])
+
+    outcomes = collected(TASKS, arena_of(policy), samples=3)
+
+    wanted = [RolloutKey(task.task_id, sample) for task in TASKS for sample in range(3)]
+    assert sorted(map(key_of, outcomes)) == sorted(wanted)
+    assert sorted(policy.opened) == sorted(f"{task_id}:{sample}" for task_id, sample in wanted)
+
+
+def test_a_task_that_stands_twice_gets_twice_the_samples() -> None:
+    specs = specs_for([TASKS[0], TASKS[1], TASKS[0]], 2)
+
+    assert [spec.key for spec in specs] == [
+        RolloutKey(TASKS[0].task_id, 0),
+        RolloutKey(TASKS[0].task_id, 1),
+        RolloutKey(TASKS[1].task_id, 0),
+        RolloutKey(TASKS[1].task_id, 1),
+        RolloutKey(TASKS[0].task_id, 2),
+        RolloutKey(TASKS[0].task_id, 3),
+    ]
+
+
+@pytest.mark.parametrize(("concurrency", "most"), [(1, 1), (2, 2), (50, 5)])
+def test_no_more_conversations_are_open_than_asked(concurrency: int, most: int) -> None:
+    async def slow(_name: str, _arguments: dict[str, Any]) -> ToolResult:
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        return ToolResult(content="", is_error=False)
+
+    policy = ScriptedPolicy(lambda _key: [turn(assistant(None, tool_call())), turn(assistant("7"))])
+    arena = arena_of(policy, tools=ScriptedTools(["price"], slow))
+
+    outcomes = collected(TASKS, arena, concurrency=concurrency)
+
+    assert len(outcomes) == 5
+    assert policy.most_open == most
+    assert policy.num_open == 0
+
+
+def test_a_rollout_is_kept_with_all_that_is_known_of_it() -> None:
+    async def reply(_name: str, _arguments: dict[str, Any]) -> ToolResult:
+        return ToolResult(content="error: no", is_error=True)
+
+    tools = ScriptedTools(["price", "stock"], reply)
+    one = task_from_row(
+        {"prompt": "x", "tools": ["price"], "metadata": {"expected_answer": 7, "level": 2}}
+    )
+    policy = ScriptedPolicy(
+        lambda _key: [
+            turn(assistant(None, tool_call()), cost_usd=0.25),
+            turn(assistant("7"), cost_usd=0.5),
+        ]
+    )
+    arena = arena_of(policy, tools=tools)
+
+    [rollout] = collected([one], arena)
+
+    assert isinstance(rollout, Trajectory)
+    assert rollout.id == f"{one.task_id}-0"
+    assert [schema["function"]["name"] for schema in rollout.tools] == policy.tools[0] == ["price"]
+    assert rollout.metadata == {"expected_answer": 7, "level": 2}
+    assert (rollout.reward, rollout.rewards, rollout.success) == (
+        1.0,
+        {"expected_answer": 1.0},
+        True,
+    )
+    assert (rollout.stop_reason, rollout.turns) == (StopReason.ANSWERED, 2)
+    assert (rollout.truncated, rollout.tool_errors, rollout.error) == (False, 1, None)
+    assert rollout.usage == Usage(prompt_tokens=20, completion_tokens=10)
+    assert rollout.cost_usd == 0.75
+    assert rollout.teacher == TEACHER
+    assert rollout.duration_s >= 0
+
+
+@pytest.mark.parametrize(
+    ("finish", "truncated"),
+    [("length", True), ("context", True), ("filter", True), ("stop", False)],
+)
+def test_a_cut_off_rollout_is_truncated_and_still_judged(finish: str, truncated: bool) -> None:
+    policy = ScriptedPolicy(lambda _key: [turn(assistant("7"), finish=finish)])
+
+    [rollout] = collected(TASKS[:1], arena_of(policy))
+
+    assert isinstance(rollout, Trajectory)
+    assert (rollout.truncated, rollout.reward) == (truncated, 1.0)
+
+
+def test_failed_rollouts_are_told_apart_and_the_others_go_on() -> None:
+    bad = {TASKS[1].task_id, TASKS[3].task_id}
+    failure = CallFailedError(FailureClass.RATE_LIMIT, "slow down")
+
+    def script(key: str) -> list[Any]:
+        if key.partition(":")[0] in bad:
+            return [turn(assistant(None, tool_call())), failure]
+        return [turn(assistant("7"))]
+
+    outcomes = collected(TASKS, arena_of(ScriptedPolicy(script)), concurrency=2)
+
+    failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
+    assert {outcome.key.task_id for outcome in failed} == bad
+    assert all(
+        (f.failure.kind, f.failure.message, f.turns) == ("rate_limit", "slow down", 1)
+        for f in failed
+    )
+    assert len(outcomes) - len(failed) == 3
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("gone"), TimeoutError("late")])
+def test_a_connection_of_one_rollouts_tools_that_breaks_ends_no_other(error: OSError) -> None:
+    async def broken(_name: str, _arguments: dict[str, Any]) -> ToolResult:
+        raise error
+
+    def script(key: str) -> list[Any]:
+        is_first = key.startswith(TASKS[0].task_id)
+        return [turn(assistant(None, tool_call()) if is_first else assistant("7"))]
+
+    outcomes = collected(
+        TASKS, arena_of(ScriptedPolicy(script), tools=ScriptedTools(["price"], broken))
+    )
+
+    [failed] = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
+    assert failed.failure.kind is FailureClass.INTERNAL
+    assert str(error) in failed.failure.message
+    assert len(outcomes) == 5
+
+
+def test_tools_that_fail_side_by_side_end_one_rollout_only() -> None:
+    async def gone(_name: str, _arguments: dict[str, Any]) -> ToolResult:
+        raise CallFailedError(FailureClass.TOOL_HOST, "the host is gone")
+
+    calls = [tool_call("price", name) for name in "abc"]
+    policy = ScriptedPolicy(
+        lambda key: [
+            turn(assistant(None, *calls) if key.startswith(TASKS[0].task_id) else assistant("7"))
+        ]
+    )
+
+    outcomes = collected(TASKS, arena_of(policy, tools=ScriptedTools(["price"], gone)))
+
+    [failed] = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
+    assert failed.failure.kind is FailureClass.TOOL_HOST
+    assert len(outcomes) == 5
+
+
+def test_each_rollout_has_a_recorder_of_its_own() -> None:
+    recorders: dict[RolloutKey, MemoryRecorder] = {}
+
+    def recorder_for(key: RolloutKey) -> MemoryRecorder:
+        assert key not in recorders
+        return recorders.setdefault(key, MemoryRecorder())
+
+    policy = ScriptedPolicy(lambda _key: [turn(assistant("7"))])
+    collected(TASKS, arena_of(policy), samples=2, recorder_for=recorder_for)
+
+    assert len(recorders) == 10
+    assert all(recorder.order == [("turn", 0)] for recorder in recorders.values())
+
+
+def test_a_policy_that_is_cancelled_closes_its_conversations() -> None:
+    scopes: list[anyio.CancelScope] = []
+
+    async def forever(_name: str, _arguments: dict[str, Any]) -> ToolResult:
+        if policy.num_open == 3:
+            scopes[0].cancel()
+        await anyio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    policy = ScriptedPolicy(lambda _key: [turn(assistant(None, tool_call()))])
+    arena = arena_of(policy, tools=ScriptedTools(["price"], forever))
+
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            await collect_rollouts(specs_for(TASKS, 1), arena, concurrency=3, on_outcome=unexpected)
+
+    async def unexpected(_outcome: Outcome) -> None:
+        raise AssertionError("a rollout ended that cannot")
+
+    run_async(main)
+    assert (policy.most_open, policy.num_open) == (3, 0)
+
+
+def stateful(*, keeps_state: bool = True) -> ScriptedTools:
+    async def reply(_name: str, _arguments: dict[str, Any]) -> ToolResult:
+        return ToolResult(content="now", is_error=False)
+
+    tools = ScriptedTools(["price"], reply)
+    tools.keeps_state = keeps_state
+    return tools
+
+
+def half_done(*, with_replies: bool) -> MemoryRecorder:
+    """A recorder that knows how a rollout began."""
+    recorder = MemoryRecorder()
+    recorder.turns[0] = turn(assistant(None, tool_call(call_id="earlier")))
+    if with_replies:
+        recorder.replies[0] = [ToolResult(content="earlier", is_error=False)]
+    return recorder
+
+
+CALL_THEN_ANSWER = [turn(assistant(None, tool_call(call_id="now"))), turn(assistant("7"))]
+
+
+@pytest.mark.parametrize(
+    ("keeps_state", "with_replies", "steps", "called"),
+    [
+        # The state that the earlier replies came from is gone.
+        (True, True, [("restart", 0), ("turn", 0), ("replies", 0), ("turn", 1)], "now"),
+        # No tool was called yet, so there was no state to lose.
+        (True, False, [("replies", 0), ("turn", 1)], "earlier"),
+        (False, True, [("turn", 1)], "earlier"),
+    ],
+)
+def test_a_rollout_starts_over_where_its_tools_have_lost_their_state(
+    keeps_state: bool, with_replies: bool, steps: list[tuple[str, int]], called: str
+) -> None:
+    recorder = half_done(with_replies=with_replies)
+    tools = stateful(keeps_state=keeps_state)
+    arena = arena_of(ScriptedPolicy(lambda _key: CALL_THEN_ANSWER), tools=tools)
+
+    [rollout] = collected(TASKS[:1], arena, recorder_for=lambda _key: recorder)
+
+    assert isinstance(rollout, Trajectory)
+    assert recorder.order == steps
+    assert rollout.messages[1].get("tool_calls") == [tool_call(call_id=called)]
+    restarted = ("restart", 0) in steps
+    assert (rollout.dropped.calls if rollout.dropped else 0) == restarted
+    replied = "earlier" if with_replies and not keeps_state else "now"
+    assert rollout.messages[2].get("content") == replied
+    assert len(tools.calls) == (replied == "now")
+
+
+def test_a_conversation_that_is_all_on_record_needs_no_state_of_its_tools() -> None:
+    recorder = half_done(with_replies=True)
+    recorder.turns[1] = turn(assistant("7"))
+    tools = stateful()
+    arena = arena_of(ScriptedPolicy(lambda _key: CALL_THEN_ANSWER), tools=tools)
+
+    [rollout] = collected(TASKS[:1], arena, recorder_for=lambda _key: recorder)
+
+    assert isinstance(rollout, Trajectory)
+    assert recorder.order == tools.calls == []
+    assert rollout.turns == 2
+
+
+def test_more_conversations_are_begun_as_the_policy_can_take_more() -> None:
+    policy = ScriptedPolicy(lambda _key: CALL_THEN_ANSWER)
+    widths = iter([0, 1, 2])
+
+    async def wait_for_four(_name: str, _arguments: dict[str, Any]) -> ToolResult:
+        while policy.most_open < 4:  # noqa: ASYNC110 - the policy sets no event
+            await anyio.sleep(0.001)
+        return ToolResult(content="", is_error=False)
+
+    tools = ScriptedTools(["price"], wait_for_four)
+    arena = arena_of(policy, tools=tools, width=lambda: next(widths, 4))
+
+    outcomes = collected(TASKS, arena, concurrency=1)
+
+    assert len(outcomes) == 5
+    assert policy.most_open == 4
+
+
+def test_a_policy_that_can_take_less_than_was_asked_for_ends_no_conversation() -> None:
+    policy = ScriptedPolicy(lambda _key: [turn(assistant("7"))])
+
+    outcomes = collected(TASKS, arena_of(policy, width=lambda: 1), samples=3, concurrency=4)
+
+    assert len(set(map(key_of, outcomes))) == 15
+
+
+def test_a_spent_budget_lets_the_others_finish_and_begins_none() -> None:
+    def script(key: str) -> list[Any]:
+        if key.startswith(TASKS[1].task_id):
+            return [BudgetSpentError("budget_usd")]
+        return [turn(assistant("7"))]
+
+    policy = ScriptedPolicy(script)
+    outcomes: list[Outcome] = []
+
+    async def keep(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+
+    async def main() -> str | None:
+        specs = specs_for(TASKS, 1)
+        return await collect_rollouts(specs, arena_of(policy), concurrency=1, on_outcome=keep)
+
+    assert run_async(main) == "budget_usd"
+    assert [key_of(outcome).task_id for outcome in outcomes] == [TASKS[0].task_id]
+    assert len(policy.opened) == 2
+
+
+def test_cycles_are_looked_for_seldom_only_while_rollouts_are_done() -> None:
+    seen: list[int] = []
+    before = gc.get_threshold()
+
+    def script(_key: str) -> list[SampledTurn | Exception]:
+        seen.append(gc.get_threshold()[0])
+        return [turn(assistant("7")), MemoryError()]
+
+    collected(TASKS[:1], arena_of(ScriptedPolicy(script)))
+    with pytest.raises(ExceptionGroup):
+        collected(TASKS[:1], arena_of(ScriptedPolicy(script), nudge="Go on."))
+
+    assert min(seen) > 10 * before[0]
+    assert gc.get_threshold() == before

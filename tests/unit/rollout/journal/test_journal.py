@@ -1,0 +1,468 @@
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes.folders import names_in
+from fakes.rollout_rows import assistant, rollout_row, tool_call
+from fakes.scripted_policy import turn
+from stillroom.data.formats import decode_trajectory
+from stillroom.errors import DataError, InputError
+from stillroom.rollout.journal.journal import RolloutStore, journal_path
+from stillroom.rollout.journal.records import (
+    RECORD,
+    JournalContent,
+    JudgeRecord,
+    KnownSteps,
+    RepliesRecord,
+    RestartRecord,
+    RolloutKey,
+    TurnRecord,
+)
+from stillroom.teachers.budget import Cost, Outstanding
+from stillroom.tools.base import ToolResult
+from stillroom.types import CallTotals, SampledTurn, Trajectory
+
+SETTINGS: dict[str, Any] = {"model": "m", "temperature": 0.7, "seed": None}
+CALL, DONE = turn(assistant(None, tool_call())), turn(assistant("7"))
+REPLIES = [ToolResult(content="7", is_error=False)]
+
+
+def trajectory(task_id: str = "task", sample: int = 0, **changes: Any) -> Trajectory:
+    row = rollout_row(task_id=task_id, sample=sample, **changes)
+    return decode_trajectory(msgspec.json.encode(row))
+
+
+def steps_of(store: RolloutStore, task_id: str, sample: int = 0) -> list[Any]:
+    """The steps of a rollout that are on record, in their order."""
+    recorder, steps = store.recorder(RolloutKey(task_id, sample)), []
+    for index in range(4):
+        steps += [recorder.known_turn(index), recorder.known_replies(index)]
+    return [step for step in steps if step is not None]
+
+
+def begun(output: Path) -> None:
+    """One finished rollout, and two whose steps are on record in turn."""
+    store = RolloutStore(output, SETTINGS)
+    for task_id in ("done", "a", "b"):
+        store.recorder(RolloutKey(task_id, 0)).record_turn(0, CALL)
+    store.recorder(RolloutKey("a", 0)).record_replies(0, REPLIES)
+    store.recorder(RolloutKey("a", 0)).record_turn(1, DONE)
+    store.finish(trajectory("done"))
+    store.close(is_complete=False)
+
+
+def test_a_finished_rollout_is_a_row_and_is_known_again(tmp_path: Path) -> None:
+    output = tmp_path / "rollouts" / "out.jsonl"
+    store = RolloutStore(output, SETTINGS)
+    assert store.finished == {}
+    rows = [trajectory("a", 0), trajectory("a", 1, reward=None, success=None, truncated=True)]
+    for row in rows:
+        store.finish(row)
+    store.close(is_complete=True)
+
+    store = RolloutStore(output, SETTINGS)
+    assert [
+        (key, row.reward, row.success, row.truncated) for key, row in store.finished.items()
+    ] == [
+        (("a", 0), 1.0, True, False),
+        (("a", 1), None, None, True),
+    ]
+    store.close(is_complete=True)
+    assert output.read_bytes() == b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+
+
+def test_the_steps_of_unfinished_rollouts_are_known_again(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+
+    store = RolloutStore(output, SETTINGS)
+
+    assert steps_of(store, "a") == [CALL, REPLIES, DONE]
+    assert steps_of(store, "b") == [CALL]
+    assert steps_of(store, "done") == []
+    store.close(is_complete=False)
+
+
+def test_a_step_is_on_disk_for_other_processes_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    heard: list[SampledTurn] = []
+    store = RolloutStore(output, SETTINGS, on_turn=heard.append)
+    recorder = store.recorder(RolloutKey("a", 3))
+    journal = tmp_path / ".out.jsonl" / "journal.jsonl"
+
+    recorder.record_turn(0, CALL)
+    assert journal.read_bytes().count(b"\n") == 1
+    recorder.record_replies(0, REPLIES)
+    assert journal.read_bytes().count(b"\n") == 2
+    assert heard == [CALL]
+    store.close(is_complete=False)
+
+
+def test_a_torn_journal_keeps_every_step_before_the_tear(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+    journal = tmp_path / ".out.jsonl" / "journal.jsonl"
+    content = journal.read_bytes()
+    last = content.rstrip(b"\n").rfind(b"\n") + 1
+
+    for length in range(last, len(content)):
+        journal.write_bytes(content[:length])
+        store = RolloutStore(output, SETTINGS)
+        assert steps_of(store, "a") == [CALL, REPLIES]
+        store.close(is_complete=False)
+        assert journal.read_bytes() == content[:last]
+
+
+def test_a_torn_row_is_a_rollout_to_be_done_again(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    store = RolloutStore(output, SETTINGS)
+    store.finish(trajectory("a"))
+    store.finish(trajectory("b"))
+    store.close(is_complete=False)
+    content = output.read_bytes()
+    last = content.index(b"\n") + 1
+
+    for length in range(last, len(content)):
+        output.write_bytes(content[:length])
+        store = RolloutStore(output, SETTINGS)
+        assert list(store.finished) == [("a", 0)]
+        store.close(is_complete=False)
+        assert output.read_bytes() == content[:last]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", ".out.jsonl/journal.jsonl"])
+@pytest.mark.parametrize("broken", [b"{", b'{"task_id": 7}', b"[]", b"\0\0\0", b'"\xff"'])
+def test_a_broken_line_inside_is_told_with_its_place_and_nothing_is_changed(
+    tmp_path: Path, name: str, broken: bytes
+) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+    path = tmp_path / name
+    content = broken + b"\n" + path.read_bytes()
+    path.write_bytes(content)
+
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"\.jsonl:1"):
+            RolloutStore(output, SETTINGS)
+    assert path.read_bytes() == content
+
+
+def test_only_steps_that_follow_one_another_are_replayed(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+    journal = tmp_path / ".out.jsonl" / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+
+    # Without the replies to turn 0, turn 1 belongs to a conversation that is not known.
+    journal.write_bytes(b"".join(line for line in lines if b'"replies"' not in line))
+    store = RolloutStore(output, SETTINGS)
+    assert steps_of(store, "a") == [CALL]
+    store.close(is_complete=False)
+
+
+def test_changed_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json*") if path.is_file()}
+
+    with pytest.raises(InputError) as caught:
+        RolloutStore(output, {**SETTINGS, "model": "other", "seed": 3})
+    assert "model was 'm', now 'other'; seed was None, now 3" in caught.value.problem
+    assert "choose another output" in caught.value.fix
+    assert {path: path.read_bytes() for path in before} == before
+    RolloutStore(output, SETTINGS).close(is_complete=False)
+
+
+def test_a_setting_that_is_new_or_gone_is_a_change_too(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+
+    with pytest.raises(InputError, match="tools was None, now 'x'"):
+        RolloutStore(output, {**SETTINGS, "tools": "x"})
+    with pytest.raises(InputError, match=r"temperature was 0\.7"):
+        RolloutStore(output, {"model": "m", "seed": None})
+
+
+def test_settings_under_which_nothing_was_done_may_change(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    RolloutStore(output, {**SETTINGS, "model": "mispelt"}).close(is_complete=False)
+
+    RolloutStore(output, SETTINGS).close(is_complete=False)
+    begun(output)
+
+    with pytest.raises(InputError, match="model was 'm', now 'mispelt'"):
+        RolloutStore(output, {**SETTINGS, "model": "mispelt"})
+
+
+def test_a_file_of_the_users_is_left_alone(tmp_path: Path) -> None:
+    output = tmp_path / "prompts.jsonl"
+    output.write_bytes(b'{"prompt": "no newline at the end"}')
+
+    for _ in range(2):
+        with pytest.raises(InputError, match="was not written by generate_rollouts"):
+            RolloutStore(output, SETTINGS)
+    assert output.read_bytes() == b'{"prompt": "no newline at the end"}'
+
+
+def test_an_output_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    first = RolloutStore(output, SETTINGS)
+
+    with pytest.raises(InputError, match="another process is writing"):
+        RolloutStore(output, SETTINGS)
+    first.finish(trajectory())
+    first.close(is_complete=True)
+    second = RolloutStore(output, SETTINGS)
+    assert list(second.finished) == [("task", 0)]
+    second.close(is_complete=True)
+
+
+def test_a_journal_that_nothing_depends_on_is_removed(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+    journal = tmp_path / ".out.jsonl" / "journal.jsonl"
+
+    store = RolloutStore(output, SETTINGS)
+    for task_id in ("a", "b"):
+        store.recorder(RolloutKey(task_id, 0))
+        store.finish(trajectory(task_id))
+    store.close(is_complete=True)
+
+    assert not journal.exists()
+    assert names_in(journal.parent) == ["lock", "settings.json"]
+
+
+def test_steps_of_rollouts_that_were_not_asked_for_this_time_are_kept(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+
+    store = RolloutStore(output, SETTINGS)
+    store.recorder(RolloutKey("b", 0))
+    store.finish(trajectory("b"))
+    store.close(is_complete=True)
+
+    store = RolloutStore(output, SETTINGS)
+    assert steps_of(store, "a") == [CALL, REPLIES, DONE]
+    store.close(is_complete=False)
+
+
+def test_steps_before_a_restart_on_record_are_not_known_again(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+
+    store = RolloutStore(output, SETTINGS)
+    recorder = store.recorder(RolloutKey("a", 0))
+    assert recorder.known_turn(0) == CALL
+    recorder.start_over()
+    assert recorder.known_turn(0) is recorder.known_replies(0) is recorder.known_turn(1) is None
+    assert store.num_restarted == 1
+    store.close(is_complete=False)
+
+    store = RolloutStore(output, SETTINGS)
+    assert store.num_restarted == 0
+    assert steps_of(store, "a") == []
+    assert steps_of(store, "b") == [CALL]
+    store.close(is_complete=False)
+
+
+def test_steps_after_a_restart_are_known_again(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    begun(output)
+    again = [ToolResult(content="8", is_error=False)]
+
+    store = RolloutStore(output, SETTINGS)
+    recorder = store.recorder(RolloutKey("a", 0))
+    recorder.start_over()
+    recorder.record_turn(0, CALL)
+    recorder.record_replies(0, again)
+    store.close(is_complete=False)
+
+    store = RolloutStore(output, SETTINGS)
+    assert steps_of(store, "a") == [CALL, again]
+    store.close(is_complete=False)
+
+
+def test_what_is_spent_is_what_rows_and_unfinished_steps_have_cost(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    store = RolloutStore(output, SETTINGS)
+    assert store.spent() == Cost()
+    priced = turn(assistant(None, tool_call()), cost_usd=0.25)
+    for task_id in ("a", "b", "done"):
+        store.recorder(RolloutKey(task_id, 0)).record_turn(0, priced)
+    store.recorder(RolloutKey("a", 0)).record_replies(0, REPLIES)
+    # The price of this call was not known.
+    store.recorder(RolloutKey("a", 0)).record_turn(1, DONE)
+    usage = {"prompt_tokens": 100, "completion_tokens": 50}
+    store.finish(trajectory("done", usage=usage, cost_usd=0.5))
+    store.finish(trajectory("free", usage=usage, cost_usd=None))
+    assert store.spent() == Cost(tokens=300, usd=0.5)
+    store.close(is_complete=False)
+
+    store = RolloutStore(output, SETTINGS)
+    assert store.spent() == Cost(tokens=300 + 3 * 15, usd=1.0)
+    store.close(is_complete=False)
+
+
+def test_what_was_paid_before_a_restart_still_counts(tmp_path: Path) -> None:
+    priced = turn(assistant(None, tool_call()), cost_usd=0.25)
+    store = RolloutStore(tmp_path / "o.jsonl", SETTINGS)
+    recorder = store.recorder(RolloutKey("a", 0))
+    recorder.record_turn(0, priced)
+    recorder.start_over()
+    recorder.record_turn(0, priced)
+    store.record_unconfirmed(Cost(tokens=7, usd=0.125))
+    store.close(is_complete=False)
+    store = RolloutStore(tmp_path / "o.jsonl", SETTINGS)
+    assert store.spent() == Cost(tokens=37, usd=0.625)
+    store.close(is_complete=False)
+
+
+def test_what_may_have_been_billed_stays_on_record_when_all_is_done(tmp_path: Path) -> None:
+    output = tmp_path / "o.jsonl"
+    for _ in range(2):
+        store = RolloutStore(output, SETTINGS)
+        store.recorder(RolloutKey("task", 0)).record_turn(0, DONE)
+        store.record_unconfirmed(Cost(tokens=7, usd=0.125))
+        store.finish(trajectory(usage={"prompt_tokens": 10, "completion_tokens": 5}))
+        store.close(is_complete=True)
+    store = RolloutStore(output, SETTINGS)
+    assert store.spent().tokens == 15 + 2 * 7
+    assert store.known == {}
+    store.close(is_complete=True)
+
+
+def killed(output: Path, most: Outstanding, *, num_turns: int = 0) -> None:
+    """Leaves what a process leaves that ends without closing the store."""
+    store = RolloutStore(output, SETTINGS)
+    store.record_outstanding(most)
+    for index in range(num_turns):
+        store.recorder(RolloutKey("a", index)).record_turn(0, DONE)
+    journal = journal_path(output)
+    at_the_kill = journal.read_bytes()
+    store.close(is_complete=False)
+    journal.write_bytes(at_the_kill)
+
+
+def test_what_a_killed_run_had_out_is_spent_once(tmp_path: Path) -> None:
+    output, most = tmp_path / "o.jsonl", Outstanding(3, Cost(tokens=300, usd=1.5))
+    killed(output, most, num_turns=2)
+
+    for _ in range(2):
+        store = RolloutStore(output, SETTINGS)
+        assert (store.orphaned, store.lost) == (most, most)
+        assert store.spent() == Cost(tokens=300 + 2 * 15, usd=1.5)
+        # A run that sends nothing leaves it as it is.
+        store.close(is_complete=False)
+    killed(output, Outstanding(1, Cost(tokens=7, usd=0.25)))
+    store = RolloutStore(output, SETTINGS)
+    assert (store.orphaned.calls, store.lost.calls) == (1, 4)
+    assert store.spent() == Cost(tokens=337, usd=1.75)
+    store.record_outstanding(most)
+    store.record_outstanding(Outstanding(5, Cost(tokens=500, usd=2.5)))
+    store.close(is_complete=False)
+
+    # Its own calls have all come back by the time a run ends.
+    store = RolloutStore(output, SETTINGS)
+    assert (store.orphaned, store.lost.calls) == (Outstanding(), 4)
+    assert store.spent() == Cost(tokens=337, usd=1.75)
+    store.known.clear()
+    store.close(is_complete=True)
+    store = RolloutStore(output, SETTINGS)
+    assert store.spent() == Cost(tokens=307, usd=1.75)
+    store.close(is_complete=False)
+
+
+def test_a_run_that_came_to_nothing_leaves_nothing_on_record(tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path / "o.jsonl", SETTINGS)
+    store.record_outstanding(Outstanding(3, Cost(tokens=300)))
+    store.close(is_complete=False)
+
+    store = RolloutStore(tmp_path / "o.jsonl", {**SETTINGS, "model": "other"})
+    store.close(is_complete=True)
+
+
+STEPS = st.sampled_from(["turn", "replies", "judge", "restart"])
+
+
+@settings(deadline=None)
+@given(st.lists(STEPS, max_size=12))
+def test_the_records_of_known_steps_are_the_same_steps_again(kinds: list[str]) -> None:
+    key, steps, paid = RolloutKey("a", 2), KnownSteps(), 0
+    for kind in kinds:
+        where: Any = {"task_id": "a", "sample": 2}
+        if kind == "turn":
+            paid += steps.next_turn is not None
+            steps.add(TurnRecord(**where, index=len(steps.turns), turn=CALL))
+        elif kind == "replies":
+            steps.add(RepliesRecord(**where, index=len(steps.turns) - 1, replies=REPLIES))
+        elif kind == "judge":
+            paid += 1
+            steps.add(JudgeRecord(**where, index=len(steps.judge), turn=DONE))
+        else:
+            steps.add(RestartRecord(**where))
+
+    content = JournalContent()
+    for record in steps.records(key):
+        content.add(RECORD.decode(msgspec.json.encode(record)), ())
+
+    assert content.known.get(key, KnownSteps()) == steps
+    assert steps.paid.calls == paid
+    # What a shard is begun with counts there as it does in the whole.
+    assert content.paid.get(key, CallTotals()).calls == paid
+
+
+def test_the_calls_before_a_restart_are_those_of_the_row(tmp_path: Path) -> None:
+    output, priced = tmp_path / "o.jsonl", turn(assistant("7"), cost_usd=0.25)
+    dropped = CallTotals.of(priced) + CallTotals.of(priced)
+    for _ in range(2):
+        store = RolloutStore(output, SETTINGS)
+        recorder = store.recorder(RolloutKey("a", 0))
+        recorder.record_turn(0, priced)
+        recorder.record_judge_turn(0, priced)
+        recorder.start_over()
+        assert recorder.dropped() == dropped
+        assert recorder.judge_turns() == []
+        store.close(is_complete=False)
+        dropped += dropped
+    store = RolloutStore(output, SETTINGS)
+    assert store.paid().calls == store.recorder(RolloutKey("a", 0)).dropped().calls == 4
+    store.finish(trajectory("a", dropped=msgspec.to_builtins(recorder.dropped()), cost_usd=1.25))
+    store.close(is_complete=True)
+    store = RolloutStore(output, SETTINGS)
+    assert (store.spent(), store.paid().calls) == (Cost(tokens=65, usd=1.25), 5)
+    store.close(is_complete=True)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """A limit on the size of files stands for a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_no_lock_behind(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    store = RolloutStore(output, SETTINGS)
+    store.recorder(RolloutKey("task", 0)).record_turn(0, CALL)
+    with full_disk():
+        with pytest.raises(OSError, match="too large"):
+            store.finish(trajectory(messages=[assistant("x" * 2000)]))
+        with pytest.raises(OSError, match="too large"):
+            store.close(is_complete=True)
+
+    # As if there were room again: what was paid for is known.
+    store = RolloutStore(output, SETTINGS)
+    assert store.finished == {}
+    assert steps_of(store, "task") == [CALL]
+    store.close(is_complete=False)

@@ -1,0 +1,426 @@
+"""Cutting a run into shards and putting it together again, without Ray."""
+
+import math
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from fakes.chat_transport import ScriptedTeacher
+from fakes.loops import run_async
+from fakes.reporters import KeptReporter
+from fakes.rollout_rows import read_rows, write_rows
+from stillroom.errors import InputError, MissingExtraError, RunError
+from stillroom.files import FileLock
+from stillroom.rollout.episode.collect import specs_for
+from stillroom.rollout.journal.journal import RolloutStore, journal_path
+from stillroom.rollout.journal.records import OutstandingRecord, RolloutKey, TurnRecord
+from stillroom.rollout.journal.shards import (
+    Allowance,
+    ShardTail,
+    Share,
+    merge_shards,
+    prepare_shards,
+    recorded,
+    shard_output,
+    shard_run_folder,
+    shards_locked,
+    split,
+)
+from stillroom.rollout.origin import origin_of
+from stillroom.rollout.ray.run import generate_on_ray
+from stillroom.rollout.ray.worker import ShardJob, ShardWorker
+from stillroom.rollout.request import GenerateRollouts
+from stillroom.rollout.run import generate_rollouts, requested_tasks, settings_of
+from stillroom.settings import Workspace
+from stillroom.teachers.budget import Budget, Cost, Outstanding
+from stillroom.types import SampledTurn, Usage
+
+NUM_PROMPTS = 7
+KEYS = [RolloutKey(f"t{index}", sample) for index in range(NUM_PROMPTS) for sample in range(3)]
+
+
+def shards_of(keys=KEYS, *, workers=4, concurrency=20, max_concurrency=256, allowance=None):
+    return split(
+        keys,
+        workers=workers,
+        concurrency=concurrency,
+        max_concurrency=max_concurrency,
+        allowance=allowance or Allowance(),
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8, 21, 64])
+def test_every_rollout_is_in_exactly_one_shard(workers: int) -> None:
+    shards = shards_of(workers=workers)
+
+    dealt = [key for shard in shards for key in shard.keys]
+    assert sorted(dealt) == sorted(KEYS)
+    assert len(shards) == min(workers, 20, len(KEYS))
+    sizes = [len(shard.keys) for shard in shards]
+    assert max(sizes) - min(sizes) <= 1
+    assert shards == shards_of(workers=workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8, 19])
+def test_slices_add_up_to_the_whole(workers: int) -> None:
+    allowance = Allowance(usd=1.0, tokens=10_007)
+
+    shards = shards_of(workers=workers, allowance=allowance)
+
+    assert sum(shard.concurrency for shard in shards) == 20
+    assert sum(shard.max_concurrency for shard in shards) == 256
+    assert sum(shard.allowance.tokens for shard in shards) == 10_007
+    assert sum(shard.allowance.usd for shard in shards) == pytest.approx(1.0)
+    for shard in shards:
+        assert 1 <= shard.concurrency <= shard.max_concurrency
+        assert shard.allowance.tokens == pytest.approx(10_007 * len(shard.keys) / len(KEYS), abs=1)
+
+
+def test_there_are_no_more_shards_than_conversations_at_once_or_rollouts() -> None:
+    assert len(shards_of(workers=9, concurrency=2)) == 2
+    assert len(shards_of(KEYS[:3], workers=9)) == 3
+    assert shards_of([], workers=9) == []
+
+
+def test_no_limit_stays_no_limit() -> None:
+    assert {shard.allowance for shard in shards_of()} == {Allowance(math.inf, math.inf)}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    root = tmp_path / "workspace"
+    prompts = [
+        {"prompt": f"prompt {index}", "metadata": {"expected_answer": 12}}
+        for index in range(NUM_PROMPTS)
+    ]
+    write_rows(root / "prompts.jsonl", prompts)
+    return Workspace(root)
+
+
+def asked(**changes) -> GenerateRollouts:
+    given = {
+        "input": "prompts.jsonl",
+        "output": "out.jsonl",
+        "model": "m",
+        "provider": "openai",
+        "base_url": "http://teacher.test/v1",
+        "concurrency": 1,
+        "seed": 7,
+    }
+    return GenerateRollouts(**{**given, **changes})
+
+
+def run_of(workspace: Workspace, teacher: ScriptedTeacher, request=None, **more):
+    async def main():
+        with anyio.fail_after(30):
+            return await generate_rollouts(
+                workspace,
+                request or asked(),
+                folder=workspace.runs / "run",
+                reporter=KeptReporter(),
+                transport=teacher.transport(),
+                **more,
+            )
+
+    return run_async(main)
+
+
+class Sharded:
+    """An output that is dealt out to shards, as the driver does it."""
+
+    def __init__(self, workspace: Workspace, workers: int) -> None:
+        self.workspace, request = workspace, asked()
+        self.output = workspace.root / "out.jsonl"
+        prompts = workspace.root / "prompts.jsonl"
+        origin = run_async(origin_of, workspace, request, prompts)
+        self.settings = settings_of(workspace, request, None, origin)
+        specs = specs_for(requested_tasks(prompts, request), 1)
+        self.keys = [spec.key for spec in specs]
+        store = RolloutStore(self.output, self.settings)
+        todo = [key for key in self.keys if key not in store.finished]
+        self.shards = shards_of(todo, workers=workers)
+        prepare_shards(self.output, self.settings, self.shards, store.known)
+        store.close(is_complete=False)
+
+    def do(self, number: int, teacher: ScriptedTeacher):
+        share = Share(frozenset(self.shards[number].keys), Budget())
+        request = asked(output=str(shard_output(self.output, number)))
+        return run_of(self.workspace, teacher, request, share=share)
+
+    def begin(self, number: int) -> RolloutKey:
+        """Puts a turn of the shard's first rollout on record, as a worker that is killed then."""
+        path = shard_output(self.output, number)
+        store = RolloutStore(path, self.settings)
+        key = self.shards[number].keys[0]
+        turn = SampledTurn(
+            message={"role": "assistant", "content": "12"},
+            finish_reason="stop",
+            usage=Usage(prompt_tokens=3, completion_tokens=2),
+            cost_usd=0.25,
+        )
+        store.append(TurnRecord(task_id=key.task_id, sample=key.sample, index=0, turn=turn))
+        store.close(is_complete=False)
+        return key
+
+
+def tasks_in(workspace: Workspace) -> list[str]:
+    rows = read_rows(workspace.root / "out.jsonl")
+    assert len({row["task_id"] for row in rows}) == len(rows)
+    return sorted(row["task_id"] for row in rows)
+
+
+def names_beside(workspace: Workspace) -> list[str]:
+    return sorted(path.name for path in (workspace.root / ".out.jsonl").iterdir())
+
+
+def test_a_share_does_its_own_rollouts_and_no_others(workspace: Workspace) -> None:
+    teacher = ScriptedTeacher(tool_turns=0)
+    sharded = Sharded(workspace, 3)
+
+    result = sharded.do(1, teacher)
+
+    assert (result.requested, result.succeeded) == (2, 2)
+    rows = read_rows(shard_output(sharded.output, 1))
+    assert [row["task_id"] for row in rows] == [key.task_id for key in sharded.shards[1].keys]
+
+
+def test_a_share_has_its_own_budget_in_place_of_the_requests(workspace: Workspace) -> None:
+    teacher = ScriptedTeacher(tool_turns=0)
+    sharded = Sharded(workspace, 1)
+    share = Share(frozenset(sharded.shards[0].keys), Budget(tokens=0))
+    request = asked(output=str(shard_output(sharded.output, 0)), max_total_tokens=100_000)
+
+    result = run_of(workspace, teacher, request, share=share)
+
+    assert (result.stopped_by, result.calls) == ("max_total_tokens", 0)
+
+
+@pytest.mark.parametrize("again", [1, 2, 5])
+def test_shards_of_a_killed_driver_are_adopted_by_any_rerun(
+    workspace: Workspace, again: int
+) -> None:
+    teacher = ScriptedTeacher(tool_turns=0)
+    killed = Sharded(workspace, 3)
+    killed.do(0, teacher)
+    killed.do(2, teacher)
+    num_done = len(teacher.served)
+
+    merge_shards(killed.output, killed.settings)
+    assert len(tasks_in(workspace)) == num_done
+    rest = Sharded(workspace, again)
+    for shard in rest.shards:
+        rest.do(shard.number, teacher)
+    merge_shards(rest.output, rest.settings, requested=rest.keys)
+
+    assert len(tasks_in(workspace)) == NUM_PROMPTS
+    assert len(teacher.served) == len(set(teacher.served)) == NUM_PROMPTS
+    assert names_beside(workspace) == ["lock", "settings.json"]
+
+
+def test_a_rerun_in_one_process_brings_in_what_shards_left(workspace: Workspace) -> None:
+    teacher = ScriptedTeacher(tool_turns=0)
+    killed = Sharded(workspace, 3)
+    killed.do(0, teacher)
+    begun = killed.begin(1)
+
+    result = run_of(workspace, teacher)
+
+    assert (result.succeeded, result.already_done) == (NUM_PROMPTS, 3)
+    assert len(tasks_in(workspace)) == NUM_PROMPTS
+    # The turn on record is the whole answer of its rollout.
+    assert len(teacher.served) == NUM_PROMPTS - 1
+    row = next(row for row in read_rows(killed.output) if row["task_id"] == begun.task_id)
+    assert row["usage"] == {"prompt_tokens": 3, "completion_tokens": 2}
+
+
+def test_a_begun_rollout_goes_with_its_steps_to_whichever_shard_has_it(
+    workspace: Workspace,
+) -> None:
+    teacher = ScriptedTeacher(tool_turns=0)
+    killed = Sharded(workspace, 3)
+    key = killed.begin(2)
+    merge_shards(killed.output, killed.settings)
+
+    rest = Sharded(workspace, 2)
+    number = next(shard.number for shard in rest.shards if key in shard.keys)
+    result = rest.do(number, teacher)
+
+    assert result.calls == len(rest.shards[number].keys) - 1
+
+
+def test_bringing_the_same_shards_in_twice_brings_no_row_in_twice(workspace: Workspace) -> None:
+    teacher = ScriptedTeacher(tool_turns=0)
+    killed = Sharded(workspace, 2)
+    killed.do(0, teacher)
+    key = killed.begin(1)
+    shards = killed.output.with_name(".out.jsonl") / "shards"
+    shutil.copytree(shards, workspace.root / "kept")
+
+    merge_shards(killed.output, killed.settings)
+    first = killed.output.read_bytes()
+    store = RolloutStore(killed.output, killed.settings)
+    assert store.spent().tokens == 15 * len(killed.shards[0].keys) + 5
+    store.close(is_complete=False)
+    (workspace.root / "kept").rename(shards)
+    merge_shards(killed.output, killed.settings)
+
+    assert killed.output.read_bytes() == first
+    store = RolloutStore(killed.output, killed.settings)
+    assert store.spent().tokens >= 15 * len(killed.shards[0].keys) + 5
+    assert set(store.known) == {key}
+    assert len(store.known[key].turns) == 1
+    store.close(is_complete=False)
+
+
+def test_a_torn_row_of_a_killed_worker_is_done_again(workspace: Workspace) -> None:
+    teacher = ScriptedTeacher(tool_turns=0)
+    killed = Sharded(workspace, 1)
+    killed.do(0, teacher)
+    path = shard_output(killed.output, 0)
+    path.write_bytes(path.read_bytes()[:-20])
+
+    merge_shards(killed.output, killed.settings)
+
+    assert len(tasks_in(workspace)) == NUM_PROMPTS - 1
+
+
+def test_rows_are_taken_in_as_they_come_and_a_torn_one_only_when_it_is_whole(
+    workspace: Workspace,
+) -> None:
+    sharded = Sharded(workspace, 1)
+    sharded.do(0, ScriptedTeacher(tool_turns=0))
+    whole = shard_output(sharded.output, 0).read_bytes()
+    growing = workspace.root / "growing.jsonl"
+    store = RolloutStore(sharded.output, sharded.settings)
+    tail = ShardTail(growing, store)
+    ends = [index + 1 for index, byte in enumerate(whole) if byte == ord("\n")]
+
+    taken: list[int] = []
+    for end in (0, 10, ends[0], ends[2] + 5, len(whole)):
+        growing.write_bytes(whole[:end])
+        taken.append(tail.take())
+    store.close(is_complete=False)
+
+    assert taken == [0, 0, 1, 2, NUM_PROMPTS - 3]
+    assert sharded.output.read_bytes() == whole
+
+
+def test_what_a_dead_worker_had_on_record_is_counted(workspace: Workspace) -> None:
+    sharded = Sharded(workspace, 2)
+    path = shard_output(sharded.output, 0)
+    before = recorded(path, sharded.settings)
+    sharded.begin(0)
+
+    since = recorded(path, sharded.settings).since(before)
+
+    assert (since.calls, since.usage.prompt_tokens, since.cost_usd) == (1, 3, 0.25)
+
+
+def test_what_a_killed_worker_had_out_counts_once(workspace: Workspace) -> None:
+    sharded, most = Sharded(workspace, 2), Outstanding(3, Cost(tokens=300, usd=1.5))
+    path = shard_output(sharded.output, 0)
+    before = recorded(path, sharded.settings)
+    told = OutstandingRecord(calls=3, tokens=300, usd=1.5, begins=True)
+    with journal_path(path).open("ab") as journal:
+        journal.write(msgspec.json.encode(told) + b"\n")
+
+    since = recorded(path, sharded.settings).since(before)
+    assert (since.spent, since.lost.calls) == (most.worst, 3)
+    before = recorded(path, sharded.settings)
+    sharded.do(0, ScriptedTeacher(tool_turns=0))
+    assert recorded(path, sharded.settings).since(before).lost == Outstanding()
+
+    merge_shards(sharded.output, sharded.settings)
+    store = RolloutStore(sharded.output, sharded.settings)
+    assert (store.orphaned, store.lost) == (most, most)
+    assert store.spent().tokens == 300 + 15 * len(sharded.shards[0].keys)
+    store.close(is_complete=False)
+
+
+def test_a_dry_run_knows_what_the_shards_of_a_killed_driver_have(workspace: Workspace) -> None:
+    teacher = ScriptedTeacher(tool_turns=0)
+    killed = Sharded(workspace, 3)
+    killed.do(0, teacher)
+    killed.begin(1)
+    num_done = len(killed.shards[0].keys)
+    before = {path: path.stat().st_mtime_ns for path in workspace.root.rglob("*")}
+
+    told = run_of(workspace, teacher, asked(dry_run=True))
+
+    assert {path: path.stat().st_mtime_ns for path in workspace.root.rglob("*")} == before
+    assert (told.already_done, told.todo) == (num_done, NUM_PROMPTS - num_done)
+    # One of them has its turn on record.
+    assert told.calls.high == NUM_PROMPTS - num_done - 1
+    asked_before = len(teacher.served)
+    run_of(workspace, teacher)
+    assert len(teacher.served) - asked_before == told.calls.high
+
+
+def test_one_process_at_a_time_has_the_shards(workspace: Workspace) -> None:
+    output = workspace.root / "out.jsonl"
+    with (
+        shards_locked(output),
+        pytest.raises(InputError, match="another process"),
+        shards_locked(output),
+    ):
+        pass
+    lock = FileLock(output.with_name(".out.jsonl") / "shards.lock")
+    assert lock.try_acquire()
+    lock.release()
+
+
+def job_of(workspace: Workspace, **changes) -> ShardJob:
+    sharded = Sharded(workspace, 1)
+    folder = str(shard_run_folder(sharded.output, 0))
+    job = ShardJob(str(workspace.root), {}, folder, (), math.inf, math.inf, math.inf, "x")
+    return replace(job, **changes)
+
+
+def test_a_worker_without_the_drivers_files_says_so(workspace: Workspace) -> None:
+    end = ShardWorker().run(job_of(workspace, folder="/nowhere/shards/000.run"))
+    assert isinstance(end.error, RunError)
+    assert "is not on the Ray node" in end.error.problem
+    assert "same path" in end.error.fix
+
+
+def test_a_worker_of_another_version_says_so(workspace: Workspace) -> None:
+    end = ShardWorker().run(job_of(workspace, version="0.0.0-other"))
+    assert isinstance(end.error, RunError)
+    assert "0.0.0-other" in end.error.problem
+
+
+def test_without_ray_the_error_names_the_command(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    async def main() -> None:
+        await generate_on_ray(
+            workspace,
+            asked(ray_address="local"),
+            folder=workspace.runs / "run",
+            reporter=KeptReporter(),
+        )
+
+    with pytest.raises(MissingExtraError, match=r"stillroom\[ray\]"):
+        run_async(main)
+
+
+def test_calls_that_broke_off_on_a_worker_count_against_the_budget_of_a_rerun(
+    workspace: Workspace,
+) -> None:
+    killed = Sharded(workspace, 2)
+    store = RolloutStore(shard_output(killed.output, 1), killed.settings)
+    store.record_unconfirmed(Cost(tokens=100, usd=0.5))
+    store.close(is_complete=False)
+
+    merge_shards(killed.output, killed.settings)
+
+    store = RolloutStore(killed.output, killed.settings)
+    assert store.spent() == Cost(tokens=100, usd=0.5)
+    store.close(is_complete=False)

@@ -1,0 +1,349 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fakes.chat_transport import completion, refused
+from fakes.folders import names_in
+from fakes.foreign_rollouts import FOREIGN_ROWS, GYM_ROW, RNOW_ROW, TUTORIAL_ROW, write_rnow
+from fakes.judges import judgement
+from fakes.loops import run_async
+from fakes.reporters import KeptReporter
+from fakes.rollout_lines import BAD_LINES, encoded, rollout_lines
+from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_lines
+from fakes.user_files import write_tools
+from stillroom.data.layouts.detect import as_rollout
+from stillroom.errors import DataError, InputError, RunCancelledError, RunError, TeacherError
+from stillroom.lineage import manifest_path
+from stillroom.rollout.rescore.score import (
+    ScoreResult,
+    ScoreRollouts,
+    check_scoring,
+    score_rollouts,
+)
+from stillroom.settings import Workspace
+from stillroom.types import Usage
+
+JUDGE = {
+    "model": "m",
+    "rubric": "Be right.",
+    "base_url": "http://judge/v1",
+}
+Answer = Callable[[dict[str, Any]], httpx.Response]
+
+
+def write_judge(folder: Path, judge: dict[str, Any]) -> str:
+    (folder / "judge.yml").write_text(json.dumps(judge), encoding="utf-8")
+    return "judge.yml"
+
+
+def scored(
+    folder: Path,
+    source: str = "rollouts.jsonl",
+    *,
+    answer: Answer | None = None,
+    reporter: KeptReporter | None = None,
+    judge: dict[str, Any] | None = None,
+    **options: Any,
+) -> ScoreResult:
+    if judge is not None:
+        options["judge"] = write_judge(folder, judge)
+    request = ScoreRollouts(input=source, **{"output": "scored.jsonl", **options})
+
+    async def reply(asked: httpx.Request) -> httpx.Response:
+        assert answer is not None, "no judge may be asked"
+        return answer(json.loads(asked.content))
+
+    async def main() -> ScoreResult:
+        return await score_rollouts(
+            Workspace(folder),
+            request,
+            folder=folder / "runs" / "r1",
+            reporter=reporter or KeptReporter(),
+            transport=httpx.MockTransport(reply),
+        )
+
+    return run_async(main)
+
+
+def the_error(error: BaseException) -> BaseException:
+    """What was raised, out of the groups that task groups make."""
+    while isinstance(error, BaseExceptionGroup):
+        [error] = error.exceptions
+    return error
+
+
+def rollout(answer: str, *, task_id: str = "t", **changes: Any) -> dict[str, Any]:
+    messages = [user("How much?"), assistant(answer)]
+    metadata = {"expected_answer": "12"}
+    return rollout_row(**{"task_id": task_id, "messages": messages, "metadata": metadata} | changes)
+
+
+def test_rewards_are_given_anew_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    same = rollout("12")
+    wrong = rollout("13", task_id="wrong", extra={"z": 1, "a": [1.50]})
+    unjudged = rollout("12", task_id="unjudged", metadata={}, reward=0.25)
+    failed = rollout("12", task_id="x", error={"class": "timeout", "message": "x"}, reward=None)
+    lines = [*map(encoded, [same, wrong, unjudged, failed]), b"{broken"]
+    write_lines(tmp_path / "rollouts.jsonl", lines)
+    reporter = KeptReporter()
+
+    result = scored(tmp_path, reporter=reporter)
+
+    assert (result.read, result.changed, result.kept, result.failed) == (5, 1, 4, 0)
+    assert result.kept_by_reason == {
+        "same reward": 1,
+        "nothing judges it": 1,
+        "ended by an infrastructure failure": 1,
+        "not a rollout row": 1,
+    }
+    assert (result.mean_before, result.mean_after, result.num_success) == (0.75, 0.5, 1)
+    assert [problem.split(": ")[0] for problem in result.problems] == [
+        f"{tmp_path}/rollouts.jsonl:5"
+    ]
+    written = (tmp_path / "scored.jsonl").read_bytes().splitlines()
+    assert [written[0], *written[2:]] == [lines[0], *lines[2:]]
+    changed = {"reward": 0.0, "rewards": {"expected_answer": 0.0}, "success": False}
+    assert json.loads(written[1]) == {**wrong, **changed}
+    assert reporter.progressed[-1] == (5, 5)
+    manifest = json.loads(manifest_path(tmp_path / "scored.jsonl").read_bytes())
+    assert manifest["operation"] == "score_rollouts"
+    assert manifest["counts"] == {"read": 5, "changed": 1, "failed": 0}
+    assert not [name for name in names_in(tmp_path) if "scores" in name or "partial" in name]
+
+
+def test_every_other_value_keeps_its_very_bytes(tmp_path: Path) -> None:
+    rest = rb'"messages":[{"role":"user","content":"\u00fc"},{"role":"assistant","content":"12"}]'
+    more = rb'"z":1.50,"big":123456789012345678901234567890,"e":1E2,"n":{ "b" : null,"a":1}'
+    head = b'{"id":"a","task_id":"t","stop_reason":"answered","reward":%s,"metadata":'
+    line = head % b"null" + b'{"expected_answer":12.0,"answer_match":"numeric"},'
+    write_lines(tmp_path / "rollouts.jsonl", [line + rest + b"," + more + b"}"])
+
+    scored(tmp_path)
+
+    [written] = (tmp_path / "scored.jsonl").read_bytes().splitlines()
+    assert written == (
+        line.replace(b"null", b"1.0")
+        + rest
+        + b","
+        + more
+        + b',"rewards":{"expected_answer":1.0},"success":true}'
+    )
+
+
+def test_the_request_says_how_answers_are_compared(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout("It is 12."))])
+
+    assert scored(tmp_path, answer_match="exact").num_success == 0
+    assert scored(tmp_path, answer_match="numeric").num_success == 1
+
+
+def test_a_rewards_file_may_judge_and_a_reward_that_fails_is_null(tmp_path: Path) -> None:
+    code = """
+        @reward
+        def exact(args, messages):
+            if messages[-1]["content"] == "?":
+                raise KeyError("lamp")
+            return float(messages[-1]["content"] == args.metadata["expected_answer"]) / 2
+        """
+    write_tools(tmp_path, code, name="rewards.py")
+    rows = [rollout("12"), rollout("13"), rollout("?", reward=0.75)]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+
+    result = scored(tmp_path, rewards="rewards.py")
+
+    assert (result.read, result.changed, result.failed) == (3, 2, 1)
+    assert result.failed_by_class == {"reward": 1}
+    assert "KeyError" in result.problems[0]
+    written = read_rows(tmp_path / "scored.jsonl")
+    assert [row["reward"] for row in written] == [0.5, 0.0, None]
+    assert (written[2]["rewards"], written[2]["success"]) == ({}, None)
+    notes = read_rows(tmp_path / "runs" / "r1" / "judgements.jsonl")
+    assert [note["class"] for note in notes] == ["reward"]
+
+
+def test_a_judge_may_judge_and_its_cost_is_counted(tmp_path: Path) -> None:
+    rows = [rollout("12"), rollout("13", task_id="b"), rollout("?", task_id="c")]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+
+    def answer(asked: dict[str, Any]) -> httpx.Response:
+        content = asked["messages"][1]["content"]
+        if len(asked["messages"]) == 2 and "\n13\n</answer" in content:
+            return completion("hm")
+        is_right = "\n12\n</answer" in content
+        told = {"model": "j-2026-09"}
+        return completion(judgement(0.75, "fine") if is_right else judgement(0.25), told=told)
+
+    result = scored(tmp_path, answer=answer, concurrency=1, judge=JUDGE)
+
+    assert (result.changed, result.failed, result.judge_calls) == (3, 0, 4)
+    assert result.judge_usage == Usage(prompt_tokens=40, completion_tokens=20)
+    [judge] = json.loads(manifest_path(tmp_path / "scored.jsonl").read_bytes())["models"]
+    assert (judge["role"], judge["name"]) == ("judge", JUDGE["model"])
+    assert judge["answered_by"] == [{"model": "j-2026-09", "rows": 3, "fingerprints": []}]
+    written = read_rows(tmp_path / "scored.jsonl")
+    assert [row["rewards"] for row in written] == [{"judge": r} for r in (0.75, 0.25, 0.25)]
+    notes = read_rows(tmp_path / "runs" / "r1" / "judgements.jsonl")
+    assert [note["reasoning"] for note in notes] == ["fine", "because", "because"]
+
+
+def test_verdicts_that_were_paid_for_are_not_paid_for_again(tmp_path: Path) -> None:
+    rows = [rollout(str(number), task_id=str(number)) for number in range(6)]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+    asked: list[str] = []
+
+    def broken(body: dict[str, Any]) -> httpx.Response:
+        asked.append(body["messages"][1]["content"])
+        return completion(judgement(0.5)) if len(asked) <= 4 else refused(401)
+
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        scored(tmp_path, answer=broken, concurrency=1, judge=JUDGE)
+    assert isinstance(the_error(caught.value), TeacherError)
+    assert not (tmp_path / "scored.jsonl").exists()
+
+    result = scored(tmp_path, answer=lambda _: completion(judgement(1)), concurrency=1, judge=JUDGE)
+
+    assert (result.judge_calls, result.judge_calls_replayed) == (2, 4)
+    rewards = [row["reward"] for row in read_rows(tmp_path / "scored.jsonl")]
+    assert rewards == [0.5] * 4 + [1.0] * 2
+    # Once the output is there, the same command judges anew; so does another rubric.
+    again = scored(tmp_path, answer=lambda _: completion(judgement(1)), judge=JUDGE)
+    assert (again.judge_calls, again.judge_calls_replayed) == (6, 0)
+
+
+def test_after_failures_only_those_are_judged_again(tmp_path: Path) -> None:
+    rows = [rollout("12"), rollout("13", task_id="b")]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+
+    def picky(body: dict[str, Any]) -> httpx.Response:
+        is_right = "\n12\n</answer" in body["messages"][1]["content"]
+        return completion(judgement(0.5)) if is_right else refused(400)
+
+    first = scored(tmp_path, answer=picky, judge=JUDGE)
+    assert (first.changed, first.failed_by_class) == (1, {"bad_request": 1})
+    assert [row["reward"] for row in read_rows(tmp_path / "scored.jsonl")] == [0.5, None]
+
+    second = scored(tmp_path, answer=lambda _: completion(judgement(1)), judge=JUDGE)
+    assert (second.changed, second.judge_calls, second.judge_calls_replayed) == (2, 1, 1)
+    other = {**JUDGE, "rubric": "Be brief."}
+    assert scored(tmp_path, answer=picky, judge=other).judge_calls_replayed == 0
+
+
+def test_a_damaged_record_is_paid_for_again_and_nothing_else(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout("12"))])
+    (tmp_path / ".scored.jsonl.scores").write_bytes(b'{}\n\xff\n{"settings": "x", "torn')
+
+    result = scored(tmp_path, answer=lambda _: completion(judgement(1)), judge=JUDGE)
+
+    assert (result.judge_calls, result.judge_calls_replayed) == (1, 0)
+
+
+def test_where_no_reward_can_be_computed_nothing_is_written(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout("12"))])
+    (tmp_path / "scored.jsonl").write_bytes(b"before\n")
+
+    with pytest.raises(RunError, match="3 tries"):
+        scored(tmp_path, answer=lambda _: completion("hm"), judge=JUDGE)
+
+    assert (tmp_path / "scored.jsonl").read_bytes() == b"before\n"
+
+
+def test_a_cancelled_run_writes_nothing(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout("13"))])
+
+    with pytest.raises(RunCancelledError):
+        scored(tmp_path, reporter=KeptReporter(lambda: True))
+
+    assert not (tmp_path / "scored.jsonl").exists()
+
+
+def test_rollouts_of_other_systems_keep_their_layout(tmp_path: Path) -> None:
+    answer = {"metadata": {**RNOW_ROW["metadata"], "expected_answer": 35}}
+    late = {**RNOW_ROW, **answer, "rewards": {"accuracy": "timeout"}, "total_reward": 0}
+    crashed = {**RNOW_ROW, **answer, "completed": "error", "success": False}
+    write_rnow(tmp_path / "rollouts", {**RNOW_ROW, **answer}, late, crashed)
+    gym = [{**GYM_ROW, "expected_answer": "8"}, {**TUTORIAL_ROW, "expected_answer": "7"}]
+    write_lines(tmp_path / "rollouts" / "a.jsonl", map(encoded, gym))
+
+    result = scored(tmp_path, "rollouts")
+
+    assert (result.read, result.changed, result.kept) == (5, 4, 1)
+    rows = read_rows(tmp_path / "scored.jsonl")
+    judged = {"rewards": {"expected_answer": 1.0}, "success": True}
+    lost = {"rewards": {"expected_answer": 0.0}, "success": False}
+    assert rows == [
+        {**gym[0], "reward": 0.0, **lost},
+        {**gym[1], "reward": 1.0, **judged},
+        {**RNOW_ROW, **answer, "total_reward": 1.0, **judged},
+        {**late, "total_reward": 1.0, **judged},
+        crashed,
+    ]
+    assert [as_rollout(row)["reward"] for row in rows] == [0.0, 1.0, 1.0, 1.0, None]
+
+
+def test_what_is_wrong_is_told_before_anything_is_spent(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout("12"))])
+    (tmp_path / "link.jsonl").symlink_to(path)
+    for options, told in (
+        ({"output": "rollouts.jsonl"}, "the input itself"),
+        ({"output": "link.jsonl"}, "the input itself"),
+        ({"rewards": "missing.py"}, "does not exist"),
+        ({"judge": "missing.yml"}, "does not exist"),
+    ):
+        request = ScoreRollouts(input="rollouts.jsonl", **{"output": "o.jsonl", **options})
+        with pytest.raises(InputError, match=told):
+            check_scoring(Workspace(tmp_path), request)
+    for judge, told in (
+        ({"model": "m"}, "rubric"),
+        ({"rubric": "x"}, "model"),
+        ({**JUDGE, "rubrik": "x"}, "did you mean 'rubric'"),
+        ({**JUDGE, "rubric": "missing.md"}, "does not exist"),
+        ({**JUDGE, "rubric": " "}, "empty"),
+        ({**JUDGE, "base_url": "judge"}, "not an http"),
+        ({**JUDGE, "api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
+    ):
+        name = write_judge(tmp_path, judge)
+        request = ScoreRollouts(input="rollouts.jsonl", output="o.jsonl", judge=name)
+        with pytest.raises(InputError, match=told):
+            check_scoring(Workspace(tmp_path), request)
+    with pytest.raises(ValidationError):
+        ScoreRollouts(input="a", output="b", jugde="m")  # type: ignore[call-arg]
+
+
+def test_an_answer_that_cannot_be_compared_is_told_before_anything_is_spent(
+    tmp_path: Path,
+) -> None:
+    odd = rollout("12", metadata={"expected_answer": "twelve", "answer_match": "numeric"})
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, [rollout("13"), odd]))
+
+    with pytest.raises(DataError, match="holds no number"):
+        scored(tmp_path)
+
+    assert not (tmp_path / "scored.jsonl").exists()
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        rollout_lines() | st.sampled_from([*BAD_LINES, *map(encoded, FOREIGN_ROWS)]), max_size=6
+    ),
+    st.integers(1, 3),
+)
+def test_the_counts_add_up_and_no_row_is_lost(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], concurrency: int
+) -> None:
+    folder = tmp_path_factory.mktemp("score")
+    write_lines(folder / "rollouts.jsonl", lines)
+
+    result = scored(folder, concurrency=concurrency)
+
+    assert result.read == len(lines) == result.changed + result.kept + result.failed
+    assert result.kept == sum(result.kept_by_reason.values())
+    # None of them has an expected answer, so every line stays as it is.
+    assert (folder / "scored.jsonl").read_bytes().split(b"\n")[:-1] == lines

@@ -1,0 +1,844 @@
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes.chat_transport import completion
+from fakes.loops import run_async
+from fakes.rollout_rows import assistant, tool_call, tool_reply, user
+from stillroom.errors import CallFailedError, FailureClass, TeacherError
+from stillroom.settings import read_key
+from stillroom.teachers.budget import Budget, BudgetSpentError, Cost
+from stillroom.teachers.endpoint.attempts import MAX_ATTEMPTS, PATIENCE_S
+from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
+from stillroom.teachers.pricing import Price
+from stillroom.teachers.providers import PROFILES, Endpoint
+from stillroom.types import SampledTurn, SamplingSettings, Usage
+
+ENDPOINT = Endpoint("http://teacher.test/v1", "TEACHER_TEST_KEY")
+CALLS = CallSettings(timeout_s=5.0)
+SCHEMA: Any = {"type": "function", "function": {"name": "price", "parameters": {}}}
+Script = Sequence[httpx.Response | Exception]
+
+
+class Bench:
+    """A teacher on scripted answers; it keeps the requests and the waits instead of waiting."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        endpoint: Endpoint = ENDPOINT,
+        calls: CallSettings = CALLS,
+        spending: Spending | None = None,
+        **sampling: Any,
+    ) -> None:
+        self.requests: list[httpx.Request] = []
+        self.waits: list[float] = []
+        self._script = list(script)
+        self.teacher = OpenAITeacher(
+            endpoint,
+            "m",
+            SamplingSettings(**sampling),
+            key=read_key("TEACHER_TEST_KEY"),
+            calls=calls,
+            spending=spending,
+            transport=httpx.MockTransport(self._answer),
+            sleep=self._sleep,
+        )
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        return [json.loads(request.content) for request in self.requests]
+
+    def complete(self, *, tools: Sequence[Any] = (), seed: int | None = None) -> SampledTurn:
+        async def main() -> SampledTurn:
+            async with self.teacher:
+                return await self.teacher.complete([user("hi")], list(tools), seed=seed)
+
+        return run_async(main)
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        answer = self._script.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def _sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+
+def body(text: str | bytes, *, status: int = 200, **headers: str) -> httpx.Response:
+    return httpx.Response(status, content=text, headers=headers)
+
+
+def limited(retry_after: str | None = None, *, status: int = 429) -> httpx.Response:
+    headers = {} if retry_after is None else {"retry-after": retry_after}
+    return httpx.Response(status, text="slow down", headers=headers)
+
+
+def test_a_turn_is_what_the_endpoint_said() -> None:
+    turn = Bench([completion("hello", finish_reason="stop")]).complete()
+
+    assert turn.message == {"role": "assistant", "content": "hello"}
+    assert turn.finish_reason == "stop"
+    assert turn.usage == Usage(prompt_tokens=10, completion_tokens=5)
+    assert turn.token_ids is turn.logprobs is None
+
+
+def test_a_request_says_how_to_sample() -> None:
+    bench = Bench([completion()] * 2, temperature=0.25, top_p=0.5, max_tokens=7)
+    bench.complete(tools=[SCHEMA], seed=11)
+
+    assert bench.bodies[0] == {
+        "model": "m",
+        "messages": [user("hi")],
+        "max_tokens": 7,
+        "temperature": 0.25,
+        "top_p": 0.5,
+        "seed": 11,
+        "tools": [SCHEMA],
+    }
+    assert str(bench.requests[0].url) == "http://teacher.test/v1/chat/completions"
+
+
+def test_what_was_not_asked_for_is_not_sent() -> None:
+    bench = Bench([completion()])
+    bench.complete()
+
+    assert bench.bodies[0].keys() == {"model", "messages", "max_tokens", "temperature"}
+    assert "authorization" not in bench.requests[0].headers
+
+
+def test_the_key_goes_into_the_header_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEACHER_TEST_KEY", "sk-canary\n")
+    bench = Bench([completion()])
+    bench.complete()
+
+    assert bench.requests[0].headers["authorization"] == "Bearer sk-canary"
+    assert b"sk-canary" not in bench.requests[0].content
+
+
+def test_tool_calls_keep_their_ids_and_arguments_as_written() -> None:
+    calls = [tool_call("price", "abc", '{"item": '), {"function": {"name": "stock"}, "id": None}]
+    turn = Bench([completion(None, tool_calls=calls, finish_reason="tool_calls")]).complete()
+
+    assert turn.message == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            tool_call("price", "abc", '{"item": '),
+            tool_call("stock", "call_1", "{}"),
+        ],
+    }
+
+
+def test_reasoning_is_kept_and_the_endpoints_own_fields_are_not() -> None:
+    details = [{"type": "reasoning.text", "text": "hm"}]
+    answer = completion(
+        "7",
+        tool_calls=[],
+        reasoning_content="think",
+        reasoning_details=details,
+        refusal=None,
+        annotations=[],
+    )
+
+    assert Bench([answer]).complete().message == {
+        "role": "assistant",
+        "content": "7",
+        "reasoning_content": "think",
+        "reasoning_details": details,
+    }
+
+
+@pytest.mark.parametrize("role", [None, "model", "user"])
+def test_whatever_role_the_endpoint_names_it_is_the_assistants_turn(role: str | None) -> None:
+    assert Bench([completion("7", role=role)]).complete().message["role"] == "assistant"
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ("length", "length"),
+        ("content_filter", "filter"),
+        ("stop", "stop"),
+        ("tool_calls", "stop"),
+        ("end_turn", "stop"),
+    ],
+)
+def test_a_turn_that_was_cut_off_says_so(reason: str, finish: str) -> None:
+    assert Bench([completion("a", finish_reason=reason)]).complete().finish_reason == finish
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {},
+        {"prompt_tokens": None, "completion_tokens": "many"},
+        {"prompt_tokens": [1]},
+        [1, 2],
+        "free",
+        {"prompt_tokens": -3, "completion_tokens": True},
+    ],
+)
+def test_an_answer_that_was_paid_for_is_kept_whatever_its_usage_says(usage: Any) -> None:
+    turn = Bench([completion("7", usage=usage)]).complete()
+
+    assert turn.message["content"] == "7"
+    assert turn.usage == Usage()
+
+
+def test_a_usage_too_large_to_be_one_counts_nothing() -> None:
+    text = '{"choices":[{"message":{"content":"7"}}],"usage":{"prompt_tokens":1e300}}'
+
+    assert Bench([body(text)]).complete().usage.prompt_tokens >= 0
+
+
+UNREADABLE = [
+    body(""),
+    body("<html>bad gateway</html>"),
+    body('{"choices": ['),
+    body('{"choices": []}'),
+    body('{"choices": null}'),
+    body('{"error": {"message": "overloaded"}}'),
+    body('{"choices": [{"message": null}]}'),
+    body('{"choices": [{"message": {"content": 7}}]}'),
+    body('{"choices": [{"message": {"content": "a", "tool_calls": [{"function": {}}]}}]}'),
+    body('{"choices": [{"message": {"content": "a"}, "finish_reason": "error"}]}'),
+    body('data: {"choices": []}\n\ndata: [DONE]\n'),
+    body(b'{"choices": [{"message": {"content": "\xff"}}]}'),
+    body('{"choices": [{"message": {"content": "\\ud800"}}]}'),
+    body('{"choices": [{"message": {"content": "a", "x": ' + "[" * 10_000 + "]" * 10_000 + "}}]}"),
+    body("[" * 100_000),
+]
+
+
+@pytest.mark.parametrize("index", range(len(UNREADABLE)))
+def test_an_unreadable_body_is_asked_for_again(index: int) -> None:
+    unreadable = UNREADABLE[index]
+    bench = Bench([unreadable, completion("7")])
+
+    assert bench.complete().message["content"] == "7"
+    assert len(bench.requests) == 2
+
+
+def test_what_an_endpoint_says_instead_of_a_turn_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEACHER_TEST_KEY", "sk-canary")
+    text = '{"error": {"message": "no GPU is free for sk-canary", "code": 502}}'
+    bench = Bench([body(text)] * MAX_ATTEMPTS)
+
+    with pytest.raises(CallFailedError) as caught:
+        bench.complete()
+    assert "no GPU is free for [key]" in caught.value.message
+
+
+def broken_gzip() -> httpx.Response:
+    return httpx.Response(
+        200,
+        headers={"content-encoding": "gzip"},
+        stream=httpx.ByteStream(b"this was never compressed"),
+    )
+
+
+FAILURES: list[tuple[Callable[[], httpx.Response | Exception], FailureClass]] = [
+    (lambda: limited(status=500), FailureClass.SERVER_ERROR),
+    (lambda: limited(status=503), FailureClass.SERVER_ERROR),
+    (lambda: limited(status=408), FailureClass.SERVER_ERROR),
+    (lambda: limited(status=599), FailureClass.SERVER_ERROR),
+    (lambda: httpx.ReadTimeout("slow"), FailureClass.TIMEOUT),
+    (lambda: httpx.ConnectTimeout("slow"), FailureClass.CONNECTION),
+    (lambda: httpx.PoolTimeout("slow"), FailureClass.CONNECTION),
+    (lambda: httpx.ConnectError("refused"), FailureClass.CONNECTION),
+    (lambda: httpx.ReadError("reset"), FailureClass.CONNECTION),
+    (lambda: httpx.RemoteProtocolError("cut off"), FailureClass.CONNECTION),
+    (lambda: body("<html>"), FailureClass.BAD_RESPONSE),
+    (broken_gzip, FailureClass.BAD_RESPONSE),
+]
+
+
+@pytest.mark.parametrize(("fail", "kind"), FAILURES)
+def test_a_passing_failure_is_tried_again_and_a_lasting_one_told_by_its_class(
+    fail: Callable[[], httpx.Response | Exception], kind: FailureClass
+) -> None:
+    passing = Bench([fail() for _ in range(MAX_ATTEMPTS - 1)] + [completion("7")])
+    assert passing.complete().message["content"] == "7"
+    assert len(passing.waits) == MAX_ATTEMPTS - 1
+
+    lasting = Bench([fail() for _ in range(MAX_ATTEMPTS)])
+    with pytest.raises(CallFailedError) as caught:
+        lasting.complete()
+    assert caught.value.kind is kind
+    assert f"({MAX_ATTEMPTS} attempts)" in caught.value.message
+    assert len(lasting.waits) == MAX_ATTEMPTS - 1
+
+
+def test_waits_grow_and_stay_within_their_bounds() -> None:
+    bench = Bench([limited(status=500)] * MAX_ATTEMPTS)
+    with pytest.raises(CallFailedError):
+        bench.complete()
+
+    for attempt, wait in enumerate(bench.waits, start=1):
+        assert 0.25 * 2**attempt <= wait <= 0.5 * 2**attempt
+
+
+@pytest.mark.parametrize(
+    ("header", "low", "high"),
+    [
+        ("3", 3, 3),
+        ("0.25", 0.25, 0.25),
+        ("0", 0, 0),
+        ("-5", 0, 0),
+        ("nan", 0, 1),
+        ("soon", 0.5, 1),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 0),
+        ("", 0.5, 1),
+    ],
+)
+def test_the_time_an_endpoint_names_is_waited(header: str, low: float, high: float) -> None:
+    for status in (429, 503):
+        bench = Bench([limited(header, status=status), completion()])
+        bench.complete()
+        [wait] = bench.waits
+        assert low <= wait <= high + (0.02 if status == 429 else 0)
+
+
+def test_a_date_to_come_back_is_read() -> None:
+    bench = Bench(
+        [limited(format_datetime(datetime.now(UTC) + timedelta(seconds=90))), completion()]
+    )
+    bench.complete()
+    assert 80 <= bench.waits[0] <= 90
+
+
+def test_a_call_waits_for_a_rate_limit_longer_than_it_is_tried_again_after_failures() -> None:
+    bench = Bench([limited("10")] * (MAX_ATTEMPTS + 3) + [completion("7")])
+    assert bench.complete().message["content"] == "7"
+    assert bench.waits == [10.0] * (MAX_ATTEMPTS + 3)
+
+
+@pytest.mark.parametrize("header", [None, "0", "30", "3600", "inf"])
+def test_no_call_waits_for_a_rate_limit_for_ever(header: str | None) -> None:
+    bench = Bench([limited(header)] * 100)
+    with pytest.raises(CallFailedError) as caught:
+        bench.complete()
+    assert caught.value.kind is FailureClass.RATE_LIMIT
+    assert sum(bench.waits) <= PATIENCE_S
+    assert len(bench.waits) < 100
+
+
+@pytest.mark.parametrize("status", [400, 413, 422, 301, 307, 204])
+def test_a_request_refused_as_such_is_not_sent_again(status: int) -> None:
+    bench = Bench([body("no such thing", status=status)])
+
+    with pytest.raises(CallFailedError) as caught:
+        bench.complete()
+    assert caught.value.kind is FailureClass.BAD_REQUEST
+    assert f"HTTP {status}" in caught.value.message
+    assert bench.waits == []
+
+
+@pytest.mark.parametrize(
+    ("status", "text"), [(401, "TEACHER_TEST_KEY"), (403, "TEACHER_TEST_KEY"), (404, "base_url")]
+)
+def test_a_refused_key_or_model_is_an_error_of_the_whole_run(status: int, text: str) -> None:
+    bench = Bench([body("no", status=status)])
+
+    with pytest.raises(TeacherError) as caught:
+        bench.complete()
+    assert text in caught.value.fix
+    assert "teacher.test" in caught.value.problem
+    assert bench.waits == []
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (402, "Insufficient credits"),
+        (429, '{"error": {"code": "insufficient_quota"}}'),
+        (400, "Your credit balance is too low to access the API"),
+    ],
+)
+def test_an_account_without_credit_ends_the_run_instead_of_failing_all_of_it(
+    status: int, text: str
+) -> None:
+    bench = Bench([body(text, status=status)])
+
+    with pytest.raises(TeacherError) as caught:
+        bench.complete()
+    assert "no credit" in caught.value.problem
+    assert "goes on from here" in caught.value.fix
+    assert bench.waits == []
+
+
+def test_one_prompt_that_is_forbidden_fails_alone() -> None:
+    flagged = body("this input was flagged by moderation", status=403)
+    for script in ([flagged], [completion("7"), body("no", status=403)]):
+        bench = Bench(script)
+
+        async def main(bench: Bench = bench, num_calls: int = len(script)) -> None:
+            for _ in range(num_calls):
+                await bench.teacher.complete([user("hi")], [])
+
+        with pytest.raises(CallFailedError) as caught:
+            run_async(main)
+        assert caught.value.kind is FailureClass.BAD_REQUEST
+
+
+def test_where_an_endpoint_redirects_to_is_said() -> None:
+    bench = Bench([body("", status=308, location="https://elsewhere.test/v1/chat/completions")])
+
+    with pytest.raises(CallFailedError, match=r"elsewhere\.test"):
+        bench.complete()
+
+
+@pytest.mark.parametrize("status", [400, 401, 429])
+def test_a_key_that_an_endpoint_repeats_is_not_passed_on(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setenv("TEACHER_TEST_KEY", "sk-canary")
+    # Where a message is cut, the first half of a key could be left.
+    text = "x" * 294 + "sk-canary"
+    bench = Bench([body(text, status=status)] * 100)
+
+    with pytest.raises((CallFailedError, TeacherError)) as caught:
+        bench.complete()
+    assert "sk-c" not in str(caught.value)
+
+
+def test_an_endpoint_that_never_answers_runs_into_the_deadline() -> None:
+    async def silent(_request: httpx.Request) -> httpx.Response:
+        await anyio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    async def main() -> None:
+        bench = Bench([])
+        teacher = OpenAITeacher(
+            ENDPOINT,
+            "m",
+            SamplingSettings(),
+            calls=CallSettings(timeout_s=0.01),
+            transport=httpx.MockTransport(silent),
+            sleep=bench._sleep,
+        )
+        async with teacher:
+            await teacher.complete([user("hi")], [])
+
+    with pytest.raises(CallFailedError) as caught:
+        run_async(main)
+    assert caught.value.kind is FailureClass.TIMEOUT
+
+
+def test_cancelling_a_call_is_no_failure_of_the_endpoint() -> None:
+    async def silent(_request: httpx.Request) -> httpx.Response:
+        await anyio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    async def main() -> bool:
+        transport = httpx.MockTransport(silent)
+        async with OpenAITeacher(ENDPOINT, "m", SamplingSettings(), transport=transport) as teacher:
+            with anyio.move_on_after(0.05) as scope:
+                await teacher.complete([user("hi")], [])
+        return scope.cancelled_caught
+
+    assert run_async(main)
+
+
+def test_a_conversation_is_sent_whole_with_each_turn() -> None:
+    first = completion(None, tool_calls=[tool_call()], finish_reason="tool_calls")
+    bench = Bench([first, completion("7")])
+
+    async def main() -> None:
+        async with (
+            bench.teacher as teacher,
+            teacher.converse([user("hi")], [SCHEMA], seed_key="task:0") as conversation,
+        ):
+            turn = await conversation.sample()
+            conversation.reply(turn.message, [tool_reply("7")])
+            await conversation.sample()
+            assert conversation.trace() is None
+
+    run_async(main)
+    assert bench.bodies[1]["messages"] == [
+        user("hi"),
+        assistant(None, tool_call()),
+        tool_reply("7"),
+    ]
+
+
+def test_what_google_signs_goes_back_where_it_stood() -> None:
+    signed = {"google": {"thought_signature": "c2lnbmVk"}}
+    call = {**tool_call(), "extra_content": signed}
+    first = completion(None, tool_calls=[call], finish_reason="tool_calls", extra_content=signed)
+    bench = Bench([first, completion("7")])
+
+    async def main() -> None:
+        async with (
+            bench.teacher as teacher,
+            teacher.converse([user("hi")], [SCHEMA], seed_key="task:0") as conversation,
+        ):
+            turn = await conversation.sample()
+            conversation.reply(turn.message, [tool_reply("7")])
+            await conversation.sample()
+
+    run_async(main)
+    sent = bench.bodies[1]["messages"][1]
+    assert sent == {**assistant(None, call), "extra_content": signed}
+
+
+def test_a_restored_turn_stands_where_it_was() -> None:
+    bench = Bench([completion("7")])
+    known = SampledTurn(
+        message=assistant(None, tool_call()),  # type: ignore[arg-type]
+        finish_reason="stop",
+        usage=Usage(),
+    )
+
+    async def main() -> None:
+        async with (
+            bench.teacher as teacher,
+            teacher.converse([user("hi")], [], seed_key="task:0") as conversation,
+        ):
+            conversation.restore(known)
+            conversation.reply(known.message, [tool_reply("7")])
+            await conversation.sample()
+
+    run_async(main)
+    assert bench.bodies[0]["messages"] == [user("hi"), known.message, tool_reply("7")]
+
+
+def seeds_of(seed: int | None, keys: Sequence[str]) -> list[int | None]:
+    bench = Bench([completion()] * len(keys), seed=seed)
+
+    async def main() -> None:
+        async with bench.teacher as teacher:
+            for key in keys:
+                async with teacher.converse([user("hi")], [], seed_key=key) as conversation:
+                    await conversation.sample()
+
+    run_async(main)
+    return [sent.get("seed") for sent in bench.bodies]
+
+
+def test_each_sample_has_a_seed_of_its_own_that_comes_back() -> None:
+    keys = ["a:0", "a:1", "b:0"]
+    seeds = seeds_of(7, keys)
+
+    assert len(set(seeds)) == 3
+    assert all(isinstance(seed, int) and 0 <= seed < 2**31 for seed in seeds)
+    assert seeds_of(7, keys) == seeds
+    assert set(seeds_of(8, keys)).isdisjoint(seeds)
+    assert seeds_of(None, keys) == [None] * 3
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["choices", "message", "content", "tool_calls", "usage", "function"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=30) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_no_body_of_any_shape_is_more_than_a_failed_call(content: bytes) -> None:
+    bench = Bench([body(content) for _ in range(MAX_ATTEMPTS)])
+
+    try:
+        turn = bench.complete()
+    except CallFailedError as error:
+        kind = error.kind
+    else:
+        assert turn.message["role"] == "assistant"
+        return
+    assert kind is FailureClass.BAD_RESPONSE
+
+
+PRICE = Price(prompt=1000, completion=10_000)
+OPENROUTER = Endpoint(
+    "http://teacher.test/v1", None, provider="openrouter", profile=PROFILES["openrouter"]
+)
+
+
+def test_a_call_costs_what_its_tokens_cost() -> None:
+    bench = Bench([completion()], spending=Spending(PRICE))
+
+    assert bench.complete().cost_usd == pytest.approx(0.06)
+    spent = bench.teacher.spending.budget.spent
+    assert (spent.tokens, spent.usd) == (15, pytest.approx(0.06))
+
+
+def test_without_a_price_only_the_endpoint_can_say_what_a_call_costs() -> None:
+    told = {"prompt_tokens": 10, "completion_tokens": 5, "cost": 0.25}
+    bench = Bench([completion()])
+
+    assert bench.complete().cost_usd is None
+    assert bench.teacher.spending.budget.spent == Cost(tokens=15)
+    assert Bench([completion(usage=told)]).complete().cost_usd == 0.25
+
+
+@pytest.mark.parametrize(
+    ("cost", "cost_usd"),
+    [
+        (0.25, 0.25),
+        (2, 2.0),
+        (0, 0.0),
+        (None, 0.06),
+        ("0.25", 0.06),
+        (True, 0.06),
+        (-1, 0.06),
+        ({"usd": 1}, 0.06),
+    ],
+)
+def test_what_an_endpoint_says_of_the_cost_comes_first_if_it_can_be_one(
+    cost: Any, cost_usd: float
+) -> None:
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "cost": cost}
+    bench = Bench([completion(usage=usage)], spending=Spending(PRICE))
+
+    assert bench.complete().cost_usd == pytest.approx(cost_usd)
+    assert bench.teacher.spending.budget.spent.usd == pytest.approx(cost_usd)
+
+
+REASONED = {
+    "reasoning": "hm",
+    "reasoning_content": "hm",
+    "reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}],
+}
+
+
+def sent_back(bench: Bench, *, is_restored: bool) -> dict[str, Any]:
+    """The first turn as the second request has it."""
+
+    async def main() -> None:
+        async with (
+            bench.teacher as teacher,
+            teacher.converse([user("hi")], [SCHEMA], seed_key="task:0") as conversation,
+        ):
+            if is_restored:
+                turn = await teacher.complete([user("hi")], [SCHEMA])
+                conversation.restore(turn)
+            else:
+                turn = await conversation.sample()
+            assert turn.message == {**assistant(None, tool_call()), **REASONED}
+            conversation.reply(turn.message, [tool_reply("7")])
+            await conversation.sample()
+
+    run_async(main)
+    asked, answered, replied = bench.bodies[1]["messages"]
+    assert (asked, replied) == (user("hi"), tool_reply("7"))
+    return answered
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "returns_thinking", "goes_back"),
+    [
+        (ENDPOINT, False, ()),
+        (ENDPOINT, True, tuple(REASONED)),
+        (OPENROUTER, False, ("reasoning_details",)),
+        (OPENROUTER, True, tuple(REASONED)),
+    ],
+)
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_reasoning_is_kept_and_goes_back_only_where_it_is_wanted(
+    endpoint: Endpoint, returns_thinking: bool, goes_back: tuple[str, ...], is_restored: bool
+) -> None:
+    first = completion(None, tool_calls=[tool_call()], finish_reason="tool_calls", **REASONED)
+    calls = CallSettings(timeout_s=5.0, returns_thinking=returns_thinking)
+    bench = Bench([first, completion("7")], endpoint=endpoint, calls=calls)
+
+    message = sent_back(bench, is_restored=is_restored)
+
+    wanted = {key: REASONED[key] for key in goes_back}
+    assert message == {**assistant(None, tool_call()), **wanted}
+
+
+def test_malformed_arguments_go_back_so_that_a_server_can_read_them() -> None:
+    call = tool_call(arguments='{"item": "la')
+    bench = Bench([completion(None, tool_calls=[call]), completion("7")])
+
+    async def main() -> SampledTurn:
+        async with (
+            bench.teacher as teacher,
+            teacher.converse([user("hi")], [SCHEMA], seed_key="task:0") as conversation,
+        ):
+            turn = await conversation.sample()
+            conversation.reply(turn.message, [tool_reply("7")])
+            await conversation.sample()
+            return turn
+
+    # What the model wrote is kept.
+    assert run_async(main).message == assistant(None, call)
+    [sent] = bench.bodies[1]["messages"][1]["tool_calls"]
+    assert sent == tool_call(arguments='{"malformed":"{\\"item\\": \\"la"}')
+
+
+TOO_LONG = [
+    "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",
+    '{"error": {"code": "context_length_exceeded"}}',
+    "prompt is too long: 210000 tokens > 200000 maximum",
+    "The input token count (1200000) exceeds the maximum number of tokens allowed",
+    "the request exceeds the available context size",
+]
+
+
+@pytest.mark.parametrize("text", TOO_LONG)
+def test_a_conversation_that_fills_the_context_ends_there_and_does_not_fail(text: str) -> None:
+    first = completion(None, tool_calls=[tool_call()])
+    bench = Bench([first, body(text, status=400)])
+
+    async def main() -> SampledTurn:
+        async with (
+            bench.teacher as teacher,
+            teacher.converse([user("hi")], [SCHEMA], seed_key="task:0") as conversation,
+        ):
+            turn = await conversation.sample()
+            conversation.reply(turn.message, [tool_reply("7" * 1000)])
+            return await conversation.sample()
+
+    turn = run_async(main)
+    assert (turn.finish_reason, turn.usage, turn.cost_usd) == ("context", Usage(), 0.0)
+    assert turn.message == assistant("")
+    # A prompt that is too long by itself is another matter.
+    with pytest.raises(CallFailedError) as caught:
+        Bench([body(text, status=400)]).complete()
+    assert caught.value.kind is FailureClass.BAD_REQUEST
+
+
+def test_the_form_of_an_answer_is_asked_for() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": {}}}
+    bench = Bench([completion("{}")])
+
+    async def main() -> None:
+        async with bench.teacher as teacher:
+            await teacher.complete([user("hi")], [], response_format=form)
+
+    run_async(main)
+    assert bench.bodies[0]["response_format"] == form
+
+
+MAY_BE_BILLED: list[Callable[[], httpx.Response | Exception]] = [
+    lambda: httpx.ReadTimeout("slow"),
+    lambda: httpx.ReadError("reset"),
+    lambda: body("<html>"),
+    broken_gzip,
+]
+COSTS_NOTHING: list[Callable[[], httpx.Response | Exception]] = [
+    lambda: limited(status=500),
+    lambda: limited(status=503),
+    lambda: limited("0"),
+    lambda: httpx.ConnectError("refused"),
+    lambda: httpx.ConnectTimeout("slow"),
+]
+
+
+def spent_after(fail: Callable[[], httpx.Response | Exception]) -> Bench:
+    bench = Bench([fail(), completion()], spending=Spending(PRICE), max_tokens=20)
+    assert bench.complete().cost_usd == pytest.approx(0.06)
+    assert bench.teacher.spending.budget.reserved == Cost()
+    return bench
+
+
+@pytest.mark.parametrize("fail", MAY_BE_BILLED)
+def test_a_call_that_may_have_been_billed_counts_at_its_worst(
+    fail: Callable[[], httpx.Response | Exception],
+) -> None:
+    bench = spent_after(fail)
+
+    num_bytes = len(bench.requests[0].content)
+    worst = (num_bytes * 1000 + 20 * 10_000) / 1e6
+    budget = bench.teacher.spending.budget
+    assert budget.unconfirmed == Cost(num_bytes + 20, pytest.approx(worst))
+    assert budget.spent == Cost(num_bytes + 20 + 15, pytest.approx(worst + 0.06))
+
+
+@pytest.mark.parametrize("fail", COSTS_NOTHING)
+def test_a_call_that_was_refused_costs_nothing(
+    fail: Callable[[], httpx.Response | Exception],
+) -> None:
+    budget = spent_after(fail).teacher.spending.budget
+
+    assert budget.unconfirmed == Cost()
+    assert budget.spent == Cost(15, pytest.approx(0.06))
+
+
+UNCOUNTED: Any = [None, "free", {}, {"prompt_tokens": 9}]
+
+
+@pytest.mark.parametrize("usage", UNCOUNTED)
+def test_an_answer_that_does_not_say_what_it_took_counts_at_its_worst(usage: Any) -> None:
+    told = completion(usage=usage or {})
+    bench = Bench([told], spending=Spending(PRICE, Budget(usd=1.0)), max_tokens=20)
+
+    assert bench.complete().cost_usd is None
+    num_bytes = len(bench.requests[0].content)
+    worst = Cost(num_bytes + 20, pytest.approx((num_bytes * 1000 + 20 * 10_000) / 1e6))
+    budget = bench.teacher.spending.budget
+    assert (budget.spent, budget.unconfirmed, budget.reserved) == (worst, worst, Cost())
+
+
+def test_dollars_that_are_told_count_where_the_tokens_are_not() -> None:
+    bench = Bench([completion(usage={"cost": 0.25})], spending=Spending(PRICE), max_tokens=20)
+
+    assert bench.complete().cost_usd == 0.25
+    budget = bench.teacher.spending.budget
+    assert (budget.spent.usd, budget.unconfirmed.usd) == (0.25, 0.0)
+    assert budget.spent.tokens == len(bench.requests[0].content) + 20
+
+
+def test_thinking_that_only_the_total_counts_is_paid_for() -> None:
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 115}
+    bench = Bench([completion(usage=usage)], spending=Spending(PRICE))
+
+    turn = bench.complete()
+    assert turn.usage == Usage(prompt_tokens=10, completion_tokens=105)
+    assert turn.cost_usd == pytest.approx(1.06)
+
+
+def test_a_call_that_might_cost_too_much_is_not_sent() -> None:
+    bench = Bench([completion()], spending=Spending(PRICE, Budget(usd=0.2)), max_tokens=20)
+
+    with pytest.raises(BudgetSpentError) as caught:
+        bench.complete()
+    assert caught.value.limit == "budget_usd"
+    assert bench.requests == []
+
+
+def test_a_cancelled_call_may_have_been_billed() -> None:
+    async def silent(_request: httpx.Request) -> httpx.Response:
+        sent.set()
+        await anyio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    async def main() -> None:
+        async with (
+            OpenAITeacher(
+                ENDPOINT, "m", SamplingSettings(), transport=httpx.MockTransport(silent)
+            ) as teacher,
+            anyio.create_task_group() as group,
+        ):
+            budgets.append(teacher.spending.budget)
+            group.start_soon(teacher.complete, [user("hi")], [])
+            await sent.wait()
+            group.cancel_scope.cancel()
+
+    sent, budgets = anyio.Event(), list[Budget]()
+    run_async(main)
+    [budget] = budgets
+    assert budget.unconfirmed == budget.spent
+    assert budget.unconfirmed.tokens > SamplingSettings().max_tokens
+    assert budget.reserved == Cost()

@@ -1,0 +1,263 @@
+"""The channel against a server that says exactly what a test wants, byte by byte."""
+
+import functools
+import gzip
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from anyio.abc import SocketStream
+
+from fakes.loops import run_async
+from stillroom.teachers.endpoint import http_channel
+from stillroom.teachers.endpoint.http_channel import (
+    ConnectionFailedError,
+    HttpReply,
+    HttpxChannel,
+    KeepAliveChannel,
+    UnreadableReplyError,
+    open_channel,
+)
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
+HALF_CHUNK = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nh"
+
+
+class Server:
+    """Answers each request with the next pieces of the script; `None` closes the connection."""
+
+    def __init__(self, *answers: list[bytes | None]) -> None:
+        self._answers = list(answers)
+        self.requests: list[bytes] = []
+        self.num_connections = 0
+
+    async def handle(self, stream: SocketStream) -> None:
+        self.num_connections += 1
+        async with stream:
+            while self._answers:
+                request = b""
+                while b"\r\n\r\n" not in request or not request.endswith(b"}"):
+                    try:
+                        request += await stream.receive()
+                    except (anyio.EndOfStream, anyio.BrokenResourceError):
+                        return
+                self.requests.append(request)
+                for piece in self._answers.pop(0):
+                    if piece is None:
+                        return
+                    await stream.send(piece)
+                    await anyio.lowlevel.checkpoint()
+
+
+def talk(server: Server, scenario: Callable[[KeepAliveChannel], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        async with listener, anyio.create_task_group() as group:
+            group.start_soon(listener.serve, server.handle)
+            channel = KeepAliveChannel(f"http://127.0.0.1:{port}/v1/chat", {"x-key": "k"})
+            try:
+                with anyio.fail_after(10):
+                    return await scenario(channel)
+            except (ConnectionFailedError, UnreadableReplyError) as error:
+                # Raised through the group it would be inside another exception.
+                return error
+            finally:
+                await channel.aclose()
+                group.cancel_scope.cancel()
+
+    result = run_async(main)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def post_once(*pieces: bytes | None) -> HttpReply:
+    async def scenario(channel: KeepAliveChannel) -> HttpReply:
+        return await channel.post(b"{}", timeout_s=5)
+
+    return talk(Server(list(pieces)), scenario)
+
+
+def test_a_request_is_what_a_server_expects() -> None:
+    server = Server([OK])
+
+    async def scenario(channel: KeepAliveChannel) -> HttpReply:
+        return await channel.post(b'{"a": 1}', timeout_s=5)
+
+    assert talk(server, scenario) == HttpReply(200, {"content-length": "2"}, b"hi")
+    head, body = server.requests[0].split(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    assert lines[0] == "POST /v1/chat HTTP/1.1"
+    assert lines[1].startswith("host: 127.0.0.1:")
+    assert {"x-key: k", "content-length: 8", "content-type: application/json"} <= set(lines)
+    assert body == b'{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [OK],
+        [OK[i : i + 1] for i in range(len(OK))],
+        [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nh\r\n1\r\ni\r\n0\r\n\r\n"],
+        [b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nh", b"i", None],
+        [b"HTTP/1.0 200 OK\r\n\r\nhi", None],
+        [b"HTTP/1.1 100 Continue\r\n\r\n", OK],
+        [b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + OK],
+        [b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n%b"
+         % (len(gzip.compress(b"hi")), gzip.compress(b"hi"))],
+    ],
+    ids=["whole", "bytes", "chunked", "until the end", "http 1.0", "continue", "hints", "gzip"],
+)  # fmt: skip
+def test_every_framing_of_a_body_is_read(pieces: list[bytes | None]) -> None:
+    reply = post_once(*pieces)
+    assert (reply.status, reply.body) == (200, b"hi")
+
+
+def test_the_headers_of_a_refusal_can_be_read() -> None:
+    reply = post_once(b"HTTP/1.1 429 Slow down\r\nRetry-After: 3\r\ncontent-length: 0\r\n\r\n")
+    assert (reply.status, reply.headers["retry-after"]) == (429, "3")
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [[None], [OK[:20], None], [OK[:-1], None], [HALF_CHUNK, None]],
+    ids=["nothing", "half a head", "half a body", "half a chunk"],
+)  # fmt: skip
+def test_a_response_that_breaks_off_is_no_response(pieces: list[bytes | None]) -> None:
+    with pytest.raises(ConnectionFailedError, match="broke"):
+        post_once(*pieces)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"SSH-2.0-OpenSSH_9.6\r\n"],
+        [b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n"],
+        [b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\nhi"],
+    ],
+    ids=["another protocol", "no length", "not gzip"],
+)
+def test_what_is_no_http_is_told_apart(pieces: list[bytes | None]) -> None:
+    with pytest.raises(UnreadableReplyError):
+        post_once(*pieces)
+
+
+def test_a_body_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_channel, "MAX_BODY_BYTES", 1000)
+    with pytest.raises(UnreadableReplyError, match="longer than 1000"):
+        post_once(b"HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\n", b"x" * 3000, b"x" * 2000)
+
+
+@pytest.mark.parametrize("is_proxied", [False, True])
+def test_a_small_body_that_unpacks_to_a_huge_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch, is_proxied: bool
+) -> None:
+    monkeypatch.setattr(http_channel, "MAX_BODY_BYTES", 1000)
+    bomb = gzip.compress(b"0" * 100_000)
+    head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(bomb)
+
+    async def by_httpx() -> None:
+        stream = httpx.ByteStream(bomb)
+        answer = httpx.Response(200, headers={"content-encoding": "gzip"}, stream=stream)
+        channel = HttpxChannel("http://t.test/", {}, httpx.MockTransport(lambda _request: answer))
+        await channel.post(b"{}", timeout_s=5)
+
+    with pytest.raises(UnreadableReplyError, match="longer than 1000 bytes"):
+        run_async(by_httpx) if is_proxied else post_once(head + bomb)
+
+
+def test_an_encoding_that_nobody_asked_for_is_named() -> None:
+    with pytest.raises(UnreadableReplyError, match="zstd"):
+        post_once(b"HTTP/1.1 200 OK\r\ncontent-encoding: zstd\r\ncontent-length: 2\r\n\r\nhi")
+
+
+def test_one_connection_serves_one_request_after_the_other() -> None:
+    server = Server([OK], [OK], [OK])
+
+    async def scenario(channel: KeepAliveChannel) -> None:
+        for _ in range(3):
+            await channel.post(b"{}", timeout_s=5)
+
+    talk(server, scenario)
+    assert (server.num_connections, len(server.requests)) == (1, 3)
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again() -> None:
+    server = Server([OK, None], [OK])
+
+    async def scenario(channel: KeepAliveChannel) -> HttpReply:
+        await channel.post(b"{}", timeout_s=5)
+        await anyio.wait_all_tasks_blocked()
+        return await channel.post(b"{}", timeout_s=5)
+
+    assert talk(server, scenario).body == b"hi"
+    assert server.num_connections == 2
+
+
+def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
+    server = Server([OK], [OK], [OK])
+
+    async def scenario(channel: KeepAliveChannel) -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(functools.partial(channel.post, b"{}", timeout_s=5))
+
+    talk(server, scenario)
+    assert server.num_connections == 3
+
+
+def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one() -> None:
+    late = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nlate"
+    server = Server([OK[:10]], [OK])
+
+    async def scenario(channel: KeepAliveChannel) -> HttpReply:
+        with pytest.raises(TimeoutError):
+            await channel.post(b"{}", timeout_s=0.05)
+        return await channel.post(b"{}", timeout_s=5)
+
+    assert talk(server, scenario).body == b"hi" != late
+    assert server.num_connections == 2
+
+
+def test_nobody_listening_is_said_plainly(free_tcp_port: int) -> None:
+    async def main() -> None:
+        await KeepAliveChannel(f"http://127.0.0.1:{free_tcp_port}/v1", {}).post(b"{}", timeout_s=5)
+
+    with pytest.raises(ConnectionFailedError, match=f"cannot connect to 127.0.0.1:{free_tcp_port}"):
+        run_async(main)
+
+
+@pytest.mark.parametrize(
+    ("environment", "kind"),
+    [
+        ({}, KeepAliveChannel),
+        ({"HTTPS_PROXY": "http://proxy.test:3128"}, HttpxChannel),
+        ({"HTTPS_PROXY": "http://proxy.test:3128", "NO_PROXY": "teacher.test"}, KeepAliveChannel),
+        ({"HTTP_PROXY": "http://proxy.test:3128"}, KeepAliveChannel),
+    ],
+)
+def test_a_proxy_of_the_environment_is_used(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], kind: type
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert isinstance(open_channel("https://teacher.test/v1", {}), kind)
+
+
+def test_a_transport_that_is_given_is_used() -> None:
+    transport = httpx.MockTransport(lambda _request: httpx.Response(200, content=b"hi"))
+
+    async def main() -> HttpReply:
+        channel = open_channel("http://teacher.test/v1", {}, transport=transport)
+        try:
+            return await channel.post(b"{}", timeout_s=5)
+        finally:
+            await channel.aclose()
+
+    assert run_async(main).body == b"hi"

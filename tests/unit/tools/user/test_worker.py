@@ -1,0 +1,218 @@
+"""The worker's own part, in this process; the process itself is tested with the pool."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fakes.rollout_rows import assistant, user
+from fakes.user_files import write_tools
+from stillroom.errors import ToolFileError
+from stillroom.tools.user.worker import (
+    MAX_RESULT_CHARACTERS,
+    Answer,
+    CallReward,
+    CallTool,
+    UserCode,
+)
+
+pytestmark = pytest.mark.usefixtures("same_imports")
+
+
+def answer_of(folder: Path, code: str, **arguments: Any) -> Answer:
+    """What a file's tool `f` answers."""
+    user_code = UserCode(write_tools(folder, code), None)
+    answer = user_code.answer(CallTool(name="f", arguments=arguments, metadata={"seen": 1}))
+    return msgspec.json.decode(msgspec.json.encode(answer), type=Answer)
+
+
+def tool_code(returned: str, *, signature: str = "") -> str:
+    return f'@tool\ndef f({signature}):\n    """Do it."""\n    return {returned}\n'
+
+
+def raising(statement: str) -> str:
+    return f'@tool\ndef f():\n    """Do it."""\n    {statement}\n'
+
+
+@pytest.mark.parametrize(
+    ("returned", "content"),
+    [
+        ("'plain text'", "plain text"),
+        ("{'price': 7, 'ü': [1, None]}", '{"price":7,"ü":[1,null]}'),
+        ("None", "null"),
+        ("True", "true"),
+        ("7.5", "7.5"),
+        ("(1, 2)", "[1,2]"),
+        ("''", ""),
+    ],
+)
+def test_a_result_is_text_or_json(tmp_path: Path, returned: str, content: str) -> None:
+    assert answer_of(tmp_path, tool_code(returned)) == Answer(content=content)
+
+
+def test_an_async_tool_is_awaited(tmp_path: Path) -> None:
+    code = '''
+        import asyncio
+
+        @tool
+        async def f(item: str) -> str:
+            """Do it."""
+            await asyncio.sleep(0)
+            return item * 2
+        '''
+
+    assert answer_of(tmp_path, code, item="ab") == Answer(content="abab")
+
+
+def test_a_tool_that_asks_for_its_task_gets_its_metadata(tmp_path: Path) -> None:
+    code = tool_code("args.metadata", signature="args: ToolArgs")
+
+    assert answer_of(tmp_path, code) == Answer(content='{"seen":1}')
+
+
+@pytest.mark.parametrize(
+    ("statement", "error"),
+    [
+        ("raise ValueError('no such item')", "no such item"),
+        ("raise KeyError('lamp')", "KeyError: 'lamp'"),
+        ("raise ValueError()", "ValueError"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("return f()", "RecursionError: maximum recursion depth exceeded"),
+        ("return object()", "TypeError: Encoding objects of type object is unsupported"),
+        ("input()", "EOFError"),
+    ],
+)
+def test_whatever_a_tool_raises_is_told_to_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, error: str
+) -> None:
+    with Path("/dev/null").open(encoding="utf-8") as empty:
+        monkeypatch.setattr(sys, "stdin", empty)
+        answer = answer_of(tmp_path, raising(statement))
+
+    assert answer.error is not None
+    assert answer.error.startswith(error)
+    assert answer.content == ""
+
+
+def test_an_error_that_cannot_tell_itself_is_told_by_its_type(tmp_path: Path) -> None:
+    code = '''
+        class Mute(Exception):
+            def __str__(self):
+                raise RuntimeError("not even this")
+
+        @tool
+        def f():
+            """Do it."""
+            raise Mute
+        '''
+
+    assert answer_of(tmp_path, code).error == "Mute"
+
+
+def test_text_that_is_no_unicode_still_reaches_the_model(tmp_path: Path) -> None:
+    assert answer_of(tmp_path, tool_code(r"'half a \ud800 pair'")).content == "half a ? pair"
+    answer = answer_of(tmp_path, raising(r"raise ValueError('half \udcff')"))
+    assert answer.error == "half ?"
+
+
+def test_a_long_result_is_cut_and_says_so(tmp_path: Path) -> None:
+    answer = answer_of(tmp_path, tool_code("'x' * 3_000_000"))
+
+    assert len(answer.content) < MAX_RESULT_CHARACTERS + 100
+    assert answer.content.endswith("x… (cut; 3000000 characters in all)")
+
+
+def test_wrong_arguments_never_reach_the_tool(tmp_path: Path) -> None:
+    code = tool_code("1 / 0", signature="count: int")
+
+    assert answer_of(tmp_path, code, count="many").error == (
+        "wrong arguments: count: Input should be a valid integer, unable to parse string as an "
+        "integer"
+    )
+
+
+def test_a_tool_is_called_by_the_name_it_has_in_the_file(tmp_path: Path) -> None:
+    code = '''
+        def make(price):
+            def lookup(item: str) -> int:
+                """Look it up."""
+                return price
+            return lookup
+
+        lamp = tool(make(7))
+        f = tool(make(9))
+        '''
+    user_code = UserCode(write_tools(tmp_path, code), None)
+
+    described = [tool.schema["function"]["name"] for tool in user_code.describe().tools]
+
+    assert described == ["lamp", "f"]
+    assert answer_of(tmp_path, code, item="x") == Answer(content="9")
+
+
+def reward_of(folder: Path, code: str) -> Answer:
+    user_code = UserCode(None, write_tools(folder, code, name="rewards.py"))
+    call = CallReward(
+        name="r",
+        messages=[user("a"), assistant("b")],
+        metadata={"weight": 0.5},
+        variables={"x": 2},
+    )
+    return msgspec.json.decode(msgspec.json.encode(user_code.answer(call)), type=Answer)
+
+
+def reward_code(returned: str) -> str:
+    return f"@reward\ndef r(args, messages):\n    return {returned}\n"
+
+
+@pytest.mark.parametrize(
+    ("returned", "value"),
+    [
+        ("0.25", 0.25),
+        ("1", 1.0),
+        ("-3", -3.0),
+        ("args.metadata['weight'] + args.variables['x']", 2.5),
+        ("float(messages[-1]['content'] == 'b')", 1.0),
+        ("messages[-1]['content'] == 'b'", 1.0),
+    ],
+)
+def test_a_reward_is_a_number(tmp_path: Path, returned: str, value: float) -> None:
+    assert reward_of(tmp_path, reward_code(returned)) == Answer(reward=value)
+
+
+@pytest.mark.parametrize(
+    "returned", ["None", "'1'", "float('nan')", "float('inf')", "10**400", "[1.0]"]
+)
+def test_a_reward_that_is_no_finite_number_is_an_error(tmp_path: Path, returned: str) -> None:
+    answer = reward_of(tmp_path, reward_code(returned))
+
+    assert answer.error is not None
+    assert answer.reward == 0.0
+
+
+def test_an_async_reward_is_awaited(tmp_path: Path) -> None:
+    code = "@reward\nasync def r(args, messages):\n    return 0.5\n"
+
+    assert reward_of(tmp_path, code) == Answer(reward=0.5)
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("def f(): pass\n", "holds no function marked with @tool"),
+        (raising("pass").replace("@tool", "@tool(sandbox=True)"), "sandbox=True"),
+        ("@tool\ndef f(x: int): return x\n", "has no docstring"),
+        ('@tool\ndef f(x): "Do."\n', "has no type"),
+        ('@tool\ndef f(x: object): "Do."\n', "parameter 'x'"),
+        ('class Lamp: ...\n@tool\ndef f(x: Lamp): "Do."\n', "parameter 'x'"),
+        ("import nowhere_to_be_found\n", "ModuleNotFoundError"),
+    ],
+)
+def test_a_file_whose_tools_cannot_be_offered_is_refused(
+    tmp_path: Path, code: str, problem: str
+) -> None:
+    with pytest.raises(ToolFileError, match=problem):
+        UserCode(write_tools(tmp_path, code), None).describe()

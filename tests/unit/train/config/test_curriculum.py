@@ -1,0 +1,341 @@
+import json
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fakes.conversations import answer, user
+from fakes.decoding import full_logprobs
+from fakes.killed_runs import killed, measured, weights
+from fakes.reporters import KeptReporter
+from fakes.students import PROMPTS, make_session, pairs, sample
+from fakes.tool_sources import DictTools
+from fakes.training import PRICE_TOOL, make_project
+from stillroom.train.config.curriculum import CurriculumSection, Limits, limits_at
+from stillroom.train.config.request import PlanTraining
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.planning.plan import plan_training
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS), encoding="utf-8")
+    return path
+
+
+def test_without_a_curriculum_nothing_changes():
+    assert limits_at(CurriculumSection(), 7, max_turns=5) == Limits(5, None, 0.0)
+
+
+def test_a_prefix_stays_or_grows_and_is_then_no_limit():
+    fixed = CurriculumSection(prefix_tokens=64)
+    growing = CurriculumSection(prefix_tokens=64, prefix_tokens_end=128, prefix_steps=4)
+
+    assert [limits_at(fixed, i, max_turns=1).prefix_tokens for i in (0, 99)] == [64, 64]
+    assert [limits_at(growing, i, max_turns=1).prefix_tokens for i in range(6)] == [
+        *(64, 80, 96, 112),
+        *(None, None),
+    ]
+
+
+def test_turns_grow_to_what_rollout_allows():
+    section = CurriculumSection(first_turns=1, turn_steps=6)
+
+    turns = [limits_at(section, i, max_turns=4).max_turns for i in range(8)]
+
+    assert turns == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_the_teachers_share_falls_to_nothing_in_a_straight_line():
+    section = CurriculumSection(teacher_share=0.8, teacher_steps=4)
+
+    shares = [limits_at(section, i, max_turns=4).teacher_share for i in range(6)]
+
+    assert shares == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0, 0.0])
+
+
+def test_whose_a_turn_is_follows_from_the_rollouts_key():
+    limits = Limits(max_turns=1000, teacher_share=0.3)
+
+    drawn = limits.teacher_turns("task:0", seed=1)
+
+    assert drawn == limits.teacher_turns("task:0", seed=1)
+    assert drawn != limits.teacher_turns("task:1", seed=1)
+    assert 230 < len(drawn) < 370
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prefix_tokens": 9, "prefix_steps": 3}, "prefix_tokens_end and prefix_steps"),
+        (
+            {"prefix_tokens": 9, "prefix_tokens_end": 5, "prefix_steps": 3},
+            "what prefix_tokens grows",
+        ),
+        ({"first_turns": 1}, "first_turns and turn_steps"),
+        ({"first_turns": 9, "turn_steps": 3}, "above rollout.max_turns 4"),
+        ({"teacher_share": 0.5}, "teacher_share and teacher_steps"),
+        ({"teacher_steps": 5}, "teacher_share and teacher_steps"),
+    ],
+)
+def test_half_a_curriculum_is_refused(changes, message):
+    with pytest.raises(ValidationError, match=message):
+        TrainConfig.model_validate(
+            {
+                "dataset_type": "distill",
+                "data": {"batch_size": 1},
+                "model": {"path": "m"},
+                "teacher": {"path": "t"},
+                "rollout": {"max_turns": 4},
+                "trainer": {"num_epochs": 1},
+                "curriculum": changes,
+            }
+        )
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"curriculum": {"prefix_tokens": 4}}, "stages of dataset_type distill"),
+        ({"cold_start": {"train_file": "a"}}, "stages of dataset_type distill"),
+    ],
+)
+def test_a_curriculum_of_supervised_rows_is_refused(section, message):
+    with pytest.raises(ValidationError, match=message):
+        TrainConfig.model_validate(
+            {
+                "dataset_type": "sft",
+                "data": {"batch_size": 1},
+                "model": {"path": "m"},
+                "trainer": {"num_epochs": 1},
+                **section,
+            }
+        )
+
+
+def test_a_prefix_counts_what_the_student_writes_in_all_turns(tmp_path, tiny_models, prompts):
+    clerk = tiny_models.folder("llama", "clerk")
+    # Each turn of a clerk has two tokens, so the third turn is cut off after one.
+    session = make_session(
+        tiny_models,
+        clerk,
+        tmp_path,
+        rollout={"max_turns": 6, "max_tokens": 8},
+        curriculum={"prefix_tokens": 5},
+        data={"group_size": 8},
+    )
+
+    sampled = sample(session, prompts, tools=DictTools({"price": "12"}))
+
+    for rollout, how in pairs(sampled):
+        num_sampled = sum(rollout.tokens.sampled)
+        assert num_sampled <= 5
+        assert how.is_prefix == (rollout.turns == 3)
+        assert num_sampled == (5 if how.is_prefix else 2 * rollout.turns)
+    assert {how.is_prefix for _, how in pairs(sampled)} == {True, False}
+
+
+def test_a_prefix_that_ends_with_a_turn_ends_the_rollout(tmp_path, tiny_models, prompts):
+    session = make_session(
+        tiny_models,
+        tiny_models.folder("llama", "clerk"),
+        tmp_path,
+        rollout={"max_turns": 6, "max_tokens": 8},
+        curriculum={"prefix_tokens": 4},
+        data={"group_size": 8},
+    )
+
+    sampled = sample(session, prompts, tools=DictTools({"price": "12"}))
+
+    assert {how.is_prefix for _, how in pairs(sampled)} == {True, False}
+    for rollout, how in pairs(sampled):
+        assert sum(rollout.tokens.sampled) == min(4, 2 * rollout.turns)
+        assert how.is_prefix == (rollout.turns == 3)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_teacher_turns_are_read_by_both_models_and_trained_by_neither(
+    tmp_path, tiny_models, prompts, share
+):
+    folder = tiny_models.folder("llama", "clerk")
+    teacher = tiny_models.load("llama", "clerk", seed=1)
+    session = make_session(
+        tiny_models,
+        folder,
+        tmp_path,
+        rollout={"max_turns": 5, "max_tokens": 8},
+        curriculum={"teacher_share": share, "teacher_steps": 4},
+    )
+
+    sampled = sample(session, prompts, teacher=teacher, tools=DictTools({"price": "12"}))
+
+    num_taught = num_own = 0
+    for rollout, how in pairs(sampled):
+        trace = rollout.tokens
+        theirs = full_logprobs(teacher, trace.ids)
+        ours = full_logprobs(session.student.loaded, trace.ids)
+        at = 0
+        for index, known in enumerate(how.turns):
+            ids = known.turn.token_ids
+            while trace.ids[at : at + len(ids)] != ids or (
+                trace.sampled[at] == (index in how.teacher_turns)
+            ):
+                at += 1
+            span = slice(at, at + len(ids))
+            at += len(ids)
+            if index in how.teacher_turns:
+                assert not any(trace.sampled[span])
+                assert known.turn.logprobs == pytest.approx(theirs[span], abs=1e-4)
+                num_taught += 1
+            else:
+                assert all(trace.sampled[span])
+                assert trace.logprobs[span] == pytest.approx(ours[span], abs=1e-4)
+                num_own += 1
+        own = sum(
+            len(k.turn.token_ids) for i, k in enumerate(how.turns) if i not in how.teacher_turns
+        )
+        assert sum(trace.sampled) == own
+    assert num_taught > 2
+    assert num_own > 0
+
+
+def test_the_same_turns_are_drawn_whatever_runs_beside(tmp_path, tiny_models, prompts):
+    folder = tiny_models.folder("llama", "clerk")
+    teacher = tiny_models.load("llama", "clerk", seed=1)
+
+    def ids(concurrency):
+        session = make_session(
+            tiny_models,
+            folder,
+            tmp_path,
+            rollout={"max_turns": 5, "max_tokens": 8, "concurrency": concurrency},
+            curriculum={"teacher_share": 0.5, "teacher_steps": 4},
+        )
+        tools = DictTools({"price": "12"})
+        sampled = sample(session, prompts, teacher=teacher, tools=tools)
+        return [outcome.tokens.ids for outcome in sampled.outcomes]
+
+    assert ids(1) == ids(64)
+
+
+def test_a_run_tells_what_its_curriculum_did(tmp_path, tiny_models):
+    clerk = tiny_models.folder("llama", "clerk")
+    project = make_project(
+        tmp_path,
+        "distill",
+        clerk,
+        teacher={"path": str(tiny_models.folder("llama", "clerk", seed=1))},
+        data={"batch_size": 2},
+        rollout={"max_turns": 3, "max_tokens": 8},
+        curriculum={
+            "first_turns": 1,
+            "turn_steps": 2,
+            "prefix_tokens": 3,
+            "prefix_tokens_end": 4,
+            "prefix_steps": 3,
+            "teacher_share": 0.6,
+            "teacher_steps": 3,
+        },
+    )
+    project.write(PROMPTS * 2)
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
+
+    project.train()
+
+    told = project.reporter.measured
+    assert [metrics["max_turns"] for metrics in told] == [1, 2, 3, 3, 3, 3]
+    assert [metrics.get("prefix_tokens") for metrics in told] == [3, 3, 4, None, None, None]
+    assert told[0]["teacher_turns"] > 0
+    assert [metrics["teacher_turns"] for metrics in told[3:]] == [0, 0, 0]
+    assert all(metrics["truncated"] == 0 for metrics in told)
+    assert told[1]["prefix_cut"] > 0
+    assert all(metrics["logprob_gap"] < 1e-5 for metrics in told)
+
+
+SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(5)]
+
+
+def cold_project(tmp_path, tiny_models, **cold_start):
+    folder = tiny_models.folder("llama", "chatml")
+    project = make_project(
+        tmp_path,
+        "distill",
+        folder,
+        teacher={"path": str(tiny_models.folder("llama", "chatml", seed=1))},
+        data={"batch_size": 2, "group_size": 2},
+        rollout={"max_tokens": 6},
+        cold_start={"train_file": "sft.jsonl", "num_epochs": 2, **cold_start},
+    )
+    project.write(PROMPTS)
+    project.write(SFT_ROWS, name="sft.jsonl")
+    return project
+
+
+def test_a_cold_start_comes_first_and_leaves_its_student(tmp_path, tiny_models):
+    project = cold_project(tmp_path, tiny_models, learning_rate=5e-3, batch_size=1)
+    phases = []
+    project.reporter.progress = lambda done, total, unit, phase: phases.append((phase, done, total))
+
+    result = project.train()
+
+    told = project.reporter.measured
+    assert (result.steps, len(told)) == (13, 13)
+    losses = [metrics["cold_start_loss"] for metrics in told[:10]]
+    assert sum(losses[5:]) < sum(losses[:5])
+    assert "teacher_kl" not in told[9]
+    assert all(
+        "teacher_kl" in metrics and "cold_start_loss" not in metrics for metrics in told[10:]
+    )
+    # Each phase has a schedule of its own.
+    assert told[0]["learning_rate"] == pytest.approx(5e-3)
+    assert told[10]["learning_rate"] == pytest.approx(1e-3)
+    assert phases == [
+        *(("cold_start", i, 10) for i in range(1, 11)),
+        *(("distill", i, 3) for i in (1, 2, 3)),
+    ]
+    assert project.checkpoints() == ["final", "step_000010"]
+
+
+def test_rows_a_cold_start_cannot_use_are_counted(tmp_path, tiny_models):
+    project = cold_project(tmp_path, tiny_models)
+    project.write([*SFT_ROWS, {"messages": [user("?"), answer("long " * 900)]}], name="sft.jsonl")
+
+    assert project.train().skipped == {"longer than max_length": 1}
+
+
+def test_a_cold_start_without_its_file_is_refused(tmp_path, tiny_models):
+    project = cold_project(tmp_path, tiny_models)
+    (tmp_path / "sft.jsonl").unlink()
+
+    with pytest.raises(Exception, match=r"cold_start.train_file 'sft.jsonl' does not exist"):
+        project.train()
+    assert project.reporter.measured == []
+
+
+def test_a_plan_knows_the_steps_of_a_cold_start(tmp_path, tiny_models):
+    project = cold_project(tmp_path, tiny_models)
+    project.write([*SFT_ROWS, {"messages": [user("?"), answer("long " * 900)]}], name="sft.jsonl")
+    project.write_config()
+
+    told = plan_training(project.workspace, PlanTraining())
+
+    result = project.train()
+    assert (told.steps, told.skipped) == (result.steps, result.skipped)
+
+
+@pytest.mark.parametrize("step", [4, 6, 8])
+def test_a_run_goes_on_bit_for_bit_from_either_phase(tmp_path, tiny_models, step):
+    project = cold_project(tmp_path, tiny_models, batch_size=2)
+    project.config["trainer"]["save_step"] = 1
+    whole = project.train("whole")
+    unbroken = measured(project)
+
+    killed(project, "killed", step)
+    project.reporter = KeptReporter()
+    project.train("resumed", resume="killed")
+
+    assert whole.steps == 9
+    assert measured(project) == unbroken[step - 1 :]
+    ours, theirs = weights(project, "resumed"), weights(project, "whole")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -1,0 +1,302 @@
+"""A run that ended early goes on from its last checkpoint as if it had never stopped."""
+
+import json
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fakes.conversations import answer, user
+from fakes.killed_runs import DyingReporter, KilledError, killed, measured, weights
+from fakes.reporters import KeptReporter
+from fakes.training import make_project
+from stillroom.errors import InputError, RunError
+from stillroom.train.config.request import StartTraining, resolve_resume
+from stillroom.train.config.resume import Validation, find_resume_point, recorded_metrics
+
+SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]
+DPO_ROWS = [
+    {
+        "prompt": [user(f"Item {i}?")],
+        "chosen": [answer(f"It costs {i}.")],
+        "rejected": [answer("No.")],
+    }
+    for i in range(8)
+]
+PROMPTS = [{"prompt": f"Item {i}?"} for i in range(6)]
+STEPS = 10
+DROPOUT = {"attention_dropout": 0.3}
+
+
+def project_of(method, root, tiny_models, rank=0):
+    if method == "distill":
+        start = tiny_models.folder("llama", "clerk")
+        project = make_project(
+            root,
+            "distill",
+            start,
+            teacher={"path": str(tiny_models.folder("llama", "clerk", seed=1))},
+            data={"batch_size": 2, "group_size": 2},
+            algorithm={"substeps": 2},
+            rollout={"max_tokens": 12},
+        )
+        project.write(PROMPTS)
+        project.config["trainer"]["num_epochs"] = 2
+    else:
+        # With dropout the random numbers must go on as they were, too.
+        start = tiny_models.folder("llama", "chatml", **DROPOUT)
+        project = make_project(root, method, start, data={"batch_size": 2})
+        project.write(SFT_ROWS if method == "sft" else DPO_ROWS)
+        project.config["trainer"]["num_epochs"] = 2
+    project.config["model"]["qlora_rank"] = rank
+    project.config["trainer"]["save_step"] = 2
+    return project
+
+
+@pytest.mark.parametrize(
+    ("method", "rank", "quantization"),
+    [
+        ("sft", 0, None),
+        ("sft", 4, None),
+        ("sft", 4, "nf4"),
+        ("dpo", 0, None),
+        ("dpo", 4, None),
+        ("distill", 0, None),
+    ],
+)
+def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
+    tmp_path, tiny_models, method, rank, quantization
+):
+    project = project_of(method, tmp_path, tiny_models, rank)
+    project.config["model"]["quantization"] = quantization
+    whole = project.train("whole")
+    unbroken = measured(project)
+    steps = whole.steps
+    step = random.Random(f"{method}{rank}").randrange(3, steps)
+
+    killed(project, "killed", step)
+    project.reporter = KeptReporter()
+    resumed = project.train("resumed", resume="killed")
+
+    saved = (step - 1) // 2 * 2
+    # The steps before it are told again from events.jsonl, which the fake reporter does not write.
+    assert measured(project) == unbroken[saved:]
+    assert (resumed.steps, resumed.trained_tokens) == (steps, whole.trained_tokens)
+    ours, theirs = weights(project, "resumed"), weights(project, "whole")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_run_that_was_resumed_goes_on_again(tmp_path, tiny_models):
+    project = project_of("sft", tmp_path, tiny_models)
+    project.train("whole")
+    killed(project, "first", 3)
+    project.reporter = DyingReporter(4)
+    with pytest.raises(KilledError):
+        project.train("second", resume="first")
+    project.reporter = KeptReporter()
+
+    # The second run never got to a checkpoint, so the first one's is taken.
+    assert find_resume_point(project.workspace, "second").run_id == "first"
+    project.train("third", resume="second")
+
+    ours, theirs = weights(project, "third"), weights(project, "whole")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_curves_of_a_resumed_run_are_whole(tmp_path, tiny_models):
+    project = project_of("sft", tmp_path, tiny_models)
+    killed(project, "killed", 5)
+    events = tmp_path / "runs" / "killed" / "events.jsonl"
+    lines = ['{"time":"t","event":"note","text":"x"}']
+    for step in range(1, 6):
+        event = {"event": "metrics", "step": step, "values": {"loss": step + 0.5, "kl": None}}
+        lines.append(json.dumps(event))
+    lines.append('{"event":"metr')
+    events.write_text("\n".join(lines), encoding="utf-8")
+    assert [step for step, _ in recorded_metrics(events)] == [1, 2, 3, 4, 5]
+    project.reporter = KeptReporter()
+
+    project.train("resumed", resume="killed")
+
+    told = project.reporter.measured
+    assert [m["loss"] for m in told[:4]] == [1.5, 2.5, 3.5, 4.5]
+    assert len(told) == 10
+    assert "goes on from step 4 of killed" in project.reporter.notes
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("trainer", "learning_rate", 2e-3), "trainer.learning_rate was 0.001 and is 0.002"),
+        (("data", "batch_size", 5), "data.batch_size was 2 and is 5"),
+    ],
+)
+def test_another_configuration_is_refused_with_the_difference(tmp_path, tiny_models, change, told):
+    project = project_of("sft", tmp_path, tiny_models)
+    killed(project, "killed", 3)
+    section, key, value = change
+    project.config[section][key] = value
+
+    with pytest.raises(RunError, match="cannot go on") as caught:
+        project.train("resumed", resume="killed")
+
+    assert told in caught.value.problem
+
+
+def test_other_rows_are_refused(tmp_path, tiny_models):
+    project = project_of("sft", tmp_path, tiny_models)
+    killed(project, "killed", 3)
+    project.write(SFT_ROWS[::-1])
+
+    with pytest.raises(RunError, match=r"train\.jsonl differs \(SHA-256 "):
+        project.train("resumed", resume="killed")
+
+
+def test_another_chat_template_is_refused(tmp_path, tiny_models):
+    folder = tmp_path / "start"
+    start = tiny_models.folder("llama", "chatml")
+    folder.mkdir()
+    for file in start.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    project = make_project(tmp_path, "sft", folder, trainer={"save_step": 1})
+    project.write(SFT_ROWS)
+    killed(project, "killed", 2)
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text(encoding="utf-8") + " ", encoding="utf-8")
+
+    with pytest.raises(RunError, match="chat template"):
+        project.train("resumed", resume="killed")
+
+
+def test_how_a_run_is_kept_may_change_when_it_goes_on(tmp_path, tiny_models):
+    project = project_of("sft", tmp_path, tiny_models)
+    killed(project, "killed", 3)
+    project.reporter = KeptReporter()
+
+    project.train("resumed", "trainer.save_step=1", "trainer.keep_checkpoints=1", resume="killed")
+
+    assert project.checkpoints("resumed") == ["final", "step_000009"]
+
+
+def test_what_was_asked_is_taken_from_the_run(tmp_path, tiny_models):
+    project = project_of("sft", tmp_path, tiny_models)
+    project.reporter = DyingReporter(3)
+    with pytest.raises(KilledError):
+        project.train("killed", "trainer.seed=7")
+
+    more = ("model.microbatch_tokens=60",)
+    asked = resolve_resume(project.workspace, StartTraining(resume="killed", overrides=more))
+
+    assert asked.overrides == ("trainer.seed=7", *more)
+    project.reporter = KeptReporter()
+    project.train("resumed", *asked.overrides, resume="killed")
+
+
+def test_what_cannot_go_on_is_refused_with_what_to_do(tmp_path, tiny_models):
+    project = project_of("sft", tmp_path, tiny_models)
+    project.train("done")
+    (tmp_path / "runs" / "done" / "run.json").write_text('{"status": "succeeded"}', "utf-8")
+    killed(project, "early", 1)
+
+    for run_id, error, told in (
+        ("done", RunError, "is finished"),
+        ("early", RunError, "has no checkpoint to go on from"),
+        ("nothing", InputError, "there is no run 'nothing'"),
+        ("../done", InputError, "there is no run"),
+    ):
+        with pytest.raises(error, match=told):
+            resolve_resume(project.workspace, StartTraining(resume=run_id))
+
+
+def test_a_damaged_checkpoint_names_itself(tmp_path, tiny_models):
+    project = project_of("sft", tmp_path, tiny_models)
+    killed(project, "killed", 3)
+    tensors = project.checkpoint("step_000002", "killed") / "training_state.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-100])
+
+    with pytest.raises(Exception, match="step_000002 cannot be gone on from"):
+        project.train("resumed", resume="killed")
+
+
+def test_only_the_last_checkpoints_stay(tmp_path, tiny_models):
+    project = project_of("sft", tmp_path, tiny_models)
+    project.config["trainer"] |= {"save_step": 1, "keep_checkpoints": 2}
+
+    project.train()
+
+    assert project.checkpoints() == ["final", "step_000008", "step_000009"]
+
+
+# One pair in three says the opposite of the others, so what is learnt stops to hold.
+TURNED_PAIRS = [
+    {
+        "prompt": [user(f"Item {i}?")],
+        "chosen": [answer(f"It costs {i}." if i % 3 else "No.")],
+        "rejected": [answer("No." if i % 3 else f"It costs {i}.")],
+    }
+    for i in range(10)
+]
+
+
+def early_project(tmp_path, tiny_models, rate, method="sft"):
+    project = make_project(
+        tmp_path,
+        method,
+        tiny_models.folder("llama", "chatml"),
+        data={"batch_size": 4, "val_split": 0.2},
+        trainer={"num_epochs": 8, "learning_rate": rate, "early_stop": 1},
+    )
+    project.write(SFT_ROWS if method == "sft" else TURNED_PAIRS)
+    return project
+
+
+def test_a_run_ends_early_with_the_weights_that_did_best_on_the_held_out_rows(
+    tmp_path, tiny_models
+):
+    project = early_project(tmp_path, tiny_models, rate=0.3)
+
+    result = project.train()
+
+    losses = [m["val_loss"] for m in project.reporter.measured if "val_loss" in m]
+    best = min(range(len(losses)), key=losses.__getitem__)
+    assert len(losses) == best + 2 < 8
+    assert (result.kept_step, result.steps) == ((best + 1) * 2, (best + 2) * 2)
+    assert f"stops early: val_loss was lowest at step {result.kept_step}" in project.reporter.notes
+    kept = load_file(project.checkpoint(f"step_{result.kept_step:06d}") / "model.safetensors")
+    final = load_file(project.checkpoint() / "model.safetensors")
+    assert all(torch.equal(kept[name], final[name]) for name in kept)
+    assert not (project.checkpoint() / "training_state.json").exists()
+
+
+def test_a_run_that_gets_better_to_the_end_keeps_its_end(tmp_path, tiny_models):
+    result = early_project(tmp_path, tiny_models, rate=1e-4).train()
+
+    assert result.kept_step == result.steps == 16
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_early_stopping_goes_on_over_a_kill(tmp_path, tiny_models, method):
+    project = early_project(tmp_path, tiny_models, 0.3, method)
+    project.config["trainer"]["save_step"] = 1
+    project.config["trainer"]["keep_checkpoints"] = 1
+    whole = project.train("whole")
+    assert whole.kept_step < whole.steps < 16
+    killed(project, "killed", whole.kept_step + 2)
+    project.reporter = KeptReporter()
+
+    resumed = project.train("resumed", resume="killed")
+
+    assert (resumed.kept_step, resumed.steps) == (whole.kept_step, whole.steps)
+    ours, theirs = weights(project, "resumed"), weights(project, "whole")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_validation_counts_what_is_no_better():
+    seen = Validation()
+    for step, loss in enumerate([3.0, 2.0, 2.0, 2.5], start=1):
+        seen = seen.after(step, loss)
+
+    assert (seen.best_loss, seen.best_step, seen.num_worse) == (2.0, 2, 2)
+    assert seen.after(5, 1.0) == Validation(best_loss=1.0, best_step=5)

@@ -1,0 +1,396 @@
+import json
+from typing import get_args
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stillroom.errors import ConfigError
+from stillroom.train.config.algorithm_section import AlgorithmSection, LossName
+from stillroom.train.config.file import load_config
+from stillroom.train.config.unsupported import REFUSED_VALUES, UNSUPPORTED
+
+SFT = {
+    "dataset_type": "sft",
+    "data": {"batch_size": 4},
+    "model": {"path": "m"},
+    "trainer": {"num_epochs": 1},
+}
+DISTILL = {**SFT, "dataset_type": "distill", "teacher": {"path": "t"}}
+
+
+def load(folder, config, *overrides, name="config.yml"):
+    path = folder / name
+    write = json.dumps if name.endswith(".json") else yaml.safe_dump
+    path.write_text(config if isinstance(config, str) else write(config), encoding="utf-8")
+    return load_config(path, overrides)
+
+
+def refusal(folder, config, *overrides, **options):
+    with pytest.raises(ConfigError) as caught:
+        load(folder, config, *overrides, **options)
+    assert str(folder) in caught.value.problem or "override" in caught.value.problem
+    assert caught.value.fix
+    return caught.value
+
+
+def having(dotted, value, base=SFT):
+    """Returns the configuration with one key set."""
+    config = json.loads(json.dumps(base))
+    *parents, last = dotted.split(".")
+    target = config
+    for part in parents:
+        target = target.setdefault(part, {})
+    target[last] = value
+    return config
+
+
+def test_what_is_not_said_is_the_documented_default(tmp_path):
+    config = load(tmp_path, DISTILL)
+
+    assert config.data.train_file == "train.jsonl"
+    assert config.data.group_size == 4
+    assert config.data.val_split == 0
+    assert (config.model.qlora_rank, config.model.alpha) == (32, 64)
+    # What auto stands for with a teacher in this process.
+    assert config.algorithm.loss_fn == "full_reverse_kl"
+    assert config.algorithm.adv_estimator == "grpo"
+    assert config.algorithm.kl_coef == 1.0
+    assert (config.rollout.max_turns, config.rollout.max_tokens) == (1, 2048)
+    assert config.rollout.max_context_window == 32768
+    assert config.rollout.termination_policy == "last_tool"
+    assert "complete answer" in config.rollout.nudge
+    assert (config.rollout.tool_timeout, config.rollout.reward_timeout) == (60, 60)
+    assert config.rollout.include_thinking is False
+    assert config.trainer.learning_rate == 1e-4
+    assert config.trainer.save_step == -1
+
+
+def test_a_nudge_that_nobody_says_is_refused(tmp_path):
+    given = load(tmp_path, SFT, "rollout.termination_policy=max_turns", "rollout.nudge=Sure?")
+    assert given.rollout.nudge == "Sure?"
+
+    with pytest.raises(ConfigError, match="nudge is said only with termination_policy"):
+        load(tmp_path, SFT, "rollout.nudge=Sure?")
+
+
+def test_a_json_file_is_read_too(tmp_path):
+    assert load(tmp_path, SFT, name="config.json") == load(tmp_path, SFT)
+
+
+def test_alpha_is_twice_the_rank_unless_it_is_given(tmp_path):
+    assert load(tmp_path, having("model.qlora_rank", 8)).model.alpha == 16
+    assert load(tmp_path, having("model.qlora_alpha", 5)).model.alpha == 5
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("dataset_typ", "dataset_type"),
+        ("trainer.num_epoch", "num_epochs"),
+        ("trainer.learnin_rate", "learning_rate"),
+        ("data.batchsize", "batch_size"),
+        ("model.lora_rank", "qlora_rank"),
+        ("rollout.max_turn", "max_turns"),
+        ("algorithm.loss_fun", "loss_fn"),
+        ("teacher.paths", "path"),
+        ("dpo.betas", "beta"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_name(tmp_path, key, nearest):
+    error = refusal(tmp_path, having(key, 1, DISTILL))
+
+    assert f"{key} is not known (did you mean {nearest!r}?)" in error.problem
+
+
+def test_a_key_like_no_other_is_refused_with_the_known_ones(tmp_path):
+    error = refusal(tmp_path, having("dpo.xyz", 1))
+
+    assert "dpo.xyz is not known (known: beta, label_smoothing, loss, nll_coef)" in error.problem
+
+
+@pytest.mark.parametrize(
+    "key", ["dataset_type", "data.batch_size", "model.path", "trainer.num_epochs"]
+)
+def test_a_missing_key_is_named(tmp_path, key):
+    *parents, last = key.split(".")
+    config = json.loads(json.dumps(SFT))
+    target = config[parents[0]] if parents else config
+    del target[last]
+
+    assert f"{key} is required" in refusal(tmp_path, config).problem
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.batch_size", 0),
+        ("data.group_size", 65),
+        ("data.val_split", 1),
+        ("model.qlora_rank", -1),
+        ("model.precision", "fp8"),
+        ("trainer.num_epochs", 0),
+        ("trainer.num_epochs", 1.5),
+        ("trainer.num_epochs", "three"),
+        ("trainer.learning_rate", 0),
+        ("trainer.schedule", "step"),
+        ("dpo.beta", 0),
+        ("dpo.label_smoothing", 0.5),
+        ("rollout.temperature", 0),
+        ("rollout.max_turns", 0),
+        ("algorithm.clip_ratio", 1),
+        ("algorithm.loss_fn", "reinforce"),
+    ],
+)
+def test_a_value_outside_its_range_is_refused_by_key_and_value(tmp_path, key, value):
+    error = refusal(tmp_path, having(key, value, DISTILL))
+
+    assert key in error.problem
+    assert repr(value) in error.problem
+
+
+@pytest.mark.parametrize("key", UNSUPPORTED)
+def test_what_other_systems_offer_and_this_one_does_not_is_refused_with_another_way(tmp_path, key):
+    reason, fix = UNSUPPORTED[key]
+
+    error = refusal(tmp_path, having(key, "x", DISTILL))
+
+    assert error.problem.endswith(f"{key} is not supported: {reason}")
+    assert error.fix == fix
+
+
+@pytest.mark.parametrize("key", UNSUPPORTED)
+@pytest.mark.parametrize("nothing", [None, False, []])
+def test_an_unsupported_key_that_asks_for_nothing_is_let_through(tmp_path, key, nothing):
+    assert load(tmp_path, having(key, nothing, DISTILL)) == load(tmp_path, DISTILL)
+
+
+@pytest.mark.parametrize(("key", "value"), REFUSED_VALUES)
+def test_a_value_that_is_not_done_here_is_refused_with_another_way(tmp_path, key, value):
+    error = refusal(tmp_path, having(key, value, DISTILL))
+
+    assert f"{key}: {value} is not supported" in error.problem
+    assert error.fix == REFUSED_VALUES[key, value][1]
+
+
+@pytest.mark.parametrize("key", ["model.path", "teacher.path"])
+def test_several_models_are_refused(tmp_path, key):
+    assert f"{key} is a list" in refusal(tmp_path, having(key, ["a", "b"], DISTILL)).problem
+
+
+def test_distill_needs_a_teacher(tmp_path):
+    error = refusal(tmp_path, having("dataset_type", "distill"))
+
+    assert "needs teacher.path" in error.problem
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "needed"),
+    [
+        ({"clip_ratio": 0.1}, "loss_fn ppo"),
+        ({"top_k": 8}, "loss_fn top_k_reverse_kl"),
+        ({"loss_fn": "jsd", "clip_ratio": 0.1}, "loss_fn ppo"),
+        ({"loss_fn": "full_reverse_kl", "kl_baseline": "exact"}, "importance_sampling or ppo"),
+        ({"loss_fn": "top_k_reverse_kl", "importance_cap": 2.0}, "importance_sampling or ppo"),
+        ({"loss_fn": "ppo", "jsd_beta": 0.1}, "loss_fn jsd"),
+        ({"loss_fn": "full_reverse_kl", "top_k": 4}, "loss_fn top_k_reverse_kl"),
+        ({"adv_estimator": "gae", "gae_lambda": 0.9}, "reward_coef above 0"),
+        ({"adv_estimator": "grpo", "gae_lambda": 0.9, "reward_coef": 1}, "adv_estimator gae"),
+    ],
+)
+def test_an_option_that_the_loss_does_not_use_is_refused(tmp_path, algorithm, needed):
+    error = refusal(tmp_path, {**DISTILL, "algorithm": algorithm})
+
+    (name, *_) = (key for key in algorithm if f"algorithm.{key} counts only" in error.problem)
+    assert needed in error.problem
+    # As it stands in the configuration that a run keeps.
+    default = AlgorithmSection.model_fields[name].default
+    load(tmp_path, {**DISTILL, "algorithm": {**algorithm, name: default}})
+
+
+@pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo"])
+@pytest.mark.parametrize("coef", [0.01, 0.1])
+def test_a_loss_that_is_named_is_what_it_was_wherever_it_comes_from(tmp_path, loss_fn, coef):
+    algorithm = {"loss_fn": loss_fn, "adv_estimator": "grpo", "kl_penalty_coef": coef}
+
+    found = load(tmp_path, {**DISTILL, "algorithm": algorithm}).algorithm
+
+    assert (found.loss_fn, found.kl_coef, found.reward_coef) == (loss_fn, coef, 0)
+    assert (found.kl_baseline, found.importance_cap, found.mask_special_tokens) == (
+        "none",
+        None,
+        False,
+    )
+
+
+def test_a_served_teacher_is_asked_for_its_likeliest_tokens_by_itself(tmp_path):
+    served = load(tmp_path, having("teacher.provider", "vllm", DISTILL)).algorithm
+
+    assert (served.loss_fn, served.told_tokens) == ("top_k_reverse_kl", 16)
+
+
+def test_which_loss_is_taken_by_itself_depends_on_where_the_teacher_is():
+    section = AlgorithmSection(kl_penalty_coef=0.5)
+
+    here, served = section.resolved(is_served=False), section.resolved(is_served=True)
+
+    assert (here.loss_fn, served.loss_fn) == ("full_reverse_kl", "top_k_reverse_kl")
+    assert here.kl_coef == served.kl_coef == 0.5
+    named = AlgorithmSection(loss_fn="ppo")
+    assert named.resolved(is_served=True) is named
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gae", "reinforce"])
+def test_any_estimator_may_be_named_for_rewards_that_are_only_tracked(tmp_path, estimator):
+    config = having("algorithm.adv_estimator", estimator, having("data.group_size", 1, DISTILL))
+
+    assert load(tmp_path, config).algorithm.reward_coef == 0
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+def test_rewards_that_count_need_rollouts_to_compare(tmp_path, estimator):
+    config = having("algorithm.adv_estimator", estimator, having("data.group_size", 1, DISTILL))
+
+    error = refusal(tmp_path, config, "algorithm.reward_coef=0.5")
+
+    assert "data.group_size must be 2 or more" in error.problem
+    load(tmp_path, config, "algorithm.reward_coef=0.5", "data.group_size=2")
+    load(tmp_path, config, "algorithm.reward_coef=0.5", "algorithm.adv_estimator=reinforce")
+
+
+@pytest.mark.parametrize("loss_fn", get_args(LossName))
+def test_a_coefficient_that_is_not_said_is_the_losss_own(loss_fn):
+    own = 0.1 if loss_fn in ("importance_sampling", "ppo") else 1.0
+
+    assert AlgorithmSection(loss_fn=loss_fn).kl_coef == own
+    assert AlgorithmSection(loss_fn=loss_fn, kl_penalty_coef=0.5).kl_coef == 0.5
+
+
+def test_rewards_that_count_need_samples_at_temperature_one(tmp_path):
+    config = having("algorithm.loss_fn", "jsd", having("rollout.temperature", 0.7, DISTILL))
+
+    load(tmp_path, config)
+    assert "temperature" in refusal(tmp_path, config, "algorithm.reward_coef=0.1").problem
+
+
+@pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo"])
+def test_a_ratio_needs_samples_at_temperature_one(tmp_path, loss_fn):
+    config = having("algorithm.loss_fn", loss_fn, having("rollout.temperature", 0.7, DISTILL))
+
+    assert "rollout.temperature must be 1.0" in refusal(tmp_path, config).problem
+    load(tmp_path, having("algorithm.loss_fn", "full_reverse_kl", config))
+    load(tmp_path, {**config, "dataset_type": "sft"})
+
+
+def test_rows_are_not_silently_kept_from_training_where_none_are_held_out(tmp_path):
+    error = refusal(tmp_path, having("data.val_split", 0.1, DISTILL))
+
+    assert "data.val_split is for sft and dpo" in error.problem
+    assert load(tmp_path, having("data.val_split", 0.1, {**SFT, "dataset_type": "dpo"}))
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_a_limit_of_steps_is_not_silently_ignored(tmp_path, method):
+    config = having("trainer.max_steps", 10, {**SFT, "dataset_type": method})
+
+    assert "trainer.max_steps" in refusal(tmp_path, config).problem
+
+
+def test_sft_ignores_what_belongs_to_distill(tmp_path):
+    config = {**DISTILL, "dataset_type": "sft", "algorithm": {"loss_fn": "ppo"}}
+
+    assert load(tmp_path, config).dataset_type == "sft"
+
+
+def test_overrides_come_after_the_file_and_are_read_as_yaml(tmp_path):
+    config = load(
+        tmp_path,
+        SFT,
+        "trainer.num_epochs=3",
+        "trainer.learning_rate=1e-5",
+        "model.path=runs/a=b",
+        "rollout.include_thinking=true",
+        "description='two words'",
+        "model.qlora_alpha=null",
+    )
+
+    assert config.trainer.num_epochs == 3
+    assert config.trainer.learning_rate == 1e-5
+    assert config.model.path == "runs/a=b"
+    assert config.rollout.include_thinking is True
+    assert config.description == "two words"
+    assert config.model.qlora_alpha is None
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("trainer.num_epochs", "is not section.key=value"),
+        ("=3", "is not section.key=value"),
+        ("trainer..num_epochs=3", "is not section.key=value"),
+        ("trainer.num_epochs=[", "the value is not YAML"),
+        ("dataset_type.path=3", "'dataset_type' holds a value"),
+        ("trainer.num_epoch=3", "did you mean 'num_epochs'?"),
+        ("data.when=2020-13-45", "the value is not YAML"),
+    ],
+)
+def test_an_override_that_cannot_be_used_is_refused(tmp_path, override, told):
+    assert told in refusal(tmp_path, SFT, override).problem
+
+
+def test_small_numbers_may_be_written_as_everybody_writes_them(tmp_path):
+    text = yaml.safe_dump(SFT).replace("num_epochs: 1", "num_epochs: 1\n  learning_rate: 1e-4")
+
+    assert load(tmp_path, text).trainer.learning_rate == 1e-4
+
+
+def test_a_section_without_keys_says_nothing(tmp_path):
+    text = yaml.safe_dump(SFT) + "rollout:\nalgorithm:\n"
+
+    assert load(tmp_path, text) == load(tmp_path, SFT)
+    assert load(tmp_path, text, "rollout.max_turns=2").rollout.max_turns == 2
+
+
+def test_a_fault_of_syntax_names_its_line(tmp_path):
+    error = refusal(tmp_path, "dataset_type: sft\ndata: [1\n")
+
+    assert "config.yml:3: not readable" in error.problem
+
+
+@pytest.mark.parametrize("text", ["", "sft", "- a", "7"])
+def test_a_file_without_keys_is_refused(tmp_path, text):
+    assert "must hold keys and values" in refusal(tmp_path, text).problem
+
+
+@pytest.mark.parametrize("name", ["config.yml", "config.json"])
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff\xfe\x00", b"\x00", b"a: 2020-13-45", b"{", b"? [a]: b", b"a: !!python/object:x y",
+     b"a: &a [*a]", b"1: 2", b"[" * 5000],
+)  # fmt: skip
+def test_bytes_that_are_no_configuration_are_refused(tmp_path, name, data):
+    path = tmp_path / name
+    path.write_bytes(data)
+
+    with pytest.raises(ConfigError, match=r"config\.(yml|json)"):
+        load_config(path)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    text=st.one_of(
+        st.text(max_size=60),
+        st.lists(
+            st.sampled_from(["data", "model", ":", " ", "\n", "  ", "-", "[", "{", "}", "]", "&a",
+                             "*a", "!!set", "1e3", "2020-01-01", "null", "?", "'", '"', "#", "|"]),
+            max_size=15,
+        ).map("".join),
+    )
+)  # fmt: skip
+def test_no_text_makes_loading_fail_in_another_way(tmp_path_factory, text):
+    path = tmp_path_factory.getbasetemp() / "fuzzed.yml"
+    path.write_text(text, encoding="utf-8", errors="replace", newline="")
+
+    with pytest.raises(ConfigError):
+        load_config(path)

@@ -1,0 +1,62 @@
+import pytest
+
+from fakes.conversations import answer, user
+from stillroom.data.formats import DpoRow, SftRow
+from stillroom.train.loop.held_out import hold_out
+
+
+def row(prompt: str, said: str = "12") -> SftRow:
+    return SftRow(messages=[user(prompt), answer(said)], tools=[], metadata={})
+
+
+@pytest.mark.parametrize(
+    ("num", "share", "held_out"),
+    [(10, 0.0, 0), (10, 0.2, 2), (10, 0.99, 9), (1, 0.5, 0), (3, 0.5, 2)],
+)
+def test_a_share_of_the_rows_is_held_out_and_one_is_always_left_to_train(num, share, held_out):
+    rows = [row(f"prompt {index}") for index in range(num)]
+
+    train, apart = hold_out(rows, share, seed=1)
+
+    assert len(apart) == held_out
+    assert [r for r in rows if r in train] == train
+    assert [r for r in rows if r not in train] == apart
+    assert hold_out(rows, share, seed=1) == (train, apart)
+
+
+def test_rows_that_answer_the_same_prompt_stay_on_the_same_side():
+    rows = [row(f"prompt {index % 5}", f"answer {index}") for index in range(20)]
+
+    train, apart = hold_out(rows, 0.4, seed=0)
+
+    assert len(apart) == 8
+    trained_on = {r.messages[0]["content"] for r in train}
+    assert trained_on.isdisjoint(r.messages[0]["content"] for r in apart)
+
+
+def test_another_seed_holds_out_other_rows():
+    rows = [row(f"prompt {index}") for index in range(50)]
+
+    drawn = {str(hold_out(rows, 0.2, seed=seed)[1]) for seed in range(5)}
+
+    assert len(drawn) == 5
+
+
+def test_pairs_of_the_same_prompt_stay_on_the_same_side():
+    pairs = [
+        DpoRow(
+            prompt=[user(f"prompt {index % 5}")],
+            chosen=[answer(f"answer {index}")],
+            rejected=[answer("no")],
+            tools=[],
+        )
+        for index in range(20)
+    ]
+
+    train, apart = hold_out(pairs, 0.4, seed=0)
+
+    assert len(apart) == 8
+    assert [pair for pair in pairs if pair in train] == train
+    trained_on = {pair.prompt[0]["content"] for pair in train}
+    assert trained_on.isdisjoint(pair.prompt[0]["content"] for pair in apart)
+    assert hold_out(pairs, 0.0, seed=0) == (pairs, [])

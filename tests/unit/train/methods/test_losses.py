@@ -1,0 +1,208 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillroom.train.methods.losses import (
+    above_expected,
+    beyond_rounding,
+    importance_sampling_losses,
+    ppo_losses,
+    preference_loss,
+    reverse_kl_advantages,
+    sum_by_sequence,
+    truncated_ratios,
+)
+
+
+def tensors(*values):
+    return [torch.tensor(value) for value in values]
+
+
+def test_the_preference_loss_is_the_hand_computed_one():
+    # Log-ratios +1 (chosen) and -1 (rejected), so the margin is 0.5 × 2 = 1.
+    result = preference_loss(*tensors([-4.0], [-7.0], [-5.0], [-6.0]), beta=0.5)
+
+    # -ln sigmoid(1) = ln(1 + e^-1) = 0.313262
+    assert result.losses_P.item() == pytest.approx(0.313262, abs=1e-6)
+    assert result.margins_P.item() == pytest.approx(1.0)
+
+
+def test_smoothing_counts_the_pair_the_other_way_round_by_its_share():
+    result = preference_loss(
+        *tensors([-4.0], [-7.0], [-5.0], [-6.0]), beta=0.5, label_smoothing=0.1
+    )
+
+    # 0.9 ln(1 + e^-1) + 0.1 ln(1 + e) = 0.413262
+    assert result.losses_P.item() == pytest.approx(0.413262, abs=1e-6)
+
+
+def test_the_ipo_loss_is_the_squared_distance_to_its_target():
+    result = preference_loss(*tensors([-1.0], [-1.5], [-1.2], [-1.1]), beta=0.25, kind="ipo")
+
+    # Log-ratio 0.2 - (-0.4) = 0.6; target 1 / (2 × 0.25) = 2.
+    assert result.losses_P.item() == pytest.approx((0.6 - 2) ** 2, abs=1e-6)
+    assert result.margins_P.item() == pytest.approx(0.15)
+
+
+def test_a_policy_that_is_its_reference_has_a_loss_of_ln_2():
+    chosen, rejected = tensors([-3.0, -9.0], [-5.0, -2.0])
+
+    result = preference_loss(chosen, rejected, chosen, rejected, beta=0.1)
+
+    assert result.losses_P.tolist() == pytest.approx([math.log(2)] * 2)
+    assert result.margins_P.tolist() == [0.0, 0.0]
+
+
+def test_the_gradient_of_the_preference_loss_is_that_of_the_paper():
+    chosen = torch.tensor([-4.0], requires_grad=True)
+    rejected = torch.tensor([-7.0], requires_grad=True)
+
+    loss = preference_loss(chosen, rejected, *tensors([-5.0], [-6.0]), beta=0.5)
+    loss.losses_P.sum().backward()
+
+    # -β sigmoid(-margin) with margin 1: -0.5 × 0.268941.
+    assert chosen.grad is not None
+    assert rejected.grad is not None
+    assert chosen.grad.item() == pytest.approx(-0.134471, abs=1e-6)
+    assert rejected.grad.item() == pytest.approx(0.134471, abs=1e-6)
+    assert not loss.margins_P.requires_grad
+
+
+def test_huge_margins_stay_finite():
+    result = preference_loss(*tensors([0.0, -1e4], [-1e4, 0.0], [0.0, 0.0], [0.0, 0.0]), beta=1.0)
+
+    assert result.losses_P.tolist() == pytest.approx([0.0, 1e4])
+
+
+def test_an_advantage_is_what_the_teacher_finds_likelier_times_the_coefficient():
+    student, teacher = tensors([-1.0, -2.0, -0.5], [-2.0, -1.0, -0.5])
+
+    found = reverse_kl_advantages(student, teacher, coef=0.1)
+
+    assert found.tolist() == pytest.approx([-0.1, 0.1, 0.0])
+
+
+def test_the_importance_loss_is_minus_the_ratio_times_the_advantage():
+    now, sampler, advantages = tensors([-1.0, -2.0], [-1.0, -2.5], [0.3, -0.2])
+
+    found = importance_sampling_losses(now, sampler, advantages)
+
+    # Ratios 1 and e^0.5 = 1.648721.
+    assert found.tolist() == pytest.approx([-0.3, 0.329744], abs=1e-6)
+
+
+def test_the_gradient_of_the_importance_loss_is_minus_the_ratio_times_the_advantage():
+    now = torch.tensor([-1.0, -2.0], requires_grad=True)
+    sampler, advantages = tensors([-1.0, -2.5], [0.3, -0.2])
+
+    importance_sampling_losses(now, sampler, advantages).sum().backward()
+
+    assert now.grad is not None
+    assert now.grad.tolist() == pytest.approx([-0.3, 0.329744], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "loss", "gradient"),
+    [
+        # ratio 1.5 and a gain: clipped at 1.2, so nothing more is to be won.
+        (math.log(1.5), 2.0, -2.4, 0.0),
+        # ratio 1.5 and a loss: not clipped, so that it is pushed back.
+        (math.log(1.5), -2.0, 3.0, 3.0),
+        (math.log(0.5), 2.0, -1.0, -1.0),
+        (math.log(0.5), -2.0, 1.6, 0.0),
+        (0.0, 2.0, -2.0, -2.0),
+    ],
+)
+def test_the_ppo_loss_is_clipped_on_the_side_that_would_be_overdone(
+    log_ratio, advantage, loss, gradient
+):
+    now = torch.tensor([-1.0 + log_ratio], requires_grad=True)
+    sampler, advantages = tensors([-1.0], [advantage])
+
+    found = ppo_losses(now, sampler, advantages, clip_ratio=0.2)
+    found.sum().backward()
+
+    assert found.item() == pytest.approx(loss, abs=1e-6)
+    assert now.grad is not None
+    assert now.grad.item() == pytest.approx(gradient, abs=1e-6)
+
+
+def test_differences_within_rounding_are_no_advantage():
+    student, teacher = tensors([-1.0, -1.0, -1.0], [-1.00005, -1.001, math.nan])
+
+    found = reverse_kl_advantages(student, teacher, coef=1.0)
+
+    assert found[:2].tolist() == pytest.approx([0.0, -0.001], abs=1e-6)
+    assert found[2].isnan()
+
+
+def test_divergences_within_rounding_have_no_gradient_and_broken_ones_stay_broken():
+    divergence = torch.tensor([5e-7, -5e-7, 1e-3, math.nan], requires_grad=True)
+
+    found = beyond_rounding(divergence)
+    found[:3].sum().backward()
+
+    assert found[:3].tolist() == pytest.approx([0.0, 0.0, 1e-3])
+    assert found[3].isnan()
+    assert divergence.grad is not None
+    assert divergence.grad[:3].tolist() == [0.0, 0.0, 1.0]
+
+
+def test_a_correction_is_the_ratio_up_to_its_cap():
+    trainer, sampler = tensors([-1.0, -1.0, -2.0], [-1.0, -3.0, -1.0])
+
+    found = truncated_ratios(trainer, sampler, cap=2.0)
+
+    assert found.tolist() == pytest.approx([1.0, 2.0, math.exp(-1)])
+
+
+def sampled_gradients(student, teacher, *, has_baseline):
+    """The gradient in the logits for each token that might have been sampled, [V, V]."""
+    leaf = student.clone().requires_grad_()
+    p, q = leaf.log_softmax(-1), teacher.log_softmax(-1)
+    now = p.detach()
+    divergence = (now.exp() * (now - q)).sum()
+    rows = []
+    for token in range(len(student)):
+        advantage = reverse_kl_advantages(now[token : token + 1], q[token : token + 1], coef=0.3)
+        if has_baseline:
+            advantage = above_expected(advantage, divergence[None], coef=0.3)
+        loss = importance_sampling_losses(p[token : token + 1], now[token : token + 1], advantage)
+        (row,) = torch.autograd.grad(loss.sum(), leaf, retain_graph=True)
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def test_the_exact_baseline_keeps_the_expected_gradient_and_lowers_its_variance():
+    """Every token of small vocabularies is tried, weighted by its probability."""
+    spreads = torch.zeros(20, 2, dtype=torch.float64)
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        student, noise = torch.randn(2, 20, generator=generator, dtype=torch.float64) * 2
+        teacher = student + noise
+        p = student.softmax(-1)
+        # d KL / d z_j = p_j (log p_j - log q_j - KL), times β.
+        log_ratio = student.log_softmax(-1) - teacher.log_softmax(-1)
+        whole = 0.3 * p * (log_ratio - (p * log_ratio).sum())
+        for place, has_baseline in enumerate((False, True)):
+            found = sampled_gradients(student, teacher, has_baseline=has_baseline)
+            assert torch.allclose((p[:, None] * found).sum(0), whole, atol=1e-5)
+            spreads[seed, place] = (p * (found - whole).square().sum(-1)).sum()
+
+    # In most vocabularies; not in all, as the best baseline weighs tokens by their gradients.
+    assert (spreads[:, 1] < spreads[:, 0]).sum() >= 15
+    assert spreads[:, 1].sum() < 0.7 * spreads[:, 0].sum()
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-50, 50)), max_size=20))
+def test_sums_by_sequence_put_every_value_with_its_row(pairs):
+    rows = torch.tensor([row for row, _ in pairs], dtype=torch.int64)
+    values = torch.tensor([float(value) for _, value in pairs])
+
+    found = sum_by_sequence(values, rows, 4)
+
+    wanted = [float(sum(value for row, value in pairs if row == index)) for index in range(4)]
+    assert found.tolist() == wanted

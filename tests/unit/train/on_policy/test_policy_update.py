@@ -1,0 +1,499 @@
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fakes.decoding import random_prompts
+from fakes.training import gradients, largest_gap, make_student, one_by_one
+from stillroom.errors import DataError, TeacherError
+from stillroom.models.batches import TokenSequence
+from stillroom.models.heads import OutputHead
+from stillroom.teachers.local_hf import LocalTeacher
+from stillroom.teachers.scores import TeacherScores
+from stillroom.train.config.algorithm_section import AlgorithmSection
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.on_policy.policy_update import (
+    Lesson,
+    accumulate_gradient,
+    make_lessons,
+    special_token_ids,
+    update_student,
+)
+from stillroom.train.on_policy.student_rollouts import SampledSequence
+from stillroom.train.on_policy.update_stats import UpdateStats
+from stillroom.train.student.optimizer import Optimizer
+
+KINDS = {
+    "importance_sampling": AlgorithmSection(loss_fn="importance_sampling", kl_penalty_coef=0.3),
+    "importance_sampling, baseline": AlgorithmSection(
+        loss_fn="importance_sampling", kl_baseline="exact"
+    ),
+    "importance_sampling, capped": AlgorithmSection(
+        loss_fn="importance_sampling", importance_cap=1.05
+    ),
+    "importance_sampling, rewards": AlgorithmSection(
+        loss_fn="importance_sampling", reward_coef=0.5, adv_estimator="gae", gae_lambda=0.9
+    ),
+    "ppo": AlgorithmSection(loss_fn="ppo", kl_penalty_coef=0.3, clip_ratio=0.1),
+    "ppo, all": AlgorithmSection(
+        loss_fn="ppo", kl_baseline="exact", importance_cap=1.05, reward_coef=0.5
+    ),
+    "full_reverse_kl": AlgorithmSection(loss_fn="full_reverse_kl"),
+    "full_reverse_kl, rewards": AlgorithmSection(
+        loss_fn="full_reverse_kl", kl_penalty_coef=0.2, reward_coef=0.5, adv_estimator="reinforce"
+    ),
+    "jsd": AlgorithmSection(loss_fn="jsd", jsd_beta=0.3),
+    "top_k_reverse_kl": AlgorithmSection(loss_fn="top_k_reverse_kl", top_k=3),
+}
+WITHOUT_REWARDS = [name for name, algorithm in KINDS.items() if algorithm.reward_coef == 0]
+TOLD = ["importance_sampling", "importance_sampling, capped", "ppo", "top_k_reverse_kl"]
+REWARDS = [1.0, 0.0, None, 1.0]
+
+
+@pytest.fixture
+def student(tiny_models):
+    return make_student(tiny_models, tiny_models.folder("llama", "chatml"))
+
+
+@pytest.fixture
+def teacher(tiny_models):
+    return LocalTeacher(tiny_models.load("llama", "chatml", seed=1))
+
+
+@torch.no_grad()
+def sampled_by(model, *, off_policy=0.2):
+    """Rollouts of one prompt with two turns each, and a sampler that is a little off."""
+    rng = random.Random(0)
+    sequences = []
+    for ids, reward in zip(random_prompts((12, 30, 21, 9)), REWARDS, strict=True):
+        sampled = [False] * 3 + [True] * 3 + [False] * 2 + [True] * (len(ids) - 8)
+        logprobs = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+        where = [i for i in range(1, len(ids)) if sampled[i]]
+        said = [logprobs[i - 1, ids[i]].item() + rng.gauss(0, off_policy) for i in where]
+        tokens = TokenSequence(ids, sampled)
+        sequences.append(SampledSequence(tokens, said, reward=reward, prompt="p"))
+    return sequences
+
+
+def exact_loss(model, teacher_model, lessons, algorithm):
+    """The mean token loss by the formulas, sequence by sequence, in the models' precision."""
+    losses, kls = [], []
+    for lesson in lessons:
+        tokens = lesson.sampled.tokens
+        ids = torch.tensor([tokens.ids])
+        where = [i for i in range(1, len(tokens.ids)) if tokens.trained[i]]
+        before = [i - 1 for i in where]
+        chosen = ids[0, where]
+        p = model(ids).logits[0].softmax(-1)[before]
+        with torch.no_grad():
+            q = teacher_model(ids).logits[0].softmax(-1)[before]
+        now = p.gather(1, chosen[:, None])[:, 0].log()
+        theirs = q.gather(1, chosen[:, None])[:, 0].log()
+        sampler = torch.tensor(lesson.sampled.sampler_logprobs, dtype=torch.float64)
+        rewards = torch.tensor(lesson.advantages or [0.0] * len(where), dtype=torch.float64)
+        coef = algorithm.kl_coef
+        full = (p * (p / q).log()).sum(-1)
+        if algorithm.loss_fn == "full_reverse_kl":
+            loss = coef * full - (now - sampler).exp() * rewards
+        elif algorithm.loss_fn == "jsd":
+            beta = algorithm.jsd_beta
+            m = beta * q + (1 - beta) * p
+            loss = beta * (q * (q / m).log()).sum(-1) + (1 - beta) * (p * (p / m).log()).sum(-1)
+        elif algorithm.loss_fn == "top_k_reverse_kl":
+            loss = torch.stack(
+                [buckets_kl(*row, algorithm.top_k) for row in zip(p, q, strict=True)]
+            )
+        else:
+            cap = algorithm.importance_cap
+            old = sampler if cap is None else now.detach()
+            weight = 1.0 if cap is None else (old - sampler).exp().clamp(max=cap)
+            advantage = -coef * (old - theirs) + rewards
+            if algorithm.kl_baseline == "exact":
+                advantage = advantage + coef * full.detach()
+            ratio = (now - old).exp()
+            gain = ratio * advantage
+            if algorithm.loss_fn == "ppo":
+                low, high = 1 - algorithm.clip_ratio, 1 + algorithm.clip_ratio
+                gain = torch.minimum(gain, ratio.clamp(low, high) * advantage)
+            loss = -weight * gain
+        losses.append(loss)
+        kls.append(sampler - theirs)
+    return torch.cat(losses).mean(), torch.cat(kls).mean().item()
+
+
+def buckets_kl(p, q, k):
+    """KL over the teacher's k likeliest tokens and all others together, by sums."""
+    top = sorted(range(len(q)), key=lambda i: -q[i].item())[:k]
+    rest = [i for i in range(len(q)) if i not in top]
+    p_all, q_all = [*p[top], p[rest].sum()], [*q[top], q[rest].sum()]
+    return sum(a * (a / b).log() for a, b in zip(p_all, q_all, strict=True))
+
+
+@torch.no_grad()
+def told_by(model, lessons, k):
+    """The lessons as a served teacher scores them, with its k likeliest tokens at each position."""
+    found = []
+    for lesson in lessons:
+        tokens = lesson.sampled.tokens
+        logprobs = model(torch.tensor([tokens.ids])).logits[0].log_softmax(-1)
+        where = [i for i in range(1, len(tokens.ids)) if tokens.trained[i]]
+        tops = [logprobs[i - 1].topk(k) for i in where]
+        scores = TeacherScores(
+            [logprobs[i - 1, tokens.ids[i]].item() for i in where],
+            [top.indices.tolist() for top in tops],
+            [top.values.tolist() for top in tops],
+        )
+        found.append(replace(lesson, sampled=replace(lesson.sampled, teacher=scores)))
+    return found
+
+
+def with_another_head(student):
+    """The same student, whose head has a bias: its gradients are left to autograd."""
+    head = student.module.get_output_embeddings()
+    head.bias = torch.nn.Parameter(torch.zeros(head.weight.shape[0]))
+    student = replace(student, head=OutputHead(student.module))
+    assert student.head.matrix is None
+    return student
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", ["whole", "adapter", "tiles", "autograd"])
+def test_loss_and_gradient_are_those_of_the_formulas_in_float64(
+    tiny_models, teacher, monkeypatch, kind, way
+):
+    folder = tiny_models.folder("llama", "chatml")
+    student = make_student(tiny_models, folder, rank=4 if way == "adapter" else 0)
+    if way == "autograd":
+        student = with_another_head(student)
+    if way == "tiles":
+        monkeypatch.setattr("stillroom.train.on_policy.token_gradients._TILE_NUMBERS", 5 * 352)
+    lessons = make_lessons(sampled_by(student.loaded.model), KINDS[kind])
+    stats = UpdateStats()
+
+    accumulate_gradient(student, {0: teacher}, lessons, KINDS[kind], stats)
+    ours = gradients(student)
+    exact_teacher = tiny_models.load("llama", "chatml", seed=1).model.double()
+    loss, kl = exact_loss(student.loaded.model.double(), exact_teacher, lessons, KINDS[kind])
+    loss.backward()
+
+    assert stats.loss / stats.num_tokens == pytest.approx(loss.item(), abs=1e-5)
+    assert stats.teacher_kl / stats.num_tokens == pytest.approx(kl, abs=1e-5)
+    assert largest_gap(ours, gradients(student)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_a_served_teacher_teaches_what_the_same_one_in_process_does(student, teacher, kind):
+    lessons = make_lessons(sampled_by(student.loaded.model), KINDS[kind])
+    here, served = UpdateStats(), UpdateStats()
+
+    accumulate_gradient(student, {0: teacher}, lessons, KINDS[kind], here)
+    wanted = gradients(student)
+    told = told_by(teacher.loaded.model, lessons, k=5)
+    accumulate_gradient(student, {}, told, KINDS[kind], served)
+
+    assert served.loss == pytest.approx(here.loss, abs=1e-4)
+    assert served.teacher_kl == pytest.approx(here.teacher_kl, abs=1e-4)
+    assert largest_gap(gradients(student), wanted) < 1e-5
+
+
+def test_a_server_that_told_too_few_tokens_is_an_error(student, teacher):
+    algorithm = AlgorithmSection(loss_fn="top_k_reverse_kl", top_k=6)
+    lessons = make_lessons(sampled_by(student.loaded.model), algorithm)
+
+    told = told_by(teacher.loaded.model, lessons, k=5)
+    with pytest.raises(TeacherError, match="did not tell its 6 likeliest") as caught:
+        accumulate_gradient(student, {}, told, algorithm, UpdateStats())
+    assert "max-logprobs" in caught.value.fix
+
+
+def test_a_rollout_that_nobody_scored_is_an_error(student, teacher):
+    lessons = make_lessons(sampled_by(student.loaded.model), KINDS["ppo"])
+    told = told_by(teacher.loaded.model, lessons, k=1)
+
+    with pytest.raises(TeacherError, match="1 rollouts of dataset 0 were not scored"):
+        accumulate_gradient(student, {}, [*told[:3], lessons[3]], KINDS["ppo"], UpdateStats())
+
+
+def test_each_dataset_is_scored_by_its_own_teacher(tiny_models, student, teacher):
+    other = LocalTeacher(tiny_models.load("llama", "chatml", seed=2))
+    first, second, *_ = make_lessons(sampled_by(student.loaded.model), KINDS["jsd"])
+    second = replace(second, sampled=replace(second.sampled, dataset=1))
+    both, one, two = UpdateStats(), UpdateStats(), UpdateStats()
+
+    accumulate_gradient(student, {0: teacher, 1: other}, [first, second], KINDS["jsd"], both)
+    accumulate_gradient(student, {0: teacher}, [first], KINDS["jsd"], one)
+    accumulate_gradient(student, {1: other}, [second], KINDS["jsd"], two)
+
+    assert both.loss == pytest.approx(one.loss + two.loss, abs=1e-5)
+    metrics = both.metrics(is_clipped=False, is_capped=False)
+    alone = one.metrics(is_clipped=False, is_capped=False)
+    assert metrics["teacher_kl/dataset_0"] == pytest.approx(alone["teacher_kl"])
+    assert metrics["teacher_kl/dataset_1"] == pytest.approx(two.teacher_kl / two.num_tokens)
+    # One dataset's own is the whole.
+    assert not any("/" in name for name in alone)
+
+
+@pytest.mark.parametrize("kind", WITHOUT_REWARDS)
+def test_a_teacher_that_is_the_student_has_nothing_to_teach(tiny_models, student, kind):
+    twin = LocalTeacher(tiny_models.load("llama", "chatml"))
+    lessons = make_lessons(sampled_by(student.loaded.model, off_policy=0.0), KINDS[kind])
+    stats = UpdateStats()
+
+    accumulate_gradient(student, {0: twin}, lessons, KINDS[kind], stats)
+
+    assert stats.loss / stats.num_tokens == pytest.approx(0.0, abs=1e-5)
+    assert stats.teacher_kl / stats.num_tokens == pytest.approx(0.0, abs=1e-5)
+    assert max(g.abs().max().item() for g in gradients(student).values()) < 1e-4
+
+
+def config_of(algorithm, *, learning_rate=1e-4):
+    return TrainConfig.model_validate(
+        {
+            "dataset_type": "distill",
+            "data": {"batch_size": 4},
+            "model": {"path": "s"},
+            "teacher": {"path": "t"},
+            "algorithm": algorithm.model_dump(),
+            "trainer": {"num_epochs": 1, "learning_rate": learning_rate, "schedule": "constant"},
+        }
+    )
+
+
+@torch.no_grad()
+def reverse_kl(model, teacher_model, sequences):
+    """The largest divergence at any sampled token, in float64."""
+    largest = 0.0
+    for sequence in sequences:
+        ids = torch.tensor([sequence.tokens.ids])
+        p, q = (m(ids).logits[0].double().log_softmax(-1) for m in (model, teacher_model))
+        largest = max(largest, (p.exp() * (p - q)).sum(-1).max().item())
+    return largest
+
+
+@pytest.mark.parametrize("kind", WITHOUT_REWARDS)
+def test_a_student_that_is_its_teacher_does_not_drift(tiny_models, student, kind):
+    twin = LocalTeacher(tiny_models.load("llama", "chatml"))
+    config = config_of(KINDS[kind].model_copy(update={"substeps": 2}))
+    optimizer = Optimizer(student.trainable(), config.trainer, total_steps=10)
+    for iteration in range(5):
+        sequences = sampled_by(student.loaded.model, off_policy=0.0)
+        update_student(student, {0: twin}, sequences, optimizer, config, iteration)
+
+    # Adam would make steps of the learning rate's size of what rounding leaves.
+    assert reverse_kl(student.loaded.model, twin.loaded.model, sequences) < 1e-9
+
+
+def test_the_expected_gradient_of_the_sampled_loss_is_that_of_the_whole_divergence(
+    student, teacher
+):
+    """Over all next tokens, weighted by their probability, both losses push the same way."""
+    prompt = random_prompts((7,), seed=3)[0]
+    with torch.no_grad():
+        logprobs = student.loaded.model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    sampled = AlgorithmSection(loss_fn="importance_sampling", kl_penalty_coef=1.0)
+    weighted = {}
+    for token in range(len(logprobs)):
+        tokens = TokenSequence([*prompt, token], [False] * 7 + [True])
+        lesson = Lesson(SampledSequence(tokens, [logprobs[token].item()]))
+        accumulate_gradient(student, {0: teacher}, [lesson], sampled, UpdateStats())
+        for name, gradient in gradients(student).items():
+            weighted[name] = weighted.get(name, 0) + logprobs[token].exp() * gradient
+
+    tokens = TokenSequence([*prompt, 0], [False] * 7 + [True])
+    lesson = Lesson(SampledSequence(tokens, [logprobs[0].item()]))
+    whole = KINDS["full_reverse_kl"]
+    accumulate_gradient(student, {0: teacher}, [lesson], whole, UpdateStats())
+
+    assert largest_gap(weighted, gradients(student)) < 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_microbatches_of_one_give_the_gradient_of_the_whole_batch(student, teacher, kind):
+    lessons = make_lessons(sampled_by(student.loaded.model), KINDS[kind])
+    whole, single = UpdateStats(), UpdateStats()
+
+    accumulate_gradient(student, {0: teacher}, lessons, KINDS[kind], whole)
+    together = gradients(student)
+    accumulate_gradient(one_by_one(student), {0: teacher}, lessons, KINDS[kind], single)
+
+    assert single.loss == pytest.approx(whole.loss, abs=1e-4)
+    assert single.num_tokens == whole.num_tokens
+    assert largest_gap(gradients(student), together) < 1e-5
+
+
+@pytest.mark.parametrize("loss_fn", ["full_reverse_kl", "jsd", "top_k_reverse_kl"])
+def test_a_teacher_with_padding_in_its_vocabulary_teaches_the_same(tiny_models, student, loss_fn):
+    """Its padding's weights say little, and what they say is left out."""
+    algorithm = AlgorithmSection(loss_fn=loss_fn)
+    lessons = make_lessons(sampled_by(student.loaded.model), algorithm)
+    width = student.loaded.model.config.vocab_size
+    teacher = LocalTeacher(tiny_models.load("llama", "chatml", seed=1))
+    padded = LocalTeacher(tiny_models.load("llama", "chatml", seed=1))
+    padded.loaded.model.resize_token_embeddings(width + 24, mean_resizing=False)
+    found = []
+    for one in (teacher, padded):
+        accumulate_gradient(student, {0: one}, lessons, algorithm, UpdateStats())
+        found.append(gradients(student))
+
+    assert largest_gap(found[1], found[0]) < 1e-5
+
+
+def test_the_gap_between_sampler_and_trainer_is_measured_before_the_first_step(student, teacher):
+    sequences = sampled_by(student.loaded.model, off_policy=0.5)
+    exact = sampled_by(student.loaded.model, off_policy=0.0)
+    offsets = [
+        abs(said - own)
+        for one, other in zip(sequences, exact, strict=True)
+        for said, own in zip(one.sampler_logprobs, other.sampler_logprobs, strict=True)
+    ]
+    stats = UpdateStats()
+
+    accumulate_gradient(
+        student, {0: teacher}, make_lessons(sequences, KINDS["ppo"]), KINDS["ppo"], stats
+    )
+
+    assert stats.num_fresh_tokens == stats.num_tokens == len(offsets)
+    assert stats.logprob_gap == pytest.approx(sum(offsets), abs=1e-3)
+
+
+def test_metrics_say_how_far_the_student_is_from_what_was_sampled(student, teacher):
+    algorithm = KINDS["ppo, all"]
+    sequences = sampled_by(student.loaded.model)
+    exact = sampled_by(student.loaded.model, off_policy=0.0)
+    ratios = [
+        math.exp(own - said)
+        for one, other in zip(sequences, exact, strict=True)
+        for said, own in zip(one.sampler_logprobs, other.sampler_logprobs, strict=True)
+    ]
+    stats = UpdateStats()
+
+    lessons = make_lessons(sequences, algorithm)
+    accumulate_gradient(student, {0: teacher}, lessons, algorithm, stats)
+
+    metrics = stats.metrics(is_clipped=True, is_capped=True)
+    assert metrics["ratio"] == pytest.approx(sum(ratios) / len(ratios), abs=1e-4)
+    assert metrics["ratio_max"] == pytest.approx(max(ratios), abs=1e-4)
+    assert metrics["capped"] == pytest.approx(sum(r >= 1.05 for r in ratios) / len(ratios))
+    # Under a cap, a step's first ratio is to the student itself.
+    assert metrics["clipped"] == 0
+    assert metrics["advantage_std"] > 0
+    vocabulary = student.loaded.model.config.vocab_size
+    assert 0 < metrics["entropy"] <= math.log(vocabulary)
+
+
+def test_what_the_clip_holds_back_is_counted(student, teacher):
+    """Sampler and student differ by a factor of 2, the clip is a tenth: gains count, losses not."""
+    algorithm = AlgorithmSection(loss_fn="ppo", clip_ratio=0.1)
+    exact = sampled_by(student.loaded.model, off_policy=0.0)
+    sequences = [
+        replace(one, sampler_logprobs=[x - math.log(2) for x in one.sampler_logprobs])
+        for one in exact
+    ]
+    told = told_by(teacher.loaded.model, make_lessons(sequences, algorithm), k=1)
+    gains = sum(
+        theirs > said
+        for lesson in told
+        for theirs, said in zip(
+            lesson.sampled.teacher.logprobs, lesson.sampled.sampler_logprobs, strict=True
+        )
+    )
+    stats = UpdateStats()
+
+    accumulate_gradient(student, {}, told, algorithm, stats)
+
+    assert stats.num_clipped == gains > 0
+
+
+def test_marks_of_the_template_are_not_learnt_if_so_asked(tiny_models, student, teacher):
+    ends = special_token_ids(student.loaded)
+    text, end = 7, min(ends)
+    assert text not in ends
+    tokens = TokenSequence([5, text, end, 9, text, end], [False, True, True, False, True, True])
+    scores = TeacherScores([-1.0, -2.0, -3.0, -4.0], [[1], [2], [3], [4]], [[-0.1]] * 4)
+    sampled = SampledSequence(tokens, [-1.5, -2.5, -3.5, -4.5], scores, reward=1.0)
+    mark_only = SampledSequence(TokenSequence([5, end], [False, True]), [-0.5], reward=0.0)
+    algorithm = AlgorithmSection(
+        loss_fn="ppo",
+        mask_special_tokens=True,
+        reward_coef=1.0,
+        adv_estimator="gae",
+        gae_lambda=0.5,
+    )
+
+    (lesson,) = make_lessons([sampled, mark_only], algorithm, special_ids=ends)
+
+    assert lesson.sampled.tokens.trained == [False, True, False, False, True, False]
+    assert lesson.sampled.sampler_logprobs == [-1.5, -3.5]
+    assert lesson.sampled.teacher == TeacherScores([-1.0, -3.0], [[1], [3]], [[-0.1]] * 2)
+    # Reward 1 less the other's 0, and less by half for each token that follows.
+    assert lesson.advantages == [0.125, 0.5]
+    accumulate_gradient(student, {}, [lesson], algorithm, UpdateStats())
+
+
+def test_what_ends_a_turn_and_what_begins_it_are_marks(student):
+    tokenizer = student.loaded.tokenizer
+    marks = {tokenizer.convert_ids_to_tokens(i) for i in special_token_ids(student.loaded)}
+
+    assert {"<|im_start|>", "<|im_end|>"} <= marks
+
+
+def test_rewards_that_count_must_be_there(student):
+    sequences = [replace(s, reward=None) for s in sampled_by(student.loaded.model)]
+
+    with pytest.raises(DataError, match="no rollout of the iteration has a reward") as caught:
+        make_lessons(sequences, KINDS["importance_sampling, rewards"])
+    assert "rewards.py" in caught.value.fix
+    assert len(make_lessons(sequences, KINDS["ppo"])) == 4
+
+
+def test_the_correction_is_to_the_student_before_the_first_step(tiny_models, student, teacher):
+    """Later steps' ratios are to it too: the sampler's own numbers decide the weights only."""
+    algorithm = AlgorithmSection(loss_fn="importance_sampling", importance_cap=1.05, substeps=2)
+    config = config_of(algorithm, learning_rate=1e-2)
+    sequences = sampled_by(student.loaded.model)
+    model = tiny_models.load("llama", "chatml").model
+    optimizer = Optimizer(student.trainable(), config.trainer, total_steps=2)
+
+    stats = update_student(student, {0: teacher}, sequences, optimizer, config, 0)
+
+    with torch.no_grad():
+        first = [
+            model(torch.tensor([s.tokens.ids])).logits[0].double().log_softmax(-1)
+            for s in sequences
+        ]
+    capped = sum(
+        math.exp(rows[i - 1, s.tokens.ids[i]].item() - said) >= 1.05
+        for s, rows in zip(sequences, first, strict=True)
+        for i, said in zip(
+            (i for i in range(1, len(s.tokens.ids)) if s.tokens.trained[i]),
+            s.sampler_logprobs,
+            strict=True,
+        )
+    )
+    assert stats.num_capped == capped
+    assert stats.num_tokens == sum(s.tokens.num_trained for s in sequences)
+
+
+def test_a_groups_prompt_is_learnt_in_one_pass_with_what_answers_it(tiny_models, student, teacher):
+    prompt, *answers = random_prompts((40, 9, 14, 6))
+    sequences = [
+        SampledSequence(
+            TokenSequence([*prompt, *answer], [False] * 40 + [True] * len(answer)),
+            [-5.0] * len(answer),
+        )
+        for answer in answers
+    ]
+    algorithm = KINDS["full_reverse_kl"]
+    lessons = make_lessons(sequences, algorithm)
+    together, apart = UpdateStats(), UpdateStats()
+
+    accumulate_gradient(student, {0: teacher}, lessons, algorithm, together)
+    wanted = gradients(student)
+    accumulate_gradient(one_by_one(student), {0: teacher}, lessons, algorithm, apart)
+
+    assert student.head.can_pack
+    assert teacher.head.can_pack
+    assert together.loss == pytest.approx(apart.loss, abs=1e-4)
+    assert largest_gap(gradients(student), wanted) < 1e-5

@@ -1,0 +1,317 @@
+"""plan_training against what the runs that follow it come to."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from fakes.conversations import answer, user
+from fakes.started_runs import ended, start
+from fakes.training import make_project
+from stillroom import api
+from stillroom.errors import DataError, ModelError
+from stillroom.train.config.file import load_config
+from stillroom.train.config.request import PlanTraining
+from stillroom.train.planning import forecast
+from stillroom.train.planning.dry_forward import size_of
+from stillroom.train.planning.forecast import ModelSize
+from stillroom.train.planning.plan import plan_training
+
+ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}. " * 8)]} for i in range(12)]
+PAIRS = [
+    {
+        "prompt": [user(f"Item {i}?")],
+        "chosen": [answer(f"It costs {i}.")],
+        "rejected": [answer("No.")],
+    }
+    for i in range(6)
+]
+LARGE = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}
+
+
+def project_of(root, start, method="sft", rows=ROWS, **sections):
+    project = make_project(root, method, start, **sections)
+    project.write(rows)
+    project.write_config()
+    return project
+
+
+def plan(project, *overrides):
+    return plan_training(project.workspace, PlanTraining(overrides=overrides))
+
+
+def ran(project) -> api.RunReport:
+    report = ended(project, start(project))
+    assert report.status == "succeeded", report.error
+    return report
+
+
+def size_on_disk(folder) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize(("rank", "factor"), [(0, 4), (8, 1)])
+def test_the_forecast_of_a_run_is_what_the_run_comes_to(tmp_path, tiny_models, rank, factor):
+    start = tiny_models.folder("llama", "chatml", **LARGE)
+    project = project_of(
+        tmp_path,
+        start,
+        model={"qlora_rank": rank},
+        trainer={"save_step": 1, "keep_checkpoints": 1},
+    )
+
+    told = api.plan_training(project.workspace, api.PlanTraining())
+    report = ran(project)
+
+    assert report.result is not None
+    assert told.steps == report.result["steps"] == 3
+    assert told.rows == report.result["rows"] == 12
+    measured = report.metrics["memory_gb"]
+    process = told.memory_parts_gb["process"]
+    # What the model takes: all weights trained need four times their size, an adapter little more.
+    assert told.memory_gb - process > factor * told.memory_parts_gb["weights"]
+    # What libraries and the allocator hold beside it differs from process to process.
+    assert told.memory_gb == pytest.approx(measured, rel=0.3)
+    assert told.measured_memory_gb == pytest.approx(measured, rel=0.3)
+    checkpoints = project.root / "runs" / report.run_id / "checkpoints"
+    step = size_on_disk(checkpoints / "step_000002")
+    assert told.checkpoint_gb * 1e9 == pytest.approx(step, rel=0.1)
+    # Two of them stand there while the second is written.
+    assert told.disk_gb * 1e9 == pytest.approx(size_on_disk(checkpoints) + step, rel=0.15)
+    assert told.fits
+    assert told.changes == []
+    assert told.seconds is not None
+
+
+def test_a_plan_of_pairs_counts_both_sides(tmp_path, tiny_models):
+    project = project_of(tmp_path, tiny_models.folder("llama", "chatml"), "dpo", PAIRS)
+
+    told = plan(project)
+
+    result = project.train()
+    assert (told.rows, told.steps) == (result.rows, result.steps) == (6, 2)
+    assert told.epoch_tokens is not None
+    assert told.epoch_tokens > result.trained_tokens
+
+
+def test_a_plan_of_distillation_has_the_teacher_and_the_time_of_a_short_iteration(
+    tmp_path, tiny_models
+):
+    start = tiny_models.folder("llama", "clerk")
+    project = project_of(
+        tmp_path,
+        start,
+        "distill",
+        [{"prompt": f"Item {i}?"} for i in range(6)],
+        teacher={"path": str(tiny_models.folder("llama", "clerk", seed=1))},
+        data={"batch_size": 4, "group_size": 2},
+        rollout={"max_tokens": 12},
+        trainer={"num_epochs": 2},
+    )
+
+    told = plan(project)
+
+    assert (told.rows, told.steps, told.epoch_tokens) == (6, 3, None)
+    assert told.tokens_per_s is not None
+    assert told.measured_memory_gb is not None
+    # Three iterations of eight rollouts; a clerk's turn is a phrase and its end.
+    assert told.seconds == pytest.approx(3 * 8 * 2 / told.tokens_per_s)
+    assert "one turn a rollout of 2 tokens (as a short trial gave)" in told.notes[-1]
+    parts = told.memory_parts_gb
+    assert parts["teacher"] == parts["weights"] > 0
+    assert parts["sampling"] > 0
+    assert "trainer.max_steps=2" in " ".join(told.notes)
+
+
+def test_answers_longer_than_the_trial_count_as_long_as_they_may_get(tmp_path, tiny_models):
+    start = tiny_models.folder("llama", "chatml")
+    project = project_of(
+        tmp_path,
+        start,
+        "distill",
+        [{"prompt": f"Item {i}?"} for i in range(4)],
+        teacher={"path": str(start)},
+        data={"batch_size": 4, "group_size": 4},
+        rollout={"max_tokens": 100},
+    )
+
+    told = plan(project)
+
+    assert told.tokens_per_s is not None
+    assert told.seconds == pytest.approx(16 * 100 / told.tokens_per_s)
+    assert "of 100 tokens (the most there may be)" in told.notes[-1]
+
+
+def test_four_bits_take_an_eighth_of_what_the_matrices_took(tiny_models):
+    model = AutoModelForCausalLM.from_pretrained(tiny_models.folder("llama", "chatml"))
+    matrices = sum(p.numel() for n, p in model.named_parameters() if "_proj" in n or "mlp" in n)
+    model.requires_grad_(False)
+
+    whole, small = size_of(model.to("meta")), size_of(model.to("meta"), is_quantized=True)
+
+    assert whole.weight_bytes - small.weight_bytes == pytest.approx(matrices * 3.4375, rel=1e-3)
+
+
+def test_smaller_passes_are_in_the_plan(tmp_path, tiny_models):
+    project = project_of(tmp_path, tiny_models.folder("llama", "chatml"))
+
+    whole, small = plan(project), plan(project, "model.microbatch_tokens=1")
+
+    assert small.memory_parts_gb["activations"] < whole.memory_parts_gb["activations"]
+    assert small.notes[0] == f"the largest pass has {small.longest_tokens} tokens"
+
+
+def test_rows_that_would_be_left_out_are_counted(tmp_path, tiny_models):
+    rows = [*ROWS, {"messages": [user("x" * 600), answer("b")]}]
+
+    told = plan(project_of(tmp_path, tiny_models.folder("llama", "chatml"), rows=rows))
+
+    assert told.rows == 12
+    assert told.skipped == {"longer than max_length": 1}
+
+
+def test_a_pair_of_models_that_read_tokens_differently_is_refused(tmp_path, tiny_models):
+    project = project_of(
+        tmp_path,
+        tiny_models.folder("llama", "clerk"),
+        "distill",
+        [{"prompt": "a"}],
+        teacher={"path": str(tiny_models.folder("llama", "chatml"))},
+    )
+
+    with pytest.raises(ModelError, match="different tokenizers"):
+        plan(project)
+
+
+def test_a_bad_row_anywhere_ends_the_plan(tmp_path, tiny_models):
+    project = project_of(tmp_path, tiny_models.folder("llama", "chatml"), rows=ROWS * 100)
+    file = tmp_path / "train.jsonl"
+    file.write_text(file.read_text(encoding="utf-8") + '{"messages": []}\n', encoding="utf-8")
+
+    with pytest.raises(DataError, match=r"train\.jsonl:1201: "):
+        plan(project)
+
+
+def config_of(tmp_path, *overrides):
+    path = tmp_path / "config.json"
+    sections = {
+        "dataset_type": "sft",
+        "data": {"batch_size": 4},
+        "model": {"path": "m"},
+        "trainer": {"num_epochs": 2},
+    }
+    path.write_text(json.dumps(sections), encoding="utf-8")
+    return load_config(path, overrides)
+
+
+SIZE = ModelSize(
+    weight_bytes=4000,
+    num_parameters=1000,
+    trained_bytes=400,
+    num_trained=100,
+    activation_bytes=50,
+    vocab_size=10,
+    tile_positions=8,
+)
+
+
+def test_memory_is_the_sum_of_its_parts_by_hand():
+    parts = forecast.memory_parts(SIZE, tokens=20, process_bytes=7)
+
+    assert parts == {
+        "process": 7,
+        "weights": 4000,
+        "gradients": 400,
+        "optimizer": 800,
+        "activations": 1000,
+        "head": 2 * 8 * 10 * 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_checkpoints"),
+    [
+        ([], 0),
+        (["trainer.save_step=2"], 4),
+        (["trainer.save_step=5"], 1),
+        (["trainer.save_step=10"], 0),
+        (["trainer.save_step=2", "trainer.keep_checkpoints=2"], 3),
+        (["trainer.save_step=2", "trainer.keep_checkpoints=9"], 4),
+    ],
+)
+def test_disk_is_for_the_checkpoints_that_stay(tmp_path, overrides, num_checkpoints):
+    needed = forecast.disk_bytes(config_of(tmp_path, *overrides), SIZE, steps=10)
+
+    assert needed == num_checkpoints * 1200 + 400
+
+
+def test_time_is_that_of_tokens_and_steps(tmp_path):
+    speed = forecast.Speed(token_s=0.5, step_s=3)
+
+    seconds = forecast.run_seconds(
+        config_of(tmp_path), speed, steps=10, epoch_tokens=60, held_out_share=0.5
+    )
+
+    # Two epochs of 30 s, a third of half an epoch for each validation, and ten steps of 3 s.
+    assert seconds == pytest.approx(60 + 10 + 30)
+
+
+def test_what_does_not_fit_comes_with_what_would():
+    needs = {"model.max_length=100": 5e9, "model.qlora_rank=32": 2e9}
+
+    assert forecast.told(needs, 10e9) == [
+        "model.max_length=100 needs 5.00 GB",
+        "model.qlora_rank=32 needs 2.00 GB",
+    ]
+    assert forecast.told(needs, 3e9) == ["model.qlora_rank=32 needs 2.00 GB"]
+    (only,) = forecast.told(needs, 1e9)
+    assert only == "model.qlora_rank=32 needs 2.00 GB, which is still too much: a smaller model"
+    assert not forecast.fits(9.5e9, 10e9)
+
+
+def test_a_model_far_too_large_is_told_without_loading_it(tmp_path, tiny_models):
+    # Without weights: only what the configuration says is read.
+    start = tiny_models.folder("llama", "chatml")
+    large = tmp_path / "large"
+    large.mkdir()
+    for file in start.iterdir():
+        if file.suffix != ".safetensors":
+            (large / file.name).write_bytes(file.read_bytes())
+    config = json.loads((large / "config.json").read_text(encoding="utf-8"))
+    config |= {"hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": 100}
+    (large / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    told = plan(project_of(tmp_path, large))
+
+    assert not told.fits
+    assert told.parameters > 3e11
+    assert told.measured_memory_gb is None
+    assert told.changes
+    assert "model.qlora_rank=32" in told.changes[0]
+    assert "still too much: a smaller model" in told.changes[0]
+
+
+def test_layers_that_are_computed_again_keep_their_inputs_and_one_layer():
+    assert forecast.recomputed_bytes(1200, num_layers=4, state_bytes=16) == 64 + 300
+
+
+def test_smaller_passes_and_layers_computed_again_need_less(tmp_path, tiny_models):
+    project = project_of(tmp_path, tiny_models.folder("llama", "chatml", **LARGE))
+
+    def activations(*overrides):
+        return plan(project, *overrides).memory_parts_gb["activations"]
+
+    longest = plan(project).longest_tokens
+    assert activations(f"model.microbatch_tokens={longest}") == pytest.approx(
+        activations() / 4, rel=0.1
+    )
+    assert activations("model.gradient_checkpointing=true") < 0.35 * activations()
+
+
+def test_all_that_is_free_is_never_promised():
+    size = replace(SIZE, weight_bytes=int(95e9))
+
+    assert not forecast.fits(
+        sum(forecast.memory_parts(size, tokens=1, process_bytes=0).values()), 1e11
+    )
