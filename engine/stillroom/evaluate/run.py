@@ -17,7 +17,7 @@ from stillroom.lineage import write_manifest
 from stillroom.models.identity import identify
 from stillroom.models.resolve import locate_model
 from stillroom.reporting import Reporter
-from stillroom.rollout.context import open_arena
+from stillroom.rollout.context import open_rollout_context
 from stillroom.rollout.episode.collect import (
     FailedRollout,
     Outcome,
@@ -111,8 +111,8 @@ async def _answers(
     specs = specs_for(tasks, request.samples_per_prompt)
     judge = check_judge(workspace, request)
     done: dict[RolloutKey, Outcome] = {}
-    async with open_arena(workspace, request, sampling, tasks, judge=judge) as arena:
-        unjudged = [task for task in tasks if not arena.rewarder.can_judge(task)]
+    async with open_rollout_context(workspace, request, sampling, tasks, judge=judge) as context:
+        unjudged = [task for task in tasks if not context.rewarder.can_judge(task)]
         if unjudged:
             raise InputError(
                 f"nothing judges {len(unjudged)} of {len(tasks)} tasks, e.g. {unjudged[0].task_id}",
@@ -125,7 +125,7 @@ async def _answers(
             done[key_of(outcome)] = outcome
             reporter.progress(len(done), len(specs), unit="rollouts", phase=phase)
 
-        await collect_rollouts(specs, arena, concurrency=request.concurrency, on_outcome=keep)
+        await collect_rollouts(specs, context, concurrency=request.concurrency, on_outcome=keep)
     return [done[spec.key] for spec in specs]
 
 

@@ -10,7 +10,7 @@ import httpx
 
 from stillroom.data.formats import Task
 from stillroom.errors import DataError, missing_extra
-from stillroom.rollout.episode.collect import Arena
+from stillroom.rollout.episode.collect import RolloutContext
 from stillroom.rollout.episode.loop import Policy
 from stillroom.rollout.episode.reply_limits import cut_at_characters
 from stillroom.rollout.metered import MeteredPolicy
@@ -30,7 +30,7 @@ DEMO_TEACHER = "demo/teacher"
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ToolsAndRewards:
     """What rollouts have around the policy."""
 
     pool: UserPool | None
@@ -40,9 +40,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def open_stage(
+async def open_tools_and_rewards(
     workspace: Workspace, options: RolloutOptions, tasks: Sequence[Task]
-) -> AsyncGenerator[Stage]:
+) -> AsyncGenerator[ToolsAndRewards]:
     """Starts what the tools come from, and gives them; none is called.
 
     Raises DataError if a task names a tool that there is not.
@@ -58,11 +58,11 @@ async def open_stage(
         sources = ToolSources(workspace, options, tasks)
         tools = await stack.enter_async_context(sources.open(pool))
         check_tools(tasks, tools)
-        yield Stage(pool, tools, sources.notes)
+        yield ToolsAndRewards(pool, tools, sources.notes)
 
 
 @asynccontextmanager
-async def open_arena(
+async def open_rollout_context(
     workspace: Workspace,
     options: RolloutOptions,
     sampling: SamplingSettings,
@@ -71,13 +71,13 @@ async def open_arena(
     judge: JudgeFile | None,
     spending: Spending | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
-) -> AsyncGenerator[Arena]:
+) -> AsyncGenerator[RolloutContext]:
     """Gives everything the tasks' rollouts share, and closes it again.
 
     Raises DataError if a task names a tool or reward that the user's files do not have.
     """
     async with AsyncExitStack() as stack:
-        stage = await stack.enter_async_context(open_stage(workspace, options, tasks))
+        stage = await stack.enter_async_context(open_tools_and_rewards(workspace, options, tasks))
         asked = await open_judge(
             stack,
             workspace,
@@ -98,7 +98,7 @@ async def open_arena(
         teacher = TeacherRecord(provider=options.provider, model=options.model, settings=sampling)
         width, figures = _watched(policy)
         most = options.max_tool_response
-        yield Arena(
+        yield RolloutContext(
             policy,
             teacher,
             stage.tools,

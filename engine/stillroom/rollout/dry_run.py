@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 
 from stillroom.data.formats import Task
-from stillroom.rollout.context import Stage, open_stage
+from stillroom.rollout.context import ToolsAndRewards, open_tools_and_rewards
 from stillroom.rollout.episode.collect import RolloutSpec
 from stillroom.rollout.episode.loop import offered_tools
 from stillroom.rollout.forecast import (
     CallRules,
-    Counts,
     Forecast,
     JudgeLoad,
     Prices,
+    RequestedRollouts,
     RolloutLoad,
     forecast,
 )
@@ -55,7 +55,7 @@ async def dry_run(
     todo = [spec for spec in specs if spec.key not in finished]
     tasks = [spec.task for spec in specs]
     async with AsyncExitStack() as stack:
-        stage = await stack.enter_async_context(open_stage(workspace, request, tasks))
+        stage = await stack.enter_async_context(open_tools_and_rewards(workspace, request, tasks))
         asked = await open_judge(stack, workspace, judge, timeout_s=request.request_timeout)
         rewarder = Rewarder(stage.pool, judge=asked, match=request.default_match)
         rewarder.check(tasks)
@@ -75,7 +75,7 @@ async def dry_run(
             judge_sees_conversation=judge is not None and judge.sees == "conversation",
         ),
         Prices(price_of(workspace, request), judge and judge_price(workspace, judge)),
-        Counts(len(specs), request.output),
+        RequestedRollouts(len(specs), request.output),
     )
     return msgspec.structs.replace(told, terms=terms_of(request.provider, request.base_url))
 
@@ -83,7 +83,7 @@ async def dry_run(
 def _load(
     spec: RolloutSpec,
     request: GenerateRollouts,
-    stage: Stage,
+    stage: ToolsAndRewards,
     known: Mapping[RolloutKey, KnownSteps],
     judge_load: Callable[[Task, bool], JudgeLoad | None],
 ) -> RolloutLoad:

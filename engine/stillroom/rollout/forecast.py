@@ -27,7 +27,7 @@ _MOST_BYTES_PER_CHARACTER = 4
 _CORRECTION_BYTES = 400
 
 
-class Span(msgspec.Struct, frozen=True):
+class ForecastRange(msgspec.Struct, frozen=True):
     """What is expected, between the least and the most that is possible."""
 
     low: float
@@ -38,10 +38,10 @@ class Span(msgspec.Struct, frozen=True):
 class JudgeForecast(msgspec.Struct, frozen=True, kw_only=True):
     """What the judge will take."""
 
-    calls: Span
-    prompt_tokens: Span
-    completion_tokens: Span
-    cost_usd: Span | None
+    calls: ForecastRange
+    prompt_tokens: ForecastRange
+    completion_tokens: ForecastRange
+    cost_usd: ForecastRange | None
     """None where the price is unknown."""
 
 
@@ -53,13 +53,13 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     requested: int
     already_done: int
     todo: int
-    calls: Span
+    calls: ForecastRange
     """Of the model, as are the tokens."""
-    prompt_tokens: Span
-    completion_tokens: Span
+    prompt_tokens: ForecastRange
+    completion_tokens: ForecastRange
     judge: JudgeForecast | None
     """None where no judge is given."""
-    cost_usd: Span | None
+    cost_usd: ForecastRange | None
     """Of model and judge together; None where a price is unknown."""
     based_on: str
     """Where the expectation comes from."""
@@ -144,7 +144,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class RequestedRollouts:
     """Which rollouts are asked for, and where rows of some are."""
 
     requested: int
@@ -156,7 +156,7 @@ def forecast(
     finished: Sequence[FinishedRow],
     rules: CallRules,
     prices: Prices,
-    counts: Counts,
+    counts: RequestedRollouts,
 ) -> Forecast:
     """Returns what the rollouts that are still to do will take; `finished` are rows that are there.
 
@@ -291,11 +291,13 @@ def _judge_forecast(
     )
 
 
-def _span(low: float, expected: float, high: float) -> Span:
-    return Span(low, min(max(low, expected), high), high)
+def _span(low: float, expected: float, high: float) -> ForecastRange:
+    return ForecastRange(low, min(max(low, expected), high), high)
 
 
-def _cost(price: Price | None, prompts: Span, completions: Span) -> Span | None:
+def _cost(
+    price: Price | None, prompts: ForecastRange, completions: ForecastRange
+) -> ForecastRange | None:
     if price is None:
         return None
 
@@ -303,14 +305,14 @@ def _cost(price: Price | None, prompts: Span, completions: Span) -> Span | None:
         usage = Usage(prompt_tokens=to_int(prompt), completion_tokens=to_int(completion))
         return price.of(usage)
 
-    return Span(
+    return ForecastRange(
         of(prompts.low, completions.low, math.floor),
         of(prompts.expected, completions.expected, round),
         of(prompts.high, completions.high, math.ceil),
     )
 
 
-def _sum(one: Span | None, other: Span | None) -> Span | None:
+def _sum(one: ForecastRange | None, other: ForecastRange | None) -> ForecastRange | None:
     if one is None or other is None:
         return None
-    return Span(one.low + other.low, one.expected + other.expected, one.high + other.high)
+    return ForecastRange(one.low + other.low, one.expected + other.expected, one.high + other.high)

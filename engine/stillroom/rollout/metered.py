@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stillroom.rollout.episode.loop import Conversation, Policy
+from stillroom.rollout.episode.loop import Policy, PolicyConversation
 from stillroom.rollout.forecast import FRAME_TOKENS, TEMPLATE_TOKENS
 from stillroom.teachers.budget import Budget, Cost
 from stillroom.types import Message, SampledTurn, TokenTrace, ToolSchema
@@ -34,7 +34,7 @@ class MeteredPolicy:
 class MeteredConversation:
     """One conversation, and the most tokens that its next prompt has."""
 
-    def __init__(self, meter: MeteredPolicy, conversation: Conversation, most: int) -> None:
+    def __init__(self, meter: MeteredPolicy, conversation: PolicyConversation, most: int) -> None:
         self._meter, self._conversation, self._most = meter, conversation, most
 
     async def sample(self) -> SampledTurn:

@@ -56,7 +56,7 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Tally:
+class RolloutTally:
     """Counts of a run as it goes on."""
 
     rows: int = 0
@@ -85,7 +85,7 @@ def rollouts_result(
     output: str,
     requested: int,
     rows: list[FinishedRow],
-    tally: Tally,
+    tally: RolloutTally,
     lost: Outstanding,
     seconds: float,
 ) -> RolloutsResult:

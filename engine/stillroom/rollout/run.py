@@ -13,19 +13,19 @@ from stillroom.data.formats import Task, load_tasks
 from stillroom.errors import RunCancelledError, TeacherError
 from stillroom.files import AppendLog, content_hash
 from stillroom.reporting import Reporter
-from stillroom.rollout.context import open_arena
+from stillroom.rollout.context import open_rollout_context
 from stillroom.rollout.dry_run import dry_run
 from stillroom.rollout.episode.collect import (
-    Arena,
     FailedRollout,
     Outcome,
+    RolloutContext,
     RolloutSpec,
     collect_rollouts,
     specs_for,
 )
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal.journal import RolloutStore
-from stillroom.rollout.journal.shards import Share, adopt_shards
+from stillroom.rollout.journal.shards import RunPart, adopt_shards
 from stillroom.rollout.origin import AnswererWatch, RolloutOrigin, origin_of
 from stillroom.rollout.request import (
     GenerateRollouts,
@@ -34,7 +34,7 @@ from stillroom.rollout.request import (
     sampling_settings,
     select_entries,
 )
-from stillroom.rollout.results import RolloutsResult, Tally, put_on_record, rollouts_result
+from stillroom.rollout.results import RolloutsResult, RolloutTally, put_on_record, rollouts_result
 from stillroom.rollout.rewards.judge_request import JudgeFile, check_judge
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Outstanding
@@ -55,11 +55,11 @@ async def generate_rollouts(
     folder: Path,
     reporter: Reporter,
     transport: httpx.AsyncBaseTransport | None = None,
-    share: Share | None = None,
+    part: RunPart | None = None,
 ) -> RolloutsResult | Forecast:
     """Does the requested rollouts and returns the counts; `folder` is the run's own folder.
 
-    A dry run returns what it would take. A `share` is the part that is done here.
+    A dry run returns what it would take. A `part` is the part that is done here.
 
     Rows that the output already has are not done again, and the finished calls of rollouts that an
     earlier run left unfinished are replayed, not paid for again.
@@ -69,22 +69,22 @@ async def generate_rollouts(
     prompts = workspace.existing(request.input, what="input")
     tasks = requested_tasks(prompts, request)
     specs = specs_for(tasks, request.samples_per_prompt)
-    if share is not None:
-        specs = [spec for spec in specs if spec.key in share.keys]
+    if part is not None:
+        specs = [spec for spec in specs if spec.key in part.keys]
     output = workspace.output_file(request.output, what="output")
     # Before any file is opened: they may be refused.
     price, judge = price_of(workspace, request), check_judge(workspace, request)
-    tally, origin = Tally(), await origin_of(workspace, request, prompts)
+    tally, origin = RolloutTally(), await origin_of(workspace, request, prompts)
     settings = settings_of(workspace, request, judge, origin)
     if request.dry_run:
         return await dry_run(workspace, request, specs, judge, output, settings)
     await anyio.to_thread.run_sync(adopt_shards, output, settings)
     store = RolloutStore(output, settings, on_turn=tally.count_call)
     todo = [spec for spec in specs if spec.key not in store.finished]
-    spending = Spending(price, _budget(request, store, share))
+    spending = Spending(price, _budget(request, store, part))
     try:
         sampling = sampling_settings(request, temperature=request.temperature)
-        async with open_arena(
+        async with open_rollout_context(
             workspace,
             request,
             sampling,
@@ -92,20 +92,20 @@ async def generate_rollouts(
             judge=judge,
             spending=spending,
             transport=transport,
-        ) as arena:
-            for note in [*arena.notes, *_terms(origin), *_loss(store.orphaned)]:
+        ) as context:
+            for note in [*context.notes, *_terms(origin), *_loss(store.orphaned)]:
                 reporter.note(note)
             run = _Run(
                 store, tally, reporter, len(specs) - len(todo), len(specs), request.model, judge
             )
-            await run.collect(todo, arena, request.concurrency, folder)
+            await run.collect(todo, context, request.concurrency, folder)
     finally:
-        # The journal of a share goes into that of the whole.
-        store.close(is_complete=share is None and tally.rows == len(todo))
+        # The journal of a part goes into that of the whole.
+        store.close(is_complete=part is None and tally.rows == len(todo))
     rows = [store.finished[spec.key] for spec in specs if spec.key in store.finished]
     tally.restarted = store.num_restarted
     lost = Outstanding(worst=spending.budget.unconfirmed)
-    if share is None:
+    if part is None:
         lost += store.orphaned
     seconds = time.monotonic() - started
     result = rollouts_result(workspace.shown(output), len(specs), rows, tally, lost, seconds)
@@ -121,7 +121,7 @@ class _Run:
     def __init__(
         self,
         store: RolloutStore,
-        tally: Tally,
+        tally: RolloutTally,
         reporter: Reporter,
         already_done: int,
         total: int,
@@ -139,7 +139,7 @@ class _Run:
         self._measured_at = -math.inf
 
     async def collect(
-        self, todo: list[RolloutSpec], arena: Arena, concurrency: int, folder: Path
+        self, todo: list[RolloutSpec], context: RolloutContext, concurrency: int, folder: Path
     ) -> None:
         with AppendLog(folder / "failures.jsonl") as failures:
 
@@ -151,14 +151,14 @@ class _Run:
                     failures.append(_failure_row(outcome))
                 self._tally.add(outcome)
                 self._stop_if_hopeless(outcome)
-                self._report(arena)
+                self._report(context)
 
-            self._report(arena)
+            self._report(context)
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watch_for_cancel, group.cancel_scope)
                 self._tally.stopped_by = await collect_rollouts(
                     todo,
-                    arena,
+                    context,
                     concurrency=concurrency,
                     on_outcome=on_outcome,
                     recorder_for=self._store.recorder,
@@ -182,13 +182,13 @@ class _Run:
                 "check the endpoint and the model's name; the same command goes on from here",
             )
 
-    def _report(self, arena: Arena) -> None:
+    def _report(self, context: RolloutContext) -> None:
         tally = self._tally
         done = self._already_done + tally.rows + tally.failed.total()
         clock = time.monotonic()
         if done == self._total or clock - self._measured_at >= _MEASURE_EVERY_S:
             self._measured_at = clock
-            self._reporter.metrics(done, {**self._figures(clock), **arena.figures()})
+            self._reporter.metrics(done, {**self._figures(clock), **context.figures()})
         self._reporter.progress(done, self._total, unit="rollouts", phase=PHASE)
 
     def _figures(self, clock: float) -> dict[str, float]:
@@ -211,12 +211,12 @@ class _Run:
         scope.cancel()
 
 
-def _budget(request: GenerateRollouts, store: RolloutStore, share: Share | None) -> Budget:
-    """Returns what may be spent; what this output has cost before counts, but not in a share."""
-    if share is not None:
-        share.budget.on_unconfirmed = store.record_unconfirmed
-        share.budget.on_outstanding = store.record_outstanding
-        return share.budget
+def _budget(request: GenerateRollouts, store: RolloutStore, part: RunPart | None) -> Budget:
+    """Returns what may be spent; what this output has cost before counts, but not in a part."""
+    if part is not None:
+        part.budget.on_unconfirmed = store.record_unconfirmed
+        part.budget.on_outstanding = store.record_outstanding
+        return part.budget
     return Budget(
         usd=request.budget_usd or math.inf,
         tokens=request.max_total_tokens or math.inf,

@@ -16,7 +16,7 @@ from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from fakes.user_files import write_tools
 from stillroom.errors import DataError, InputError
-from stillroom.rollout.forecast import Forecast, Span
+from stillroom.rollout.forecast import Forecast, ForecastRange
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts
@@ -74,10 +74,10 @@ def run_of(workspace: Workspace, endpoint: MeteredEndpoint, **changes: Any) -> A
     return run_async(main)
 
 
-def holds(span: Span | None, actual: float | None) -> bool:
-    assert span is not None
+def holds(bounds: ForecastRange | None, actual: float | None) -> bool:
+    assert bounds is not None
     assert actual is not None
-    return span.low <= actual * (1 + 1e-9) and actual <= span.high * (1 + 1e-9)
+    return bounds.low <= actual * (1 + 1e-9) and actual <= bounds.high * (1 + 1e-9)
 
 
 def check(workspace: Workspace, endpoint: MeteredEndpoint, **changes: Any) -> Forecast:
@@ -96,9 +96,9 @@ def check(workspace: Workspace, endpoint: MeteredEndpoint, **changes: Any) -> Fo
     assert holds(told.judge.prompt_tokens, judge.prompt_tokens), (told, judge)
     assert holds(told.judge.completion_tokens, judge.completion_tokens)
     assert holds(told.cost_usd, result.cost_usd)
-    for span in (told.calls, told.prompt_tokens, told.completion_tokens, told.cost_usd):
-        assert span is not None
-        assert span.low <= span.expected <= span.high
+    for bounds in (told.calls, told.prompt_tokens, told.completion_tokens, told.cost_usd):
+        assert bounds is not None
+        assert bounds.low <= bounds.expected <= bounds.high
     return told
 
 
@@ -268,7 +268,7 @@ def test_turns_on_record_are_told_as_paid(tmp_path: Path) -> None:
 
     told = run_of(workspace, MeteredEndpoint(2, wordy=0.5, framing=0, eager=0), dry_run=True)
 
-    assert told.calls == Span(1, 1, 1)
+    assert told.calls == ForecastRange(1, 1, 1)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from stillroom.rollout.forecast import (
     ASSUMED_REPLY_TOKENS,
     CallRules,
-    Counts,
     Forecast,
+    ForecastRange,
     JudgeLoad,
     Prices,
+    RequestedRollouts,
     RolloutLoad,
-    Span,
     forecast,
 )
 from stillroom.rollout.journal.records import FinishedRow
@@ -55,12 +55,12 @@ def told(
         )
         for turns, sent, written in (rows or [])[: len(loads)]
     ]
-    counts = Counts(len(loads), "out.jsonl")
+    counts = RequestedRollouts(len(loads), "out.jsonl")
     return forecast(loads[len(seen) :], seen, rules, Prices(price), counts)
 
 
-def is_ordered(span: Span) -> bool:
-    return 0 <= span.low <= span.expected <= span.high < math.inf
+def is_ordered(bounds: ForecastRange) -> bool:
+    return 0 <= bounds.low <= bounds.expected <= bounds.high < math.inf
 
 
 def test_without_tools_a_rollout_is_one_call() -> None:
@@ -68,8 +68,8 @@ def test_without_tools_a_rollout_is_one_call() -> None:
 
     assert seen.dry_run
     assert (seen.requested, seen.already_done, seen.todo) == (6, 0, 6)
-    assert seen.calls == Span(6, 6, 6)
-    assert seen.completion_tokens == Span(0, 300, 600)
+    assert seen.calls == ForecastRange(6, 6, 6)
+    assert seen.completion_tokens == ForecastRange(0, 300, 600)
     assert seen.based_on == "the lengths of the prompts"
 
 
@@ -77,9 +77,9 @@ def test_with_tools_a_rollout_may_take_every_turn_it_has() -> None:
     seen = told(PROMPTS, has_tools=True, max_turns=10, max_tokens=100)
     short = told(PROMPTS, has_tools=True, max_turns=2, max_tokens=100)
 
-    assert seen.calls == Span(2, 8, 20)
+    assert seen.calls == ForecastRange(2, 8, 20)
     assert seen.completion_tokens.high == 2000
-    assert short.calls == Span(2, 4, 4)
+    assert short.calls == ForecastRange(2, 4, 4)
 
 
 def test_a_longer_prompt_and_more_turns_are_more_tokens_to_send() -> None:
@@ -107,7 +107,7 @@ def test_the_cost_is_that_of_the_tokens() -> None:
 
 def test_an_unknown_price_is_an_unknown_cost_and_a_free_model_costs_nothing() -> None:
     assert told(PROMPTS, price=None).cost_usd is None
-    assert told(PROMPTS, price=FREE).cost_usd == Span(0, 0, 0)
+    assert told(PROMPTS, price=FREE).cost_usd == ForecastRange(0, 0, 0)
 
 
 def test_rows_that_are_there_already_are_not_counted_and_better_the_guess() -> None:
@@ -116,9 +116,9 @@ def test_rows_that_are_there_already_are_not_counted_and_better_the_guess() -> N
     seen = told(PROMPTS, rows, samples=3, has_tools=True, max_turns=10, max_tokens=100)
 
     assert (seen.requested, seen.already_done, seen.todo) == (6, 2, 4)
-    assert seen.calls == Span(4, 16, 40)
+    assert seen.calls == ForecastRange(4, 16, 40)
     # Four turns a rollout, ten tokens a turn; without rows it would have been fifty.
-    assert seen.completion_tokens == Span(0, 160, 4000)
+    assert seen.completion_tokens == ForecastRange(0, 160, 4000)
     assert seen.based_on == "2 rows of out.jsonl"
 
 
@@ -126,7 +126,7 @@ def test_when_all_is_done_nothing_is_to_be_paid() -> None:
     seen = told(PROMPTS, [(1, 10, 5)] * 2)
 
     assert (seen.requested, seen.already_done, seen.todo) == (2, 2, 0)
-    nothing = Span(0, 0, 0)
+    nothing = ForecastRange(0, 0, 0)
     assert seen.calls == seen.prompt_tokens == seen.completion_tokens == nothing
     assert seen.cost_usd == nothing
 
@@ -174,7 +174,7 @@ def test_rows_of_an_endpoint_that_ignores_max_tokens_keep_the_order() -> None:
 def test_with_a_nudge_every_turn_is_expected() -> None:
     seen = told(PROMPTS, nudge="Sure?", max_turns=6)
 
-    assert seen.calls == Span(2, 12, 12)
+    assert seen.calls == ForecastRange(2, 12, 12)
     assert not any("tools' replies" in text for text in seen.assumes)
 
 
@@ -195,9 +195,9 @@ def test_turns_on_record_are_not_sampled_again() -> None:
     loads = [RolloutLoad(100, 130, max_turns=3, num_known=known) for known in (0, 1, 3)]
     rules = CallRules(3, 50, has_tools=True, max_tool_response=100, nudge=None)
 
-    seen = forecast(loads, [], rules, Prices(PRICE), Counts(5, "out.jsonl"))
+    seen = forecast(loads, [], rules, Prices(PRICE), RequestedRollouts(5, "out.jsonl"))
 
-    assert seen.calls == Span(1, 5, 5)
+    assert seen.calls == ForecastRange(1, 5, 5)
     assert seen.prompt_tokens.low == 100 / 8
     assert (seen.requested, seen.already_done, seen.todo) == (5, 2, 3)
 
@@ -208,12 +208,12 @@ def test_a_judge_may_be_asked_three_times_and_counts_in_the_cost() -> None:
     rules = CallRules(1, 50, False, None, None, judge_max_tokens=64)
 
     def of(judge: Price | None) -> Forecast:
-        return forecast(loads, [], rules, Prices(FREE, judge), Counts(3, "out.jsonl"))
+        return forecast(loads, [], rules, Prices(FREE, judge), RequestedRollouts(3, "out.jsonl"))
 
     seen = of(PRICE)
     assert seen.judge is not None
-    assert seen.judge.calls == Span(1, 2, 6)
+    assert seen.judge.calls == ForecastRange(1, 2, 6)
     assert seen.judge.prompt_tokens.low == 10
     assert seen.judge.completion_tokens.high == 6 * 64
-    assert seen.cost_usd == seen.judge.cost_usd != Span(0, 0, 0)
+    assert seen.cost_usd == seen.judge.cost_usd != ForecastRange(0, 0, 0)
     assert of(None).cost_usd is None

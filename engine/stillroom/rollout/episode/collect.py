@@ -70,7 +70,7 @@ class FailedRollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Arena:
+class RolloutContext:
     """All that rollouts share."""
 
     policy: Policy
@@ -127,7 +127,7 @@ def specs_for(tasks: Sequence[Task], samples_per_task: int) -> list[RolloutSpec]
 
 async def collect_rollouts(
     specs: Iterable[RolloutSpec],
-    arena: Arena,
+    context: RolloutContext,
     *,
     concurrency: int,
     on_outcome: Callable[[Outcome], Awaitable[None]],
@@ -137,12 +137,12 @@ async def collect_rollouts(
 
     Returns the limit of the budget that ended it early, or None.
     """
-    crew = _Crew(iter(specs), arena, on_outcome, recorder_for)
+    crew = _Crew(iter(specs), context, on_outcome, recorder_for)
     with _seldom_collected():
         async with anyio.create_task_group() as group:
             num_started = 0
             while not crew.is_done:
-                wanted = max(concurrency, arena.width())
+                wanted = max(concurrency, context.width())
                 for _ in range(wanted - num_started):
                     group.start_soon(crew.work)
                 num_started = max(num_started, wanted)
@@ -169,11 +169,11 @@ class _Crew:
     def __init__(
         self,
         waiting: Iterator[RolloutSpec],
-        arena: Arena,
+        context: RolloutContext,
         on_outcome: Callable[[Outcome], Awaitable[None]],
         recorder_for: RecorderFor | None,
     ) -> None:
-        self._waiting, self._arena = waiting, arena
+        self._waiting, self._context = waiting, context
         self._on_outcome, self._recorder_for = on_outcome, recorder_for
         self.done = anyio.Event()
         self.stopped_by: str | None = None
@@ -188,7 +188,7 @@ class _Crew:
         for spec in self._waiting:
             recorder = self._recorder_for(spec.key) if self._recorder_for else ForgetfulRecorder()
             try:
-                outcome = await _one_rollout(spec, self._arena, recorder)
+                outcome = await _one_rollout(spec, self._context, recorder)
             except BudgetSpentError as spent:
                 # What was done of it is on record; with more to spend it goes on from there.
                 self.stopped_by = spent.limit
@@ -197,27 +197,31 @@ class _Crew:
         self.done.set()
 
 
-async def _one_rollout(spec: RolloutSpec, arena: Arena, recorder: EpisodeRecorder) -> Outcome:
+async def _one_rollout(
+    spec: RolloutSpec, context: RolloutContext, recorder: EpisodeRecorder
+) -> Outcome:
     task = spec.task
-    keeps_state = arena.tools is not None and arena.tools.keeps_state
-    if keeps_state and needs_lost_state(recorder, arena.rules):
+    keeps_state = context.tools is not None and context.tools.keeps_state
+    if keeps_state and needs_lost_state(recorder, context.rules):
         recorder.start_over()
     started_at, started = now(), time.monotonic()
     episode = Episode(messages=list(task.messages))
     try:
         seed_key = f"{task.task_id}:{spec.sample}"
         async with (
-            _open_tools(task, arena.tools, arena.cut_reply) as tools,
-            arena.policy.converse(task.messages, tools.schemas, seed_key=seed_key) as conversation,
+            _open_tools(task, context.tools, context.cut_reply) as tools,
+            context.policy.converse(
+                task.messages, tools.schemas, seed_key=seed_key
+            ) as conversation,
         ):
-            with _deadline(arena.timeout_s):
-                await play_episode(episode, conversation, recorder, tools, arena.rules)
-                judgement = await arena.rewarder.judge(task, episode.messages, recorder=recorder)
+            with _deadline(context.timeout_s):
+                await play_episode(episode, conversation, recorder, tools, context.rules)
+                judgement = await context.rewarder.judge(task, episode.messages, recorder=recorder)
             seconds = time.monotonic() - started
             played = _Played(
                 episode, judgement, recorder.dropped(), conversation.trace(), started_at, seconds
             )
-            return _trajectory(spec, arena, played)
+            return _trajectory(spec, context, played)
     except CallFailedError as error:
         failure = Failure(kind=error.kind, message=error.message)
     # Of one conversation with a tool, though they are OSErrors.
@@ -281,14 +285,14 @@ class _Played:
         return total_usd((self.episode.cost_usd, self.dropped.cost_usd, judge_usd))
 
 
-def _trajectory(spec: RolloutSpec, arena: Arena, played: _Played) -> Trajectory:
+def _trajectory(spec: RolloutSpec, context: RolloutContext, played: _Played) -> Trajectory:
     episode, judgement = played.episode, played.judgement
     return Trajectory(
         id=f"{spec.task.task_id}-{spec.sample}",
         task_id=spec.task.task_id,
         sample=spec.sample,
         messages=episode.messages,
-        tools=offered_tools(spec.task, arena.tools),
+        tools=offered_tools(spec.task, context.tools),
         metadata=spec.task.metadata,
         reward=judgement.total,
         rewards=dict(judgement.by_name),
@@ -300,7 +304,7 @@ def _trajectory(spec: RolloutSpec, arena: Arena, played: _Played) -> Trajectory:
         error=None,
         usage=episode.usage,
         cost_usd=played.cost_usd,
-        teacher=arena.teacher,
+        teacher=context.teacher,
         started_at=played.started_at,
         duration_s=round(played.seconds, 3),
         judge=judgement.judge,

@@ -26,7 +26,7 @@ from stillroom.types import (
 )
 
 
-class Conversation(Protocol):
+class PolicyConversation(Protocol):
     """One rollout's side of a policy or teacher."""
 
     async def sample(self) -> SampledTurn:
@@ -55,7 +55,7 @@ class Policy(Protocol):
 
     def converse(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
-    ) -> AbstractAsyncContextManager[Conversation]:
+    ) -> AbstractAsyncContextManager[PolicyConversation]:
         """Opens a conversation that begins with the given messages."""
         ...
 
@@ -112,7 +112,7 @@ class OfferedTools:
 
 async def play_episode(
     episode: Episode,
-    conversation: Conversation,
+    conversation: PolicyConversation,
     recorder: EpisodeRecorder,
     tools: OfferedTools,
     rules: TurnRules,
@@ -145,7 +145,9 @@ async def play_episode(
         conversation.reply(turn.message, replies)
 
 
-async def _turn(conversation: Conversation, recorder: EpisodeRecorder, index: int) -> SampledTurn:
+async def _turn(
+    conversation: PolicyConversation, recorder: EpisodeRecorder, index: int
+) -> SampledTurn:
     known = recorder.known_turn(index)
     if known is not None:
         conversation.restore(known)

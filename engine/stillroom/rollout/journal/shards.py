@@ -41,7 +41,7 @@ _Settings = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RunPart:
     """The part of a run that one process does."""
 
     keys: frozenset[RolloutKey]
@@ -50,16 +50,16 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class RemainingBudget:
     """What may still be spent."""
 
     usd: float = math.inf
     tokens: float = math.inf
 
-    def less(self, spent: Iterable[Cost]) -> "Allowance":
+    def less(self, spent: Iterable[Cost]) -> "RemainingBudget":
         """Returns what is left of it."""
         costs = list(spent)
-        return Allowance(
+        return RemainingBudget(
             self.usd - sum(cost.usd for cost in costs),
             self.tokens - sum(cost.tokens for cost in costs),
         )
@@ -73,11 +73,11 @@ class Shard:
     keys: tuple[RolloutKey, ...]
     concurrency: int
     max_concurrency: int
-    allowance: Allowance
+    remaining: RemainingBudget
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedCosts:
     """What a file and its journal hold."""
 
     calls: int
@@ -88,7 +88,7 @@ class Recorded:
     lost: Outstanding
     """Of that: what killed workers had out."""
 
-    def since(self, before: "Recorded") -> "Recorded":
+    def since(self, before: "RecordedCosts") -> "RecordedCosts":
         """Returns what has come since."""
         usage = Usage(
             prompt_tokens=self.usage.prompt_tokens - before.usage.prompt_tokens,
@@ -101,7 +101,7 @@ class Recorded:
             self.lost.calls - before.lost.calls,
             Cost(usd=self.lost.worst.usd - before.lost.worst.usd),
         )
-        return Recorded(self.calls - before.calls, usage, cost_usd, spent, lost)
+        return RecordedCosts(self.calls - before.calls, usage, cost_usd, spent, lost)
 
 
 def split(
@@ -110,7 +110,7 @@ def split(
     workers: int,
     concurrency: int,
     max_concurrency: int,
-    allowance: Allowance,
+    remaining: RemainingBudget,
 ) -> list[Shard]:
     """Deals the rollouts out, and all that they may take with them; the parts add up to the whole.
 
@@ -128,7 +128,7 @@ def split(
                 dealt,
                 _portion(concurrency, number, count),
                 _portion(max_concurrency, number, count),
-                _slice(allowance, before, num_dealt, len(keys)),
+                _slice(remaining, before, num_dealt, len(keys)),
             )
         )
     return shards
@@ -138,12 +138,12 @@ def _portion(whole: int, number: int, count: int) -> int:
     return whole // count + (number < whole % count)
 
 
-def _slice(allowance: Allowance, begin: int, end: int, total: int) -> Allowance:
-    tokens = allowance.tokens
+def _slice(remaining: RemainingBudget, begin: int, end: int, total: int) -> RemainingBudget:
+    tokens = remaining.tokens
     if tokens < math.inf:
         whole = int(tokens)
         tokens = whole * end // total - whole * begin // total
-    return Allowance(allowance.usd * (end - begin) / total, tokens)
+    return RemainingBudget(remaining.usd * (end - begin) / total, tokens)
 
 
 def shard_output(output: Path, number: int) -> Path:
@@ -270,12 +270,12 @@ def _finish(trajectory: Trajectory, into: RolloutStore) -> bool:
     return is_new
 
 
-def recorded(path: Path, settings: _Settings) -> Recorded:
+def recorded(path: Path, settings: _Settings) -> RecordedCosts:
     """Returns what a shard has on record; waits until no process writes it."""
     store = _open_ended(path, settings)
     store.close(is_complete=False)
     paid = store.paid()
-    return Recorded(paid.calls, paid.usage, paid.cost_usd, store.spent(), store.lost)
+    return RecordedCosts(paid.calls, paid.usage, paid.cost_usd, store.spent(), store.lost)
 
 
 def _open_ended(path: Path, settings: _Settings) -> RolloutStore:

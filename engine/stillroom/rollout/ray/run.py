@@ -27,8 +27,8 @@ from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal.journal import RolloutStore
 from stillroom.rollout.journal.records import FinishedRow, RolloutKey
 from stillroom.rollout.journal.shards import (
-    Allowance,
-    Recorded,
+    RecordedCosts,
+    RemainingBudget,
     Shard,
     ShardTail,
     merge_shards,
@@ -41,9 +41,9 @@ from stillroom.rollout.journal.shards import (
 )
 from stillroom.rollout.origin import origin_of
 from stillroom.rollout.ray.cluster import ray_cluster
-from stillroom.rollout.ray.worker import ShardEnd, ShardJob, ShardWorker, Standing
+from stillroom.rollout.ray.worker import ShardEnd, ShardJob, ShardWorker, WorkerProgress
 from stillroom.rollout.request import GenerateRollouts, price_of
-from stillroom.rollout.results import RolloutsResult, Tally, put_on_record, rollouts_result
+from stillroom.rollout.results import RolloutsResult, RolloutTally, put_on_record, rollouts_result
 from stillroom.rollout.rewards.judge_request import check_judge
 from stillroom.rollout.run import (
     PHASE,
@@ -114,7 +114,7 @@ class _Round:
 
     store: RolloutStore
     num_shards: int
-    standings: dict[int, Standing] = field(default_factory=dict[int, Standing])
+    progress: dict[int, WorkerProgress] = field(default_factory=dict[int, WorkerProgress])
     """Of the workers that work now."""
     stopped_by: set[str] = field(default_factory=set[str])
     spent: list[Cost] = field(default_factory=list[Cost])
@@ -141,12 +141,12 @@ class _RayRun:
         self._ray, self._workspace, self._request = ray, workspace, request
         self._output, self._settings = output, settings
         self._folder, self._reporter = folder, reporter
-        self.tally = Tally()
+        self.tally = RolloutTally()
         self.lost = Outstanding()
         """What may have been billed beside what is on record, and the calls that were out."""
         self.error: EngineError | None = None
         self._failed: dict[RolloutKey, str] = {}
-        self._allowance: Allowance | None = None
+        self._remaining: RemainingBudget | None = None
         """What may still be spent; None until what is on record is known."""
         self._already_done = self._total = 0
         self._notes: set[str] = set()
@@ -182,15 +182,15 @@ class _RayRun:
         """Deals what is to do out and waits until all shards have ended."""
         store = RolloutStore(self._output, self._settings)
         try:
-            if self._allowance is None:
-                self._allowance = _left(self._request, store.spent())
+            if self._remaining is None:
+                self._remaining = _left(self._request, store.spent())
                 self.lost += store.orphaned
             shards = split(
                 todo,
                 workers=workers,
                 concurrency=self._request.concurrency,
                 max_concurrency=self._request.most_at_once,
-                allowance=self._allowance,
+                remaining=self._remaining,
             )
             await anyio.to_thread.run_sync(
                 prepare_shards, self._output, self._settings, shards, store.known
@@ -210,22 +210,22 @@ class _RayRun:
                     "(`ray list actors`); the same command goes on from here",
                 )
             )
-        self._allowance = self._allowance.less(now.spent)
+        self._remaining = self._remaining.less(now.spent)
         return now
 
     async def _do_shard(self, shard: Shard, now: _Round) -> None:
         """Does a shard, with another worker where the first one dies; what is left has failed."""
         lost: str | None = None
-        allowance = shard.allowance
+        remaining = shard.remaining
         tail = ShardTail(shard_output(self._output, shard.number), now.store)
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self._note(f"the worker of shard {shard.number} died, another goes on: {lost}")
-            lost, spent = await self._attempt(shard, allowance, tail, now)
+            lost, spent = await self._attempt(shard, remaining, tail, now)
             now.spent.append(spent)
             if lost is None or self._is_stopping():
                 break
-            allowance = allowance.less([spent])
+            remaining = remaining.less([spent])
         if self._is_stopping():
             lost = None
         now.num_lost += lost is not None
@@ -233,12 +233,12 @@ class _RayRun:
         self._report(now)
 
     async def _attempt(
-        self, shard: Shard, allowance: Allowance, tail: ShardTail, now: _Round
+        self, shard: Shard, remaining: RemainingBudget, tail: ShardTail, now: _Round
     ) -> tuple[str | None, Cost]:
         """Has one worker do the shard; returns what it died of, if it did, and what it spent."""
         path = shard_output(self._output, shard.number)
         before = await anyio.to_thread.run_sync(recorded, path, self._settings)
-        job = self._job(shard, allowance)
+        job = self._job(shard, remaining)
         worker = self._start_worker()
         end, lost = None, None
         try:
@@ -254,7 +254,7 @@ class _RayRun:
             lost = f"{type(error).__name__}: {str(error).strip()[:500]}"
         finally:
             self._ray.kill(worker)
-            now.standings.pop(shard.number, None)
+            now.progress.pop(shard.number, None)
         after = await anyio.to_thread.run_sync(recorded, path, self._settings)
         self.tally.rows += tail.take()
         return lost, self._count(end, after.since(before), now)
@@ -263,7 +263,7 @@ class _RayRun:
         self, worker: Any, job: ShardJob, number: int, tail: ShardTail, now: _Round
     ) -> ShardEnd:
         """Waits for the end of a worker's work and tells how far it is meanwhile."""
-        ended, asked = worker.run.remote(job), worker.standing.remote()
+        ended, asked = worker.run.remote(job), worker.progress.remote()
         stopped_at: float | None = None
         while not self._is_ready(ended):
             clock = time.monotonic()
@@ -272,12 +272,12 @@ class _RayRun:
                     worker.cancel.remote()
                     stopped_at = clock
                 # One that never answered waits for a place in the cluster.
-                if number not in now.standings or clock - stopped_at > _STOP_WAIT_S:
+                if number not in now.progress or clock - stopped_at > _STOP_WAIT_S:
                     raise _WorkerLostError("it did not stop when it was told to")
             if self._is_ready(asked):
-                now.standings[number] = standing = self._ray.get(asked)
-                asked = worker.standing.remote()
-                for text in standing.notes:
+                now.progress[number] = progress = self._ray.get(asked)
+                asked = worker.progress.remote()
+                for text in progress.notes:
                     self._note(text)
             self.tally.rows += tail.take()
             self._report(now)
@@ -311,7 +311,7 @@ class _RayRun:
         )
         return options.remote()
 
-    def _job(self, shard: Shard, allowance: Allowance) -> ShardJob:
+    def _job(self, shard: Shard, remaining: RemainingBudget) -> ShardJob:
         changes: dict[str, Any] = {
             "output": str(shard_output(self._output, shard.number)),
             "concurrency": shard.concurrency,
@@ -326,13 +326,13 @@ class _RayRun:
             request={**self._request.model_dump(mode="json"), **changes},
             folder=str(shard_run_folder(self._output, shard.number)),
             keys=shard.keys,
-            usd=allowance.usd,
-            tokens=allowance.tokens,
+            usd=remaining.usd,
+            tokens=remaining.tokens,
             minutes=minutes,
             version=__version__,
         )
 
-    def _count(self, end: ShardEnd | None, since: Recorded, now: _Round) -> Cost:
+    def _count(self, end: ShardEnd | None, since: RecordedCosts, now: _Round) -> Cost:
         """Counts what an attempt did; of a worker that died, what it has on record."""
         calls, usage, cost_usd = since.calls, since.usage, since.cost_usd
         reported = Cost()
@@ -372,18 +372,18 @@ class _RayRun:
 
     def _report(self, now: _Round | None = None) -> None:
         clock = time.monotonic()
-        figures = self._figures(now.standings if now else {}, clock)
+        figures = self._figures(now.progress if now else {}, clock)
         done = self._already_done + self.tally.rows + int(figures["failed"])
         if done == self._total or clock - self._measured_at >= _MEASURE_EVERY_S:
             self._measured_at = clock
             self._reporter.metrics(done, figures)
         self._reporter.progress(done, self._total, unit="rollouts", phase=PHASE)
 
-    def _figures(self, standings: Mapping[int, Standing], clock: float) -> dict[str, float]:
+    def _figures(self, progress: Mapping[int, WorkerProgress], clock: float) -> dict[str, float]:
         """Returns the sums over the workers that work and those that have ended."""
         live: Counter[str] = Counter()
-        for standing in standings.values():
-            live.update(standing.figures)
+        for worker in progress.values():
+            live.update(worker.figures)
         tally = self.tally
         calls = tally.calls + live.pop("calls", 0)
         seconds = max(clock - self._started, 1e-3)
@@ -394,7 +394,7 @@ class _RayRun:
             "calls": calls,
             "calls_per_s": round(calls / seconds, 2),
             "tokens": _tokens(tally.usage) + live["tokens"],
-            "workers": len(standings),
+            "workers": len(progress),
         }
         if tally.cost_usd is not None:
             figures["cost_usd"] = round(tally.cost_usd + live["cost_usd"], 6)
@@ -431,7 +431,7 @@ def _tokens(usage: Usage) -> int:
     return usage.prompt_tokens + usage.completion_tokens
 
 
-def _left(request: GenerateRollouts, spent: Cost) -> Allowance:
+def _left(request: GenerateRollouts, spent: Cost) -> RemainingBudget:
     """Returns what the request's budget leaves beside what its output has cost before."""
-    whole = Allowance(request.budget_usd or math.inf, request.max_total_tokens or math.inf)
+    whole = RemainingBudget(request.budget_usd or math.inf, request.max_total_tokens or math.inf)
     return whole.less([spent])

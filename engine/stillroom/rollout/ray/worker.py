@@ -12,7 +12,7 @@ import anyio
 from stillroom import __version__
 from stillroom.errors import EngineError, RunCancelledError, RunError
 from stillroom.rollout.journal.records import RolloutKey
-from stillroom.rollout.journal.shards import Share
+from stillroom.rollout.journal.shards import RunPart
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts
@@ -45,7 +45,7 @@ class ShardEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WorkerProgress:
     """How far a worker is."""
 
     figures: Mapping[str, float]
@@ -67,7 +67,7 @@ class ShardWorker:
                 generate_rollouts,
                 folder=Path(job.folder),
                 reporter=self._reporter,
-                share=Share(frozenset(job.keys), budget),
+                part=RunPart(frozenset(job.keys), budget),
             )
             request = GenerateRollouts.model_validate(job.request)
             result: Any = anyio.run(work, Workspace(Path(job.workspace)), request)
@@ -82,9 +82,9 @@ class ShardWorker:
             return ShardEnd(None, budget.spent, _first(stopping))
         return ShardEnd(result, budget.spent)
 
-    def standing(self) -> Standing:
+    def progress(self) -> WorkerProgress:
         """Returns how far the work is."""
-        return Standing(dict(self._reporter.figures), tuple(self._reporter.notes))
+        return WorkerProgress(dict(self._reporter.figures), tuple(self._reporter.notes))
 
     def cancel(self) -> None:
         """Asks the work to stop."""

@@ -34,7 +34,7 @@ _RAW_ROW: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class JudgeableRow:
     """A row that can be judged."""
 
     row: dict[str, Any]
@@ -44,12 +44,12 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class InputRow:
     """A line of the input: a rollout, or why its reward stays as it is."""
 
     where: str
     data: bytes
-    rollout: Rollout | None
+    rollout: JudgeableRow | None
     reason: str
 
     @property
@@ -58,7 +58,7 @@ class Entry:
         return hashlib.sha256(self.data).hexdigest()[:32]
 
 
-def entries(source: Path) -> Iterator[Entry]:
+def input_rows(source: Path) -> Iterator[InputRow]:
     """Yields every row of a file or folder, those that nothing can judge too."""
     for file in rollout_files(source):
         for line in read_row_lines(file):
@@ -66,19 +66,19 @@ def entries(source: Path) -> Iterator[Entry]:
             if line.is_cut:
                 # Every row is copied; this one is not held in memory.
                 raise DataError(f"{where} {TOO_LONG}", "take that line out of the file")
-            yield _entry(where, line)
+            yield _input_row(where, line)
 
 
-def _entry(where: str, line: Line) -> Entry:
+def _input_row(where: str, line: Line) -> InputRow:
     row, data = decode_line(line), line.data
     layout = None if isinstance(row, Problem) else layout_of(row)
     if isinstance(row, Problem) or layout is None or any(RULES[layout].problems(row)):
-        return Entry(where, data, None, NOT_A_ROLLOUT)
+        return InputRow(where, data, None, NOT_A_ROLLOUT)
     own = RULES[layout].read(row)
     error = own.get("error")
     # A reward that failed is what scoring again mends.
     if error is not None and as_object(error).get("class") not in _OF_REWARDS:
-        return Entry(where, data, None, FAILED)
+        return InputRow(where, data, None, FAILED)
     messages = cast("list[Message]", own["messages"])
     task = Task(
         task_id=str(own.get("task_id") or own.get("id")),
@@ -88,19 +88,19 @@ def _entry(where: str, line: Line) -> Entry:
         reward_names=None,
         variables=as_object(own.get("variables")),
     )
-    return Entry(where, data, Rollout(row, layout, task, messages), UNJUDGED)
+    return InputRow(where, data, JudgeableRow(row, layout, task, messages), UNJUDGED)
 
 
-def reward_of(rollout: Rollout) -> float | None:
+def reward_of(rollout: JudgeableRow) -> float | None:
     """Returns the reward that a row has now."""
     return as_number(rollout.row.get(_reward_name(rollout)))
 
 
-def _reward_name(rollout: Rollout) -> str:
+def _reward_name(rollout: JudgeableRow) -> str:
     return _REWARD_NAME.get(rollout.layout, "reward")
 
 
-def has_same_reward(rollout: Rollout, judgement: Judgement) -> bool:
+def has_same_reward(rollout: JudgeableRow, judgement: Judgement) -> bool:
     """Returns whether a row says already what a judgement came to."""
     row = rollout.row
     return (
@@ -110,9 +110,9 @@ def has_same_reward(rollout: Rollout, judgement: Judgement) -> bool:
     )
 
 
-def with_rewards(entry: Entry, rollout: Rollout, judgement: Judgement) -> bytes:
+def with_rewards(row: InputRow, rollout: JudgeableRow, judgement: Judgement) -> bytes:
     """Returns the row with other rewards; every other value keeps its very bytes."""
-    fields = _RAW_ROW.decode(entry.data)
+    fields = _RAW_ROW.decode(row.data)
     changed = {
         _reward_name(rollout): judgement.total,
         "rewards": judgement.by_name,

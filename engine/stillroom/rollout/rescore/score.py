@@ -24,10 +24,10 @@ from stillroom.rollout.rescore.journal import ScoreJournal
 from stillroom.rollout.rescore.rows import (
     NOT_A_ROLLOUT,
     UNJUDGED,
-    Entry,
-    Rollout,
-    entries,
+    InputRow,
+    JudgeableRow,
     has_same_reward,
+    input_rows,
     reward_of,
     with_rewards,
 )
@@ -165,11 +165,11 @@ class _Run:
     async def score(self, source: Path, rows: LineWriter, request: ScoreRollouts) -> None:
         """Writes every row of the source, in its order."""
         self._report()
-        for batch in _batches(entries(source), _BATCHES_AHEAD * request.concurrency):
+        for batch in _batches(input_rows(source), _BATCHES_AHEAD * request.concurrency):
             judged = await self._judge_all(batch, request)
             stop_if_cancelled(self._reporter)
-            for entry, judgement in zip(batch, judged, strict=True):
-                rows.write_raw(self._settled(entry, judgement))
+            for row, judgement in zip(batch, judged, strict=True):
+                rows.write_raw(self._settled(row, judgement))
             self._report()
         tally = self._tally
         if tally.failed and not tally.after:
@@ -179,16 +179,16 @@ class _Run:
             )
 
     async def _judge_all(
-        self, batch: Sequence[Entry], request: ScoreRollouts
+        self, batch: Sequence[InputRow], request: ScoreRollouts
     ) -> list[Judgement | CallFailedError | None]:
         """Returns what became of each row of a batch; once a cancel was asked for not of all."""
         judged: list[Judgement | CallFailedError | None] = [None] * len(batch)
         waiting = iter(enumerate(batch))
 
         async def work() -> None:
-            for index, entry in waiting:
-                if entry.rollout is not None:
-                    judged[index] = await self._judge(entry, entry.rollout, request.seed)
+            for index, row in waiting:
+                if row.rollout is not None:
+                    judged[index] = await self._judge(row, row.rollout, request.seed)
 
         async with anyio.create_task_group() as group:
             group.start_soon(self._watch_for_cancel, group.cancel_scope)
@@ -199,9 +199,9 @@ class _Run:
         return judged
 
     async def _judge(
-        self, entry: Entry, rollout: Rollout, seed: int | None
+        self, row: InputRow, rollout: JudgeableRow, seed: int | None
     ) -> Judgement | CallFailedError:
-        known = self._verdicts.known(entry.key)
+        known = self._verdicts.known(row.key)
         if known is not None:
             self._tally.replayed += known.judge.calls if known.judge else 0
             return known
@@ -218,7 +218,7 @@ class _Run:
         except Exception as error:
             traceback.print_exc()
             return CallFailedError(FailureClass.INTERNAL, f"{type(error).__name__}: {error}")
-        self._verdicts.keep(entry.key, judgement)
+        self._verdicts.keep(row.key, judgement)
         return judgement
 
     async def _watch_for_cancel(self, scope: anyio.CancelScope) -> None:
@@ -227,21 +227,21 @@ class _Run:
             await anyio.sleep(_CANCEL_POLL_S)
         scope.cancel()
 
-    def _settled(self, entry: Entry, judged: Judgement | CallFailedError | None) -> bytes:
+    def _settled(self, row: InputRow, judged: Judgement | CallFailedError | None) -> bytes:
         """Counts a row and returns its line of the output."""
-        tally, rollout = self._tally, entry.rollout
+        tally, rollout = self._tally, row.rollout
         tally.read += 1
         if rollout is None or judged is None:
-            return self._kept(entry, entry.reason)
+            return self._kept(row, row.reason)
         if (before := reward_of(rollout)) is not None:
             tally.before.append(before)
         if isinstance(judged, CallFailedError):
             tally.failed[judged.kind] += 1
-            tally.tell(entry, judged.message)
-            self._note(entry, {"class": judged.kind, "message": judged.message})
-            return with_rewards(entry, rollout, Judgement(None, {}))
+            tally.tell(row, judged.message)
+            self._note(row, {"class": judged.kind, "message": judged.message})
+            return with_rewards(row, rollout, Judgement(None, {}))
         if judged.total is None:
-            return self._kept(entry, UNJUDGED)
+            return self._kept(row, UNJUDGED)
         tally.after.append(judged.total)
         if judged.judge is not None:
             tally.judged_by[judged.judge.answered_by] += 1
@@ -249,20 +249,20 @@ class _Run:
                 self._reporter.note(text)
         tally.num_success += judged.success is True
         if judged.reasoning is not None:
-            self._note(entry, {"rewards": judged.by_name, "reasoning": judged.reasoning})
+            self._note(row, {"rewards": judged.by_name, "reasoning": judged.reasoning})
         if has_same_reward(rollout, judged):
-            return self._kept(entry, _SAME)
+            return self._kept(row, _SAME)
         tally.changed += 1
-        return with_rewards(entry, rollout, judged)
+        return with_rewards(row, rollout, judged)
 
-    def _kept(self, entry: Entry, reason: str) -> bytes:
+    def _kept(self, row: InputRow, reason: str) -> bytes:
         self._tally.kept[reason] += 1
         if reason == NOT_A_ROLLOUT:
-            self._tally.tell(entry, reason)
-        return entry.data
+            self._tally.tell(row, reason)
+        return row.data
 
-    def _note(self, entry: Entry, what: Mapping[str, Any]) -> None:
-        self._log.append({"where": entry.where, **what})
+    def _note(self, row: InputRow, what: Mapping[str, Any]) -> None:
+        self._log.append({"where": row.where, **what})
 
     def _report(self) -> None:
         tally = self._tally
@@ -279,15 +279,15 @@ class _Run:
 def _check_all(source: Path, rewarder: Rewarder) -> int:
     """Returns how many rows there are. Raises DataError for an answer that cannot be compared."""
     total = 0
-    for entry in entries(source):
+    for row in input_rows(source):
         total += 1
-        if entry.rollout is not None:
-            rewarder.check([entry.rollout.task])
+        if row.rollout is not None:
+            rewarder.check([row.rollout.task])
     return total
 
 
-def _batches(entries: Iterator[Entry], size: int) -> Iterator[list[Entry]]:
-    while batch := list(itertools.islice(entries, size)):
+def _batches(input_rows: Iterator[InputRow], size: int) -> Iterator[list[InputRow]]:
+    while batch := list(itertools.islice(input_rows, size)):
         yield batch
 
 

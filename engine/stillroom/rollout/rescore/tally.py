@@ -7,7 +7,7 @@ import msgspec
 
 from stillroom.lineage import ModelRecord
 from stillroom.rollout.origin import Answerers, answering_models
-from stillroom.rollout.rescore.rows import Entry
+from stillroom.rollout.rescore.rows import InputRow
 from stillroom.types import SampledTurn, Usage
 
 MAX_EXAMPLES = 5
@@ -61,10 +61,10 @@ class ScoreTally:
         self.calls += 1
         self.usage += turn.usage
 
-    def tell(self, entry: Entry, problem: str) -> None:
+    def tell(self, row: InputRow, problem: str) -> None:
         """Keeps the first problems."""
         if len(self.problems) < MAX_EXAMPLES:
-            self.problems.append(f"{entry.where}: {problem}")
+            self.problems.append(f"{row.where}: {problem}")
 
     def with_answerers(self, judges: Sequence[ModelRecord]) -> list[ModelRecord]:
         """Returns the judging models with those that answered in their name."""

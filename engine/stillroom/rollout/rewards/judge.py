@@ -84,7 +84,7 @@ class Verdict:
     """Of all its calls, those of earlier runs and those that can't be read included."""
 
 
-class Judge:
+class AnswerJudge:
     """Asks a teacher how well an answer meets a rubric. `nonce` gives the ends of the fences."""
 
     def __init__(

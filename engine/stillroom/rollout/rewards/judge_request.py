@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stillroom.errors import InputError
 from stillroom.lineage import ModelRecord
-from stillroom.rollout.rewards.judge import Judge, JudgeSees, ReplyFormat, rubric_text
+from stillroom.rollout.rewards.judge import AnswerJudge, JudgeSees, ReplyFormat, rubric_text
 from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget
@@ -104,7 +104,7 @@ async def open_judge(
     timeout_s: float,
     budget: Budget | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
-) -> Judge | None:
+) -> AnswerJudge | None:
     """Returns the judge that was asked for; None if none was. Its calls count in the budget."""
     if asked is None:
         return None
@@ -120,7 +120,7 @@ async def open_judge(
             transport=transport,
         )
     )
-    return Judge(
+    return AnswerJudge(
         teacher,
         asked.rubric,
         sees=asked.sees,

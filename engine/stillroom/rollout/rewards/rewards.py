@@ -7,7 +7,7 @@ from stillroom.data.formats import Task
 from stillroom.errors import DataError
 from stillroom.rollout.journal.recorder import JudgeRecorder
 from stillroom.rollout.rewards.answers import without_thinking
-from stillroom.rollout.rewards.judge import Judge, Verdict
+from stillroom.rollout.rewards.judge import AnswerJudge, Verdict
 from stillroom.rollout.rewards.matchers import AnswerKey, AnswerMatch, answer_key, is_accepted
 from stillroom.tools.user.pool import UserPool
 from stillroom.types import CallTotals, Message
@@ -47,7 +47,7 @@ class Rewarder:
         self,
         pool: UserPool | None,
         *,
-        judge: Judge | None = None,
+        judge: AnswerJudge | None = None,
         match: AnswerMatch = AnswerMatch.CONTAINED,
     ) -> None:
         self._pool, self._judge, self._match = pool, judge, match

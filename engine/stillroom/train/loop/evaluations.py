@@ -138,7 +138,7 @@ class Evaluations:
 
                 await collect_rollouts(
                     specs,
-                    stage.arena(policy, teacher),
+                    stage.rollout_context(policy, teacher),
                     concurrency=config.rollout.concurrency,
                     on_outcome=keep,
                 )

@@ -12,8 +12,8 @@ from stillroom.data.chat.reasoning import reasoning_variables
 from stillroom.data.formats import Task
 from stillroom.models.load import LoadedModel
 from stillroom.policy.hf import HFPolicy
-from stillroom.rollout.context import open_stage
-from stillroom.rollout.episode.collect import Arena
+from stillroom.rollout.context import open_tools_and_rewards
+from stillroom.rollout.episode.collect import RolloutContext
 from stillroom.rollout.episode.loop import Policy
 from stillroom.rollout.episode.reply_limits import CutText, cut_at_tokens
 from stillroom.rollout.request import NO_FILE, RolloutOptions, nudge_for
@@ -67,12 +67,12 @@ class StudentStage:
             turns=turns,
         )
 
-    def arena(
+    def rollout_context(
         self, policy: Policy, teacher: TeacherRecord, *, max_turns: int | None = None
-    ) -> Arena:
+    ) -> RolloutContext:
         """Returns what rollouts by a policy share; `teacher` is how their rows name it."""
         rollout = self.rollout
-        return Arena(
+        return RolloutContext(
             policy,
             teacher,
             self.tools,
@@ -104,7 +104,10 @@ async def open_student_stage(
     variables = reasoning_variables(tokenizer.chat_template, rollout.reasoning_mode)
     most = rollout.max_tool_response
     server = student_server(workspace, plan.config)
-    async with open_stage(workspace, _options(plan), tasks) as stage, server or nullcontext():
+    async with (
+        open_tools_and_rewards(workspace, _options(plan), tasks) as stage,
+        server or nullcontext(),
+    ):
         rewarder = Rewarder(stage.pool)
         rewarder.check(tasks, is_judge_optional=is_judge_optional)
         yield StudentStage(

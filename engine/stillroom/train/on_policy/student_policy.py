@@ -7,7 +7,7 @@ from typing import Protocol
 
 from stillroom.data.formats import Task
 from stillroom.policy.hf import HFPolicy, SamplingStoppedError
-from stillroom.rollout.episode.loop import Conversation
+from stillroom.rollout.episode.loop import PolicyConversation
 from stillroom.rollout.journal.recorder import ForgetfulRecorder
 from stillroom.serving.policy import ServedPolicy
 from stillroom.tools.base import ToolResult
@@ -62,7 +62,7 @@ class StudentRollout(ForgetfulRecorder):
         self.turns[index] = KnownTurn(turn=self.turns[index].turn, replies=replies)
 
 
-class TurnSampler(Conversation, Protocol):
+class TurnSampler(PolicyConversation, Protocol):
     """A conversation whose turns can be bounded, come from elsewhere, and be broken off."""
 
     def add_turn(self, turn: SampledTurn) -> None:

@@ -145,7 +145,9 @@ async def sample_rollouts(
         async with _open_policy(session, stage, sampling, begun, teachers, num_left_over) as policy:
             await collect_rollouts(
                 [RolloutSpec(rollout.task, key.sample) for key, rollout in begun.items()],
-                stage.arena(policy, record, max_turns=limits_of(config, iteration).max_turns),
+                stage.rollout_context(
+                    policy, record, max_turns=limits_of(config, iteration).max_turns
+                ),
                 # Beside those that are sampled there are those that a server scores.
                 concurrency=config.rollout.concurrency + teachers.num_scored_at_once,
                 on_outcome=keep,

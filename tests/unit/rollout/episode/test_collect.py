@@ -12,9 +12,9 @@ from fakes.scripted_policy import MemoryRecorder, ScriptedPolicy, ScriptedTools,
 from stillroom.data.formats import Task, task_from_row
 from stillroom.errors import CallFailedError, FailureClass
 from stillroom.rollout.episode.collect import (
-    Arena,
     FailedRollout,
     Outcome,
+    RolloutContext,
     collect_rollouts,
     key_of,
     specs_for,
@@ -39,12 +39,19 @@ TASKS = [
 ]
 
 
-def arena_of(policy: Any, *, tools: Any = None, max_turns: int = 4, **more: Any) -> Arena:
-    return Arena(policy, TEACHER, tools, Rewarder(None), max_turns, **more)
+def context_of(
+    policy: Any, *, tools: Any = None, max_turns: int = 4, **more: Any
+) -> RolloutContext:
+    return RolloutContext(policy, TEACHER, tools, Rewarder(None), max_turns, **more)
 
 
 def collected(
-    tasks: Sequence[Task], arena: Arena, *, samples: int = 1, concurrency: int = 3, **more: Any
+    tasks: Sequence[Task],
+    context: RolloutContext,
+    *,
+    samples: int = 1,
+    concurrency: int = 3,
+    **more: Any,
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
 
@@ -53,7 +60,7 @@ def collected(
 
     async def main() -> None:
         specs = specs_for(tasks, samples)
-        await collect_rollouts(specs, arena, concurrency=concurrency, on_outcome=keep, **more)
+        await collect_rollouts(specs, context, concurrency=concurrency, on_outcome=keep, **more)
 
     run_async(main)
     return outcomes
@@ -62,7 +69,7 @@ def collected(
 def test_every_rollout_has_one_outcome() -> None:
     policy = ScriptedPolicy(lambda _key: [turn(assistant("7"))])
 
-    outcomes = collected(TASKS, arena_of(policy), samples=3)
+    outcomes = collected(TASKS, context_of(policy), samples=3)
 
     wanted = [RolloutKey(task.task_id, sample) for task in TASKS for sample in range(3)]
     assert sorted(map(key_of, outcomes)) == sorted(wanted)
@@ -90,9 +97,9 @@ def test_no_more_conversations_are_open_than_asked(concurrency: int, most: int) 
         return ToolResult(content="", is_error=False)
 
     policy = ScriptedPolicy(lambda _key: [turn(assistant(None, tool_call())), turn(assistant("7"))])
-    arena = arena_of(policy, tools=ScriptedTools(["price"], slow))
+    context = context_of(policy, tools=ScriptedTools(["price"], slow))
 
-    outcomes = collected(TASKS, arena, concurrency=concurrency)
+    outcomes = collected(TASKS, context, concurrency=concurrency)
 
     assert len(outcomes) == 5
     assert policy.most_open == most
@@ -113,9 +120,9 @@ def test_a_rollout_is_kept_with_all_that_is_known_of_it() -> None:
             turn(assistant("7"), cost_usd=0.5),
         ]
     )
-    arena = arena_of(policy, tools=tools)
+    context = context_of(policy, tools=tools)
 
-    [rollout] = collected([one], arena)
+    [rollout] = collected([one], context)
 
     assert isinstance(rollout, Trajectory)
     assert rollout.id == f"{one.task_id}-0"
@@ -141,7 +148,7 @@ def test_a_rollout_is_kept_with_all_that_is_known_of_it() -> None:
 def test_a_cut_off_rollout_is_truncated_and_still_judged(finish: str, truncated: bool) -> None:
     policy = ScriptedPolicy(lambda _key: [turn(assistant("7"), finish=finish)])
 
-    [rollout] = collected(TASKS[:1], arena_of(policy))
+    [rollout] = collected(TASKS[:1], context_of(policy))
 
     assert isinstance(rollout, Trajectory)
     assert (rollout.truncated, rollout.reward) == (truncated, 1.0)
@@ -156,7 +163,7 @@ def test_failed_rollouts_are_told_apart_and_the_others_go_on() -> None:
             return [turn(assistant(None, tool_call())), failure]
         return [turn(assistant("7"))]
 
-    outcomes = collected(TASKS, arena_of(ScriptedPolicy(script)), concurrency=2)
+    outcomes = collected(TASKS, context_of(ScriptedPolicy(script)), concurrency=2)
 
     failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
     assert {outcome.key.task_id for outcome in failed} == bad
@@ -177,7 +184,7 @@ def test_a_connection_of_one_rollouts_tools_that_breaks_ends_no_other(error: OSE
         return [turn(assistant(None, tool_call()) if is_first else assistant("7"))]
 
     outcomes = collected(
-        TASKS, arena_of(ScriptedPolicy(script), tools=ScriptedTools(["price"], broken))
+        TASKS, context_of(ScriptedPolicy(script), tools=ScriptedTools(["price"], broken))
     )
 
     [failed] = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
@@ -197,7 +204,7 @@ def test_tools_that_fail_side_by_side_end_one_rollout_only() -> None:
         ]
     )
 
-    outcomes = collected(TASKS, arena_of(policy, tools=ScriptedTools(["price"], gone)))
+    outcomes = collected(TASKS, context_of(policy, tools=ScriptedTools(["price"], gone)))
 
     [failed] = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
     assert failed.failure.kind is FailureClass.TOOL_HOST
@@ -212,7 +219,7 @@ def test_each_rollout_has_a_recorder_of_its_own() -> None:
         return recorders.setdefault(key, MemoryRecorder())
 
     policy = ScriptedPolicy(lambda _key: [turn(assistant("7"))])
-    collected(TASKS, arena_of(policy), samples=2, recorder_for=recorder_for)
+    collected(TASKS, context_of(policy), samples=2, recorder_for=recorder_for)
 
     assert len(recorders) == 10
     assert all(recorder.order == [("turn", 0)] for recorder in recorders.values())
@@ -228,12 +235,14 @@ def test_a_policy_that_is_cancelled_closes_its_conversations() -> None:
         raise AssertionError("unreachable")
 
     policy = ScriptedPolicy(lambda _key: [turn(assistant(None, tool_call()))])
-    arena = arena_of(policy, tools=ScriptedTools(["price"], forever))
+    context = context_of(policy, tools=ScriptedTools(["price"], forever))
 
     async def main() -> None:
         with anyio.CancelScope() as scope:
             scopes.append(scope)
-            await collect_rollouts(specs_for(TASKS, 1), arena, concurrency=3, on_outcome=unexpected)
+            await collect_rollouts(
+                specs_for(TASKS, 1), context, concurrency=3, on_outcome=unexpected
+            )
 
     async def unexpected(_outcome: Outcome) -> None:
         raise AssertionError("a rollout ended that cannot")
@@ -278,9 +287,9 @@ def test_a_rollout_starts_over_where_its_tools_have_lost_their_state(
 ) -> None:
     recorder = half_done(with_replies=with_replies)
     tools = stateful(keeps_state=keeps_state)
-    arena = arena_of(ScriptedPolicy(lambda _key: CALL_THEN_ANSWER), tools=tools)
+    context = context_of(ScriptedPolicy(lambda _key: CALL_THEN_ANSWER), tools=tools)
 
-    [rollout] = collected(TASKS[:1], arena, recorder_for=lambda _key: recorder)
+    [rollout] = collected(TASKS[:1], context, recorder_for=lambda _key: recorder)
 
     assert isinstance(rollout, Trajectory)
     assert recorder.order == steps
@@ -296,9 +305,9 @@ def test_a_conversation_that_is_all_on_record_needs_no_state_of_its_tools() -> N
     recorder = half_done(with_replies=True)
     recorder.turns[1] = turn(assistant("7"))
     tools = stateful()
-    arena = arena_of(ScriptedPolicy(lambda _key: CALL_THEN_ANSWER), tools=tools)
+    context = context_of(ScriptedPolicy(lambda _key: CALL_THEN_ANSWER), tools=tools)
 
-    [rollout] = collected(TASKS[:1], arena, recorder_for=lambda _key: recorder)
+    [rollout] = collected(TASKS[:1], context, recorder_for=lambda _key: recorder)
 
     assert isinstance(rollout, Trajectory)
     assert recorder.order == tools.calls == []
@@ -315,9 +324,9 @@ def test_more_conversations_are_begun_as_the_policy_can_take_more() -> None:
         return ToolResult(content="", is_error=False)
 
     tools = ScriptedTools(["price"], wait_for_four)
-    arena = arena_of(policy, tools=tools, width=lambda: next(widths, 4))
+    context = context_of(policy, tools=tools, width=lambda: next(widths, 4))
 
-    outcomes = collected(TASKS, arena, concurrency=1)
+    outcomes = collected(TASKS, context, concurrency=1)
 
     assert len(outcomes) == 5
     assert policy.most_open == 4
@@ -326,7 +335,7 @@ def test_more_conversations_are_begun_as_the_policy_can_take_more() -> None:
 def test_a_policy_that_can_take_less_than_was_asked_for_ends_no_conversation() -> None:
     policy = ScriptedPolicy(lambda _key: [turn(assistant("7"))])
 
-    outcomes = collected(TASKS, arena_of(policy, width=lambda: 1), samples=3, concurrency=4)
+    outcomes = collected(TASKS, context_of(policy, width=lambda: 1), samples=3, concurrency=4)
 
     assert len(set(map(key_of, outcomes))) == 15
 
@@ -345,7 +354,7 @@ def test_a_spent_budget_lets_the_others_finish_and_begins_none() -> None:
 
     async def main() -> str | None:
         specs = specs_for(TASKS, 1)
-        return await collect_rollouts(specs, arena_of(policy), concurrency=1, on_outcome=keep)
+        return await collect_rollouts(specs, context_of(policy), concurrency=1, on_outcome=keep)
 
     assert run_async(main) == "budget_usd"
     assert [key_of(outcome).task_id for outcome in outcomes] == [TASKS[0].task_id]
@@ -360,9 +369,9 @@ def test_cycles_are_looked_for_seldom_only_while_rollouts_are_done() -> None:
         seen.append(gc.get_threshold()[0])
         return [turn(assistant("7")), MemoryError()]
 
-    collected(TASKS[:1], arena_of(ScriptedPolicy(script)))
+    collected(TASKS[:1], context_of(ScriptedPolicy(script)))
     with pytest.raises(ExceptionGroup):
-        collected(TASKS[:1], arena_of(ScriptedPolicy(script), nudge="Go on."))
+        collected(TASKS[:1], context_of(ScriptedPolicy(script), nudge="Go on."))
 
     assert min(seen) > 10 * before[0]
     assert gc.get_threshold() == before

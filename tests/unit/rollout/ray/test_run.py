@@ -20,9 +20,9 @@ from stillroom.rollout.episode.collect import specs_for
 from stillroom.rollout.journal.journal import RolloutStore, journal_path
 from stillroom.rollout.journal.records import OutstandingRecord, RolloutKey, TurnRecord
 from stillroom.rollout.journal.shards import (
-    Allowance,
+    RemainingBudget,
+    RunPart,
     ShardTail,
-    Share,
     merge_shards,
     prepare_shards,
     recorded,
@@ -44,13 +44,13 @@ NUM_PROMPTS = 7
 KEYS = [RolloutKey(f"t{index}", sample) for index in range(NUM_PROMPTS) for sample in range(3)]
 
 
-def shards_of(keys=KEYS, *, workers=4, concurrency=20, max_concurrency=256, allowance=None):
+def shards_of(keys=KEYS, *, workers=4, concurrency=20, max_concurrency=256, remaining=None):
     return split(
         keys,
         workers=workers,
         concurrency=concurrency,
         max_concurrency=max_concurrency,
-        allowance=allowance or Allowance(),
+        remaining=remaining or RemainingBudget(),
     )
 
 
@@ -68,17 +68,17 @@ def test_every_rollout_is_in_exactly_one_shard(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 19])
 def test_slices_add_up_to_the_whole(workers: int) -> None:
-    allowance = Allowance(usd=1.0, tokens=10_007)
+    remaining = RemainingBudget(usd=1.0, tokens=10_007)
 
-    shards = shards_of(workers=workers, allowance=allowance)
+    shards = shards_of(workers=workers, remaining=remaining)
 
     assert sum(shard.concurrency for shard in shards) == 20
     assert sum(shard.max_concurrency for shard in shards) == 256
-    assert sum(shard.allowance.tokens for shard in shards) == 10_007
-    assert sum(shard.allowance.usd for shard in shards) == pytest.approx(1.0)
+    assert sum(shard.remaining.tokens for shard in shards) == 10_007
+    assert sum(shard.remaining.usd for shard in shards) == pytest.approx(1.0)
     for shard in shards:
         assert 1 <= shard.concurrency <= shard.max_concurrency
-        assert shard.allowance.tokens == pytest.approx(10_007 * len(shard.keys) / len(KEYS), abs=1)
+        assert shard.remaining.tokens == pytest.approx(10_007 * len(shard.keys) / len(KEYS), abs=1)
 
 
 def test_there_are_no_more_shards_than_conversations_at_once_or_rollouts() -> None:
@@ -88,7 +88,7 @@ def test_there_are_no_more_shards_than_conversations_at_once_or_rollouts() -> No
 
 
 def test_no_limit_stays_no_limit() -> None:
-    assert {shard.allowance for shard in shards_of()} == {Allowance(math.inf, math.inf)}
+    assert {shard.remaining for shard in shards_of()} == {RemainingBudget(math.inf, math.inf)}
 
 
 @pytest.fixture
@@ -148,9 +148,9 @@ class Sharded:
         store.close(is_complete=False)
 
     def do(self, number: int, teacher: ScriptedTeacher):
-        share = Share(frozenset(self.shards[number].keys), Budget())
+        part = RunPart(frozenset(self.shards[number].keys), Budget())
         request = asked(output=str(shard_output(self.output, number)))
-        return run_of(self.workspace, teacher, request, share=share)
+        return run_of(self.workspace, teacher, request, part=part)
 
     def begin(self, number: int) -> RolloutKey:
         """Puts a turn of the shard's first rollout on record, as a worker that is killed then."""
@@ -192,10 +192,10 @@ def test_a_share_does_its_own_rollouts_and_no_others(workspace: Workspace) -> No
 def test_a_share_has_its_own_budget_in_place_of_the_requests(workspace: Workspace) -> None:
     teacher = ScriptedTeacher(tool_turns=0)
     sharded = Sharded(workspace, 1)
-    share = Share(frozenset(sharded.shards[0].keys), Budget(tokens=0))
+    part = RunPart(frozenset(sharded.shards[0].keys), Budget(tokens=0))
     request = asked(output=str(shard_output(sharded.output, 0)), max_total_tokens=100_000)
 
-    result = run_of(workspace, teacher, request, share=share)
+    result = run_of(workspace, teacher, request, part=part)
 
     assert (result.stopped_by, result.calls) == ("max_total_tokens", 0)
 

@@ -15,7 +15,7 @@ from stillroom.errors import CallFailedError, FailureClass, InputError
 from stillroom.rollout.rewards.judge import (
     MAX_TEXT_CHARACTERS,
     MAX_TRIES,
-    Judge,
+    AnswerJudge,
     JudgementReply,
     Verdict,
     judge_messages,
@@ -35,7 +35,7 @@ def judged(
     teacher = ScriptedJudge(replies)
 
     async def main() -> Verdict:
-        judge = Judge(teacher, "Be right.", nonce=lambda: "f00d", **options)
+        judge = AnswerJudge(teacher, "Be right.", nonce=lambda: "f00d", **options)
         return await judge.judge(TASK, "12", TALK, seed=5, recorder=recorder)
 
     return run_async(main), teacher
@@ -81,7 +81,7 @@ def test_each_judgement_has_a_fence_of_its_own() -> None:
     teacher = ScriptedJudge([judgement(1), judgement(1)])
 
     async def main() -> None:
-        judge = Judge(teacher, "Be right.")
+        judge = AnswerJudge(teacher, "Be right.")
         for _ in range(2):
             await judge.judge(TASK, "12")
 

@@ -9,7 +9,7 @@ from fakes.rollout_rows import assistant, tool_call, tool_reply, user
 from fakes.user_files import write_tools
 from stillroom.data.formats import Task, task_from_row
 from stillroom.errors import CallFailedError, DataError
-from stillroom.rollout.rewards.judge import Judge
+from stillroom.rollout.rewards.judge import AnswerJudge
 from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Judgement, Rewarder, last_answer
 from stillroom.tools.user.pool import UserPool
@@ -180,9 +180,9 @@ def test_an_answer_that_cannot_be_compared_is_refused_before_the_run(metadata: d
         Rewarder(None).check([one])
 
 
-def judge_of(*replies: Any) -> tuple[Judge, ScriptedJudge]:
+def judge_of(*replies: Any) -> tuple[AnswerJudge, ScriptedJudge]:
     teacher = ScriptedJudge(replies)
-    return Judge(teacher, "Is it polite?"), teacher
+    return AnswerJudge(teacher, "Is it polite?"), teacher
 
 
 def test_a_judge_comes_before_the_match_and_its_cost_is_told() -> None:
