@@ -1,1 +1,1 @@
-"""From a checkpoint to a folder that others load and serve, with a card that says what it is."""
+"""Export: a checkpoint becomes a folder that other programs load, with a model card."""

@@ -1,4 +1,4 @@
-"""The model card: from facts to README.md, saying only what is on record."""
+"""The model card, README.md: it states only what is on record."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ import yaml
 
 from stillroom import __version__
 from stillroom.evaluate.intervals import Estimate
-from stillroom.export.history import History, Measured, Stage
+from stillroom.export.history import History, RecordedEvaluation, TrainingStage
 from stillroom.export.licence import Licence
 from stillroom.export.provenance import DataStep
-from stillroom.export.snippets import Usage, snippets
+from stillroom.export.snippets import UsageExample, snippets
 from stillroom.export.written import ReadBack
 from stillroom.teachers.providers import IN_PROCESS
 
@@ -30,11 +30,11 @@ _LIBRARIES = {"merged": "transformers", "adapter": "peft"}
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """All that a card says."""
+    """The facts that the card states."""
 
     history: History
     licence: Licence | None
-    usage: Usage
+    usage: UsageExample
     source: str
     """The checkpoint, as a user names it."""
     precision: str
@@ -77,7 +77,7 @@ def render_card(facts: CardFacts) -> str:
 
 
 def header(facts: CardFacts) -> dict[str, Any]:
-    """Returns the card's metadata as model hubs read it."""
+    """Returns the card's YAML metadata, as model hubs read it."""
     history, kind = facts.history, facts.usage.format
     fields: dict[str, Any] = {}
     # Only what others can find: a path of this machine is nobody's base model.
@@ -103,7 +103,7 @@ def header(facts: CardFacts) -> dict[str, Any]:
 
 def _summary(facts: CardFacts) -> str:
     history = facts.history
-    what = {
+    subject = {
         "merged": "All weights of a model",
         "adapter": "A LoRA adapter",
         "gguf": "A GGUF file of a model",
@@ -111,7 +111,7 @@ def _summary(facts: CardFacts) -> str:
     methods = [_METHODS.get(stage.method, stage.method) for stage in history.stages]
     made = f" made from `{_inline(history.base_name)}` by {', then '.join(methods)}"
     synthetic = " Its training data was written by models." if history.is_synthetic else ""
-    return f"{what}{made if methods else ''}.{synthetic}"
+    return f"{subject}{made if methods else ''}.{synthetic}"
 
 
 def _base(history: History) -> str:
@@ -119,7 +119,7 @@ def _base(history: History) -> str:
     return f"{history.base_name} ({identity})" if identity else history.base_name
 
 
-def _stage(stage: Stage) -> str:
+def _stage(stage: TrainingStage) -> str:
     rows = f" on {stage.train_file}" if stage.train_file else ""
     return (
         f"{_METHODS.get(stage.method, stage.method)}{rows}, {stage.step} steps, from "
@@ -153,9 +153,9 @@ def _licence(facts: CardFacts) -> Iterator[str]:
             "before you publish or use this model."
         )
     else:
-        own = f" ({licence.name})" if licence.name else ""
+        custom_name = f" ({licence.name})" if licence.name else ""
         link = f", {licence.link}" if licence.link else ""
-        yield f"Base model: {licence.id}{own}{link}, as its maker says."
+        yield f"Base model: {licence.id}{custom_name}{link}, as its maker says."
     outside = [name for name in facts.history.providers if name not in IN_PROCESS]
     if outside:
         yield (
@@ -166,7 +166,7 @@ def _licence(facts: CardFacts) -> Iterator[str]:
         yield f"Teacher: {', '.join(facts.history.teachers)}; its licence applies to its outputs."
 
 
-def _measured(row: Measured) -> Sequence[str]:
+def _measured(row: RecordedEvaluation) -> Sequence[str]:
     kl = _UNKNOWN if row.teacher_kl is None else f"{_interval(row.teacher_kl)} ({row.teacher})"
     return [row.data, str(row.accuracy.n), _interval(row.accuracy), kl, row.run_id]
 

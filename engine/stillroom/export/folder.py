@@ -1,4 +1,4 @@
-"""The folder an export is written to: complete or not there, never in place of other files."""
+"""The output folder of an export: complete or absent, and never in place of a user's files."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     request: dict[str, Any]
     run_id: str | None
-    """Of the training; None of a checkpoint that stillroom did not write."""
+    """The training run; None for a checkpoint that stillroom did not write."""
     method: str | None
     step: int | None
     base_model: str
@@ -37,7 +37,7 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_export(folder: Path) -> ExportManifest | None:
-    """Returns the manifest of an export; None of a folder that isn't one."""
+    """Returns the manifest of an export, or None if the folder is not an export."""
     try:
         return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=ExportManifest)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
@@ -45,7 +45,7 @@ def read_export(folder: Path) -> ExportManifest | None:
 
 
 def record_files(folder: Path) -> list[FileRecord]:
-    """Returns every file of a folder with its SHA-256, once all of it is on the disk."""
+    """Syncs every file of a folder to the disk and returns their names, sizes and SHA-256."""
     records: list[FileRecord] = []
     for path in _files(folder):
         # safetensors lets nobody else read what it writes.
@@ -59,7 +59,7 @@ def record_files(folder: Path) -> list[FileRecord]:
 
 
 def check_output(folder: Path) -> None:
-    """Raises InputError unless the folder is new, empty, or an export as it was written."""
+    """Raises InputError unless the folder is new, empty, or an unchanged export."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     manifest = read_export(folder) if folder.is_dir() else None
@@ -77,9 +77,9 @@ def check_output(folder: Path) -> None:
 
 def _not_ours(folder: Path, manifest: ExportManifest) -> Sequence[str]:
     known = {record.path: record for record in manifest.files}
-    found = [(path, path.relative_to(folder).as_posix()) for path in _files(folder)]
+    files = [(path, path.relative_to(folder).as_posix()) for path in _files(folder)]
     ours = (MANIFEST, FOLDER_MANIFEST)
-    return [n for path, n in found if n not in ours and not _is_same(path, known.get(n))]
+    return [n for path, n in files if n not in ours and not _is_same(path, known.get(n))]
 
 
 def _is_same(path: Path, record: FileRecord | None) -> bool:
@@ -90,18 +90,18 @@ def _is_same(path: Path, record: FileRecord | None) -> bool:
 
 def require_space(output: Path, num_bytes: int) -> None:
     """Raises InputError if the disk has no room for an export of this size."""
-    there = next(parent for parent in output.parents if parent.is_dir())
-    free, needed = shutil.disk_usage(there).free, num_bytes + _SPARE_BYTES
+    parent = next(parent for parent in output.parents if parent.is_dir())
+    free, needed = shutil.disk_usage(parent).free, num_bytes + _SPARE_BYTES
     if free < needed:
         raise InputError(
-            f"the export needs about {needed / 1e9:.1f} GB, and {there} has {free / 1e9:.1f} GB",
+            f"the export needs about {needed / 1e9:.1f} GB, and {parent} has {free / 1e9:.1f} GB",
             "free some disk, give an output on another disk, or use precision bf16",
         )
 
 
 @contextmanager
 def export_folder(output: Path, *, run: Path) -> Generator[Path]:
-    """Gives a new folder that becomes `output` only when the block ends without an error.
+    """Yields a new folder that becomes `output` only if the block ends without an error.
 
     An export that is there already is replaced. `run` is the folder of the run that writes: what
     runs that are dead left behind is cleared away.
@@ -123,7 +123,7 @@ def export_folder(output: Path, *, run: Path) -> Generator[Path]:
 
 
 def put_in_place(partial: Path, output: Path, *, aside: Path) -> None:
-    """Renames a whole folder to `output`; what is there goes, or comes back if that fails."""
+    """Renames a complete folder to `output`; an older one is deleted, or restored on failure."""
     if output.exists():
         output.rename(aside)
     try:
@@ -137,17 +137,17 @@ def put_in_place(partial: Path, output: Path, *, aside: Path) -> None:
 
 
 def _clear(output: Path, run: Path) -> None:
-    """Ends what exports of killed runs began: an old export comes back, half a new one goes."""
+    """Clears up after killed runs: restores an export moved aside, deletes a partial one."""
     for kind in ("replaced", "partial"):
         begun = f".{output.name}.{kind}-"
-        for left in list(output.parent.iterdir()):
-            name = left.name
+        for leftover in list(output.parent.iterdir()):
+            name = leftover.name
             if not name.startswith(begun) or _is_alive(run.with_name(name.removeprefix(begun))):
                 continue
             if kind == "replaced" and not output.exists():
-                left.rename(output)
+                leftover.rename(output)
             else:
-                shutil.rmtree(left)
+                shutil.rmtree(leftover)
 
 
 def _is_alive(run: Path) -> bool:

@@ -24,7 +24,7 @@ _OUTTYPES = {"auto": "auto", "fp32": "f32", "bf16": "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """How llama.cpp's converter is started."""
+    """The command that starts llama.cpp's converter."""
 
     command: Sequence[str]
 
@@ -34,13 +34,13 @@ class Converter:
         return [*self.command, str(model), "--outfile", str(output), "--outtype", kind]
 
 
-def find_converter(workspace: Workspace, given: str | None) -> Converter:
-    """Returns the converter in the checkout given, in that of LLAMA_CPP, or on the PATH.
+def find_converter(workspace: Workspace, checkout: str | None) -> Converter:
+    """Returns the converter from the checkout checkout, from LLAMA_CPP, or from the PATH.
 
-    Raises InputError that says how to get it.
+    Raises InputError, which says where to get it.
     """
-    if given is not None:
-        return _in_checkout(workspace.existing(given, what="llama_cpp"))
+    if checkout is not None:
+        return _in_checkout(workspace.existing(checkout, what="llama_cpp"))
     if (named := llama_cpp_variable()) is not None:
         return _in_checkout(workspace.existing(named, what="LLAMA_CPP"))
     installed = next((path for name in _NAMES if (path := shutil.which(name))), None)
@@ -75,9 +75,9 @@ def convert(
     log: Path,
     reporter: Reporter,
 ) -> None:
-    """Writes `output` from a model's folder; what the converter says goes to `log`.
+    """Converts a model's folder to the GGUF file `output`; the converter's output goes to `log`.
 
-    Raises RunError that tells how it ended and the command to try by hand.
+    Raises RunError with the converter's last words and the command to try by hand.
     """
     command = converter.arguments(model, output, precision)
     with log.open("wb") as stream:
@@ -119,9 +119,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _failure(command: Sequence[str], log: Path, how: str) -> RunError:
+def _failure(command: Sequence[str], log: Path, outcome: str) -> RunError:
     return RunError(
-        f"llama.cpp's converter {how}",
+        f"llama.cpp's converter {outcome}",
         f"read {log}; packages it lacks are in llama.cpp's requirements.txt, and a model it does "
         "not know needs a newer llama.cpp. By hand: export with format merged, then "
         f"`{' '.join([*command[:-5], '<output>', *command[-2:]])}`",

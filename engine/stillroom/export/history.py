@@ -1,4 +1,4 @@
-"""How a model came to be, as checkpoints and runs have it on record; the rest stays unsaid."""
+"""The history of a model, as its checkpoints and runs recorded it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _MOST_EVALUATIONS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TrainingStage:
     """One training run."""
 
     method: str
@@ -30,19 +30,19 @@ class Stage:
     step: int
     started_from: str
     identity: str | None = None
-    """Of what it started from: a hub commit, or the hash of a folder."""
+    """The version of the model it started from: a hub commit, or the hash of a folder."""
     train_file: str | None = None
     data: tuple[DataStep, ...] = ()
-    """The latest operation first; empty where no manifest tells of the rows."""
+    """The operations that made the rows, latest first; empty if the rows have no manifest."""
     teacher: str | None = None
-    """Who scored tokens, in on-policy distillation."""
+    """The model that scored tokens, in on-policy distillation."""
     max_length: int | None = None
-    """Tokens that a row or a rollout could have; None: as many as the model takes."""
+    """The most tokens of a row or rollout; None if only the model's context limited them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One evaluation of the very checkpoint."""
+class RecordedEvaluation:
+    """One evaluation of exactly this checkpoint."""
 
     run_id: str
     data: str
@@ -53,38 +53,38 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All that is on record."""
+    """Everything on record about a checkpoint: its training runs, data and evaluations."""
 
     base: ModelLocation | None
-    """What the first training started from; None if it isn't where it was."""
+    """The model that the first training started from; None if it was moved or deleted."""
     base_name: str
-    stages: tuple[Stage, ...]
-    """The first training first; empty of a model that stillroom did not train."""
-    evaluations: tuple[Measured, ...]
-    """The latest first."""
+    stages: tuple[TrainingStage, ...]
+    """The training runs in order; empty for a model that stillroom did not train."""
+    evaluations: tuple[RecordedEvaluation, ...]
+    """The evaluations, latest first."""
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether a model wrote what was trained on, as far as is known."""
+        """Whether a model wrote the training data, as far as is known."""
         made = (step.teacher for stage in self.stages for step in stage.data)
         return any(made) or any(stage.method == "distill" for stage in self.stages)
 
     @property
     def teachers(self) -> list[str]:
-        """Who wrote or scored what was trained on, each once.
+        """The models that wrote or scored the training data, each once.
 
         The model itself, on the way here, is one only where it was named as the one that scores.
         """
-        own = {self.base_name, *(stage.run_id for stage in self.stages)}
+        students = {self.base_name, *(stage.run_id for stage in self.stages)}
         named: list[str | None] = []
         for stage in self.stages:
-            named += [step.teacher for step in stage.data if step.teacher not in own]
+            named += [step.teacher for step in stage.data if step.teacher not in students]
             named.append(stage.teacher)
         return list(dict.fromkeys(name for name in named if name))
 
     @property
     def providers(self) -> list[str]:
-        """The services that teachers were asked through, each once."""
+        """The providers through which teachers answered, each once."""
         named = (step.provider for stage in self.stages for step in stage.data)
         return list(dict.fromkeys(name for name in named if name))
 
@@ -96,8 +96,8 @@ class _Started(msgspec.Struct):
 def read_history(
     workspace: Workspace, checkpoint: ModelLocation, base: ModelLocation | None
 ) -> History:
-    """Returns what is on record of a checkpoint; `base` is what an adapter is put on."""
-    stages: list[Stage] = []
+    """Returns the history of a checkpoint; `base` is the base model of an adapter."""
+    stages: list[TrainingStage] = []
     location, name = checkpoint, (base or checkpoint).name
     seen: set[str] = set()
     while location is not None and (record := location.record) is not None:
@@ -133,7 +133,7 @@ def _stage(
     config: dict[str, Any],
     checkpoint: ModelLocation,
     started_from: str,
-) -> Stage:
+) -> TrainingStage:
     manifest = _manifest(checkpoint)
     models = {model.role: model for model in manifest.models} if manifest else {}
     # config.yml, then the rows.
@@ -141,7 +141,7 @@ def _stage(
     is_distill = record.method == "distill"
     limits, limit = ("rollout", "max_context_window") if is_distill else ("model", "max_length")
     teacher = models.get("teacher")
-    return Stage(
+    return TrainingStage(
         method=record.method,
         run_id=record.run_id,
         step=record.step,
@@ -169,8 +169,8 @@ def _identity(model: ModelRecord | None) -> str | None:
     return f"sha256 {model.sha256[:12]}" if model.sha256 else None
 
 
-def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> Iterator[Measured]:
-    found: list[tuple[str, Measured]] = []
+def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> Iterator[RecordedEvaluation]:
+    dated: list[tuple[str, RecordedEvaluation]] = []
     for file in workspace.runs.glob(f"*/{RESULT_FILE}"):
         evaluation = _document(file, Evaluation)
         started = _document(file.parent / "run.json", _Started)
@@ -178,20 +178,20 @@ def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> Iterator[Me
             continue
         result = evaluation.result
         if _is_of(workspace, result.model, checkpoint):
-            measured = Measured(
+            measured = RecordedEvaluation(
                 file.parent.name,
                 public_name(workspace, result.data),
                 result.accuracy,
                 public_name(workspace, result.teacher) if result.teacher else None,
                 result.teacher_kl,
             )
-            found.append((started.created_at, measured))
-    found.sort(key=lambda item: item[0], reverse=True)
-    yield from (measured for _, measured in found[:_MOST_EVALUATIONS])
+            dated.append((started.created_at, measured))
+    dated.sort(key=lambda item: item[0], reverse=True)
+    yield from (measured for _, measured in dated[:_MOST_EVALUATIONS])
 
 
 def _is_of(workspace: Workspace, model: str, checkpoint: ModelLocation) -> bool:
-    """Whether a model that was evaluated is this checkpoint, or a former export of it."""
+    """Whether an evaluated model is this checkpoint or an earlier export of it."""
     location = _located(workspace, model)
     if location is None or not location.is_local:
         return False
@@ -204,7 +204,7 @@ def _is_of(workspace: Workspace, model: str, checkpoint: ModelLocation) -> bool:
 
 
 def _document(path: Path, kind: type[_Kind]) -> _Kind | None:
-    """Returns a JSON document; None where it is not there or not as it should be."""
+    """Returns a JSON document, or None if it is missing or malformed."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError):

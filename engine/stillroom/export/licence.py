@@ -1,4 +1,4 @@
-"""The licence of a base model, as its own model card says it; never a guess."""
+"""The licence of a base model, read from its own model card and never guessed."""
 
 import importlib
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ _LONGEST = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Licence:
-    """What a model card's header says of the licence."""
+    """The licence fields of a model card's header."""
 
     id: str
     name: str | None = None
-    """Of licences that are their maker's own (`id` is `other`)."""
+    """The name of a custom licence (`id` is `other`)."""
     link: str | None = None
 
 
 def licence_of(base: ModelLocation | None) -> Licence | None:
-    """Returns the licence that the base's own model card names; None if it is not known."""
+    """Returns the licence that the base's own model card names, or None if it names none."""
     if base is None:
         return None
     if base.name in DEMO_MODELS:

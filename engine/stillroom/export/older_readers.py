@@ -1,4 +1,4 @@
-"""Under their old names too: settings that transformers 5 has renamed, for whoever reads less."""
+"""Settings that transformers 5 renamed, written under their old names too for older readers."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from stillroom.files import write_json
 
 
 def write_old_names(folder: Path) -> None:
-    """Adds the old names to a model folder's settings; transformers 5 reads these as well."""
+    """Adds the settings' old names to a model folder; transformers 5 reads either name."""
     for name, change in (("config.json", model_settings), ("tokenizer_config.json", _tokenizer)):
         path = folder / name
         if path.is_file():

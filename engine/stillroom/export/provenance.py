@@ -1,4 +1,4 @@
-"""How training rows came to be: back along the manifests of the very contents that were used."""
+"""The operations that made training rows, followed back through manifests by content hash."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ class DataStep:
     output: str
     counts: dict[str, int]
     teacher: str | None = None
-    """Who answered, where it was rollouts that were made."""
+    """The model that answered, if the operation made rollouts."""
     provider: str | None = None
 
 
 def public_name(workspace: Workspace, name: str) -> str:
-    """Returns a model's or file's name without the folders of this machine around it."""
+    """Returns a model's or file's name without this machine's folders."""
     path = Path(name)
     if not path.is_absolute():
         return name
@@ -38,7 +38,7 @@ def public_name(workspace: Workspace, name: str) -> str:
 
 
 def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
-    """Yields what made these rows, the latest operation first; what has no manifest is left out."""
+    """Yields the operations that made these rows, latest first, as far as manifests exist."""
     waiting, seen = [rows], {(rows.path, rows.sha256)}
     while waiting and len(seen) <= _MOST_FILES:
         record = waiting.pop(0)
@@ -60,17 +60,19 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
 
 
 def _manifest_of(workspace: Workspace, record: FileRecord) -> Manifest | None:
-    """Returns the manifest of a recorded content; None where only another content's is left."""
+    """Returns the manifest of a recorded content, or None if the file has other content now."""
     try:
-        there = read_manifest(Path(record.path))
+        beside = read_manifest(Path(record.path))
     except DataError:
-        there = None  # a card says less, rather than nothing
+        beside = None  # a card says less, rather than nothing
     # Rollouts are only ever added to, under the same settings.
-    if there is not None and (there.output.sha256 == record.sha256 or there.operation == ROLLOUTS):
-        return there
+    if beside is not None and (
+        beside.output.sha256 == record.sha256 or beside.operation == ROLLOUTS
+    ):
+        return beside
     kept = (version.manifest for version in versions_with(workspace.root, record.sha256))
-    found = next((manifest for manifest in kept if manifest is not None), None)
-    return None if found is None else msgspec.convert(found, Manifest)
+    manifest = next((manifest for manifest in kept if manifest is not None), None)
+    return None if manifest is None else msgspec.convert(manifest, Manifest)
 
 
 def _teacher(workspace: Workspace, request: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What an export is asked to do, and all that can be checked before a model is loaded."""
+"""The export request, and every check that needs no model to be loaded."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class ExportModel(BaseModel):
 
     model: Annotated[str, Field(description="Run id or checkpoint folder")]
     output: str
-    """A folder, new or a former export."""
+    """The output folder: new, or an earlier export."""
     format: ExportFormat = "merged"
     precision: Literal["bf16", "fp32"] | None = None
     """None: the number format of the files of the model (or of the adapter's base)."""
@@ -41,18 +41,18 @@ class ExportModel(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """A checked request: what is exported, onto what, and where to."""
+    """A checked request: the checkpoint, its base, the output and the converter."""
 
     checkpoint: ModelLocation
     base: ModelLocation | None
-    """Of an adapter; None where the checkpoint has all weights."""
+    """The base model of an adapter; None if the checkpoint has all weights."""
     output: Path
     converter: Converter | None
-    """For gguf."""
+    """llama.cpp's converter, for format gguf."""
 
 
 def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
-    """Returns the checked plan. Raises an EngineError that says what is wrong, loading nothing."""
+    """Returns the checked plan, loading no model. Raises an EngineError that says what is wrong."""
     if importlib.util.find_spec("transformers") is None:
         raise missing_extra("train", "exporting a model")
     checkpoint = _checkpoint(workspace, request.model)
@@ -109,7 +109,7 @@ def _check_mergeable(checkpoint: ModelLocation) -> None:
 def _size(
     request: ExportModel, checkpoint: ModelLocation, base: ModelLocation | None
 ) -> int | None:
-    """Returns about how many bytes the export takes at most; None of a base still on the hub."""
+    """Returns the most bytes the export may take; None if the base is still on the hub."""
     source = checkpoint if request.format == "adapter" or base is None else base
     if not source.is_local:
         return None

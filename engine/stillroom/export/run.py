@@ -1,4 +1,4 @@
-"""One export: from a checked plan to a folder with weights, card and hashes."""
+"""export_model: writes a checked plan's folder with weights, card and hashes."""
 
 import shutil
 import time
@@ -17,7 +17,7 @@ from stillroom.export.licence import Licence, licence_of
 from stillroom.export.provenance import public_name
 from stillroom.export.request import ExportModel, ExportPlan, plan_export
 from stillroom.export.serving import Served
-from stillroom.export.snippets import Usage
+from stillroom.export.snippets import UsageExample
 from stillroom.export.weights import write_adapter, write_merged
 from stillroom.export.written import ReadBack, Written
 from stillroom.files import write_atomic, write_json
@@ -30,7 +30,7 @@ LOG = "llama_cpp.txt"
 
 
 class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What an export came to."""
+    """The result of export_model."""
 
     output: str
     format: str
@@ -42,11 +42,11 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     card: str
     licence: str | None
-    """Of the base model; None where nothing on this machine says it."""
+    """The base model's licence; None if no file on this machine states it."""
     synthetic: bool
     teachers: list[str]
     evaluations: int
-    """Of this checkpoint, that the card shows."""
+    """How many evaluations of this checkpoint the card shows."""
     read_back: ReadBack | None
     serve: str | None
     """The command that serves it."""
@@ -56,7 +56,7 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """What is exported, and what is known of it before it is loaded."""
+    """The export's plan, and what is known of the model before it is loaded."""
 
     workspace: Workspace
     request: ExportModel
@@ -73,7 +73,7 @@ class _Export:
 def export_model(
     workspace: Workspace, request: ExportModel, *, folder: Path, reporter: Reporter
 ) -> ExportResult:
-    """Writes the export as asked; its folder appears only when all of it is there."""
+    """Writes the requested export; its folder appears only once it is complete."""
     started = time.monotonic()
     plan = plan_export(workspace, request)
     history = read_history(workspace, plan.checkpoint, plan.base)
@@ -81,7 +81,7 @@ def export_model(
     with export_folder(plan.output, run=folder) as target:
         written, gguf_file = _write(plan, request, target, folder, reporter)
         served = _served(export, written)
-        usage = Usage(request.format, plan.output.name, served, gguf_file)
+        usage = UsageExample(request.format, plan.output.name, served, gguf_file)
         facts = CardFacts(
             history, export.licence, usage, export.source, written.precision, written.read_back
         )
@@ -96,7 +96,12 @@ def export_model(
 
 
 def _result(
-    export: _Export, written: Written, manifest: ExportManifest, usage: Usage, *, seconds: float
+    export: _Export,
+    written: Written,
+    manifest: ExportManifest,
+    usage: UsageExample,
+    *,
+    seconds: float,
 ) -> ExportResult:
     history, licence = export.history, export.licence
     return ExportResult(
@@ -123,7 +128,7 @@ def _result(
 def _write(
     plan: ExportPlan, request: ExportModel, target: Path, run: Path, reporter: Reporter
 ) -> tuple[Written, str | None]:
-    """Writes the model's files; returns what is known of it, and the GGUF file's name."""
+    """Writes the model's files; returns their facts, and the name of a GGUF file."""
     if request.format == "adapter" and plan.base is not None:
         return write_adapter(plan.checkpoint, plan.base, target), None
     if plan.converter is None:
@@ -145,7 +150,7 @@ def _write(
 
 
 def _served(export: _Export, written: Written) -> Served:
-    """Returns what serving depends on, seen from the folder that holds the export."""
+    """Returns the facts that serving depends on, with paths relative to the export's parent."""
     plan, stages = export.plan, export.history.stages
     lengths = [written.max_context, stages[-1].max_length if stages else None]
     # Merged weights need no base.
@@ -162,7 +167,7 @@ def _served(export: _Export, written: Written) -> Served:
 
 
 def _base_path(plan: ExportPlan, served: Served) -> str | None:
-    """Returns where an adapter's base is on this machine."""
+    """Returns the location of an adapter's base on this machine."""
     return plan.base.location if plan.base is not None and served.base is not None else None
 
 
@@ -195,8 +200,8 @@ def _manifest(export: _Export, written: Written, files: list[FileRecord]) -> Exp
 def _write_lineage(
     plan: ExportPlan, target: Path, manifest: ExportManifest, *, run_id: str
 ) -> None:
-    own = msgspec.structs.replace(record_file(target / MANIFEST), path=MANIFEST)
-    files = sorted([*manifest.files, own], key=lambda record: Path(record.path))
+    export_record = msgspec.structs.replace(record_file(target / MANIFEST), path=MANIFEST)
+    files = sorted([*manifest.files, export_record], key=lambda record: Path(record.path))
     write_manifest(
         target,
         written=folder_record(plan.output, files),
@@ -209,7 +214,7 @@ def _write_lineage(
 
 
 def _warnings(
-    plan: ExportPlan, history: History, licence: Licence | None, usage: Usage
+    plan: ExportPlan, history: History, licence: Licence | None, usage: UsageExample
 ) -> Iterator[str]:
     if licence is None:
         yield f"the licence of {history.base_name} is not on record: look it up before publishing"

@@ -1,4 +1,4 @@
-"""How a model is served: what the command says, decided from what is known of the model."""
+"""The command that serves a model, decided from what is known of it."""
 
 import re
 import shlex
@@ -29,22 +29,22 @@ _FORMATS: Sequence[tuple[str, re.Pattern[str]]] = (
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the serving command depends on."""
+    """The facts about a model that its serving command depends on."""
 
     path: str
     name: str
     precision: str
     max_length: int | None
-    """Tokens of prompt and answer that training had room for."""
+    """The most tokens of prompt and answer that training had room for."""
     tool_parser: str | None
-    """vLLM's name for the tool-call format; None where it is not known."""
+    """vLLM's name for the tool-call format; None if it is unknown."""
     base: str | None = None
-    """Of an adapter: the model it is put on."""
+    """The base model of an adapter."""
     rank: int | None = None
 
 
 def serve_command(served: Served) -> str | None:
-    """Returns the `vllm serve` command; None for an adapter that vLLM has no room for."""
+    """Returns the `vllm serve` command, or None for an adapter whose rank vLLM does not support."""
     words = ["vllm", "serve", served.base or served.path]
     if served.base is not None:
         if (rank := lora_rank(served.rank)) is None:
@@ -63,12 +63,12 @@ def serve_command(served: Served) -> str | None:
 
 
 def lora_rank(rank: int | None) -> int | None:
-    """Returns the smallest rank vLLM takes that holds this one; None if there is none."""
+    """Returns the smallest rank that vLLM supports and that holds this one, or None."""
     return next((known for known in _RANKS if rank is not None and known >= rank), None)
 
 
 def tool_parser(conversation: str) -> str | None:
-    """Returns vLLM's parser for the call that a conversation's text ends with, if it is known.
+    """Returns vLLM's parser for the tool call at the end of a conversation's text, if known.
 
     conversation: a chat template's text of a call of PROBE_TOOL whose argument is SENTINEL.
     """

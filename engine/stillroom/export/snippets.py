@@ -1,4 +1,4 @@
-"""Commands and code that load and serve an export; pure text from what is known of it."""
+"""Commands and code examples that load and serve an export."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_to
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What the examples depend on."""
+class UsageExample:
+    """The facts that the examples are written from."""
 
     format: ExportFormat
     name: str
-    """Of the folder."""
+    """The name of the export's folder."""
     served: Served
     gguf_file: str | None = None
 
     @property
     def command(self) -> str | None:
-        """What serves the export; None where no command is known to."""
+        """The command that serves the export, or None if none is known."""
         if self.format == "gguf":
             return f"llama-server -m {self.served.path}/{self.gguf_file} --jinja"
         return serve_command(self.served)
 
 
-def snippets(usage: Usage) -> Iterator[tuple[str, str, str]]:
+def snippets(usage: UsageExample) -> Iterator[tuple[str, str, str]]:
     """Yields a title, a language and the text of each example."""
     if usage.format == "gguf":
         yield "With llama.cpp:", "sh", usage.command or ""
@@ -57,7 +57,7 @@ def snippets(usage: Usage) -> Iterator[tuple[str, str, str]]:
         )
 
 
-def _python(usage: Usage) -> str:
+def _python(usage: UsageExample) -> str:
     path = usage.served.path
     if usage.format == "adapter":
         load = (

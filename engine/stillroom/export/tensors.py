@@ -1,4 +1,4 @@
-"""The headers of safetensors files: what they hold, without the tensors and without torch."""
+"""The headers of safetensors files, read without the tensors and without torch."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A checkpoint's weights in the files of an export, read back and compared before they count.
+"""Writes an export's weights, then reads them back and compares them with the checkpoint.
 
 Shapes: T positions of the sample conversations, V vocabulary.
 """
@@ -125,7 +125,7 @@ def _save(model: Any, tokenizer: Any, target: Path, shard_size: str, *, name: st
 
 
 def _agreement(before_TV: Tensor, after_TV: Tensor, *, name: str) -> ReadBack:
-    """Raises RunError if what was written is another model."""
+    """Returns how well the written model agrees; raises RunError if it is another model."""
     read_back = compare(before_TV, after_TV)
     if not read_back.kl <= _MOST_KL:
         raise RunError(
@@ -138,7 +138,7 @@ def _agreement(before_TV: Tensor, after_TV: Tensor, *, name: str) -> ReadBack:
 
 
 def _loaded(plan: ExportPlan, precision: Precision) -> Any:
-    """Returns the checkpoint in the format it is merged in: never fewer bits than its files."""
+    """Returns the checkpoint's model in a number format with at least as many bits as its files."""
     base = plan.base
     if base is None:
         return read_weights(plan.checkpoint, dtype="auto").eval()
@@ -178,13 +178,13 @@ def _sample_ids(tokenizer: Any) -> list[list[int]]:
 
 @torch.no_grad()
 def _logprobs(model: PreTrainedModel, samples: Sequence[Sequence[int]]) -> Tensor:
-    """Returns the log-probabilities [T, V] of what follows each token of the samples."""
+    """Returns the log-probabilities [T, V] of the token after each token of the samples."""
     rows = [model(torch.tensor([ids])).logits[0].float().log_softmax(-1) for ids in samples]
     return torch.cat(rows)
 
 
 def compare(before_TV: Tensor, after_TV: Tensor) -> ReadBack:
-    """Returns how near two models' log-probabilities [T, V] of the same positions are."""
+    """Returns how well two models' log-probabilities [T, V] agree at the same positions."""
     same_T = before_TV.argmax(-1) == after_TV.argmax(-1)
     # where: what has no probability at all may be -inf on both sides.
     terms_TV = torch.where(before_TV.isfinite(), before_TV.exp() * (before_TV - after_TV), 0.0)

@@ -1,4 +1,4 @@
-"""What is known of a model once its files are written."""
+"""The facts known about a model once its files are written."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class ReadBack(msgspec.Struct, frozen=True, kw_only=True):
-    """How the files, loaded again, predict what the checkpoint predicts on a few conversations."""
+    """The agreement of the reloaded files with the checkpoint on a few conversations."""
 
     positions: int
     same_token: float
@@ -17,13 +17,13 @@ class ReadBack(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was found out about the model while it was written."""
+    """The facts about a model that are learnt while it is written."""
 
     precision: str
-    """fp32, bf16 or fp16; auto: whatever its base has."""
+    """fp32, bf16 or fp16; auto means the base's own format."""
     tool_parser: str | None
-    """vLLM's name for the format of its tool calls, where it is known."""
+    """vLLM's name for the tool-call format, if it is known."""
     max_context: int | None = None
     parameters: int | None = None
     read_back: ReadBack | None = None
-    """None of an adapter, whose files are copies."""
+    """None for an adapter, whose files are copies."""

@@ -1,4 +1,4 @@
-"""Conversations as the page shows them: flat lists of parts, none of them too long."""
+"""Conversations as the report shows them: flat lists of parts of limited length."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ PartKind = Literal["system", "user", "thinking", "text", "answer", "call", "repl
 
 
 class Function(msgspec.Struct, frozen=True, kw_only=True):
-    """What an assistant message calls."""
+    """The function that an assistant message calls, with its arguments."""
 
     name: str = ""
     arguments: Any = ""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One tool call."""
+    """One tool call of an assistant message."""
 
     function: Function = Function()
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the report shows of a message."""
+    """The fields of a message that the report shows."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -44,21 +44,21 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A text somebody wrote, a tool call or a tool's reply."""
+    """One shown part: a text, a tool call or a tool's reply."""
 
     kind: PartKind
     text: str
     num_hidden: int
     """Characters that were left out at the end."""
     rest: str = ""
-    """Those characters, where the page can unfold them."""
+    """The characters that the page can unfold; empty if it cannot."""
     name: str = ""
-    """The tool."""
+    """The tool's name, for calls and replies."""
     is_error: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ShownConversation:
     """The parts of a conversation, without the middle of a very long one."""
 
     head: Sequence[Part]
@@ -66,15 +66,15 @@ class Conversation:
     tail: Sequence[Part]
 
 
-def conversation(messages: Sequence[ChatMessage], *, is_whole: bool = False) -> Conversation:
-    """Returns the messages as parts; `is_whole` leaves none out and lets long ones be unfolded."""
+def conversation(messages: Sequence[ChatMessage], *, is_whole: bool = False) -> ShownConversation:
+    """Returns the messages as parts; `is_whole` keeps all and makes long ones unfoldable."""
     limit = _MAX_UNFOLDED if is_whole else MAX_TEXT
     parts = [part for message in messages for part in _parts(message, limit)]
     if is_whole:
-        return Conversation(parts, 0, ())
+        return ShownConversation(parts, 0, ())
     if len(parts) <= _HEAD + _TAIL:
-        return Conversation(parts, 0, ())
-    return Conversation(parts[:_HEAD], len(parts) - _HEAD - _TAIL, parts[-_TAIL:])
+        return ShownConversation(parts, 0, ())
+    return ShownConversation(parts[:_HEAD], len(parts) - _HEAD - _TAIL, parts[-_TAIL:])
 
 
 def chat_messages(rows: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
@@ -96,7 +96,7 @@ def chat_messages(rows: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
 
 
 def num_given(messages: Sequence[ChatMessage], turns: int) -> int:
-    """Returns how many messages came before the first of the `turns` the model took."""
+    """Returns how many messages came before the model's first of `turns` turns."""
     replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
     return replies[-turns] if 0 < turns <= len(replies) else len(messages)
 
@@ -143,12 +143,14 @@ def _text(message: ChatMessage) -> str:
 
 
 def _arguments(written: Any) -> str:
-    """Returns the arguments as `name=value, …`; what is no JSON object comes back as written."""
+    """Returns the arguments as `name=value, …`, or as written if they are no JSON object."""
     try:
         value = msgspec.json.decode(written) if isinstance(written, str) else written
     except (ValueError, RecursionError):
         return str(written)
     if not isinstance(value, dict):
         return str(written)
-    given = cast("dict[str, Any]", value)
-    return ", ".join(f"{name}={msgspec.json.encode(one).decode()}" for name, one in given.items())
+    arguments = cast("dict[str, Any]", value)
+    return ", ".join(
+        f"{name}={msgspec.json.encode(one).decode()}" for name, one in arguments.items()
+    )

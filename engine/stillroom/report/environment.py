@@ -1,4 +1,4 @@
-"""From a template to a page that is one file: styles and script inside, every text escaped."""
+"""Renders a template to one self-contained HTML file in which every text is escaped."""
 
 import base64
 import hashlib
@@ -44,5 +44,5 @@ def render_page(template: str, *, script: str | None = None, **shown: Any) -> st
 
 
 def write_page(path: Path, html: str) -> None:
-    """Writes a page whole; a text that is not UTF-8 must not cost the whole of it."""
+    """Writes a page atomically; characters that are not UTF-8 are replaced."""
     write_atomic(path, html.encode("utf-8", errors="replace"))

@@ -1,4 +1,4 @@
-"""Tasks that two evaluations answered differently, their conversations side by side."""
+"""Tasks that two evaluations answered differently, with both conversations side by side."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +12,9 @@ import msgspec
 
 from stillroom.evaluate.files import Evaluation, TaskScore
 from stillroom.lines import read_lines
-from stillroom.report.conversation import ChatMessage, Conversation, conversation, num_given
+from stillroom.report.conversation import ChatMessage, ShownConversation, conversation, num_given
 from stillroom.report.folders import FolderReader
-from stillroom.report.lineup import Entry, Lineup, shared_tasks
+from stillroom.report.lineup import EvaluationEntry, Lineup, shared_tasks
 from stillroom.report.wording import count, cut, number, plural
 
 Change = Literal["fixed", "broken", "unsolved"]
@@ -26,21 +26,21 @@ _VARIETY_FIELD = "task_type"
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one model did with a task."""
+    """One model's answer to a task."""
 
     is_right: bool
     reward: str | None
     remarks: Sequence[str]
-    conversation: Conversation
+    conversation: ShownConversation
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """One task, answered by both."""
+class TaskExample:
+    """One task with the answers of both models."""
 
     title: str
     groups: Sequence[str]
-    prompt: Conversation
+    prompt: ShownConversation
     expected: str | None
     before: Side
     after: Side
@@ -48,21 +48,21 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class BeforeAfter:
-    """The examples, or why there are none."""
+    """The examples to show, or the reason why there are none."""
 
     before: str
     after: str
     after_word: Literal["After", "Teacher"]
     counts: str
     is_sampled: bool
-    """Whether tasks were answered several times, so that right means at least half of them."""
-    examples: Sequence[Example]
+    """Whether tasks were answered several times; a task is right if half of the answers are."""
+    examples: Sequence[TaskExample]
     reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A task worth showing."""
+    """A task chosen to be shown."""
 
     task_id: str
     change: Change
@@ -127,7 +127,7 @@ def task_changes(before: Evaluation, after: Evaluation) -> list[Pick]:
 
 
 def pick_tasks(changes: Sequence[Pick]) -> list[Pick]:
-    """Returns a few tasks by rule: of each kind of task in turn, where most changed first."""
+    """Returns a few tasks: one of each kind of task in turn, kinds with most changes first."""
     picks: list[Pick] = []
     for change, limit in _MAX_PICKS.items():
         by_kind: dict[str, list[Pick]] = {}
@@ -152,22 +152,22 @@ def _kind_of_task(pick: Pick) -> str:
 
 
 def _read_rollouts(
-    reader: FolderReader, entry: Entry, wanted: Mapping[str, bool]
+    reader: FolderReader, entry: EvaluationEntry, wanted: Mapping[str, bool]
 ) -> dict[str, _Rollout]:
-    """Returns one rollout of each wanted task, if possible one that is right (True) or wrong."""
+    """Returns a rollout of each wanted task, preferably a right (True) or wrong (False) one."""
     # The folder may have been moved since, so only the name counts.
     path = entry.run.folder / Path(entry.evaluation.result.rollouts).name
-    found: dict[str, tuple[bool, bytes]] = {}
+    best_lines: dict[str, tuple[bool, bytes]] = {}
     try:
         for head, data in _rows(path):
             is_fitting = (head.success is True) is wanted.get(head.task_id)
-            is_better = is_fitting and not found.get(head.task_id, (False,))[0]
-            if head.task_id in wanted and (head.task_id not in found or is_better):
-                found[head.task_id] = (is_fitting, data)
+            is_better = is_fitting and not best_lines.get(head.task_id, (False,))[0]
+            if head.task_id in wanted and (head.task_id not in best_lines or is_better):
+                best_lines[head.task_id] = (is_fitting, data)
     except OSError as error:
         reader.note(path, str(error))
     rollouts: dict[str, _Rollout] = {}
-    for task_id, (_, data) in found.items():
+    for task_id, (_, data) in best_lines.items():
         with suppress(ValueError, RecursionError):
             rollouts[task_id] = msgspec.json.decode(data, type=_Rollout)
     return rollouts
@@ -181,7 +181,7 @@ def _rows(path: Path) -> Iterator[tuple[_Head, bytes]]:
             yield decoder.decode(line.data), line.data
 
 
-def _example(pick: Pick, old: _Rollout, new: _Rollout, then: str) -> Example:
+def _example(pick: Pick, old: _Rollout, new: _Rollout, then: str) -> TaskExample:
     titles: dict[Change, str] = {
         "fixed": f"Wrong before, right {then}",
         "broken": f"Right before, wrong {then}",
@@ -189,7 +189,7 @@ def _example(pick: Pick, old: _Rollout, new: _Rollout, then: str) -> Example:
     }
     prompt = new.messages[: num_given(new.messages, new.turns)]
     expected = new.metadata.get("expected_answer")
-    return Example(
+    return TaskExample(
         title=titles[pick.change],
         groups=list(pick.groups.values()),
         prompt=conversation(prompt),

@@ -1,4 +1,4 @@
-"""Run folders as the report reads them: plain files, any of which may be missing or broken."""
+"""Reading run folders for the report: any file of them may be missing or broken."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run whose state can be read."""
+    """A run whose run.json could be read."""
 
     folder: Path
     state: RunState
@@ -59,10 +59,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A file the report had to leave out."""
+    """A file that the report left out because it could not be read."""
 
     name: str
-    """Folder and file."""
+    """The name of the file and of its folder."""
     reason: str
 
 
@@ -96,7 +96,7 @@ class FolderReader:
         return None
 
     def note(self, path: Path, reason: str) -> None:
-        """Keeps that a file was left out, and why."""
+        """Records that a file was left out, and why."""
         name = f"{path.parent.name}/{path.name}"
         self.unreadable.append(Unreadable(name, reason[:_LONGEST_REASON]))
 

@@ -1,4 +1,4 @@
-"""What happened, in one sentence and a few figures."""
+"""The head of the report: its result in one sentence and a few figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from statistics import fmean
 
 from stillroom.evaluate.compare import Comparison, compare
 from stillroom.evaluate.intervals import Estimate
-from stillroom.report.lineup import MIN_SHARED, Entry, Lineup, shared_tasks
+from stillroom.report.lineup import MIN_SHARED, EvaluationEntry, Lineup, shared_tasks
 from stillroom.report.wording import (
     Interval,
     number,
@@ -20,8 +20,8 @@ from stillroom.report.wording import (
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """One number that sums up much."""
+class HeadlineFigure:
+    """One of the large figures at the head of the report."""
 
     label: str
     value: str
@@ -30,23 +30,23 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """A part of the sentence."""
+    """A part of the headline's sentence."""
 
     text: str
     is_name: bool = False
-    """Whether it names a model, which is set apart and kept on one line."""
+    """Whether it is a model's name, which is highlighted and never broken over two lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The top of the page."""
+    """The headline's sentence and its figures."""
 
     sentence: Sequence[Phrase]
-    figures: Sequence[Figure]
+    figures: Sequence[HeadlineFigure]
 
 
 def headline(lineup: Lineup, *, num_runs: int) -> Headline:
-    """Returns what the evaluations came to, or what there is without them."""
+    """Returns the headline of the evaluations, or of the runs if there is no evaluation."""
     before, best = lineup.before, lineup.best
     if before is None:
         return Headline([Phrase(_without_evaluations(num_runs))], ())
@@ -66,7 +66,7 @@ def _without_evaluations(num_runs: int) -> str:
     )
 
 
-def _single(before: Entry, lineup: Lineup) -> list[Phrase]:
+def _single(before: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
     result = before.evaluation.result
     interval = percent_interval(result.accuracy)
     within = f" (95 % interval {interval.range})" if interval.range else ""
@@ -78,7 +78,9 @@ def _single(before: Entry, lineup: Lineup) -> list[Phrase]:
     return [_name(before), Phrase(text)]
 
 
-def _versus(before: Entry, best: Entry, comparison: Comparison, lineup: Lineup) -> list[Phrase]:
+def _versus(
+    before: EvaluationEntry, best: EvaluationEntry, comparison: Comparison, lineup: Lineup
+) -> list[Phrase]:
     new, old = percent(comparison.candidate_accuracy), percent(comparison.baseline_accuracy)
     tasks = plural(comparison.tasks_shared, "task")
     difference = comparison.difference
@@ -98,7 +100,7 @@ def _versus(before: Entry, best: Entry, comparison: Comparison, lineup: Lineup) 
     ]
 
 
-def _name(entry: Entry) -> Phrase:
+def _name(entry: EvaluationEntry) -> Phrase:
     return Phrase(entry.label, is_name=True)
 
 
@@ -110,7 +112,7 @@ def _within(difference: Estimate) -> str:
     return f"95 % interval {low} to {high}"
 
 
-def _teacher_clause(best: Entry, lineup: Lineup) -> list[Phrase]:
+def _teacher_clause(best: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
     teacher = lineup.teacher
     if teacher is None or teacher is best:
         return [Phrase(".")]
@@ -120,7 +122,7 @@ def _teacher_clause(best: Entry, lineup: Lineup) -> list[Phrase]:
     return [Phrase("; the teacher, "), _name(teacher), Phrase(f", answers {percent(accuracy)}.")]
 
 
-def _single_figures(before: Entry) -> list[Figure]:
+def _single_figures(before: EvaluationEntry) -> list[HeadlineFigure]:
     result = before.evaluation.result
     accuracy = _figure("Accuracy", percent_interval(result.accuracy), "")
     if result.teacher_kl is None:
@@ -129,18 +131,20 @@ def _single_figures(before: Entry) -> list[Figure]:
     return [accuracy, _figure("Reverse KL", number_interval(result.teacher_kl), note)]
 
 
-def _figure(label: str, interval: Interval, unit: str) -> Figure:
+def _figure(label: str, interval: Interval, unit: str) -> HeadlineFigure:
     known = f"95 % interval {interval.range}" if interval.range else "no interval"
-    return Figure(label, interval.value, known + unit)
+    return HeadlineFigure(label, interval.value, known + unit)
 
 
-def _figures(before: Entry, best: Entry, comparison: Comparison, lineup: Lineup) -> list[Figure]:
+def _figures(
+    before: EvaluationEntry, best: EvaluationEntry, comparison: Comparison, lineup: Lineup
+) -> list[HeadlineFigure]:
     old, new = percent(comparison.baseline_accuracy), percent(comparison.candidate_accuracy)
     tasks = plural(comparison.tasks_shared, "task")
     difference = comparison.difference
     figures = [
-        Figure("Accuracy", f"{old} → {new}", f"{before.label} → {best.label}"),
-        Figure(
+        HeadlineFigure("Accuracy", f"{old} → {new}", f"{before.label} → {best.label}"),
+        HeadlineFigure(
             "Difference",
             f"{points(difference.value, is_signed=True)} points",
             f"{_within(difference)}, paired over {tasks}",
@@ -153,8 +157,10 @@ def _figures(before: Entry, best: Entry, comparison: Comparison, lineup: Lineup)
     return figures if kl is None else [*figures, kl]
 
 
-def _gap_closed(before: Entry, best: Entry, teacher: Entry | None) -> Figure | None:
-    """Returns how much of the way to the teacher is done, where the teacher is surely ahead."""
+def _gap_closed(
+    before: EvaluationEntry, best: EvaluationEntry, teacher: EvaluationEntry | None
+) -> HeadlineFigure | None:
+    """Returns the closed share of the gap to the teacher, if the teacher is clearly ahead."""
     if teacher is None or best is teacher:
         return None
     by_task = [
@@ -171,13 +177,17 @@ def _gap_closed(before: Entry, best: Entry, teacher: Entry | None) -> Figure | N
     if goal <= start:
         return None
     share = percent((reached - start) / (goal - start))
-    return Figure("Gap to the teacher closed", share, f"{teacher.label} answers {percent(goal)}")
+    return HeadlineFigure(
+        "Gap to the teacher closed", share, f"{teacher.label} answers {percent(goal)}"
+    )
 
 
-def _kl_change(before: Entry, best: Entry) -> Figure | None:
+def _kl_change(before: EvaluationEntry, best: EvaluationEntry) -> HeadlineFigure | None:
     old, new = before.evaluation.result, best.evaluation.result
     if old.teacher_kl is None or new.teacher_kl is None or old.teacher != new.teacher:
         return None
     value = f"{number(old.teacher_kl.value)} → {number(new.teacher_kl.value)}"
     to = short_name(new.teacher or "the teacher")
-    return Figure("Reverse KL to the teacher", value, f"nats per token, to {to}; lower is closer")
+    return HeadlineFigure(
+        "Reverse KL to the teacher", value, f"nats per token, to {to}; lower is closer"
+    )

@@ -1,4 +1,4 @@
-"""Who was evaluated, in which order, and what each one is to the others: first, best, teacher."""
+"""The evaluations in order, and the role of each in the report: first, best, teacher or other."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import msgspec
 
 from stillroom.evaluate.compare import compare
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
-from stillroom.report.charts.curves import Settings
+from stillroom.report.charts.curves import TrainingSettings
 from stillroom.report.folders import FolderReader, Run
 from stillroom.report.wording import short_name
 from stillroom.types import RunKind, RunStatus
@@ -21,40 +21,40 @@ MIN_SHARED = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EvaluationEntry:
     """One evaluation in the report."""
 
     run: Run
     evaluation: Evaluation
     label: str
-    """The evaluation's name, shortened, and numbered where it comes again."""
+    """The evaluation's name, shortened, with a number if the name is not unique."""
     is_teacher: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Lineup:
-    """All evaluations, oldest first, and those the report speaks about."""
+    """All evaluations, oldest first, and the ones that the headline compares."""
 
-    entries: Sequence[Entry]
-    before: Entry | None
-    """The earliest of a model that is no teacher."""
-    after: Entry | None
-    """The latest that answered the same tasks as `before`."""
-    best: Entry | None
-    """The most accurate of `num_rivals` that answered the same tasks as `before`."""
+    entries: Sequence[EvaluationEntry]
+    before: EvaluationEntry | None
+    """The earliest evaluation of a model that is not a teacher."""
+    after: EvaluationEntry | None
+    """The latest evaluation on the same tasks as `before`."""
+    best: EvaluationEntry | None
+    """The most accurate of the `num_rivals` evaluations on the same tasks as `before`."""
     num_rivals: int
-    teacher: Entry | None
+    teacher: EvaluationEntry | None
 
-    def role(self, entry: Entry) -> Role:
-        """Returns what an entry is to the others."""
+    def role(self, entry: EvaluationEntry) -> Role:
+        """Returns the role of an entry."""
         if entry.is_teacher:
             return "teacher"
         if len(self.entries) > 1 and entry is self.before:
             return "first"
         return "best" if entry is self.best else "other"
 
-    def foremost(self, limit: int) -> list[Entry]:
-        """Returns at most `limit` entries, oldest first: those spoken about and the newest."""
+    def foremost(self, limit: int) -> list[EvaluationEntry]:
+        """Returns at most `limit` entries, oldest first: the compared ones, then the newest."""
         named = [self.before, self.teacher, self.best, self.after]
         chosen = [entry for entry in self.entries if any(entry is one for one in named)]
         others = [entry for entry in self.entries if all(entry is not one for one in chosen)]
@@ -71,30 +71,32 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_lineup(
-    reader: FolderReader, runs: Sequence[Run], settings: Mapping[str, Settings]
+    reader: FolderReader, runs: Sequence[Run], settings: Mapping[str, TrainingSettings]
 ) -> Lineup:
     """Returns the finished evaluations among the runs."""
-    found: list[tuple[Run, Evaluation]] = []
+    evaluations: list[tuple[Run, Evaluation]] = []
     for run in runs:
         if run.state.kind is RunKind.EVALUATE:
             is_finished = run.state.status is RunStatus.SUCCEEDED
             path = run.folder / RESULT_FILE
             evaluation = reader.document(path, Evaluation, is_required=is_finished)
             if evaluation is not None:
-                found.append((run, evaluation))
-    scorers = {evaluation.result.teacher for _, evaluation in found if evaluation.result.teacher}
+                evaluations.append((run, evaluation))
+    scorers = {
+        evaluation.result.teacher for _, evaluation in evaluations if evaluation.result.teacher
+    }
     teachers = scorers | _teachers_of_runs(reader, runs, settings)
-    labels = _labels([evaluation.result.name for _, evaluation in found])
+    labels = _labels([evaluation.result.name for _, evaluation in evaluations])
     return line_up(
         [
-            Entry(run, evaluation, label, evaluation.result.model in teachers)
-            for (run, evaluation), label in zip(found, labels, strict=True)
+            EvaluationEntry(run, evaluation, label, evaluation.result.model in teachers)
+            for (run, evaluation), label in zip(evaluations, labels, strict=True)
         ]
     )
 
 
-def line_up(entries: Sequence[Entry]) -> Lineup:
-    """Returns the entries with their parts handed out."""
+def line_up(entries: Sequence[EvaluationEntry]) -> Lineup:
+    """Returns the lineup of the entries, with the roles assigned."""
     students = [entry for entry in entries if not entry.is_teacher]
     taught = [entry for entry in entries if entry.is_teacher]
     before = next(iter(students or entries), None)
@@ -112,12 +114,14 @@ def line_up(entries: Sequence[Entry]) -> Lineup:
 
 
 def shared_tasks(one: Evaluation, other: Evaluation) -> int:
-    """Returns how many tasks both evaluations have an outcome of."""
+    """Returns how many tasks have an outcome in both evaluations."""
     return len({task.task_id for task in one.tasks} & {task.task_id for task in other.tasks})
 
 
-def _rivals(before: Entry, students: Sequence[Entry], taught: Sequence[Entry]) -> list[Entry]:
-    """Returns who `before` is compared with: other students, else the teacher, else itself."""
+def _rivals(
+    before: EvaluationEntry, students: Sequence[EvaluationEntry], taught: Sequence[EvaluationEntry]
+) -> list[EvaluationEntry]:
+    """Returns the entries to compare `before` with: other students, or the teacher."""
     model = before.evaluation.result.model
     others = [entry for entry in students if entry.evaluation.result.model != model]
     for tier in (others, taught, students):
@@ -132,26 +136,26 @@ def _rivals(before: Entry, students: Sequence[Entry], taught: Sequence[Entry]) -
     return []
 
 
-def _accuracy_beside(before: Entry, rival: Entry) -> float:
+def _accuracy_beside(before: EvaluationEntry, rival: EvaluationEntry) -> float:
     return compare(before.evaluation, rival.evaluation).candidate_accuracy
 
 
 def _teachers_of_runs(
-    reader: FolderReader, runs: Sequence[Run], settings: Mapping[str, Settings]
+    reader: FolderReader, runs: Sequence[Run], settings: Mapping[str, TrainingSettings]
 ) -> set[str]:
-    """Returns the models that runs learned from; a student's own rollouts make it no teacher."""
-    asked = [
+    """Returns the models whose rollouts or scores were trained on, without the students."""
+    requests = [
         reader.document(run.folder / "request.json", _Request)
         for run in runs
         if run.state.kind is RunKind.ROLLOUTS
     ]
-    sampled = {request.request.model for request in asked if request}
+    sampled = {request.request.model for request in requests if request}
     students = {one.student for one in settings.values()} | set(settings)
     return (sampled - students) | {one.teacher for one in settings.values() if one.teacher}
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """Returns the names shortened; one that comes again is numbered."""
+    """Returns the names, shortened, with a number added to each repeated one."""
     seen: Counter[str] = Counter()
     labels: list[str] = []
     for name in map(short_name, names):

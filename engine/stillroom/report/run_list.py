@@ -1,4 +1,4 @@
-"""Every run in a line or two: what it was, how it ended and what it came to."""
+"""The list of runs: the kind, outcome and result of each in a line or two."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class RunRow:
 
 
 class _Rollouts(msgspec.Struct, frozen=True):
-    """What a run of rollouts came to, or what a dry run foretold."""
+    """The fields of a rollout run's result, or of a dry run's forecast, that the list shows."""
 
     requested: int
     succeeded: int = 0
@@ -52,7 +52,7 @@ class _Rollouts(msgspec.Struct, frozen=True):
 
 
 class _Scoring(msgspec.Struct, frozen=True):
-    """What giving new rewards came to."""
+    """The fields of score_rollouts' result that the list shows."""
 
     read: int
     changed: int
@@ -60,7 +60,7 @@ class _Scoring(msgspec.Struct, frozen=True):
 
 
 class _Export(msgspec.Struct, frozen=True):
-    """What writing a model for others came to."""
+    """The fields of export_model's result that the list shows."""
 
     output: str
     format: str

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stillroom.evaluate.files import EvaluationResult
 from stillroom.evaluate.intervals import Estimate
-from stillroom.report.lineup import Entry, Lineup, Role
+from stillroom.report.lineup import EvaluationEntry, Lineup, Role
 from stillroom.report.wording import (
     Interval,
     count,
@@ -24,8 +24,8 @@ _KNOWN_ORDER = {"trivial": 0, "easy": 1, "medium": 2, "normal": 2, "hard": 3, "e
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """One evaluation's accuracy; positions in percent of the width."""
+class AccuracyBar:
+    """The bar of one evaluation's accuracy; positions are in percent of the width."""
 
     label: str
     role: Role
@@ -38,15 +38,15 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """The bars of all tasks or of one group."""
+    """The bars of all tasks, or of one group of tasks."""
 
     title: str
     note: str
-    bars: Sequence[Bar]
+    bars: Sequence[AccuracyBar]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScoreboardRow:
     """One evaluation in the table."""
 
     label: str
@@ -60,7 +60,7 @@ class Row:
     groups: Sequence[Interval | None]
     teacher_kl: Interval | None
     teacher: str | None
-    """To whom the KL is, where the rows name several teachers."""
+    """The teacher to whom the KL is measured, if the table's rows have several."""
     truncated: str
     tool_errors: str
     failed: str
@@ -68,14 +68,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Scoreboard:
-    """All evaluations, or the foremost of very many."""
+    """The table and bars of all evaluations, or of the most important ones if there are many."""
 
-    rows: Sequence[Row]
+    rows: Sequence[ScoreboardRow]
     panels: Sequence[Panel]
     group_field: str | None
     groups: Sequence[str]
     notes: Sequence[str]
-    """What a reader of the table has to know."""
+    """Notes that explain the table."""
 
 
 def scoreboard(lineup: Lineup) -> Scoreboard:
@@ -100,17 +100,19 @@ def scoreboard(lineup: Lineup) -> Scoreboard:
     )
 
 
-def _panel(title: str, lineup: Lineup, members: Sequence[tuple[Entry, Estimate]]) -> Panel:
+def _panel(
+    title: str, lineup: Lineup, members: Sequence[tuple[EvaluationEntry, Estimate]]
+) -> Panel:
     sizes = sorted({accuracy.n for _, accuracy in members})
     tasks = " or ".join(count(size) for size in sizes[:3]) + " tasks"
     bars = [_bar(entry, lineup.role(entry), accuracy) for entry, accuracy in members]
     return Panel(title, plural(1, "task") if sizes == [1] else tasks, bars)
 
 
-def _bar(entry: Entry, role: Role, accuracy: Estimate) -> Bar:
+def _bar(entry: EvaluationEntry, role: Role, accuracy: Estimate) -> AccuracyBar:
     shown = percent_interval(accuracy)
     within = f", 95 % interval {shown.range}" if shown.range else ""
-    return Bar(
+    return AccuracyBar(
         label=entry.label,
         role=role,
         accuracy=shown,
@@ -125,11 +127,13 @@ def _position(share: float) -> float:
     return round(100 * min(1.0, max(0.0, share)), 2)
 
 
-def _row(entry: Entry, lineup: Lineup, field: str | None, groups: Sequence[str]) -> Row:
+def _row(
+    entry: EvaluationEntry, lineup: Lineup, field: str | None, groups: Sequence[str]
+) -> ScoreboardRow:
     result = entry.evaluation.result
     has_teachers = len({e.evaluation.result.teacher for e in lineup.entries} - {None}) > 1
     accuracies = [_of_group(entry, field, group) for group in groups]
-    return Row(
+    return ScoreboardRow(
         label=entry.label,
         name=result.name,
         role=lineup.role(entry),
@@ -146,7 +150,7 @@ def _row(entry: Entry, lineup: Lineup, field: str | None, groups: Sequence[str])
     )
 
 
-def _of_group(entry: Entry, field: str | None, group: str) -> Estimate | None:
+def _of_group(entry: EvaluationEntry, field: str | None, group: str) -> Estimate | None:
     return entry.evaluation.result.by_group.get(field or "", {}).get(group)
 
 
@@ -167,14 +171,17 @@ def _order(value: str) -> tuple[float, str]:
 
 
 def _notes(
-    lineup: Lineup, results: Sequence[EvaluationResult], drawn: Sequence[Entry], num_groups: int
+    lineup: Lineup,
+    results: Sequence[EvaluationResult],
+    drawn: Sequence[EvaluationEntry],
+    num_groups: int,
 ) -> list[str]:
     notes: list[str] = []
     if len({result.data for result in results}) > 1:
         notes.append("The evaluations read different files: compare only rows with the same data.")
     if len(results) < len(lineup.entries):
-        left = len(lineup.entries) - len(results)
-        notes.append(f"{plural(left, 'older evaluation')} not in the table; see All runs.")
+        num_hidden = len(lineup.entries) - len(results)
+        notes.append(f"{plural(num_hidden, 'older evaluation')} not in the table; see All runs.")
     if len(drawn) < len(results):
         notes.append(f"The bars show {len(drawn)} of {len(lineup.entries)} evaluations.")
     if num_groups > MAX_GROUPS:

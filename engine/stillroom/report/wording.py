@@ -1,4 +1,4 @@
-"""How the report writes numbers, times, names and long texts."""
+"""Formatting for the report: numbers, times, names and long texts."""
 
 import math
 import re
@@ -29,7 +29,7 @@ class CutText:
 
     text: str
     num_hidden: int
-    """Characters that were left out."""
+    """How many characters were left out."""
 
 
 def number(value: float) -> str:
@@ -77,13 +77,13 @@ def number_interval(estimate: Estimate) -> Interval:
 
 
 def moment(written: str) -> str:
-    """Returns an ISO 8601 time as a person writes it; a text that is none comes back as it is."""
+    """Returns an ISO 8601 time in a readable form; any other text comes back unchanged."""
     time = parse_time(written)
     return written if time is None else f"{time.day} {time:%b %Y, %H:%M} UTC"
 
 
 def duration(started: str | None, ended: str | None) -> str | None:
-    """Returns how long it took from one ISO 8601 time to the other, if both are known."""
+    """Returns the duration between two ISO 8601 times as text, or None if one is missing."""
     start, end = parse_time(started or ""), parse_time(ended or "")
     if start is None or end is None or end < start:
         return None
@@ -98,7 +98,7 @@ def duration(started: str | None, ended: str | None) -> str | None:
 
 
 def parse_time(written: str) -> datetime | None:
-    """Returns an ISO 8601 time in UTC, or None."""
+    """Returns an ISO 8601 time in UTC, or None if the text is not one."""
     try:
         time = datetime.fromisoformat(written)
         return time.astimezone(UTC)
@@ -113,7 +113,7 @@ def short_name(name: str) -> str:
 
 
 def cut(text: str, limit: int) -> CutText:
-    """Returns at most `limit` characters of the text, and how many are left."""
+    """Returns the first `limit` characters of the text and the number of those left out."""
     return CutText(text[:limit], max(0, len(text) - limit))
 
 

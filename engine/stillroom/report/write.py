@@ -1,4 +1,4 @@
-"""Putting the page together and writing it."""
+"""Builds the report from the run folders and writes it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ def write_report(runs: Path, output: Path, *, title: str) -> Path:
 
 
 def read_page(path: Path, *, title: str) -> Page:
-    """Returns what the run folders under `path` have to tell."""
+    """Returns the content of the report on the run folders under `path`."""
     reader = FolderReader()
     runs = reader.runs(path)
     settings = read_settings(reader, runs)

@@ -3,11 +3,11 @@ import yaml
 
 from stillroom.evaluate.intervals import Estimate, share_estimate
 from stillroom.export.card import CardFacts, render_card
-from stillroom.export.history import History, Measured, Stage
+from stillroom.export.history import History, RecordedEvaluation, TrainingStage
 from stillroom.export.licence import Licence, licence_of, read_licence
 from stillroom.export.provenance import DataStep
 from stillroom.export.serving import Served
-from stillroom.export.snippets import Usage
+from stillroom.export.snippets import UsageExample
 from stillroom.export.written import ReadBack
 from stillroom.models.resolve import ModelLocation
 
@@ -17,8 +17,8 @@ STEPS = (
     DataStep("generate_rollouts", "rollouts/t.jsonl", {"rows": 300}, "openrouter/x-70b",
              "openrouter"),
 )  # fmt: skip
-SFT = Stage("sft", "sft-1", 12, BASE.name, "commit 0123456789ab", "sft.jsonl", STEPS)
-DISTILL = Stage(
+SFT = TrainingStage("sft", "sft-1", 12, BASE.name, "commit 0123456789ab", "sft.jsonl", STEPS)
+DISTILL = TrainingStage(
     "distill", "distill-1", 60, "sft-1", train_file="prompts.jsonl", teacher="Qwen/Qwen3-8B"
 )
 KL = Estimate(value=0.02, low=0.01, high=0.03, n=90)
@@ -31,7 +31,7 @@ def facts(kind="merged", *, stages=(SFT, DISTILL), base=BASE, licence=None, meas
     return CardFacts(
         History(base, BASE.name, stages, measured),
         licence,
-        Usage(kind, "out", served, "out.gguf" if kind == "gguf" else None),
+        UsageExample(kind, "out", served, "out.gguf" if kind == "gguf" else None),
         "runs/distill-1/checkpoints/final",
         "bf16",
         ReadBack(positions=200, same_token=0.995, kl=1e-4),
@@ -62,7 +62,9 @@ def test_the_header_names_base_licence_methods_and_synthetic_data():
 
 def test_the_card_tells_the_whole_chain():
     measured = (
-        Measured("evaluate-1", "heldout.jsonl", share_estimate(270, 300), "Qwen/Qwen3-8B", KL),
+        RecordedEvaluation(
+            "evaluate-1", "heldout.jsonl", share_estimate(270, 300), "Qwen/Qwen3-8B", KL
+        ),
     )
     card = render_card(facts(measured=measured))
     assert "by supervised fine-tuning, then on-policy distillation." in card
@@ -79,7 +81,9 @@ def test_the_card_tells_the_whole_chain():
 def test_the_student_that_answered_for_pairs_is_no_teacher_and_files_are_told_once():
     own = DataStep("generate_rollouts", "rollouts/s.jsonl", {"rows": 300}, "sft-1", "hf")
     pairs = DataStep("make_dpo_pairs", "pairs.jsonl", {"pairs": 90})
-    dpo = Stage("dpo", "dpo-1", 4, "sft-1", train_file="pairs.jsonl", data=(pairs, own, STEPS[1]))
+    dpo = TrainingStage(
+        "dpo", "dpo-1", 4, "sft-1", train_file="pairs.jsonl", data=(pairs, own, STEPS[1])
+    )
     card = render_card(facts(stages=(SFT, dpo)))
     assert "| teacher | openrouter/x-70b |" in card
     assert "generate_rollouts by sft-1" in card
@@ -88,8 +92,8 @@ def test_the_student_that_answered_for_pairs_is_no_teacher_and_files_are_told_on
 
 def test_a_model_that_scored_itself_is_its_teacher():
     own = DataStep("generate_rollouts", "rollouts/s.jsonl", {"rows": 300}, "Qwen/Qwen3-0.6B", "hf")
-    sft = Stage("sft", "sft-1", 4, "Qwen/Qwen3-0.6B", train_file="s.jsonl", data=(own,))
-    scored = Stage("distill", "distill-1", 4, "sft-1", teacher="Qwen/Qwen3-0.6B")
+    sft = TrainingStage("sft", "sft-1", 4, "Qwen/Qwen3-0.6B", train_file="s.jsonl", data=(own,))
+    scored = TrainingStage("distill", "distill-1", 4, "sft-1", teacher="Qwen/Qwen3-0.6B")
     assert "| teacher | not on record |" in render_card(facts(stages=(sft,)))
     assert "| teacher | Qwen/Qwen3-0.6B |" in render_card(facts(stages=(sft, scored)))
 
@@ -107,7 +111,7 @@ def test_a_local_base_is_no_hub_model():
 
 
 def test_rows_of_unknown_origin_are_not_called_synthetic():
-    stage = Stage("sft", "sft-1", 12, BASE.name, train_file="mine.jsonl")
+    stage = TrainingStage("sft", "sft-1", 12, BASE.name, train_file="mine.jsonl")
     card = render_card(facts(stages=(stage,)))
     assert header_of(card)["tags"] == ["stillroom", "sft"]
     assert "How mine.jsonl came to be is not on record." in card
@@ -115,7 +119,7 @@ def test_rows_of_unknown_origin_are_not_called_synthetic():
 
 
 def test_names_cannot_break_a_table_or_add_lines():
-    stage = Stage("sft", "a|b\n# c", 1, BASE.name, train_file="x|y.jsonl")
+    stage = TrainingStage("sft", "a|b\n# c", 1, BASE.name, train_file="x|y.jsonl")
     card = render_card(facts(stages=(stage,)))
     assert "\n# c" not in card
     row = next(line for line in card.splitlines() if line.startswith("| training 1"))

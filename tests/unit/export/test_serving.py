@@ -14,7 +14,7 @@ from stillroom.export.serving import (
     serve_command,
     tool_parser,
 )
-from stillroom.export.snippets import Usage, snippets
+from stillroom.export.snippets import UsageExample, snippets
 from stillroom.export.weights import find_tool_parser
 
 PARSERS = {
@@ -106,7 +106,9 @@ def test_the_rank_holds_the_adapter(rank):
 
 @pytest.mark.parametrize("kind", ["merged", "adapter", "gguf"])
 def test_python_examples_can_be_compiled(kind):
-    usage = Usage(kind, "out", served(base="b" if kind == "adapter" else None, rank=8), "out.gguf")
+    usage = UsageExample(
+        kind, "out", served(base="b" if kind == "adapter" else None, rank=8), "out.gguf"
+    )
     examples = {language: text for _, language, text in snippets(usage)}
     if kind != "gguf":
         compile(examples["python"], "card", "exec")

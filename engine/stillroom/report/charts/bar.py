@@ -29,23 +29,29 @@ class BarChart:
     unit: str
     summary: str
     description: str
-    """The chart in words, for those who do not see it."""
+    """The chart in words, for screen readers."""
     bars: Sequence[DrawnBar]
     labels: Sequence[str]
-    """Under the bars, from left to right."""
+    """The labels under the bars, from left to right."""
     is_labelled: bool
-    """Whether every bar has its label."""
+    """Whether every bar has a label of its own."""
     note: str | None
 
 
 def distribution_chart(values: Distribution, *, title: str, unit: str) -> BarChart | None:
-    """Returns the chart of a distribution; None of no values."""
-    found = values.quantiles()
-    return None if found is None else bar_chart(values.bars(), found, values.count, title, unit)
+    """Returns the chart of a distribution, or None if it has no values."""
+    quantiles = values.quantiles()
+    return (
+        None
+        if quantiles is None
+        else bar_chart(values.bars(), quantiles, values.count, title, unit)
+    )
 
 
-def bar_chart(bars: Sequence[Bar], found: Quantiles, total: int, title: str, unit: str) -> BarChart:
-    """Returns the chart of bars that come from `total` values, or from a sample of them."""
+def bar_chart(
+    bars: Sequence[Bar], quantiles: Quantiles, total: int, title: str, unit: str
+) -> BarChart:
+    """Returns the chart of bars that stand for `total` values, or for a sample of them."""
     kept = sum(bar.count for bar in bars)
     tallest = max(bar.count for bar in bars)
     step = WIDTH / len(bars)
@@ -61,7 +67,7 @@ def bar_chart(bars: Sequence[Bar], found: Quantiles, total: int, title: str, uni
         for index, bar in enumerate(bars)
     ]
     ends = [number(bars[0].low), number(bars[-1].high)]
-    summary = f"median {number(found.median)}, 95 % up to {number(found.p95)}"
+    summary = f"median {number(quantiles.median)}, 95 % up to {number(quantiles.p95)}"
     return BarChart(
         title=title,
         unit=unit,

@@ -18,22 +18,22 @@ MAX_DRAWN = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChartPlan:
     """One chart of a method."""
 
     metric: str
     title: str
     unit: str
     also: str | None = None
-    """Second metric of the same chart, drawn as marks."""
+    """Name of a second metric that is drawn as marks in the same chart."""
     is_more: bool = False
-    """Whether it stands apart, for those who look for why."""
+    """Whether the page folds the chart away, for readers who look for causes."""
 
 
-_LOSS = Plan("loss", "Loss", "nats per token", also="val_loss")
+_LOSS = ChartPlan("loss", "Loss", "nats per token", also="val_loss")
 _MOST_DATASETS = 8
 _WHY = tuple(
-    Plan(metric, title, unit, is_more=True)
+    ChartPlan(metric, title, unit, is_more=True)
     for metric, title, unit in (
         ("cold_start_loss", "Cold start", "nats per token"),
         ("loss", "Loss", "mean of the tokens"),
@@ -60,20 +60,20 @@ _WHY = tuple(
         ("dropped", "Dropped as too old", "rollouts"),
     )
 )
-_PLANS: dict[RunKind, Sequence[Plan]] = {
+_PLANS: dict[RunKind, Sequence[ChartPlan]] = {
     RunKind.SFT: (_LOSS,),
     RunKind.DPO: (
-        Plan("loss", "Loss", "mean of the batch", also="val_loss"),
-        Plan("margin", "Reward margin", "chosen minus rejected"),
-        Plan("pair_accuracy", "Pairs ranked right", "share", also="val_pair_accuracy"),
+        ChartPlan("loss", "Loss", "mean of the batch", also="val_loss"),
+        ChartPlan("margin", "Reward margin", "chosen minus rejected"),
+        ChartPlan("pair_accuracy", "Pairs ranked right", "share", also="val_pair_accuracy"),
     ),
     RunKind.DISTILL: (
-        Plan("teacher_kl", "Reverse KL to the teacher", "nats per token"),
-        Plan("reward", "Reward", "mean of the batch"),
-        Plan("response_tokens", "Response length", "tokens"),
+        ChartPlan("teacher_kl", "Reverse KL to the teacher", "nats per token"),
+        ChartPlan("reward", "Reward", "mean of the batch"),
+        ChartPlan("response_tokens", "Response length", "tokens"),
         # One for each dataset with a teacher of its own.
         *(
-            Plan(f"teacher_kl/dataset_{i}", f"Reverse KL, dataset {i}", "nats per token")
+            ChartPlan(f"teacher_kl/dataset_{i}", f"Reverse KL, dataset {i}", "nats per token")
             for i in range(_MOST_DATASETS)
         ),
         *_WHY,
@@ -98,7 +98,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TrainingSettings:
     """What a training run was configured with."""
 
     student: str | None
@@ -117,11 +117,11 @@ class Training:
     summary: str
     charts: Sequence[LineChart]
     more: Sequence[LineChart]
-    """Further ones, for those who look for why."""
+    """Further charts, folded away on the page."""
     alarms: Sequence[str]
-    """What was wrong at its latest step, and what to change."""
+    """The alarms of the latest step, each with what to change."""
     empty: str | None
-    """Why there are no charts, if there are none."""
+    """The reason why there are no charts; None if there are some."""
     settings: Sequence[Setting]
 
 
@@ -131,37 +131,37 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, float | None] = {}
 
 
-class _AskedEvaluation(msgspec.Struct, frozen=True, kw_only=True):
+class _RequestedEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     pass1: bool = False
     pass4: bool = False
     pass8: bool = False
 
 
-class _AskedEvaluations(msgspec.Struct, frozen=True, kw_only=True):
-    evals: Sequence[_AskedEvaluation] = ()
+class _RequestedEvaluations(msgspec.Struct, frozen=True, kw_only=True):
+    evals: Sequence[_RequestedEvaluation] = ()
 
 
-def read_settings(reader: FolderReader, runs: Sequence[Run]) -> dict[str, Settings]:
-    """Returns the settings of the training runs that have come far enough to write them."""
-    found: dict[str, Settings] = {}
+def read_settings(reader: FolderReader, runs: Sequence[Run]) -> dict[str, TrainingSettings]:
+    """Returns the settings of each training run that has written its config.json, by run id."""
+    settings: dict[str, TrainingSettings] = {}
     for run in runs:
         if run.state.kind in TRAINING_KINDS:
             config = reader.document(run.folder / "config.json", dict[str, Any])
             if config is not None:
-                found[run.run_id] = _settings(config, run.state.kind)
-    return found
+                settings[run.run_id] = _settings(config, run.state.kind)
+    return settings
 
 
 def trainings(
-    reader: FolderReader, runs: Sequence[Run], settings: dict[str, Settings]
+    reader: FolderReader, runs: Sequence[Run], settings: dict[str, TrainingSettings]
 ) -> list[Training]:
-    """Returns the training runs, oldest first; of very many the newest."""
+    """Returns the newest training runs with their charts, oldest first."""
     chosen = [run for run in runs if run.state.kind in TRAINING_KINDS][-MAX_DRAWN:]
     return [_training(reader, run, settings.get(run.run_id)) for run in chosen]
 
 
-def _training(reader: FolderReader, run: Run, settings: Settings | None) -> Training:
+def _training(reader: FolderReader, run: Run, settings: TrainingSettings | None) -> Training:
     state = run.state
     plans = [*_PLANS[state.kind], *_evaluations(reader, run.folder / "config.json")]
     names = {name for plan in plans for name in (plan.metric, plan.also) if name}
@@ -182,24 +182,26 @@ def _training(reader: FolderReader, run: Run, settings: Settings | None) -> Trai
     )
 
 
-def _chart(plan: Plan, series: dict[str, Series]) -> LineChart:
+def _chart(plan: ChartPlan, series: dict[str, Series]) -> LineChart:
     also = series[plan.also] if plan.also else None
     return line_chart(series[plan.metric], title=plan.title, unit=plan.unit, also=also)
 
 
-def _evaluations(reader: FolderReader, config: Path) -> list[Plan]:
+def _evaluations(reader: FolderReader, config: Path) -> list[ChartPlan]:
     """Returns a chart for each pass@k of the evaluations that config.yml asked for."""
-    asked = reader.document(config, _AskedEvaluations)
+    requested = reader.document(config, _RequestedEvaluations)
     return [
-        Plan(f"eval/{section.name}/pass{k}", f"{section.name}: pass@{k}", "share of the prompts")
-        for section in (asked.evals if asked else ())
-        for k, is_asked in ((1, section.pass1), (4, section.pass4), (8, section.pass8))
-        if is_asked
+        ChartPlan(
+            f"eval/{section.name}/pass{k}", f"{section.name}: pass@{k}", "share of the prompts"
+        )
+        for section in (requested.evals if requested else ())
+        for k, is_requested in ((1, section.pass1), (4, section.pass4), (8, section.pass8))
+        if is_requested
     ]
 
 
 def read_metrics(reader: FolderReader, path: Path, names: set[str]) -> dict[str, Series]:
-    """Returns the named metrics of an events file; lines that cannot be read are passed over."""
+    """Returns the named metrics of an events file; unreadable lines are skipped."""
     values: dict[str, dict[int, float]] = {name: {} for name in names}
     missing = dict.fromkeys(names, 0)
     try:
@@ -232,24 +234,26 @@ def _events(path: Path) -> Iterator[_Event]:
             yield decoder.decode(line.data)
 
 
-def _settings(config: dict[str, Any], kind: RunKind) -> Settings:
+def _settings(config: dict[str, Any], kind: RunKind) -> TrainingSettings:
     rows = [Setting("dataset_type", kind)]
     for section in _SECTIONS[kind]:
         values = config.get(section)
         if isinstance(values, dict):
-            given = cast("dict[str, Any]", values)
+            section_values = cast("dict[str, Any]", values)
             rows += [
-                Setting(f"{section}.{key}", _shown(v)) for key, v in given.items() if v is not None
+                Setting(f"{section}.{key}", _shown(v))
+                for key, v in section_values.items()
+                if v is not None
             ]
     by_key = {row.key: row.value for row in rows}
-    return Settings(by_key.get("model.path"), by_key.get("teacher.path"), rows)
+    return TrainingSettings(by_key.get("model.path"), by_key.get("teacher.path"), rows)
 
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _summary(series: Series, settings: Settings | None) -> str:
+def _summary(series: Series, settings: TrainingSettings | None) -> str:
     parts: list[str] = []
     if settings and settings.student:
         parts.append(f"student {short_name(settings.student)}")

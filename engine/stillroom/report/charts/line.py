@@ -33,9 +33,9 @@ class Series:
 
     name: str
     points: Sequence[Point]
-    """In the order of their steps."""
+    """Points in the order of their steps."""
     num_missing: int = 0
-    """Steps whose value was not a finite number."""
+    """How many steps have a value that is not a finite number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A part of the width that shows its value when pointed at."""
+    """A vertical strip of the chart that shows its value under the pointer."""
 
     x: float
     width: float
@@ -62,14 +62,14 @@ class LineChart:
     title: str
     unit: str
     change: str
-    """First and last value."""
+    """The first and the last value, as text."""
     also: str | None
-    """Name, first and last value of the second series."""
+    """The second series: its name, its first and its last value, as text."""
     description: str
-    """The chart in words, for those who do not see it."""
+    """The chart in words, for screen readers."""
     raw: str
     trend: str | None
-    """The moving average, where there are points enough for one."""
+    """The moving average; empty where there are too few points."""
     marks: Sequence[str]
     """Points of the second series, and the only point of a run with one step."""
     y_ticks: Sequence[Tick]
@@ -80,7 +80,7 @@ class LineChart:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """From steps and values to the box."""
+    """Maps steps and values to places in the chart's box."""
 
     first_step: int
     last_step: int
@@ -99,7 +99,7 @@ class _Scale:
 
 
 def line_chart(series: Series, *, title: str, unit: str, also: Series | None = None) -> LineChart:
-    """Returns the chart of a series with at least one point; `also` is drawn as marks."""
+    """Returns the chart of a non-empty series; `also` is a second series, drawn as marks."""
     points, extra = series.points, also.points if also else ()
     ticks = nice_ticks([point.value for point in [*points, *extra]])
     steps = [point.step for point in [*points, *extra]]
@@ -140,7 +140,7 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> Sequence[Point]:
 
 
 def trend(points: Sequence[Point]) -> Sequence[Point]:
-    """Returns the moving average, whose window is cut off at both ends; empty for few points."""
+    """Returns the moving average, with a shorter window at both ends; empty for few points."""
     n = len(points)
     if n < _TREND_FROM:
         return ()
@@ -169,7 +169,7 @@ def nice_ticks(values: Sequence[float]) -> list[float]:
 
 
 def tick_texts(ticks: Sequence[float]) -> list[str]:
-    """Returns the ticks as text, with as many decimals as tell them apart."""
+    """Returns the ticks as text, with enough decimals that no two look alike."""
     texts = [number(tick) for tick in ticks]
     if len(set(texts)) == len(ticks):
         return texts

@@ -1,4 +1,4 @@
-"""What a data file holds and what is wrong with it, as one page."""
+"""The page about a validated data file: its problems and the distributions of its rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ _MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """One number at the head of the page."""
+class DatasetFigure:
+    """One of the figures at the head of the page."""
 
     label: str
     value: str
@@ -32,8 +32,8 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """How many rows have a category."""
+class CategoryShare:
+    """The number and share of rows in a category."""
 
     label: str
     value: str
@@ -66,17 +66,17 @@ def _lead(report: ValidationReport) -> str:
     return f"{rows}, of which {count(report.bad)} have {problems}."
 
 
-def _figures(report: ValidationReport, counts: TokenCounts | None) -> Iterator[Figure]:
-    yield Figure("Good rows", count(report.good), f"of {count(report.rows)}")
+def _figures(report: ValidationReport, counts: TokenCounts | None) -> Iterator[DatasetFigure]:
+    yield DatasetFigure("Good rows", count(report.good), f"of {count(report.rows)}")
     if report.good:
         share = percent(report.duplicates / report.good)
-        yield Figure("Duplicates", share, f"{count(report.duplicates)} say what others said")
-    yield Figure("Size", f"{number(report.size_bytes / _MEGABYTE)} MB", "of all rows")
+        yield DatasetFigure("Duplicates", share, f"{count(report.duplicates)} say what others said")
+    yield DatasetFigure("Size", f"{number(report.size_bytes / _MEGABYTE)} MB", "of all rows")
     if counts and counts.tokens:
         note = f"mean; the longest of {count(counts.rows)}: {number(counts.tokens.high)}"
-        yield Figure("Tokens a row", number(counts.tokens.mean), note)
+        yield DatasetFigure("Tokens a row", number(counts.tokens.mean), note)
     if report.rewards:
-        yield Figure("Reward", number(report.rewards.mean), "mean of the rows that have one")
+        yield DatasetFigure("Reward", number(report.rewards.mean), "mean of the rows that have one")
 
 
 def _charts(
@@ -89,8 +89,8 @@ def _charts(
         (survey.characters, "Characters", "of texts and calls a row"),
     )
     for values, title, unit in planned:
-        is_told = report.format != RowFormat.PROMPTS or title != "Turns"
-        chart = distribution_chart(values, title=title, unit=unit) if is_told else None
+        is_charted = report.format != RowFormat.PROMPTS or title != "Turns"
+        chart = distribution_chart(values, title=title, unit=unit) if is_charted else None
         if chart is not None:
             yield chart
     if counts is not None and counts.tokens is not None:
@@ -98,14 +98,16 @@ def _charts(
         yield bar_chart(counts.bars, counts.tokens, total, "Tokens", "for the student, a row")
 
 
-def _shares(survey: Survey) -> Sequence[Share]:
+def _shares(survey: Survey) -> Sequence[CategoryShare]:
     total = survey.categories.total() + survey.uncategorized
     shown = survey.categories.most_common(_MAX_CATEGORIES)
     rest = survey.categories.total() - sum(num for _, num in shown)
     named = [*shown, ("(others)", rest), ("(none)", survey.uncategorized)]
     largest = max((num for _, num in named), default=1)
     return [
-        Share(label, f"{count(num)} · {percent(num / total)}", round(100 * num / largest, 2))
+        CategoryShare(
+            label, f"{count(num)} · {percent(num / total)}", round(100 * num / largest, 2)
+        )
         for label, num in named
         if num and survey.categories
     ]

@@ -24,7 +24,7 @@ class Card:
 
 
 def write_review_page(sampled: Sampled) -> None:
-    """Writes the page of a sample."""
+    """Writes the page on which a person judges the sampled rows."""
     cards = [_card(row) for row in sampled.rows]
     bands = [band.band for band in sampled.result.bands if band.sampled]
     html = render_page(

@@ -1,4 +1,4 @@
-"""Rows of a data file as a page: conversations, or every token and whether it is trained."""
+"""The page of a data file's rows: conversations, or every token and whether it is trained on."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stillroom.data.chat.views import Piece, RowView, Section, SequenceView
 from stillroom.data.inspect import InspectExamples, Inspection
-from stillroom.report.conversation import Conversation, chat_messages, conversation
+from stillroom.report.conversation import ShownConversation, chat_messages, conversation
 from stillroom.report.environment import render_page, write_page
 from stillroom.report.wording import number
 
@@ -36,10 +36,10 @@ class TokenBlock:
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """A conversation as the page shows it."""
+    """One conversation of a row as the page shows it."""
 
     title: str | None
-    parts: Conversation
+    parts: ShownConversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class RowPart:
 
 
 def write_rows_page(path: Path, inspection: Inspection, request: InspectExamples) -> None:
-    """Writes the page of some rows."""
+    """Writes the page of the inspected rows."""
     first = request.start + 1
     html = render_page(
         "rows.html.j2",
@@ -83,7 +83,7 @@ def _row(row: RowView) -> RowPart:
 
 
 def talks(sections: Sequence[Section]) -> list[Talk]:
-    """Returns whole conversations, with long texts to be unfolded."""
+    """Returns whole conversations, in which long texts can be unfolded."""
     return [
         Talk(section.title, conversation(chat_messages(section.messages), is_whole=True))
         for section in sections
