@@ -26,8 +26,8 @@ from stillroom.rollout.episode.collect import (
     specs_for,
 )
 from stillroom.rollout.journal.records import RolloutKey
-from stillroom.rollout.origin import RolloutOrigin, origin_of
 from stillroom.rollout.request import sampling_settings, select_entries
+from stillroom.rollout.results import RolloutOrigin, origin_of
 from stillroom.rollout.rewards.judge_request import check_judge
 from stillroom.settings import Workspace
 from stillroom.types import SamplingSettings, Trajectory

@@ -1,4 +1,4 @@
-"""Setting up what rollouts need: the policy or teacher, the user's tools and rewards."""
+"""Sets up what rollouts share: the policy or teacher, the tools and the rewards."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -7,24 +7,36 @@ from pathlib import Path
 
 import anyio
 import httpx
+import msgspec
 
 from stillroom.data.formats import Task
 from stillroom.errors import DataError, missing_extra
+from stillroom.files import content_hash
 from stillroom.rollout.episode.collect import RolloutContext
-from stillroom.rollout.episode.loop import Policy
-from stillroom.rollout.episode.reply_limits import cut_at_characters
-from stillroom.rollout.metered import MeteredPolicy
+from stillroom.rollout.episode.loop import Policy, PolicyConversation, cut_at_characters, tool_task
+from stillroom.rollout.forecast import FRAME_TOKENS, TEMPLATE_TOKENS
 from stillroom.rollout.request import RolloutOptions, locate_policy, user_file
 from stillroom.rollout.rewards.judge_request import JudgeFile, open_judge
 from stillroom.rollout.rewards.rewards import Rewarder
-from stillroom.rollout.tool_sources import ToolSources
-from stillroom.settings import Workspace
+from stillroom.settings import Workspace, tool_environment
+from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.limits.words import LimitSettings, LimitUnit
-from stillroom.teachers.providers import IN_PROCESS, endpoint_for
+from stillroom.teachers.providers import IN_PROCESS, TEACHER_KEYS, endpoint_for
 from stillroom.tools.base import ToolSource
+from stillroom.tools.browser.tool import BrowseTools
+from stillroom.tools.combined import CombinedTools
+from stillroom.tools.containers.docker import PLAYWRIGHT, DockerTools
+from stillroom.tools.mcp.servers import MCPTools
 from stillroom.tools.user.pool import UserPool
-from stillroom.types import SamplingSettings, TeacherRecord
+from stillroom.types import (
+    Message,
+    SampledTurn,
+    SamplingSettings,
+    TeacherRecord,
+    TokenTrace,
+    ToolSchema,
+)
 
 DEMO_TEACHER = "demo/teacher"
 
@@ -214,3 +226,132 @@ async def _open_model(
     policy = HFPolicy(loaded, sampling, max_rows=options.concurrency)
     opened = await stack.enter_async_context(policy)
     return MeteredPolicy(opened, spending.budget, sampling.max_tokens) if spending else opened
+
+
+@dataclass(frozen=True, slots=True)
+class MeteredPolicy:
+    """Lets each turn be sampled only if its worst case is within the budget."""
+
+    policy: Policy
+    budget: Budget
+    max_tokens: int
+    """Of a turn."""
+
+    @asynccontextmanager
+    async def converse(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
+    ) -> AsyncGenerator["MeteredConversation"]:
+        """Opens a conversation that begins with the given messages."""
+        async with self.policy.converse(messages, tools, seed_key=seed_key) as conversation:
+            most = _num_bytes([messages, tools]) + TEMPLATE_TOKENS
+            yield MeteredConversation(self, conversation, most)
+
+
+class MeteredConversation:
+    """One conversation, and the most tokens that its next prompt has."""
+
+    def __init__(self, meter: MeteredPolicy, conversation: PolicyConversation, most: int) -> None:
+        self._meter, self._conversation, self._most = meter, conversation, most
+
+    async def sample(self) -> SampledTurn:
+        """Returns the next turn. Raises BudgetSpentError where it might take too much."""
+        budget, worst = self._meter.budget, Cost(self._most + self._meter.max_tokens)
+        await budget.reserve(worst)
+        try:
+            turn = await self._conversation.sample()
+        except BaseException:
+            # Nobody bills what was not finished.
+            budget.give_back(worst)
+            raise
+        budget.settle(worst, Cost.of(turn.usage, turn.cost_usd), was_sent=False)
+        self._follow(turn)
+        return turn
+
+    def reply(self, call: Message, replies: Sequence[Message]) -> None:
+        """Appends what follows the last turn."""
+        self._most += _num_bytes(replies) + FRAME_TOKENS
+        self._conversation.reply(call, replies)
+
+    def restore(self, turn: SampledTurn) -> None:
+        """Appends a turn that is already known."""
+        self._conversation.restore(turn)
+        self._follow(turn)
+
+    def trace(self) -> TokenTrace | None:
+        """Returns the exact tokens."""
+        return self._conversation.trace()
+
+    def _follow(self, turn: SampledTurn) -> None:
+        self._most = turn.usage.prompt_tokens + turn.usage.completion_tokens + FRAME_TOKENS
+
+
+def _num_bytes(value: object) -> int:
+    return len(msgspec.json.encode(value))
+
+
+class ToolSources:
+    """tools.py, MCP servers, the browser and the containers of the rows, as the options name them.
+
+    `notes` tells, once they are open, what a user should know of them.
+    """
+
+    def __init__(
+        self, workspace: Workspace, options: RolloutOptions, tasks: Sequence[Task]
+    ) -> None:
+        self._workspace, self._options = workspace, options
+        self._tasks = [tool_task(task) for task in tasks]
+        self.notes: list[str] = []
+
+    @asynccontextmanager
+    async def open(self, pool: UserPool | None) -> AsyncGenerator[ToolSource | None]:
+        """Gives all tools as one source, or None where there are none; `pool` is open already.
+
+        Raises InputError if two of them have the same name, and what each source raises.
+        """
+        sources: dict[str, ToolSource] = {}
+        async with AsyncExitStack() as stack:
+            if pool is not None and pool.schemas:
+                sources[self._options.tools] = pool
+            for server in self._options.mcp_servers:
+                tools = await stack.enter_async_context(self._mcp_tools(server))
+                sources[tools.name] = tools
+            browser = await self._open_browser(stack)
+            if browser is not None and self._options.browse:
+                sources["the browser"] = browser
+            if any(task.docker for task in self._tasks):
+                containers = await stack.enter_async_context(self._containers(browser))
+                sources["the rows' containers"] = containers
+                self.notes += containers.notes
+            if len(sources) > 1:
+                yield CombinedTools(sources)
+            else:
+                yield next(iter(sources.values()), None)
+
+    def _mcp_tools(self, server: str) -> MCPTools:
+        return MCPTools(
+            server,
+            tool_timeout_s=self._options.tool_timeout,
+            folder=self._workspace.root,
+            # Other people's programs: they get the environment, but no teacher's key.
+            environment=tool_environment(without=TEACHER_KEYS),
+        )
+
+    async def _open_browser(self, stack: AsyncExitStack) -> BrowseTools | None:
+        is_fallback = any(task.docker == PLAYWRIGHT for task in self._tasks)
+        if not (self._options.browse or is_fallback):
+            return None
+        browser = BrowseTools(
+            allow=self._options.browse_allow, call_timeout_s=self._options.tool_timeout
+        )
+        return await stack.enter_async_context(browser)
+
+    def _containers(self, fallback: ToolSource | None) -> DockerTools:
+        # The same run started again must know its containers, to remove what was left behind.
+        identity = content_hash({"root": str(self._workspace.root), **self._options.model_dump()})
+        return DockerTools(
+            self._tasks,
+            folder=self._workspace.root,
+            run_id=identity[:16],
+            fallback=fallback,
+            tool_timeout_s=self._options.tool_timeout,
+        )

@@ -26,7 +26,6 @@ from stillroom.rollout.episode.collect import (
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal.journal import RolloutStore
 from stillroom.rollout.journal.shards import RunPart, adopt_shards
-from stillroom.rollout.origin import AnswererWatch, RolloutOrigin, origin_of
 from stillroom.rollout.request import (
     GenerateRollouts,
     fingerprint,
@@ -34,7 +33,15 @@ from stillroom.rollout.request import (
     sampling_settings,
     select_entries,
 )
-from stillroom.rollout.results import RolloutsResult, RolloutTally, put_on_record, rollouts_result
+from stillroom.rollout.results import (
+    AnswererWatch,
+    RolloutOrigin,
+    RolloutsResult,
+    RolloutTally,
+    origin_of,
+    put_on_record,
+    rollouts_result,
+)
 from stillroom.rollout.rewards.judge_request import JudgeFile, check_judge
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Outstanding

@@ -21,6 +21,7 @@ from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError, EngineError, FailureClass
 from stillroom.lineage import now
 from stillroom.rollout.episode.loop import (
+    CutText,
     Episode,
     OfferedTools,
     Policy,
@@ -30,9 +31,7 @@ from stillroom.rollout.episode.loop import (
     play_episode,
     tool_task,
 )
-from stillroom.rollout.episode.reply_limits import CutText
-from stillroom.rollout.journal.recorder import EpisodeRecorder, ForgetfulRecorder
-from stillroom.rollout.journal.records import RolloutKey
+from stillroom.rollout.journal.records import EpisodeRecorder, ForgetfulRecorder, RolloutKey
 from stillroom.rollout.rewards.rewards import Judgement, Rewarder
 from stillroom.teachers.budget import BudgetSpentError
 from stillroom.tools.base import ToolSource

@@ -1,6 +1,6 @@
 """One rollout: the policy's turns and the tools' replies, until it answers or reaches a limit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -10,8 +10,7 @@ import msgspec
 
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError
-from stillroom.rollout.episode.reply_limits import CutText
-from stillroom.rollout.journal.recorder import EpisodeRecorder
+from stillroom.rollout.journal.records import EpisodeRecorder
 from stillroom.tools.base import ToolResult, ToolSession, ToolSource, ToolTask, error_result
 from stillroom.types import (
     Answerer,
@@ -24,6 +23,33 @@ from stillroom.types import (
     Usage,
     total_usd,
 )
+
+CutText = Callable[[str], str]
+"""Returns a reply as the model reads it."""
+
+
+def cut_at_characters(most: int) -> CutText:
+    """Returns a cut after so many characters."""
+
+    def cut(text: str) -> str:
+        if len(text) <= most:
+            return text
+        return f"{text[:most]}\n[cut: {most} of {len(text)} characters are shown]"
+
+    return cut
+
+
+def cut_at_tokens(tokenizer: Any, most: int) -> CutText:
+    """Returns a cut after so many tokens of a fast transformers tokenizer."""
+
+    def cut(text: str) -> str:
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ends: list[tuple[int, int]] = encoded["offset_mapping"]
+        if len(ends) <= most:
+            return text
+        return f"{text[: ends[most - 1][1]]}\n[cut: {most} of {len(ends)} tokens are shown]"
+
+    return cut
 
 
 class PolicyConversation(Protocol):

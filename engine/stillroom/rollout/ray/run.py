@@ -39,11 +39,16 @@ from stillroom.rollout.journal.shards import (
     shards_locked,
     split,
 )
-from stillroom.rollout.origin import origin_of
 from stillroom.rollout.ray.cluster import ray_cluster
 from stillroom.rollout.ray.worker import ShardEnd, ShardJob, ShardWorker, WorkerProgress
 from stillroom.rollout.request import GenerateRollouts, price_of
-from stillroom.rollout.results import RolloutsResult, RolloutTally, put_on_record, rollouts_result
+from stillroom.rollout.results import (
+    RolloutsResult,
+    RolloutTally,
+    origin_of,
+    put_on_record,
+    rollouts_result,
+)
 from stillroom.rollout.rewards.judge_request import check_judge
 from stillroom.rollout.run import (
     PHASE,

@@ -18,9 +18,8 @@ from stillroom.lineage import Recording, write_manifest
 from stillroom.reporting import Reporter, stop_if_cancelled
 from stillroom.rollout.context import open_user_pool
 from stillroom.rollout.journal.journal import holds_rollouts
-from stillroom.rollout.origin import AnswererWatch
 from stillroom.rollout.request import NO_FILE, user_file
-from stillroom.rollout.rescore.journal import ScoreJournal
+from stillroom.rollout.rescore.record import ScoreJournal, ScoreResult, ScoreTally
 from stillroom.rollout.rescore.rows import (
     NOT_A_ROLLOUT,
     UNJUDGED,
@@ -31,7 +30,7 @@ from stillroom.rollout.rescore.rows import (
     reward_of,
     with_rewards,
 )
-from stillroom.rollout.rescore.tally import ScoreResult, ScoreTally
+from stillroom.rollout.results import AnswererWatch
 from stillroom.rollout.rewards.judge_request import (
     JudgeFile,
     JudgeOptions,

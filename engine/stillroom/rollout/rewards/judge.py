@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, cast
 from stillroom.data.checks import as_number
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError, FailureClass, InputError
-from stillroom.rollout.journal.recorder import ForgetfulRecorder, JudgeRecorder
+from stillroom.rollout.journal.records import ForgetfulRecorder, JudgeRecorder
 from stillroom.settings import Workspace
 from stillroom.types import CallTotals, Message, SampledTurn, ToolSchema
 

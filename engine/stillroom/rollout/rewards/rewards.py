@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stillroom.data.formats import Task
 from stillroom.errors import DataError
-from stillroom.rollout.journal.recorder import JudgeRecorder
+from stillroom.rollout.journal.records import JudgeRecorder
 from stillroom.rollout.rewards.answers import without_thinking
 from stillroom.rollout.rewards.judge import AnswerJudge, Verdict
 from stillroom.rollout.rewards.matchers import AnswerKey, AnswerMatch, answer_key, is_accepted

@@ -14,8 +14,7 @@ from stillroom.models.load import LoadedModel
 from stillroom.policy.hf import HFPolicy
 from stillroom.rollout.context import open_tools_and_rewards
 from stillroom.rollout.episode.collect import RolloutContext
-from stillroom.rollout.episode.loop import Policy
-from stillroom.rollout.episode.reply_limits import CutText, cut_at_tokens
+from stillroom.rollout.episode.loop import CutText, Policy, cut_at_tokens
 from stillroom.rollout.request import NO_FILE, RolloutOptions, nudge_for
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.serving.model_server import ModelServer

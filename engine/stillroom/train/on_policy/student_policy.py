@@ -8,7 +8,7 @@ from typing import Protocol
 from stillroom.data.formats import Task
 from stillroom.policy.hf import HFPolicy, SamplingStoppedError
 from stillroom.rollout.episode.loop import PolicyConversation
-from stillroom.rollout.journal.recorder import ForgetfulRecorder
+from stillroom.rollout.journal.records import ForgetfulRecorder
 from stillroom.serving.policy import ServedPolicy
 from stillroom.tools.base import ToolResult
 from stillroom.train.config.curriculum import Limits

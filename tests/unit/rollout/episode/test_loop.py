@@ -26,7 +26,7 @@ from stillroom.rollout.episode.loop import (
     offered_tools,
     play_episode,
 )
-from stillroom.rollout.journal.recorder import ForgetfulRecorder
+from stillroom.rollout.journal.records import ForgetfulRecorder
 from stillroom.tools.base import ToolResult, error_result
 from stillroom.types import StopReason, Usage
 

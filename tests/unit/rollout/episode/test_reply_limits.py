@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.mask_families import MASK_FAMILIES, mask_tokenizer
-from stillroom.rollout.episode.reply_limits import cut_at_characters, cut_at_tokens
+from stillroom.rollout.episode.loop import cut_at_characters, cut_at_tokens
 
 TOKENIZERS = {name: mask_tokenizer(MASK_FAMILIES[name]) for name in ("qwen", "gemma", "mistral")}
 

@@ -14,8 +14,8 @@ from fakes.rollout_rows import read_rows, write_rows
 from stillroom.errors import InputError
 from stillroom.rollout.journal.journal import RolloutStore
 from stillroom.rollout.journal.records import FinishedRow
-from stillroom.rollout.origin import AnswererWatch, with_answerers
 from stillroom.rollout.request import GenerateRollouts
+from stillroom.rollout.results import AnswererWatch, with_answerers
 from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 from stillroom.types import Answerer

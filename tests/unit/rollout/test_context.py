@@ -6,7 +6,7 @@ import pytest
 from fakes.loops import run_async
 from fakes.rollout_rows import assistant, tool_call, tool_reply, user
 from fakes.scripted_policy import ScriptedPolicy, turn
-from stillroom.rollout.metered import MeteredConversation, MeteredPolicy
+from stillroom.rollout.context import MeteredConversation, MeteredPolicy
 from stillroom.teachers.budget import Budget, BudgetSpentError, Cost
 
 MAX_TOKENS = 50
