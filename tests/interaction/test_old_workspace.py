@@ -1,0 +1,216 @@
+"""A workspace that the code of commit 8390ceb left is read, gone on with and finished today."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fakes.http_endpoint import ScriptedEndpoint
+from fakes.old_workspace import move_endpoint, run_named, unpack_old_workspace
+from fakes.projects import read_rows
+from fakes.reporters import KeptReporter
+from fakes.waiting import wait_until
+from stillroom import api
+from stillroom.jobs.operations import run_operation
+from stillroom.run_folder import create_run
+from stillroom.settings import Workspace
+from stillroom.train.config.request import resolve_resume
+from stillroom.types import RunKind
+
+FINISHED_SFT = "sft-cmgv7mntwq8wesnk38djtrahb5"
+KILLED_SFT = "sft-uxeqte6xtuf83kp8cgug36yk95"
+WAITING_SFT = "sft-h7uffe6xsty2biuzav6memwf34"
+RUNS = {
+    "dpo": "cancelled",
+    "distill": "interrupted",
+    "evaluate": "succeeded",
+    "score": "succeeded",
+    "rollouts-x4xedbv82uce2zpjt9w2ewed6c": "succeeded",
+    "rollouts-hbmzrez7hnu5h2f2jjfp3jssmm": "interrupted",
+    FINISHED_SFT: "succeeded",
+    KILLED_SFT: "interrupted",
+    WAITING_SFT: "interrupted",
+}
+TURNS_ON_RECORD = 22
+TURNS_IN_ALL = 8 * 4
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return unpack_old_workspace(tmp_path)
+
+
+def report(workspace: Workspace, run_id: str) -> api.RunReport:
+    return api.get_run(workspace, api.GetRun(run_id=run_id))
+
+
+def losses(workspace: Workspace, run_id: str) -> dict[int, float]:
+    """Returns each step's loss, as the run's events.jsonl holds it."""
+    events = read_rows(workspace.runs / run_id / "events.jsonl")
+    return {e["step"]: e["values"]["loss"] for e in events if e["event"] == "metrics"}
+
+
+def test_every_run_is_listed_and_read(workspace: Workspace) -> None:
+    page = api.list_runs(workspace, api.ListRuns(limit=100))
+
+    listed = {run.run_id: str(run.status) for run in page.runs}
+    assert listed == {run_named(workspace, name): status for name, status in RUNS.items()}
+    for run_id, status in listed.items():
+        read = report(workspace, run_id)
+        assert (read.result is not None) == (status == "succeeded")
+        assert (read.error is not None) == (status == "interrupted")
+        events = api.get_run_logs(workspace, api.GetRunLogs(run_id=run_id, source="events"))
+        assert all("event" in json.loads(line) for line in events.lines)
+
+
+def test_a_killed_run_says_how_it_goes_on(workspace: Workspace) -> None:
+    error = report(workspace, KILLED_SFT).error
+
+    assert error is not None
+    assert KILLED_SFT in error.fix
+
+
+@pytest.mark.parametrize(
+    ("path", "made_by"),
+    [
+        ("good.jsonl", "filter_dataset"),
+        ("train.jsonl", "convert_rollouts"),
+        ("pairs.jsonl", "make_dpo_pairs"),
+        ("rollouts/scored.jsonl", "score_rollouts"),
+        (FINISHED_SFT, "start_training"),
+    ],
+)
+def test_lineage_is_followed_back_and_every_hash_is_right(
+    workspace: Workspace, path: str, made_by: str
+) -> None:
+    lineage = api.show_lineage(workspace, api.ShowLineage(path=path))
+
+    nodes = [lineage.root]
+    for node in nodes:
+        nodes += node.inputs
+    assert lineage.root.made_by == made_by
+    files = [node for node in nodes if node.role is None]
+    assert any(node.path == "prompts.jsonl" for node in files)
+    assert {str(node.state) for node in files} == {"same"}
+    assert lineage.problems == []
+
+
+def test_a_row_is_followed_to_its_rollout(workspace: Workspace) -> None:
+    lineage = api.show_lineage(workspace, api.ShowLineage(path="train.jsonl", row=1))
+
+    assert [step.at.partition(":")[0] for step in lineage.row][:3] == [
+        "train.jsonl",
+        "good.jsonl",
+        "rollouts/done.jsonl",
+    ]
+
+
+def test_a_tag_still_names_the_content_it_was_given_for(workspace: Workspace) -> None:
+    before = (workspace.root / "train.jsonl").read_bytes()
+    (workspace.root / "train.jsonl").write_text("", encoding="utf-8")
+
+    kept = workspace.existing("train@v1", what="input")
+
+    assert kept.read_bytes() == before
+
+
+def test_old_rollouts_are_curated_to_the_rows_they_were(workspace: Workspace) -> None:
+    root = workspace.root
+    request = api.FilterDataset(
+        input="rollouts/done.jsonl", output="good2.jsonl", min_reward=1, dedupe="exact"
+    )
+    api.filter_dataset(workspace, request)
+    api.convert_rollouts(workspace, api.ConvertRollouts(input="good2.jsonl", output="train2.jsonl"))
+    api.make_dpo_pairs(
+        workspace, api.MakeDpoPairs(input="rollouts/done.jsonl", output="pairs2.jsonl")
+    )
+
+    for name in ("good", "train", "pairs"):
+        assert (root / f"{name}2.jsonl").read_bytes() == (root / f"{name}.jsonl").read_bytes()
+
+
+def test_half_done_rollouts_are_finished_and_no_call_is_paid_for_again(
+    workspace: Workspace,
+) -> None:
+    finished = read_rows(workspace.root / "rollouts/half.jsonl")
+    with ScriptedEndpoint(tool_turns=3) as endpoint:
+        move_endpoint(workspace, "rollouts/half.jsonl", endpoint.base_url)
+        request = api.GenerateRollouts(
+            input="prompts.jsonl",
+            output="rollouts/half.jsonl",
+            provider="openai",
+            base_url=endpoint.base_url,
+            model="scripted",
+            tools="echo_tools.py",
+            concurrency=4,
+            max_concurrency=4,
+        )
+        run_id = api.generate_rollouts(workspace, request).run_id
+        wait_until(lambda: report(workspace, run_id).status not in ("starting", "running"))
+        num_calls = sum(endpoint.served.values())
+
+    ended = report(workspace, run_id)
+    assert ended.status == "succeeded", ended.error
+    assert ended.result is not None
+    assert ended.result["already_done"] == len(finished) == 4
+    assert num_calls == ended.result["calls"] == TURNS_IN_ALL - TURNS_ON_RECORD
+    rows = read_rows(workspace.root / "rollouts/half.jsonl")
+    assert rows[:4] == finished
+    assert len({row["task_id"] for row in rows}) == len(rows) == 8
+    assert all(row["turns"] == 4 and row["success"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("beginning", "last_step", "num_steps"),
+    [(KILLED_SFT, 2, 36), ("dpo", 3, 24), ("distill", 1, 12)],
+)
+def test_training_goes_on_from_its_checkpoint_and_is_finished(
+    workspace: Workspace, beginning: str, last_step: int, num_steps: int
+) -> None:
+    run_id = run_named(workspace, beginning)
+    request = resolve_resume(
+        workspace, api.StartTraining(resume=run_id, overrides=("trainer.save_step=-1",))
+    )
+    kind = RunKind(run_id.partition("-")[0])
+    folder = create_run(workspace, kind, request.model_dump(mode="json"))
+
+    result = run_operation(folder, reporter := KeptReporter())
+
+    assert result.steps == len(reporter.measured) == num_steps
+    assert reporter.progressed[0] == (last_step + 1, num_steps)
+    # What was measured before the run was stopped is told again, as it was.
+    for step, loss in losses(workspace, run_id).items():
+        assert reporter.measured[step - 1]["loss"] == loss
+    assert (folder.path / "checkpoints/final/adapter_model.safetensors").is_file()
+
+
+def test_the_rollouts_that_a_checkpoint_carries_go_on(workspace: Workspace) -> None:
+    from stillroom.train.config.resume import find_resume_point
+
+    point = find_resume_point(workspace, run_named(workspace, "distill"))
+
+    assert len(point.state.carried) == 2
+    assert any(carried.turns for carried in point.state.carried)
+
+
+def test_a_waiting_run_begins_once_the_run_before_it_has_ended(workspace: Workspace) -> None:
+    """A process takes the folder up as it is; the run before it was killed, which is an end too."""
+    folder = workspace.runs / WAITING_SFT
+    command = [sys.executable, "-P", "-m", "stillroom.jobs.worker", str(folder)]
+
+    subprocess.run(command, cwd=workspace.root, check=True, timeout=120, capture_output=True)
+
+    ended = report(workspace, WAITING_SFT)
+    assert ended.status == "succeeded", ended.error
+    assert max(losses(workspace, WAITING_SFT)) == 36
+    used = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert used["model"]["path"] == "models/teacher"
+
+
+def test_the_report_of_all_runs_is_written(workspace: Workspace) -> None:
+    api.write_report(workspace, "report.html")
+
+    page = (workspace.root / "report.html").read_text(encoding="utf-8")
+    assert all(run_named(workspace, name) in page for name in RUNS)
