@@ -12,8 +12,8 @@ from fakes.reporters import KeptReporter
 from fakes.tiny_models import TinyModels
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.settings import Workspace
-from stillroom.train.config.model_section import ModelSection
 from stillroom.train.config.request import StartTraining
+from stillroom.train.config.schema import ModelSection
 from stillroom.train.loop.session import TrainResult
 from stillroom.train.run import train
 from stillroom.train.student.model import Student, load_student

@@ -214,7 +214,7 @@ def test_columns_that_only_one_model_has_are_in_no_bucket():
     assert torch.equal(found, top_k_reverse_kl(student, teacher[:, :10], k=4))
 
 
-def test_what_told_tokens_leave_is_the_rest_and_never_nothing():
+def test_what_num_teacher_tokens_leave_is_the_rest_and_never_nothing():
     told = torch.tensor([[0.5, 0.25], [0.75, 0.25]]).log()
 
     found = with_rest(told)

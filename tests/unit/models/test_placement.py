@@ -12,7 +12,7 @@ from stillroom.models.placement import input_device
 from stillroom.models.resolve import ModelLocation
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.train.config.teacher_section import TeacherSection
+from stillroom.train.config.distill_sections import TeacherSection
 
 PLACES = {
     "model.embed_tokens": "disk",

@@ -12,8 +12,7 @@ from fakes.reporters import KeptReporter
 from fakes.students import PROMPTS, make_session, pairs, sample
 from fakes.tool_sources import DictTools
 from fakes.training import make_project
-from stillroom.train.config.resume import read_state
-from stillroom.train.config.rollout_queue import CarriedRollout
+from stillroom.train.config.resume import CarriedRollout, read_state
 
 CHATML = {"rollout": {"max_tokens": 60, "max_staleness": 1}}
 CLERK = {"rollout": {"max_tokens": 8, "max_turns": 6, "max_staleness": 2, "stragglers": 0.5}}

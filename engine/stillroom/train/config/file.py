@@ -1,4 +1,4 @@
-"""Reading config.yml: overrides, and a clear refusal of what only other systems know."""
+"""Reads config.yml with its overrides; refuses by name what only other training systems do."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +9,52 @@ import yaml
 from pydantic import ValidationError
 
 from stillroom.errors import ConfigError
+from stillroom.models.scoring import OFF_POLICY_ROUTE
 from stillroom.train.config.schema import TrainConfig
-from stillroom.train.config.unsupported import REFUSED_VALUES, UNSUPPORTED
 from stillroom.validation import describe_errors
 
 # yaml reads dates, and a day that does not exist is a ValueError.
 _UNREADABLE = (yaml.YAMLError, msgspec.DecodeError, ValueError, RecursionError)
+
+_HOSTED = "it belongs to a hosted service"
+_CHAT_ONLY = ("openai", "openrouter", "anthropic", "google", "ollama")
+
+UNSUPPORTED: dict[str, tuple[str, str]] = {
+    "max_billing": (_HOSTED, "leave it out: training here runs on your own machine"),
+    "teacher.agentic": ("the student alone acts", "leave it out"),
+    "data.packing": (
+        "rows are packed wherever the model can run packs, and never attend to each other",
+        "leave it out",
+    ),
+    "packing": (
+        "rows are packed wherever the model can run packs, and never attend to each other",
+        "leave it out",
+    ),
+    "trainer.gradient_accumulation_steps": (
+        "data.batch_size counts the rows of an optimiser step, run in as many passes as it takes",
+        "leave it out; model.microbatch_tokens makes the passes smaller",
+    ),
+    "wandb_project": ("it belongs to the trainer", "write trainer.wandb_project"),
+}
+"""By dotted key: why, and what to do. A key that is null, false or an empty list asks nothing."""
+
+_NO_SCORES = (
+    "its API does not return the log-probability of tokens that another model wrote",
+    f"take provider vllm or sglang with an open-weight teacher, or {OFF_POLICY_ROUTE}",
+)
+
+REFUSED_VALUES: dict[tuple[str, str], tuple[str, str]] = {
+    **{("teacher.provider", name): _NO_SCORES for name in _CHAT_ONLY},
+    ("dataset_type", "rl"): (
+        "reinforcement learning from rewards alone " + _HOSTED,
+        "use dataset_type distill with a teacher that scores tokens, or sft on filtered rollouts",
+    ),
+    ("dataset_type", "midtrain"): (
+        "training on plain text " + _HOSTED,
+        "use dataset_type sft with rows of messages",
+    ),
+}
+"""By dotted key and value: why, and what to do."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:

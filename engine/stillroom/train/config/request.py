@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +17,13 @@ from stillroom.models.resolve import locate_model
 from stillroom.models.scoring import refuse_api_teacher
 from stillroom.settings import Workspace
 from stillroom.tools.mcp.spec import parse_spec
-from stillroom.train.config.eval_section import EvalSection
 from stillroom.train.config.file import load_config
-from stillroom.train.config.launcher_section import check_launcher
 from stillroom.train.config.resume import find_resume_point, run_to_resume
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import EvalSection, LauncherSection, TrainConfig, split_address
 from stillroom.train.config.teacher_servers import served_teacher
 
 _CHECKED_ROWS = 1000
+_CONNECT_S = 3.0
 _FORMATS = {
     "sft": RowFormat.SFT,
     "dpo": RowFormat.DPO,
@@ -181,3 +181,41 @@ def _check_trackers(config: TrainConfig) -> None:
 def _beside(folder: Path, name: str) -> Path | None:
     path = folder / name
     return path if path.is_file() else None
+
+
+def check_launcher(section: LauncherSection) -> None:
+    """Raises an EngineError where what a launcher needs is not there; starts nothing."""
+    if section.kind == "accelerate":
+        if importlib.util.find_spec("accelerate") is None:
+            raise missing_extra("train", "launcher: accelerate")
+        if section.main_address is not None:
+            _check_resolves(section.main_address)
+    elif section.kind == "ray":
+        if importlib.util.find_spec("ray") is None:
+            raise missing_extra("ray", "launcher: ray")
+        if section.address is not None:
+            _check_answers(section.address)
+
+
+def _check_resolves(address: str) -> None:
+    host = address.rpartition(":")[0]
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        raise ConfigError(
+            f"launcher.main_address: the host {host!r} is unknown here: {error}",
+            "give this machine's name or IP address, as the other machines reach it",
+        ) from error
+
+
+def _check_answers(address: str) -> None:
+    place = split_address(address)
+    if place is None:
+        return
+    try:
+        socket.create_connection(place, timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise ConfigError(
+            f"no Ray cluster answers at launcher.address {address!r}: {error}",
+            "start one there with `ray start --head`, or give local for one on this machine",
+        ) from error

@@ -12,7 +12,8 @@ from stillroom.lineage import FileRecord, ModelRecord
 from stillroom.lines import read_lines
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.settings import Workspace
-from stillroom.train.config.rollout_queue import CarriedRollout
+from stillroom.tools.base import ToolResult
+from stillroom.types import BegunTurn, SampledTurn
 
 STATE = "training_state.json"
 # These say how a run is kept and watched, or in how many passes and processes it computes the
@@ -72,6 +73,25 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     files: list[FileRecord]
     """The rows and the user's Python files."""
     models: list[ModelRecord]
+
+
+class KnownTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished turn, and the tools' replies to it once they are there."""
+
+    turn: SampledTurn
+    replies: list[ToolResult] | None = None
+
+
+class CarriedRollout(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout that goes on under newer weights, as exact tokens; no cache of older weights."""
+
+    iteration: int
+    """In which it began, from 0."""
+    index: int
+    """Its place among that iteration's rollouts."""
+    turns: list[KnownTurn]
+    begun: BegunTurn | None = None
+    """Of the turn that was being sampled."""
 
 
 class TrainingState(msgspec.Struct, frozen=True, kw_only=True):

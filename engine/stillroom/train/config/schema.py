@@ -1,23 +1,68 @@
-"""What config.yml may say, and its defaults; config_file.py reads it."""
+"""All of config.yml: its sections, their defaults, and what does not go together."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from stillroom.train.config.algorithm_section import AlgorithmSection
-from stillroom.train.config.curriculum import ColdStartSection, CurriculumSection
-from stillroom.train.config.eval_section import EvalSection
-from stillroom.train.config.launcher_section import LauncherSection
-from stillroom.train.config.model_section import ModelSection
-from stillroom.train.config.rollout_section import RolloutSection
-from stillroom.train.config.teacher_section import OneTeacher, TeacherSection
+from stillroom.models.precision import Precision, Quantization
+from stillroom.train.config.distill_sections import (
+    AlgorithmSection,
+    ColdStartSection,
+    ConfigSection,
+    CurriculumSection,
+    DatasetTeacher,
+    RolloutSection,
+    TeacherSection,
+)
+
+_KEYS_OF_KIND = {
+    "local": {"kind"},
+    "accelerate": {"kind", "num_processes", "strategy", "num_machines", "main_address"},
+    "ray": {"kind", "num_processes", "strategy", "address"},
+}
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class ModelSection(ConfigSection):
+    """The student: which model it is and how it is held in memory."""
+
+    path: str
+    """Hub id, folder, run id, or demo/student."""
+    qlora_rank: Annotated[int, Field(ge=0, le=1024)] = 32
+    """Rank of the LoRA adapter; 0 trains all weights."""
+    qlora_alpha: Annotated[int, Field(ge=1)] | None = None
+    """Default: twice the rank."""
+    name: str | None = None
+    description: str | None = None
+    precision: Precision = "auto"
+    quantization: Quantization = None
+    """nf4: the base in 4 bits under a LoRA adapter; checkpoints fit the unquantised base too."""
+    gradient_checkpointing: bool = False
+    """Computes layers again in the backward pass: less memory, a third more time."""
+    microbatch_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of one forward pass; default: what the memory allows."""
+    max_length: Annotated[int, Field(ge=8)] | None = None
+    """sft, dpo: longer rows are left out and counted; default: the model's context."""
+
+    @model_validator(mode="after")
+    def _quantised_weights_are_frozen(self) -> "ModelSection":
+        if self.quantization is not None and self.qlora_rank == 0:
+            raise ValueError(
+                "quantization needs an adapter, since weights of 4 bits cannot be trained: set "
+                "qlora_rank, e.g. 32"
+            )
+        return self
+
+    def row_length(self, context: int) -> int:
+        """Returns how many tokens a row may have, for a model with such a context."""
+        return min(self.max_length or context, context)
+
+    @property
+    def alpha(self) -> int:
+        """The LoRA scale's numerator."""
+        return self.qlora_alpha or 2 * self.qlora_rank
 
 
-class DataSection(_Section):
+class DataSection(ConfigSection):
     """The rows to train on."""
 
     train_file: str | tuple[str, ...] = "train.jsonl"
@@ -32,50 +77,147 @@ class DataSection(_Section):
 
     @property
     def train_files(self) -> tuple[str, ...]:
-        """The names of the files."""
+        """The names of the files, also where there is one only."""
         return (self.train_file,) if isinstance(self.train_file, str) else self.train_file
 
 
-class TrainerSection(_Section):
+class TrainerSection(ConfigSection):
     """The optimiser and how long it runs."""
 
     num_epochs: Annotated[int, Field(ge=1)]
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     save_step: int = -1
-    """A checkpoint every so many steps; -1: only at the end."""
+    """Steps between two checkpoints; -1: a checkpoint at the end only."""
     keep_checkpoints: Annotated[int, Field(ge=1)] | None = None
-    """Of the steps' checkpoints only so many of the last stay, and the best; default: all."""
+    """How many of the latest checkpoints stay, beside the best one; default: all of them."""
     early_stop: Annotated[int, Field(ge=1)] | None = None
-    """Ends after so many validations in a row without a lower val_loss; the best one is kept."""
+    """Stops after this many validations in a row without a lower val_loss; keeps the best step."""
     max_steps: Annotated[int, Field(ge=1)] | None = None
-    """distill: iterations; stops earlier than num_epochs would."""
+    """distill: the most iterations, where num_epochs would give more."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """Down to a tenth of the learning rate."""
+    """How the learning rate falls to a tenth of itself."""
     warmup_steps: Annotated[int, Field(ge=0)] = 10
-    """At most a tenth of the run."""
+    """Steps over which the learning rate rises; never more than a tenth of the run."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.95
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     seed: int = 0
     tensorboard: bool = False
-    """Metrics also to the run's tensorboard folder; they are in events.jsonl in any case."""
+    """Writes metrics to the run's tensorboard folder too; events.jsonl always has them."""
     wandb_project: str | None = None
-    """Metrics also to Weights & Biases: in the run's folder, unless WANDB_API_KEY is set."""
+    """Sends metrics to Weights & Biases; writes them to the run's folder without WANDB_API_KEY."""
     trackio_project: str | None = None
-    """Metrics also to trackio, in runs/trackio unless TRACKIO_DIR says where."""
+    """Writes metrics to trackio too, in runs/trackio unless TRACKIO_DIR names another folder."""
 
 
-class DpoSection(_Section):
+class DpoSection(ConfigSection):
     """The preference loss."""
 
     beta: Annotated[float, Field(gt=0)] = 0.1
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
     nll_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Adds this much of the chosen answer's negative log-likelihood per token."""
+    """Weight of the chosen answer's negative log-likelihood per token, which is added."""
 
 
-class TrainConfig(_Section):
+class EvalSection(ConfigSection):
+    """An evaluation on prompts of a file, made every `step` steps and after the last one."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]+$")]
+    """NAME in its metrics: eval/NAME/pass1 and so on."""
+    step: Annotated[int, Field(ge=1)]
+    """Steps between two evaluations."""
+    file: str | None = None
+    """File of prompts, relative to the folder of config.yml; default: NAME.jsonl."""
+    n: Annotated[int, Field(ge=1)] | None = None
+    """Only the first n prompts."""
+    pass1: bool = True
+    pass1_temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    pass4: bool = False
+    """The share of prompts of which at least one of four samples is right."""
+    pass4_temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
+    pass8: bool = False
+    pass8_temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
+
+    @model_validator(mode="after")
+    def _measures_something(self) -> "EvalSection":
+        if not self.counts:
+            raise ValueError("an evaluation needs pass1, pass4 or pass8")
+        return self
+
+    @property
+    def prompts_file(self) -> str:
+        """The file with the prompts, relative to the folder of config.yml."""
+        return self.file or f"{self.name}.jsonl"
+
+    @property
+    def counts(self) -> dict[int, float]:
+        """The temperature at which each k of pass@k is sampled."""
+        settings = {
+            1: (self.pass1, self.pass1_temperature),
+            4: (self.pass4, self.pass4_temperature),
+            8: (self.pass8, self.pass8_temperature),
+        }
+        return {k: temperature for k, (is_on, temperature) in settings.items() if is_on}
+
+    def is_due(self, step: int, total: int) -> bool:
+        """Returns whether the evaluation is made after this step of `total`."""
+        return step % self.step == 0 or step == total
+
+
+class LauncherSection(ConfigSection):
+    """The processes that a run trains in; `launcher: accelerate` gives the kind alone."""
+
+    kind: Literal["local", "accelerate", "ray"] = "local"
+    """local: the run's own process trains."""
+    num_processes: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Processes on all machines together; default with accelerate: one for each GPU."""
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    """ddp: each process holds the whole model; fsdp2: a share of the weights and optimiser."""
+    num_machines: Annotated[int, Field(ge=1, le=1024)] = 1
+    """accelerate: the run waits for the others, and notes the command to start on each."""
+    main_address: str | None = None
+    """accelerate on several machines: host:port of this one, as the others reach it."""
+    address: str | None = None
+    """ray: host:port or ray://… of a cluster, auto, or local for one on this machine."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_alone(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> "LauncherSection":
+        for key in sorted(self.model_fields_set - _KEYS_OF_KIND[self.kind]):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"launcher.{key} does nothing with kind: {self.kind}")
+        if self.kind == "ray" and (self.address is None or self.num_processes is None):
+            raise ValueError(
+                "launcher.kind: ray needs address (host:port, auto, or local for a cluster on this "
+                "machine) and num_processes"
+            )
+        if self.num_machines > 1 and split_address(self.main_address or "") is None:
+            raise ValueError(
+                "launcher.num_machines needs main_address: host:port of this machine, as the "
+                "others reach it"
+            )
+        if self.num_processes is not None and self.num_processes % self.num_machines:
+            raise ValueError("launcher.num_processes must be a multiple of num_machines")
+        return self
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process holds a share of the weights only."""
+        return self.kind != "local" and self.strategy == "fsdp2"
+
+
+def split_address(address: str) -> tuple[str, int] | None:
+    """Returns host and port of `host:port` or `ray://host:port`; None for any other text."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    return (host, int(port)) if host and port.isdecimal() else None
+
+
+class TrainConfig(ConfigSection):
     """All of config.yml."""
 
     project_id: str | None = None
@@ -102,7 +244,7 @@ class TrainConfig(_Section):
 
     @model_validator(mode="after")
     def _loss_is_named(self) -> "TrainConfig":
-        """Says which loss `auto` is, so that a run's record does too."""
+        """Replaces the loss `auto`, so that the run's record names the loss itself."""
         is_served = self.teacher is not None and self.teacher.is_served
         named = self.algorithm.resolved(is_served=is_served)
         return self if named is self.algorithm else self.model_copy(update={"algorithm": named})
@@ -142,8 +284,8 @@ class TrainConfig(_Section):
         return self
 
     @property
-    def teachers(self) -> list[OneTeacher]:
-        """Who scores each dataset's rollouts; none unless dataset_type is distill."""
+    def teachers(self) -> list[DatasetTeacher]:
+        """The teacher of each dataset; empty unless dataset_type is distill."""
         if self.teacher is None or self.dataset_type != "distill":
             return []
         return self.teacher.for_datasets(len(self.data.train_files))
@@ -183,8 +325,8 @@ class TrainConfig(_Section):
     @model_validator(mode="after")
     def _curriculum_fits(self) -> "TrainConfig":
         curriculum, max_turns = self.curriculum, self.rollout.max_turns
-        is_asked = curriculum != CurriculumSection() or self.cold_start is not None
-        if is_asked and self.dataset_type != "distill":
+        is_set = curriculum != CurriculumSection() or self.cold_start is not None
+        if is_set and self.dataset_type != "distill":
             raise ValueError("curriculum and cold_start are stages of dataset_type distill")
         if curriculum.first_turns is not None and curriculum.first_turns > max_turns:
             raise ValueError(

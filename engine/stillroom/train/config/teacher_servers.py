@@ -6,12 +6,12 @@ from stillroom.serving.model_server import ModelServer, ServerSettings
 from stillroom.serving.teacher import ServedTeacher
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import endpoint_for
-from stillroom.train.config.teacher_section import OneTeacher
+from stillroom.train.config.distill_sections import DatasetTeacher
 
 
 def served_teacher(
     workspace: Workspace,
-    teacher: OneTeacher,
+    teacher: DatasetTeacher,
     *,
     top_k: int | None = None,
     transport: httpx.AsyncBaseTransport | None = None,

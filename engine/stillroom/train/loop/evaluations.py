@@ -25,8 +25,8 @@ from stillroom.rollout.episode.collect import (
     specs_for,
 )
 from stillroom.settings import Workspace
-from stillroom.train.config.eval_section import EvalSection
 from stillroom.train.config.request import TrainingPlan
+from stillroom.train.config.schema import EvalSection
 from stillroom.train.loop.student_stage import StudentStage, open_student_stage
 from stillroom.train.student.model import Student
 from stillroom.types import SamplingSettings, TeacherRecord

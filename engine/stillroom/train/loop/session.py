@@ -12,12 +12,12 @@ from stillroom.errors import DivergedError, RunCancelledError
 from stillroom.reporting import Reporter
 from stillroom.train.config.resume import (
     Asked,
+    CarriedRollout,
     ResumePoint,
     TrainingState,
     Validation,
     recorded_metrics,
 )
-from stillroom.train.config.rollout_queue import CarriedRollout
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.loop.alarms import find_alarms
 from stillroom.train.loop.checkpoints import (

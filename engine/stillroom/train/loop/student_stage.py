@@ -20,8 +20,8 @@ from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.serving.model_server import ModelServer
 from stillroom.settings import Workspace
 from stillroom.tools.base import ToolSource
+from stillroom.train.config.distill_sections import RolloutSection
 from stillroom.train.config.request import TrainingPlan
-from stillroom.train.config.rollout_section import RolloutSection
 from stillroom.train.loop.student_server import student_server
 from stillroom.train.student.model import Student
 from stillroom.types import SamplingSettings, TeacherRecord

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from statistics import fmean
 
-from stillroom.train.config.algorithm_section import AdvantageEstimator
+from stillroom.train.config.distill_sections import AdvantageEstimator
 
 
 def reward_advantages(

@@ -16,7 +16,7 @@ from stillroom.models.load import LoadedModel
 from stillroom.models.sharing import packs
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
-from stillroom.train.config.algorithm_section import AlgorithmSection
+from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.loop.session import epoch_order
 from stillroom.train.on_policy.advantages import decayed, reward_advantages

@@ -19,7 +19,7 @@ from stillroom.policy.sequences import DecodedSequence
 from stillroom.serving.preflight import check_served
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.train.config.algorithm_section import AlgorithmSection
+from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.config.teacher_servers import served_teacher
 from stillroom.train.on_policy.token_scores import score_with_teacher
@@ -57,7 +57,7 @@ def check_teacher_server(
     notes: list[str] = []
     for one in dict.fromkeys(config.teachers):
         if one.section.is_served:
-            served = served_teacher(workspace, one, top_k=config.algorithm.told_tokens)
+            served = served_teacher(workspace, one, top_k=config.algorithm.num_teacher_tokens)
             check = functools.partial(check_served, max_context=max_context)
             notes += anyio.run(check, workspace, one.tokenizer, served, tokenizer)
     return notes

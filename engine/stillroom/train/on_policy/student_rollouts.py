@@ -18,12 +18,12 @@ from stillroom.rollout.episode.collect import (
 )
 from stillroom.rollout.journal.records import RolloutKey
 from stillroom.teachers.scores import TeacherScores
-from stillroom.train.config.curriculum import Limits, limits_at
-from stillroom.train.config.rollout_queue import CarriedRollout
+from stillroom.train.config.resume import CarriedRollout
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.loop.session import Session, epoch_order
 from stillroom.train.loop.student_server import open_served_student
 from stillroom.train.loop.student_stage import StudentStage
+from stillroom.train.on_policy.curriculum import Limits, limits_at
 from stillroom.train.on_policy.student_policy import StudentPolicy, StudentRollout
 from stillroom.train.on_policy.teachers import Teachers
 from stillroom.train.student.collective import Collective

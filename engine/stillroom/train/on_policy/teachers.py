@@ -17,8 +17,8 @@ from stillroom.serving.teacher import ServedTeacher
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
+from stillroom.train.config.distill_sections import DatasetTeacher
 from stillroom.train.config.schema import TrainConfig
-from stillroom.train.config.teacher_section import OneTeacher
 from stillroom.train.config.teacher_servers import served_teacher
 from stillroom.train.student.model import Student
 from stillroom.types import Failure
@@ -79,11 +79,11 @@ def load_teachers(
     """Returns the teachers that config.yml names, each once; those in this process are checked."""
     if not config.teachers:
         raise ConfigError("dataset_type distill needs teacher.path", "name the teacher's model")
-    local: dict[OneTeacher, LocalTeacher] = {}
-    served: dict[OneTeacher, ServedTeacher] = {}
+    local: dict[DatasetTeacher, LocalTeacher] = {}
+    served: dict[DatasetTeacher, ServedTeacher] = {}
     for one in dict.fromkeys(config.teachers):
         if one.section.is_served:
-            top_k = config.algorithm.told_tokens
+            top_k = config.algorithm.num_teacher_tokens
             served[one] = served_teacher(workspace, one, top_k=top_k, transport=transport)
             continue
         loaded = load_model(

@@ -21,7 +21,7 @@ from stillroom.models.cpu.divergence_gradients import (
 from stillroom.models.divergence import bucket_logprobs, with_rest
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
-from stillroom.train.config.algorithm_section import AlgorithmSection
+from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.on_policy.token_scores import TokenScores, told_tops
 from stillroom.train.student.model import Student
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stillroom.train.config.algorithm_section import AlgorithmSection
+from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.methods.losses import (
     above_expected,
     beyond_rounding,

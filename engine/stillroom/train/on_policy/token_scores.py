@@ -24,7 +24,7 @@ from stillroom.models.divergence import (
 from stillroom.models.heads import in_tiles, token_logprobs
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
-from stillroom.train.config.algorithm_section import AlgorithmSection
+from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.student.model import Student
 
 

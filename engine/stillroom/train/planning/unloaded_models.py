@@ -12,8 +12,7 @@ from stillroom.models.load import LoadedModel, context_length, load_tokenizer
 from stillroom.models.pairing import check_pair
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
-from stillroom.train.config.model_section import ModelSection
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import ModelSection, TrainConfig
 from stillroom.train.on_policy.preflight import check_teacher_server
 from stillroom.train.planning import forecast
 from stillroom.train.planning.dry_forward import empty_model, size_of

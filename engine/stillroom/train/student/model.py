@@ -22,7 +22,7 @@ from stillroom.models.precision import Precision
 from stillroom.models.recompute import recompute_layers
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
-from stillroom.train.config.model_section import ModelSection
+from stillroom.train.config.schema import ModelSection
 from stillroom.train.student.collective import ALONE, Collective
 from stillroom.train.student.sharding import run_inside, shard
 

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillroom.errors import ConfigError
-from stillroom.train.config.algorithm_section import AlgorithmSection, LossName
-from stillroom.train.config.file import load_config
-from stillroom.train.config.unsupported import REFUSED_VALUES, UNSUPPORTED
+from stillroom.train.config.distill_sections import AlgorithmSection, LossName
+from stillroom.train.config.file import REFUSED_VALUES, UNSUPPORTED, load_config
 
 SFT = {
     "dataset_type": "sft",
@@ -227,7 +226,7 @@ def test_a_loss_that_is_named_is_what_it_was_wherever_it_comes_from(tmp_path, lo
 def test_a_served_teacher_is_asked_for_its_likeliest_tokens_by_itself(tmp_path):
     served = load(tmp_path, having("teacher.provider", "vllm", DISTILL)).algorithm
 
-    assert (served.loss_fn, served.told_tokens) == ("top_k_reverse_kl", 16)
+    assert (served.loss_fn, served.num_teacher_tokens) == ("top_k_reverse_kl", 16)
 
 
 def test_which_loss_is_taken_by_itself_depends_on_where_the_teacher_is():

@@ -12,7 +12,7 @@ from stillroom.models.batches import TokenSequence
 from stillroom.models.heads import OutputHead
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
-from stillroom.train.config.algorithm_section import AlgorithmSection
+from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.on_policy.policy_update import (
     Lesson,

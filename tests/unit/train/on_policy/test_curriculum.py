@@ -11,9 +11,10 @@ from fakes.reporters import KeptReporter
 from fakes.students import PROMPTS, make_session, pairs, sample
 from fakes.tool_sources import DictTools
 from fakes.training import PRICE_TOOL, make_project
-from stillroom.train.config.curriculum import CurriculumSection, Limits, limits_at
+from stillroom.train.config.distill_sections import CurriculumSection
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.config.schema import TrainConfig
+from stillroom.train.on_policy.curriculum import Limits, limits_at
 from stillroom.train.planning.plan import plan_training
 
 

@@ -1,0 +1,325 @@
+"""The sections of config.yml that say how the student is sampled and who teaches it (distill)."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from stillroom.data.chat.reasoning import ReasoningMode
+from stillroom.models.precision import Precision, Quantization
+from stillroom.rollout.request import DEFAULT_NUDGE, TerminationPolicy
+
+AdvantageEstimator = Literal["grpo", "reinforce", "gae"]
+LossName = Literal["importance_sampling", "ppo", "full_reverse_kl", "jsd", "top_k_reverse_kl"]
+SAMPLED_LOSSES: tuple[LossName, ...] = ("importance_sampling", "ppo")
+"""The losses that read the sampled token alone; the others compare whole distributions."""
+
+
+class ConfigSection(BaseModel):
+    """A section of config.yml; a key that it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StudentServerSection(ConfigSection):
+    """A vLLM server that samples the student (distill)."""
+
+    base_url: str
+    """The server serves the student's base with --enable-lora and can read the run's folder."""
+    api_key_env: str | None = None
+    """Name of the environment variable with the server's key; default: no key is sent."""
+    timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds that the server may take for one turn."""
+
+
+class RolloutSection(ConfigSection):
+    """How the student is sampled (distill)."""
+
+    max_turns: Annotated[int, Field(ge=1, le=1000)] = 1
+    max_tokens: Annotated[int, Field(ge=1)] = 2048
+    max_context_window: Annotated[int, Field(ge=16)] = 32768
+    mcp_url: str | tuple[str, ...] | None = None
+    """More tools: MCP servers beside tools.py, each a URL or a command line."""
+    max_tool_response: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of a tool's reply; the rest is cut, with a mark that the model reads."""
+    browse: bool = False
+    """More tools: a web browser, which opens public addresses only."""
+    browse_allow: tuple[str, ...] = ()
+    """Private hosts (host:port, CIDR) that the browser may open too."""
+    reasoning_mode: ReasoningMode | None = None
+    """Whether the chat template lets the student think; None: the template's own default."""
+    termination_policy: TerminationPolicy = "last_tool"
+    """The rollout ends with the first turn that calls no tool, or only after max_turns turns."""
+    nudge: Annotated[str, Field(min_length=1)] = DEFAULT_NUDGE
+    """termination_policy max_turns: what the user says after a turn that calls no tool."""
+    temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
+    tool_timeout: Annotated[float, Field(gt=0)] = 60.0
+    reward_timeout: Annotated[float, Field(gt=0)] = 60.0
+    rollout_timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that a rollout with its rewards may take; a longer one is not trained on."""
+    include_thinking: bool = False
+    concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Conversations that are sampled in one batch."""
+    server: StudentServerSection | None = None
+    """The server that samples the student; it loads the adapter of each iteration."""
+    max_staleness: Annotated[int, Field(ge=0, le=16)] = 0
+    """Iterations over which a rollout may go on; a longer one is dropped and counted.
+
+    0: every token is sampled from the weights that are updated. Source: arXiv 2505.24298 (AReaL).
+    """
+    stragglers: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """max_staleness: the share of an iteration's rollouts that are not waited for."""
+
+    @property
+    def mcp_servers(self) -> tuple[str, ...]:
+        """The URLs or command lines of the MCP servers that offer tools."""
+        return (self.mcp_url,) if isinstance(self.mcp_url, str) else self.mcp_url or ()
+
+    @model_validator(mode="after")
+    def _nudge_is_said(self) -> "RolloutSection":
+        if self.nudge != DEFAULT_NUDGE and self.termination_policy == "last_tool":
+            raise ValueError("nudge is said only with termination_policy: max_turns")
+        return self
+
+    @model_validator(mode="after")
+    def _hosts_are_for_the_browser(self) -> "RolloutSection":
+        if self.browse_allow and not self.browse:
+            raise ValueError("browse_allow is for the browser: set browse: true, or leave it out")
+        return self
+
+
+class TeacherSection(ConfigSection):
+    """Who scores the student's tokens (distill)."""
+
+    path: str | tuple[str, ...]
+    """Hub id, folder, run id, or demo/teacher; with a server, the model's name there.
+
+    A list has one for each of `data.train_file`'s files, whose prompts it alone scores.
+    """
+    provider: Literal["hf", "vllm", "sglang"] = "hf"
+    """hf: in the training process. vllm, sglang: a server that scores by prompt logprobs."""
+    base_url: str | tuple[str, ...] | None = None
+    """URL of the server; default: http://127.0.0.1:8000/v1 (vllm), http://127.0.0.1:30000/v1.
+
+    A list has one for each of `path`.
+    """
+    api_key_env: str | None = None
+    """Name of the environment variable with the server's key; default: no key is sent."""
+    tokenizer: str | tuple[str, ...] | None = None
+    """Folder or hub id with the served model's tokenizer; default: the server tells it.
+
+    A list has one for each of `path`.
+    """
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Rollouts that a server scores at once."""
+    timeout: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds that a server may take for one rollout."""
+    precision: Precision = "auto"
+    quantization: Quantization = None
+    """nf4: the teacher's layers in 4 bits."""
+    spread: bool = False
+    """Puts the teacher's layers on all GPUs, and in main memory what does not fit there."""
+
+    @property
+    def name(self) -> str:
+        """The name of the model; of several models the names, joined by commas."""
+        return self.path if isinstance(self.path, str) else ", ".join(self.path)
+
+    def for_datasets(self, num: int) -> "list[DatasetTeacher]":
+        """Returns the teacher of each of `num` datasets; a single path scores all of them."""
+        paths = self.path if isinstance(self.path, tuple) else (self.path,) * num
+        return [
+            DatasetTeacher(self, path, _at(self.base_url, i), _at(self.tokenizer, i))
+            for i, path in enumerate(paths)
+        ]
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the teacher is a model behind a server."""
+        return self.provider != "hf"
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> "TeacherSection":
+        server_keys = {"base_url", "api_key_env", "tokenizer", "concurrency", "timeout"}
+        set_keys = sorted(server_keys & self.model_fields_set)
+        if not self.is_served and set_keys:
+            raise ValueError(
+                f"{set_keys[0]} is of a served teacher: leave it out, or set provider to vllm "
+                "or sglang"
+            )
+        local_keys = sorted({"precision", "quantization", "spread"} & self.model_fields_set)
+        if self.is_served and local_keys:
+            raise ValueError(
+                f"{local_keys[0]} is of a teacher in this process; a server has its own: "
+                "leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lists_go_together(self) -> "TeacherSection":
+        num = len(self.path) if isinstance(self.path, tuple) else None
+        for name, listed in (("base_url", self.base_url), ("tokenizer", self.tokenizer)):
+            if isinstance(listed, tuple) and len(listed) != num:
+                raise ValueError(
+                    f"{name} is a list of {len(listed)}, so path must be a list of as many models"
+                )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetTeacher:
+    """The teacher that scores the rollouts of one dataset."""
+
+    section: TeacherSection
+    path: str
+    base_url: str | None
+    tokenizer: str | None
+
+
+def _at(value: str | tuple[str, ...] | None, index: int) -> str | None:
+    return value[index] if isinstance(value, tuple) else value
+
+
+class AlgorithmSection(ConfigSection):
+    """The loss of distillation and what goes into it."""
+
+    loss_fn: LossName | Literal["auto"] = "auto"
+    """auto: full_reverse_kl with a teacher in this process, else top_k_reverse_kl."""
+    kl_penalty_coef: Annotated[float, Field(gt=0)] | None = None
+    """β: how much the divergence from the teacher counts. Default: 0.1 in importance_sampling's and
+    ppo's advantage -β (log p_student - log p_teacher); 1 as a factor of the other losses."""
+    kl_baseline: Literal["none", "exact"] = "none"
+    """exact: subtracts the advantage's mean over the vocabulary; needs a teacher in-process."""
+    clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """ppo: how far the ratio may move from 1."""
+    importance_cap: Annotated[float, Field(ge=1)] | None = None
+    """importance_sampling, ppo: tokens count by min(p_trainer / p_sampler, this), the trainer as it
+    was before the iteration's first step; None: no correction, both are taken to be the same."""
+    jsd_beta: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """jsd: the teacher's share of the mixture; 0: forward KL, 1: reverse KL."""
+    top_k: Annotated[int, Field(ge=1, le=1024)] = 16
+    """top_k_reverse_kl: how many of the teacher's likeliest tokens are compared; all others
+    count as one."""
+    mask_special_tokens: bool = False
+    """Does not train on tokens that are no text (a turn's end, a template's marks)."""
+    reward_coef: Annotated[float, Field(ge=0)] = 0.0
+    """How much the advantage from rewards counts; 0: rewards are only measured."""
+    adv_estimator: AdvantageEstimator = "grpo"
+    """How a reward becomes an advantage: less the mean of its group (grpo), less the mean of the
+    iteration (reinforce), or less that of its group and discounted by `gae_lambda` (gae)."""
+    gae_lambda: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """gae: a token's advantage falls by this factor with each token that follows it."""
+    substeps: Annotated[int, Field(ge=1, le=64)] = 1
+    """Optimiser steps per iteration, each on an equal share of the rollouts."""
+
+    def resolved(self, *, is_served: bool) -> "AlgorithmSection":
+        """Returns the section with `auto` replaced by the default loss for such a teacher."""
+        if self.loss_fn != "auto":
+            return self
+        loss_fn = "top_k_reverse_kl" if is_served else "full_reverse_kl"
+        return self.model_copy(update={"loss_fn": loss_fn})
+
+    @property
+    def is_sampled_loss(self) -> bool:
+        """Whether the loss needs the probability of the sampled token only."""
+        return self.loss_fn in SAMPLED_LOSSES
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the loss needs the teacher's whole distribution, so a teacher in this process."""
+        return self.loss_fn in ("auto", "full_reverse_kl", "jsd") or self.kl_baseline == "exact"
+
+    @property
+    def num_teacher_tokens(self) -> int | None:
+        """How many of its likeliest tokens a served teacher must return; None: no tokens."""
+        return self.top_k if self.loss_fn == "top_k_reverse_kl" else None
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether the loss reads the ratio of the probabilities now and when sampled."""
+        return self.is_sampled_loss or self.reward_coef > 0
+
+    @property
+    def kl_coef(self) -> float:
+        """The factor β: `kl_penalty_coef`, or its default for the loss."""
+        if self.kl_penalty_coef is not None:
+            return self.kl_penalty_coef
+        return 0.1 if self.is_sampled_loss else 1.0
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> "AlgorithmSection":
+        used = {
+            "kl_baseline": (self.is_sampled_loss, "loss_fn importance_sampling or ppo"),
+            "importance_cap": (self.is_sampled_loss, "loss_fn importance_sampling or ppo"),
+            "clip_ratio": (self.loss_fn == "ppo", "loss_fn ppo"),
+            "jsd_beta": (self.loss_fn == "jsd", "loss_fn jsd"),
+            "top_k": (self.loss_fn == "top_k_reverse_kl", "loss_fn top_k_reverse_kl"),
+            "gae_lambda": (
+                self.adv_estimator == "gae" and self.reward_coef > 0,
+                "adv_estimator gae and reward_coef above 0",
+            ),
+        }
+        fields = AlgorithmSection.model_fields
+        for name, (is_used, needed) in used.items():
+            if not is_used and self.model_dump()[name] != fields[name].default:
+                raise ValueError(f"algorithm.{name} counts only with {needed}; leave it out")
+        return self
+
+
+class CurriculumSection(ConfigSection):
+    """Makes rollouts easier at first (distill); iterations count from the cold start's end."""
+
+    prefix_tokens: Annotated[int, Field(ge=1)] | None = None
+    """A rollout ends once the student has written this many tokens over all its turns.
+
+    Source: arXiv 2602.15260, 2605.27028: the beginnings of answers teach most and cost least.
+    """
+    prefix_tokens_end: Annotated[int, Field(ge=1)] | None = None
+    """The limit grows to this value by iteration prefix_steps; from then on there is no limit."""
+    prefix_steps: Annotated[int, Field(ge=1)] | None = None
+    first_turns: Annotated[int, Field(ge=1)] | None = None
+    """Turns that the first rollouts may have; grows to rollout.max_turns by iteration turn_steps.
+
+    Source: arXiv 2604.24005: errors add up over turns and lead to states that the
+    teacher has never seen.
+    """
+    turn_steps: Annotated[int, Field(ge=1)] | None = None
+    teacher_share: Annotated[float, Field(ge=0, le=0.9)] = 0.0
+    """Share of turns that the teacher writes; the student reads them and is not trained on them.
+
+    Falls to 0 by iteration teacher_steps. Source: arXiv 2606.15912.
+    """
+    teacher_steps: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _every_ramp_has_an_end(self) -> "CurriculumSection":
+        ramps = (
+            ("prefix_steps", self.prefix_steps, "prefix_tokens_end", self.prefix_tokens_end),
+            ("turn_steps", self.turn_steps, "first_turns", self.first_turns),
+            ("teacher_steps", self.teacher_steps, "teacher_share", self.teacher_share or None),
+        )
+        for steps_name, steps, name, value in ramps:
+            if (steps is None) != (value is None):
+                raise ValueError(
+                    f"{name} and {steps_name} (the iteration by which it is over) go together"
+                )
+        if self.prefix_tokens_end is not None and (
+            self.prefix_tokens is None or self.prefix_tokens_end < self.prefix_tokens
+        ):
+            raise ValueError("prefix_tokens_end is what prefix_tokens grows to: set the lower one")
+        return self
+
+
+class ColdStartSection(ConfigSection):
+    """Supervised steps before the first rollout (distill), so that the student can act at all.
+
+    Source: arXiv 2604.13016, 2604.13010.
+    """
+
+    train_file: str
+    """Supervised rows (convert_rollouts), relative to the folder of config.yml."""
+    num_epochs: Annotated[int, Field(ge=1)] = 1
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """Default: trainer.learning_rate."""
+    batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Rows per step; default: data.batch_size."""

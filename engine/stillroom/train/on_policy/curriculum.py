@@ -1,0 +1,40 @@
+"""The curriculum: the limits of rollouts that change over a run. Pure."""
+
+import random
+from dataclasses import dataclass
+
+from stillroom.files import content_hash
+from stillroom.train.config.distill_sections import CurriculumSection
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What holds for the rollouts of one iteration."""
+
+    max_turns: int
+    prefix_tokens: int | None = None
+    teacher_share: float = 0.0
+
+    def teacher_turns(self, key: str, *, seed: int) -> frozenset[int]:
+        """Returns the turns of a rollout that the teacher writes; they follow from its key."""
+        if not self.teacher_share:
+            return frozenset()
+        draws = random.Random(content_hash(["teacher turns", seed, key]))
+        return frozenset(i for i in range(self.max_turns) if draws.random() < self.teacher_share)
+
+
+def limits_at(section: CurriculumSection, iteration: int, *, max_turns: int) -> Limits:
+    """Returns the limits of an iteration, counted from 0."""
+    prefix = section.prefix_tokens
+    if section.prefix_steps is not None and prefix is not None:
+        is_over = iteration >= section.prefix_steps
+        end = section.prefix_tokens_end or prefix
+        grown = round(prefix + (end - prefix) * iteration / section.prefix_steps)
+        prefix = None if is_over else grown
+    turns = max_turns
+    if section.first_turns is not None and section.turn_steps is not None:
+        first = min(section.first_turns, max_turns)
+        done = min(1.0, iteration / section.turn_steps)
+        turns = first + int((max_turns - first) * done)
+    left = 1 - iteration / section.teacher_steps if section.teacher_steps else 0.0
+    return Limits(turns, prefix, section.teacher_share * max(0.0, left))
