@@ -1,0 +1,105 @@
+"""Where modules lie, and how large they may be."""
+
+import ast
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("engine", "server")
+MAX_MODULES_IN_A_FOLDER = 18
+MAX_LINES_IN_A_FILE = 500
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Returns the file of every module by the module's dotted name."""
+    return {
+        ".".join(path.relative_to(ROOT / package).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): path
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports_of(path: Path) -> set[str]:
+    """Returns the modules of ours that a file imports anywhere, inside functions too."""
+    imported = set[str]()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                imported.add(inner if inner in modules() else node.module)
+    return imported & modules().keys()
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Returns each set of modules that all lead to one another.
+
+    Source: Tarjan, Depth-first search and linear graph algorithms (1972).
+    """
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    circular: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        order[module] = lowest[module] = len(order)
+        stack.append(module)
+        for imported in sorted(graph[module]):
+            if imported not in order:
+                visit(imported)
+            if imported in stack:
+                lowest[module] = min(lowest[module], lowest[imported])
+        if lowest[module] == order[module]:
+            start = stack.index(module)
+            if len(stack) - start > 1:
+                circular.append(sorted(stack[start:]))
+            del stack[start:]
+
+    for module in sorted(graph):
+        if module not in order:
+            visit(module)
+    return circular
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b"}, "b": {"a"}, "c": {"a"}}, [["a", "b"]]),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"d"}}, [["a", "b", "c"]]),
+        ({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}, "d": set()}, []),
+    ],
+)
+def test_a_circle_is_found(graph, expected):
+    assert circles(graph) == expected
+
+
+def test_no_modules_import_one_another_in_a_circle():
+    assert circles({name: imports_of(path) for name, path in modules().items()}) == []
+
+
+def test_no_folder_holds_more_modules_than_can_be_taken_in_at_a_glance():
+    num_modules = defaultdict[Path, int](int)
+    for path in modules().values():
+        num_modules[path.parent.relative_to(ROOT)] += 1
+    assert {f: n for f, n in num_modules.items() if n > MAX_MODULES_IN_A_FOLDER} == {}
+
+
+def test_no_file_is_too_long_to_be_read_at_once():
+    num_lines = {
+        path.relative_to(ROOT): path.read_text(encoding="utf-8").count("\n")
+        for path in modules().values()
+    }
+    assert {f: n for f, n in num_lines.items() if n > MAX_LINES_IN_A_FILE} == {}
