@@ -1,11 +1,15 @@
 """What the documents name is there."""
 
+import itertools
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from fakes.source_tree import ROOT, imports_of, module_of, starts
+
+ARCHITECTURE = ROOT / "docs/architecture.md"
+_HEADING = re.compile(r"## +(?P<title>.+)")
+_STATION = re.compile(r"\d+\. `(?P<file>(?:engine|server)/[\w./-]+\.py)`")
 
 
 @pytest.mark.parametrize("document", ["README.md", "CLAUDE.md", "docs/benchmarks.md"])
@@ -15,3 +19,53 @@ def test_every_file_that_a_document_names_is_there(document: str) -> None:
 
     assert document != "docs/benchmarks.md" or named
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def flows(text: str) -> dict[str, list[str]]:
+    """Returns the files of each numbered list in order, by the heading above it."""
+    listed: dict[str, list[str]] = {}
+    title = ""
+    for line in text.splitlines():
+        if heading := _HEADING.match(line):
+            title = heading["title"]
+        elif station := _STATION.match(line):
+            listed.setdefault(title, []).append(station["file"])
+    return listed
+
+
+def gaps(files: list[str]) -> list[str]:
+    """Returns where a flow's file neither imports the next nor starts it as a process."""
+    paths = [ROOT / file for file in files]
+    missing = [f"{file} is not there" for file in files if not (ROOT / file).is_file()]
+    return missing or [
+        f"{here.relative_to(ROOT)} does not import {then.relative_to(ROOT)}"
+        for here, then in itertools.pairwise(paths)
+        if module_of(then) not in imports_of(here) and not starts(here, module_of(then))
+    ]
+
+
+def test_flows_are_read_from_numbered_lists_of_files():
+    text = """
+## A prompt becomes a row
+Some words about `engine/stillroom/errors.py`.
+1. `engine/stillroom/api/runs.py`: looks at runs
+   and goes on in the next line.
+2. `engine/stillroom/jobs/supervise.py`: starts a process
+3. `engine/stillroom/jobs/worker.py`: is that process
+## Words
+1. `word`: what it means
+"""
+    listed = flows(text)
+    assert list(listed) == ["A prompt becomes a row"]
+    assert gaps(listed["A prompt becomes a row"]) == []
+    assert gaps(["engine/stillroom/errors.py", "engine/stillroom/jobs/worker.py"]) == [
+        "engine/stillroom/errors.py does not import engine/stillroom/jobs/worker.py"
+    ]
+    assert gaps(["engine/stillroom/gone.py"]) == ["engine/stillroom/gone.py is not there"]
+
+
+@pytest.mark.skipif(not ARCHITECTURE.exists(), reason="docs/architecture.md is not written yet")
+def test_each_file_of_a_flow_leads_to_the_next():
+    listed = flows(ARCHITECTURE.read_text(encoding="utf-8"))
+    assert len(listed) >= 3
+    assert [gap for files in listed.values() for gap in gaps(files)] == []

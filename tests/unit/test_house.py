@@ -1,46 +1,14 @@
 """Where modules lie, and how large they may be."""
 
-import ast
 from collections import defaultdict
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("engine", "server")
+from fakes.source_tree import ROOT, imports_of, modules
+
 MAX_MODULES_IN_A_FOLDER = 18
 MAX_LINES_IN_A_FILE = 500
-
-
-@cache
-def modules() -> dict[str, Path]:
-    """Returns the file of every module by the module's dotted name."""
-    return {
-        ".".join(path.relative_to(ROOT / package).with_suffix("").parts).removesuffix(
-            ".__init__"
-        ): path
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
-    }
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def imports_of(path: Path) -> set[str]:
-    """Returns the modules of ours that a file imports anywhere, inside functions too."""
-    imported = set[str]()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                imported.add(inner if inner in modules() else node.module)
-    return imported & modules().keys()
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
