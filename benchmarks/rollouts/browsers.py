@@ -16,9 +16,9 @@ import anyio
 import psutil
 from common import report
 
-from stillroom.tools.base import ToolTask
 from stillroom.tools.browser.tool import BrowseTools
 from stillroom.tools.mcp.servers import MCPTools
+from stillroom.tools.source import ToolTask
 
 PAGE = """<title>{0}</title><main><h1>{0}</h1><p id=p></p></main>
 <script>p.textContent = localStorage.n || 'new'; localStorage.n = '{0}'</script>"""

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from stillroom.tools.base import ToolResult, ToolTask
+from stillroom.tools.source import ToolResult, ToolTask
 from stillroom.types import CallTotals, Message, SampledTurn, TokenTrace, ToolSchema, Usage
 
 

@@ -11,7 +11,7 @@ from fakes.training import make_student
 from stillroom.data.formats import load_tasks
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.tools.base import ToolSource
+from stillroom.tools.source import ToolSource
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.loop.session import Session
 from stillroom.train.loop.student_stage import StudentStage

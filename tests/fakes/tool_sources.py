@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from stillroom.tools.base import ToolResult, ToolSession, ToolTask
+from stillroom.tools.source import ToolResult, ToolSession, ToolTask
 from stillroom.types import ToolSchema
 
 

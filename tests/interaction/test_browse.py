@@ -20,10 +20,10 @@ from fakes.rooms import stay
 from fakes.user_files import wait_for
 from fakes.websites import Request, Response, Website, open_website
 from stillroom.errors import InputError
-from stillroom.tools.base import ToolResult, ToolSession, ToolTask
 from stillroom.tools.browser.addresses import IPAddress
 from stillroom.tools.browser.proxy import Dial
 from stillroom.tools.browser.tool import BrowseTools
+from stillroom.tools.source import ToolResult, ToolSession, ToolTask
 
 pytestmark = pytest.mark.browser
 

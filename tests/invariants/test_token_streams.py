@@ -10,7 +10,7 @@ from fakes.students import PROMPTS, make_session, pairs, sample
 from fakes.tool_sources import DictTools
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.rollout.episode.loop import offered_tools
-from stillroom.tools.base import ToolResult
+from stillroom.tools.source import ToolResult
 from stillroom.train.on_policy.student_rollouts import sequences_of
 from stillroom.types import StopReason
 

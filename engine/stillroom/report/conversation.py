@@ -109,7 +109,7 @@ def _parts(message: ChatMessage, limit: int) -> Iterator[Part]:
         case "assistant":
             yield from _assistant_parts(message, text, limit)
         case "tool":
-            # The engine's own errors begin so, see stillroom.tools.base.
+            # The engine's own errors begin so, see stillroom.tools.source.
             is_error = text.startswith("error:")
             name = message.name or ""
             yield _part("reply", text or "(empty)", limit, name=name, is_error=is_error)

@@ -23,11 +23,10 @@ from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.limits.words import LimitSettings, LimitUnit
 from stillroom.teachers.providers import IN_PROCESS, TEACHER_KEYS, endpoint_for
-from stillroom.tools.base import ToolSource
 from stillroom.tools.browser.tool import BrowseTools
-from stillroom.tools.combined import CombinedTools
 from stillroom.tools.containers.docker import PLAYWRIGHT, DockerTools
 from stillroom.tools.mcp.servers import MCPTools
+from stillroom.tools.source import CombinedTools, ToolSource
 from stillroom.tools.user.pool import UserPool
 from stillroom.types import (
     Message,

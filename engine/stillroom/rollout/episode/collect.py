@@ -34,7 +34,7 @@ from stillroom.rollout.episode.loop import (
 from stillroom.rollout.journal.records import EpisodeRecorder, ForgetfulRecorder, RolloutKey
 from stillroom.rollout.rewards.rewards import Judgement, Rewarder
 from stillroom.teachers.budget import BudgetSpentError
-from stillroom.tools.base import ToolSource
+from stillroom.tools.source import ToolSource
 from stillroom.types import (
     CallTotals,
     Failure,

@@ -11,7 +11,7 @@ import msgspec
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError
 from stillroom.rollout.journal.records import EpisodeRecorder
-from stillroom.tools.base import ToolResult, ToolSession, ToolSource, ToolTask, error_result
+from stillroom.tools.source import ToolResult, ToolSession, ToolSource, ToolTask, error_result
 from stillroom.types import (
     Answerer,
     Message,

@@ -30,7 +30,7 @@ from stillroom.rollout.journal.records import (
     read_journal,
 )
 from stillroom.teachers.budget import Cost, Outstanding
-from stillroom.tools.base import ToolResult
+from stillroom.tools.source import ToolResult
 from stillroom.types import CallTotals, SampledTurn, Trajectory
 
 _SYNC_EVERY_S = 1.0

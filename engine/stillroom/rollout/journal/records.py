@@ -10,7 +10,7 @@ import msgspec
 from stillroom.errors import DataError
 from stillroom.lines import read_lines
 from stillroom.teachers.budget import Cost, Outstanding
-from stillroom.tools.base import ToolResult
+from stillroom.tools.source import ToolResult
 from stillroom.types import Answerer, CallTotals, SampledTurn, Trajectory, Usage
 
 

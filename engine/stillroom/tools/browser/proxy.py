@@ -10,17 +10,18 @@ import binascii
 import hmac
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
+from anyio import AsyncContextManagerMixin
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from stillroom.concurrency import background_tasks
 from stillroom.tools.browser.addresses import (
     AddressPolicy,
     AddressRefusedError,
@@ -28,12 +29,12 @@ from stillroom.tools.browser.addresses import (
     Target,
 )
 
-MAX_HEAD_BYTES = 64 << 10
-MAX_ADDRESSES = 4
-MAX_REFUSALS = 64
+_MAX_HEAD_BYTES = 64 << 10
+_MAX_ADDRESSES = 4
+_MAX_REFUSALS = 64
 _CHUNK_BYTES = 64 << 10
 
-# What concerns one connection only, and what tells the browser's credential.
+# Headers of one connection only, and those that hold the browser's credential for this proxy.
 _HOP_HEADERS = frozenset(
     {
         "connection", "keep-alive", "proxy-authenticate", "proxy-authorization",
@@ -45,7 +46,7 @@ _GONE = (
     OSError,
 )  # fmt: skip
 
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+_Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the IP addresses of a name. Raises OSError if it has none."""
 Dial = Callable[[IPAddress, int], Awaitable[anyio.abc.ByteStream]]
 """Connects to exactly one address. Raises OSError if nobody answers."""
@@ -53,7 +54,7 @@ Dial = Callable[[IPAddress, int], Awaitable[anyio.abc.ByteStream]]
 
 @dataclass(frozen=True, slots=True)
 class ProxyLimits:
-    """What one connection through the proxy may take."""
+    """Limits of one connection through the proxy."""
 
     connect_timeout_s: float = 15.0
     """For the request's head, the look-up of the name, and the connection: each."""
@@ -66,24 +67,24 @@ class ProxyLimits:
 
 @dataclass(eq=False, slots=True)
 class ProxyAccess:
-    """One session's right to use the proxy; ends with the session, and its connections with it."""
+    """One session's right to use the proxy; it ends with the session, as do its connections."""
 
     username: str
     password: str
     refusals: dict[str, str] = field(default_factory=dict[str, str])
-    """Why each `host:port` that was asked for was refused or not reached; the latest ones."""
+    """Why a requested `host:port` was refused or not reached; only the latest ones."""
     scopes: set[anyio.CancelScope] = field(default_factory=set[anyio.CancelScope])
 
     def note(self, target: str, reason: str) -> None:
         """Keeps the reason for the message to the model."""
         self.refusals.pop(target, None)
         self.refusals[target] = reason
-        if len(self.refusals) > MAX_REFUSALS:
+        if len(self.refusals) > _MAX_REFUSALS:
             del self.refusals[next(iter(self.refusals))]
 
 
-class BrowseProxy:
-    """Serves CONNECT and plain http on a free port of the loopback, to whoever has a ProxyAccess.
+class BrowseProxy(AsyncContextManagerMixin):
+    """Serves CONNECT and plain http on a free port of the loopback, to holders of a ProxyAccess.
 
     Use as an async context manager.
     """
@@ -93,7 +94,7 @@ class BrowseProxy:
         policy: AddressPolicy,
         *,
         limits: ProxyLimits | None = None,
-        resolve: Resolve | None = None,
+        resolve: _Resolve | None = None,
         dial: Dial | None = None,
     ) -> None:
         self._policy = policy
@@ -102,47 +103,32 @@ class BrowseProxy:
         self._dial = dial or _dial
         self._accesses: dict[str, ProxyAccess] = {}
         self._num_open = 0
-        self._listener: anyio.abc.Listener[anyio.abc.SocketStream] | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
         self.port = 0
         self.num_refused = 0
         """Requests that the policy refused."""
         self.num_dialled = 0
-        """Connections that were tried; none of them for a refused request."""
+        """Connections that were tried; never for a refused request."""
 
-    async def __aenter__(self) -> Self:
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
         self.port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        self._listener = listener
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(listener.serve, self.serve)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._tasks is None or self._listener is None:
-            return
-        self._tasks.cancel_scope.cancel()
         try:
-            # Without the error: a task group would wrap what is not its own.
-            await self._tasks.__aexit__(None, None, None)
+            async with background_tasks() as tasks:
+                tasks.start_soon(listener.serve, self.serve)
+                yield self
         finally:
             with anyio.CancelScope(shield=True):
-                await self._listener.aclose()
+                await listener.aclose()
 
     @property
     def url(self) -> str:
-        """Where the browser finds it."""
+        """The proxy's URL for the browser."""
         return f"http://127.0.0.1:{self.port}"
 
     @contextmanager
     def open_access(self) -> Generator[ProxyAccess]:
-        """Gives out a credential; at the end it is void and its connections are cut."""
+        """Yields a credential; at the end it becomes void and its connections are cut."""
         access = ProxyAccess(username=secrets.token_hex(8), password=secrets.token_urlsafe(32))
         self._accesses[access.username] = access
         try:
@@ -153,7 +139,7 @@ class BrowseProxy:
                 scope.cancel()
 
     async def serve(self, stream: anyio.abc.SocketStream) -> None:
-        """Serves one connection of the browser, whose end is never an error of ours."""
+        """Serves one connection of the browser; however that ends, no error is raised."""
         if self._num_open >= self._limits.max_connections:
             await stream.aclose()
             return
@@ -238,15 +224,15 @@ class BrowseProxy:
         return self._policy.check_url(request.target)
 
     async def _resolve_checked(self, target: Target) -> list[IPAddress]:
-        """Returns the addresses to dial, all of which passed; one bad one spoils the name."""
+        """Returns the addresses to dial. Raises AddressRefusedError if any of them is refused."""
         if target.address is not None:
             return [self._policy.check_address(target.address, target)]
         with anyio.fail_after(self._limits.connect_timeout_s):
-            found = await self._resolve(target.host, target.port)
-        checked = [self._policy.check_address(address, target) for address in found]
+            addresses = await self._resolve(target.host, target.port)
+        checked = [self._policy.check_address(address, target) for address in addresses]
         if not checked:
             raise OSError("no address")
-        return list(dict.fromkeys(checked))[:MAX_ADDRESSES]
+        return list(dict.fromkeys(checked))[:_MAX_ADDRESSES]
 
     async def _connect(self, addresses: list[IPAddress], port: int) -> anyio.abc.ByteStream:
         failure: OSError | None = None
@@ -298,15 +284,16 @@ class BrowseProxy:
         self, browser: "_Browser", server: BufferedByteReceiveStream, method: str
     ) -> None:
         try:
-            first, headers = _parse_head(await _receive_head(server))
-            # Interim replies are of no use to us; nobody asked for 101.
-            while first.startswith("HTTP/1.1 1"):
-                first, headers = _parse_head(await _receive_head(server))
+            status_line, headers = _parse_head(await _receive_head(server))
+            # Interim replies (1xx) are dropped; an upgrade (101) was never passed on.
+            while status_line.startswith("HTTP/1.1 1"):
+                status_line, headers = _parse_head(await _receive_head(server))
         except (anyio.DelimiterNotFound, _BadRequestError):
             await browser.stream.send(_reply("502 Bad Gateway", "the server sent no valid reply"))
             return
-        await browser.stream.send(_head(first, [*_without_hops(headers), ("Connection", "close")]))
-        body_bytes = _body_bytes(method, first, headers)
+        reply_headers = [*_without_hops(headers), ("Connection", "close")]
+        await browser.stream.send(_head(status_line, reply_headers))
+        body_bytes = _body_bytes(method, status_line, headers)
         await self._pass_on(browser, server, browser.stream, body_bytes)
 
     async def _pass_on(
@@ -316,19 +303,19 @@ class BrowseProxy:
         sink: anyio.abc.ByteSendStream,
         num_bytes: int | None = None,
     ) -> None:
-        left = self._limits.max_bytes
+        bytes_left = self._limits.max_bytes
         if num_bytes is not None:
-            left = min(left, num_bytes)
-        while left > 0:
-            # Either direction keeps the connection alive.
+            bytes_left = min(bytes_left, num_bytes)
+        while bytes_left > 0:
+            # Traffic in either direction keeps the connection alive.
             browser.extend(self._limits.idle_timeout_s)
-            chunk = await source.receive(min(left, _CHUNK_BYTES))
+            chunk = await source.receive(min(bytes_left, _CHUNK_BYTES))
             await sink.send(chunk)
-            left -= len(chunk)
+            bytes_left -= len(chunk)
 
 
 class _BadRequestError(Exception):
-    """What came is not HTTP as this proxy speaks it."""
+    """The bytes received are not HTTP as this proxy speaks it."""
 
 
 class _Browser:
@@ -339,7 +326,7 @@ class _Browser:
         self.received = BufferedByteReceiveStream(stream)
 
     def extend(self, timeout_s: float) -> None:
-        """Lets the connection last for as long from now."""
+        """Moves the connection's deadline to this long from now."""
         self.scope.deadline = anyio.current_time() + timeout_s
 
 
@@ -358,7 +345,7 @@ class _Request:
 
     @property
     def authority(self) -> str:
-        """The `host:port` that a note about this request is found under."""
+        """The `host:port` under which refusals of this request are noted."""
         if self.is_connect:
             return self.target.lower()
         return authority_of(self.target)
@@ -375,9 +362,9 @@ class _Request:
         _, _, rest = self.target.partition("://")
         split = min((rest.find(mark) for mark in "/?#" if mark in rest), default=len(rest))
         authority, path = rest[:split], rest[split:].partition("#")[0]
-        kept = [(k, v) for k, v in _without_hops(self.headers) if k.lower() != "host"]
-        first = f"{self.method} {path if path.startswith('/') else '/' + path} HTTP/1.1"
-        return _head(first, [("Host", authority), *kept, ("Connection", "close")])
+        others = [(k, v) for k, v in _without_hops(self.headers) if k.lower() != "host"]
+        request_line = f"{self.method} {path if path.startswith('/') else '/' + path} HTTP/1.1"
+        return _head(request_line, [("Host", authority), *others, ("Connection", "close")])
 
 
 def authority_of(url: str) -> str:
@@ -393,15 +380,15 @@ def authority_of(url: str) -> str:
 
 
 async def _receive_head(stream: BufferedByteReceiveStream) -> bytes:
-    return await stream.receive_until(b"\r\n\r\n", MAX_HEAD_BYTES)
+    return await stream.receive_until(b"\r\n\r\n", _MAX_HEAD_BYTES)
 
 
 def _parse_request(head: bytes) -> _Request:
-    first, headers = _parse_head(head)
-    words = first.split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[0].isalpha():
+    request_line, headers = _parse_head(head)
+    parts = request_line.split(" ")
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1.") or not parts[0].isalpha():
         raise _BadRequestError("this is no HTTP/1 request to a proxy")
-    request = _Request(method=words[0], target=words[1], headers=headers)
+    request = _Request(method=parts[0], target=parts[1], headers=headers)
     if request.header("transfer-encoding"):
         raise _BadRequestError("a body without a content length is not passed on")
     length = request.header("content-length")
@@ -412,23 +399,23 @@ def _parse_request(head: bytes) -> _Request:
 
 def _parse_head(head: bytes) -> tuple[str, list[tuple[str, str]]]:
     # latin-1 keeps every byte as it is; a lone CR or LF could hide a header from this check.
-    first, *lines = head.decode("latin-1").split("\r\n")
+    first_line, *lines = head.decode("latin-1").split("\r\n")
     headers: list[tuple[str, str]] = []
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name.strip() or any(mark in line for mark in "\r\n\0"):
             raise _BadRequestError("a header is not written as `name: value`")
         headers.append((name.strip(), value.strip()))
-    return first, headers
+    return first_line, headers
 
 
-def _body_bytes(method: str, first: str, headers: list[tuple[str, str]]) -> int | None:
-    """Returns how long a reply's body is; None if only its end tells."""
-    if method == "HEAD" or first[9:12] in ("204", "304"):
+def _body_bytes(method: str, status_line: str, headers: list[tuple[str, str]]) -> int | None:
+    """Returns the length of a reply's body; None if only the connection's end tells it."""
+    if method == "HEAD" or status_line[9:12] in ("204", "304"):
         return 0
-    found = {name.lower(): value for name, value in headers}
-    length = found.get("content-length", "")
-    if "transfer-encoding" in found or not (length.isascii() and length.isdigit()):
+    values = {name.lower(): value for name, value in headers}
+    length = values.get("content-length", "")
+    if "transfer-encoding" in values or not (length.isascii() and length.isdigit()):
         return None
     return int(length[:12])
 
@@ -437,8 +424,8 @@ def _without_hops(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in headers if name.lower() not in _HOP_HEADERS]
 
 
-def _head(first: str, headers: list[tuple[str, str]]) -> bytes:
-    lines = [first, *(f"{name}: {value}" for name, value in headers)]
+def _head(first_line: str, headers: list[tuple[str, str]]) -> bytes:
+    lines = [first_line, *(f"{name}: {value}" for name, value in headers)]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
@@ -452,10 +439,10 @@ def _reply(status: str, text: str, header: str = "") -> bytes:
 
 
 async def _resolve(host: str, port: int) -> Sequence[str]:
-    found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [address[4][0] for address in found]
+    addresses = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [address[4][0] for address in addresses]
 
 
 async def _dial(address: IPAddress, port: int) -> anyio.abc.ByteStream:
-    # A literal: there is nothing left to resolve.
+    # A literal address, so that nothing is resolved a second time.
     return await anyio.connect_tcp(str(address), port)

@@ -9,7 +9,6 @@ from playwright.async_api import BrowserContext, Locator, Page
 from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import TimeoutError as PlaywrightTimeoutError
 
-from stillroom.tools.base import ToolResult, error_result
 from stillroom.tools.browser.addresses import AddressPolicy, AddressRefusedError
 from stillroom.tools.browser.chromium import Chromium
 from stillroom.tools.browser.page import (
@@ -21,14 +20,15 @@ from stillroom.tools.browser.page import (
 )
 from stillroom.tools.browser.proxy import BrowseProxy, ProxyAccess, authority_of
 from stillroom.tools.browser.text import TextReader
+from stillroom.tools.source import ToolResult, error_result
 
 MAX_PAGES = 5
 CLOSE_TIMEOUT_S = 5.0
-# After a page is there, for what it fetches by itself.
+# How long a loaded page may go on fetching before it is read as it is.
 _SETTLE_MS = 1500.0
-# A page that a click opens is announced a little later.
+# A click may open another page, which the browser announces a little later.
 _POPUP_S = 0.15
-# For an element to be shown and hold still.
+# How long an element may take to be shown and hold still.
 _ACTION_MS = 5000.0
 
 _STATE_LOST = (
@@ -51,8 +51,8 @@ _TEXT_KINDS = frozenset(
 )  # fmt: skip
 
 
-class Browsers(Protocol):
-    """Where a session gets the running browser from."""
+class BrowserSettings(Protocol):
+    """The settings and the running browser that a session works with: BrowseTools, or a test's."""
 
     policy: AddressPolicy
     proxy: BrowseProxy
@@ -74,8 +74,8 @@ class Browsers(Protocol):
 class BrowseSession:
     """Carries out the browser tools for one rollout, one call at a time."""
 
-    def __init__(self, browsers: Browsers) -> None:
-        self._browsers = browsers
+    def __init__(self, shared: BrowserSettings) -> None:
+        self._shared = shared
         self._turn = anyio.Lock()
         self._has_slot = False
         self._open: _OpenContext | None = None
@@ -88,36 +88,38 @@ class BrowseSession:
         }
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Runs one tool with arguments that were checked; waits while too many are open.
+        """Runs one tool within the deadline of a call; waits while too many sessions are open.
+
+        The arguments must have been checked.
 
         Raises:
-            CallFailedError: there is no browser any more and none could be started.
+            EngineError: the browser has ended and cannot be started again.
         """
         async with self._turn:
             if not self._has_slot:
-                await self._browsers.slots.acquire()
+                await self._shared.slots.acquire()
                 self._has_slot = True
             return await self._call(name, arguments)
 
     async def aclose(self) -> None:
-        """Closes what the session has open."""
+        """Closes the session's pages and lets another session open some."""
         with anyio.CancelScope(shield=True):
             await self._drop()
             if self._has_slot:
                 self._has_slot = False
-                self._browsers.slots.release()
+                self._shared.slots.release()
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         if self._open is not None and not self._open.chromium.is_alive:
             await self._drop()
             return error_result(f"the browser crashed since the last call. {_STATE_LOST}")
         try:
-            with anyio.fail_after(self._browsers.call_timeout_s):
+            with anyio.fail_after(self._shared.call_timeout_s):
                 return ToolResult(content=await self._actions[name](**arguments), is_error=False)
         except (_CannotError, AddressRefusedError) as error:
             return error_result(str(error))
         except TimeoutError:
-            problem = f"{name} did not end within {self._browsers.call_timeout_s:g} s"
+            problem = f"{name} did not end within {self._shared.call_timeout_s:g} s"
         except _LostError:
             problem = _CRASHED
         except PlaywrightError as error:
@@ -128,19 +130,19 @@ class BrowseSession:
         return error_result(f"{problem}. {_STATE_LOST}")
 
     async def _open_url(self, url: str) -> str:
-        self._browsers.policy.check_url(url)
+        self._shared.policy.check_url(url)
         opened = await self._context()
         page = opened.pages[-1] if opened.pages else await opened.context.new_page()
         opened.access.refusals.clear()
         try:
             await page.goto(url, wait_until="domcontentloaded", timeout=self._nav_ms)
         except PlaywrightError as error:
-            # A browser that hangs does not answer either.
+            # A browser that hangs reports a timeout as well, so ask whether it still answers.
             if not await opened.is_usable():
                 raise _LostError from error
             if isinstance(error, PlaywrightTimeoutError):
                 raise _CannotError(f"the page did not load within {self._nav_s:g} s") from error
-            raise _CannotError(f"the page cannot be opened: {opened.why(error)}") from error
+            raise _CannotError(f"the page cannot be opened: {opened.reason_for(error)}") from error
         return await self._show(opened)
 
     async def _click(self, ref: int) -> str:
@@ -173,7 +175,7 @@ class BrowseSession:
         except PlaywrightTimeoutError as error:
             raise _CannotError("the page before this one did not load in time") from error
         if page.url == before and len(opened.pages) > 1:
-            # A tab that a link opened: before it comes the one with the link.
+            # A link opened this tab, so "back" leads to the tab with the link.
             await page.close()
         elif page.url in (before, "about:blank"):
             await page.go_forward(timeout=_ACTION_MS)
@@ -191,7 +193,7 @@ class BrowseSession:
         return document.show(page)
 
     async def _follow(self, opened: "_OpenContext", action: Awaitable[Any]) -> None:
-        """Does what may lead to another page, and waits for that."""
+        """Performs an action that may lead to another page, and waits for that page."""
         opened.access.refusals.clear()
         try:
             await action
@@ -205,7 +207,7 @@ class BrowseSession:
         """Returns the current page once it has settled."""
         await anyio.sleep(_POPUP_S)
         for state in ("load", "networkidle"):
-            # A page that never comes to rest is read as it is.
+            # A page that never stops fetching is read as it is.
             with suppress(PlaywrightTimeoutError):
                 await opened.current.wait_for_load_state(state, timeout=_SETTLE_MS)
         await opened.close_surplus()
@@ -219,15 +221,15 @@ class BrowseSession:
             raise _CannotError(f"the page cannot be opened: {opened.last_refusal()}")
         if reason and snapshot.status in _BY_PROXY:
             raise _CannotError(f"the page cannot be opened: {reason}")
-        main_text = await self._browsers.reader.find_text(snapshot.html, url=snapshot.url)
+        main_text = await self._shared.reader.find_text(snapshot.html, url=snapshot.url)
         opened.shown, opened.elements = page, snapshot.elements
-        opened.document = make_document(snapshot, main_text, max_chars=self._browsers.max_chars)
+        opened.document = make_document(snapshot, main_text, max_chars=self._shared.max_chars)
         return opened.document
 
     async def _context(self) -> "_OpenContext":
         if self._open is None:
-            chromium = await self._browsers.chromium()
-            self._open = await _open_context(chromium, self._browsers.proxy)
+            chromium = await self._shared.chromium()
+            self._open = await _open_context(chromium, self._shared.proxy)
         return self._open
 
     def _opened(self) -> "_OpenContext":
@@ -241,27 +243,27 @@ class BrowseSession:
             return
         with anyio.CancelScope(shield=True):
             if not await opened.aclose():
-                await self._browsers.discard(opened.chromium)
+                await self._shared.discard(opened.chromium)
 
     @property
     def _nav_s(self) -> float:
-        return self._browsers.nav_timeout_s
+        return self._shared.nav_timeout_s
 
     @property
     def _nav_ms(self) -> float:
-        return self._browsers.nav_timeout_s * 1000
+        return self._shared.nav_timeout_s * 1000
 
 
 class _CannotError(Exception):
-    """What was asked for cannot be done; the text is meant for the model."""
+    """The requested action cannot be done; the text is meant for the model."""
 
 
 class _LostError(Exception):
-    """The browser does not answer for this session any more."""
+    """The browser no longer answers for this session."""
 
 
 class _OpenContext:
-    """A browser context, the credential it goes out with, and what was last shown of its page."""
+    """A browser context, its credential for the proxy, and the page that was shown last."""
 
     def __init__(
         self,
@@ -269,15 +271,15 @@ class _OpenContext:
         context: BrowserContext,
         access: ProxyAccess,
         *,
-        ending: ExitStack,
+        stack: ExitStack,
     ) -> None:
         self.chromium, self.context, self.access = chromium, context, access
-        self._ending = ending
+        self._stack = stack
         self._has_crashed = False
         self.elements: list[Element] = []
         self.document: Document | None = None
         self.shown: Page | None = None
-        """The page that `elements` are of."""
+        """The page that `elements` belong to."""
         context.on("page", self._watch)
 
     @property
@@ -294,13 +296,13 @@ class _OpenContext:
         return pages[-1]
 
     def element(self, ref: int) -> Element:
-        """Returns what is listed with a number."""
+        """Returns the element that is listed under a number."""
         if not 1 <= ref <= len(self.elements):
             raise _CannotError(f"there is no [{ref}] on this page; browse_read shows what there is")
         return self.elements[ref - 1]
 
     def locate(self, ref: int) -> Locator:
-        """Returns how Playwright finds what is listed with a number."""
+        """Returns Playwright's locator of the element that is listed under a number."""
         self.element(ref)
         if self.shown is not self.current:
             raise _CannotError("another page is open now; browse_read shows it")
@@ -322,22 +324,22 @@ class _OpenContext:
             return False
         return self.chromium.is_alive
 
-    def why(self, error: PlaywrightError) -> str:
+    def reason_for(self, error: PlaywrightError) -> str:
         """Returns why a page did not open, in words."""
         if self.access.refusals:
             return self.last_refusal()
-        known = (text for code, text in _NETWORK_ERRORS.items() if code in error.message)
+        texts = (text for code, text in _NETWORK_ERRORS.items() if code in error.message)
         if "Download is starting" in error.message:
             return _NETWORK_ERRORS["ERR_ABORTED"]
-        return next(known, _first_line(error))
+        return next(texts, _first_line(error))
 
     def last_refusal(self) -> str:
-        """Returns why the proxy did not let the browser through."""
+        """Returns the latest reason for which the proxy refused a request."""
         return next(reversed(self.access.refusals.values()), "its server did not answer")
 
     async def aclose(self) -> bool:
         """Closes everything; returns False if the browser did not answer."""
-        self._ending.close()
+        self._stack.close()
         with anyio.move_on_after(CLOSE_TIMEOUT_S) as scope, suppress(PlaywrightError):
             await self.context.close()
         return not scope.cancelled_caught
@@ -351,16 +353,16 @@ class _OpenContext:
 
 
 async def _open_context(chromium: Chromium, proxy: BrowseProxy) -> _OpenContext:
-    with ExitStack() as ending:
-        access = ending.enter_context(proxy.open_access())
-        # Cut short, it would leave a context that nobody knows of.
+    with ExitStack() as stack:
+        access = stack.enter_context(proxy.open_access())
+        # Shielded: a cancelled call would leave a context that nobody closes.
         context: BrowserContext | None = None
         with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
             context = await chromium.new_context(access, proxy.url)
         if context is None:
             raise TimeoutError
         context.set_default_timeout(_ACTION_MS)
-        return _OpenContext(chromium, context, access, ending=ending.pop_all())
+        return _OpenContext(chromium, context, access, stack=stack.pop_all())
 
 
 async def _act(action: Awaitable[Any], ref: int) -> None:

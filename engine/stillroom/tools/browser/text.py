@@ -1,19 +1,20 @@
-"""A page's main content as Markdown, worked out in a child process that can be ended.
+"""The main content of a page as Markdown, extracted in a child process that can be killed.
 
-HTML from anywhere can keep a parser busy for hours or crash it, so that is never done in our own
-process. `python -m stillroom.tools.browser.text` is the child: pages in, texts out, a line each.
+HTML from anywhere can keep a parser busy for hours or crash it, so it is never parsed in our own
+process. `python -m stillroom.tools.browser.text` is the child: a page a line in, a text a line out.
 """
 
 import logging
 import subprocess
 import sys
-from contextlib import suppress
-from types import TracebackType
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Self, cast
 
 import anyio
 import anyio.abc
 import msgspec
+from anyio import AsyncContextManagerMixin
 from anyio.abc import ByteReceiveStream, ByteSendStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
@@ -21,49 +22,45 @@ from stillroom.errors import missing_extra
 from stillroom.settings import tool_environment
 
 MAX_LINE_BYTES = 32 << 20
-# A reader that needs more than this for one page is ended by the system.
-MAX_MEMORY_BYTES = 4 << 30
+# Past this, the system fails the child's allocations, which ends the child.
+_MAX_MEMORY_BYTES = 4 << 30
 _GONE = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, OSError)
 
 
-class PageHTML(msgspec.Struct, frozen=True, kw_only=True):
+class _PageHTML(msgspec.Struct, frozen=True, kw_only=True):
     """A page as the browser holds it."""
 
     html: str
     url: str
 
 
-class PageText(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in it; empty if nothing was."""
+class _PageText(msgspec.Struct, frozen=True, kw_only=True):
+    """The main content of a page; empty if none was found."""
 
     text: str
 
 
-class TextReader:
-    """Finds the main content of pages, one at a time. Use as an async context manager."""
+class TextReader(AsyncContextManagerMixin):
+    """Finds the main content of pages, one page at a time. Use as an async context manager."""
 
     def __init__(self, *, timeout_s: float = 15.0) -> None:
         self._timeout_s = timeout_s
         self._turn = anyio.Lock()
         self._process: anyio.abc.Process | None = None
 
-    async def __aenter__(self) -> Self:
-        # A reader that cannot work would look like pages without a main content.
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        # Tried once: a reader that cannot work would look like pages without a main content.
         if await self.find_text(_TRIAL_PAGE, url="https://example.com/") == "":
             raise missing_extra("browse", "reading web pages with trafilatura")
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._end()
+        try:
+            yield self
+        finally:
+            await self._end()
 
     async def find_text(self, html: str, *, url: str) -> str:
-        """Returns a page's main content as Markdown; empty if it has none that can be found."""
-        line = msgspec.json.encode(PageHTML(html=html, url=url)) + b"\n"
+        """Returns a page's main content as Markdown; empty if none is found in time."""
+        line = msgspec.json.encode(_PageHTML(html=html, url=url)) + b"\n"
         async with self._turn:
             try:
                 with anyio.fail_after(self._timeout_s):
@@ -72,7 +69,7 @@ class TextReader:
                 await self._end()
                 return ""
             except BaseException:
-                # Its answer may still be on the way, to be taken for the next page's.
+                # Its answer may still be on the way, and would be taken for the next page's.
                 await self._end()
                 raise
 
@@ -87,7 +84,7 @@ class TextReader:
         await cast("ByteSendStream", self._process.stdin).send(line)
         replies = BufferedByteReceiveStream(cast("ByteReceiveStream", self._process.stdout))
         reply = await replies.receive_until(b"\n", MAX_LINE_BYTES)
-        return msgspec.json.decode(reply, type=PageText).text
+        return msgspec.json.decode(reply, type=_PageText).text
 
     async def _end(self) -> None:
         process, self._process = self._process, None
@@ -100,16 +97,16 @@ class TextReader:
 
 
 _TRIAL_PAGE = "<html><body><main><h1>Trial</h1><p>A page to begin with.</p></main></body></html>"
-# Nothing that a page could be after: no key, no token.
+# Pages are hostile input, so the child's environment holds no key and no token.
 _KEPT_VARIABLES = frozenset({"PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH"})
 
 
-def find_markdown(page: PageHTML) -> str:
+def _find_markdown(page: _PageHTML) -> str:
     """Returns the main content of a page as Markdown; empty if there is none."""
     import trafilatura
 
     extract = cast("Any", trafilatura).extract
-    found: str | None = extract(
+    markdown: str | None = extract(
         page.html,
         url=page.url,
         output_format="markdown",
@@ -117,15 +114,15 @@ def find_markdown(page: PageHTML) -> str:
         include_tables=True,
         favor_recall=True,
     )
-    return found or ""
+    return markdown or ""
 
 
 def _serve() -> None:
     logging.disable(logging.CRITICAL)
     _limit_memory()
     for line in sys.stdin.buffer:
-        text = find_markdown(msgspec.json.decode(line, type=PageHTML))
-        sys.stdout.buffer.write(msgspec.json.encode(PageText(text=text)) + b"\n")
+        text = _find_markdown(msgspec.json.decode(line, type=_PageHTML))
+        sys.stdout.buffer.write(msgspec.json.encode(_PageText(text=text)) + b"\n")
         sys.stdout.buffer.flush()
 
 
@@ -133,7 +130,7 @@ def _limit_memory() -> None:
     import resource
 
     with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
 
 
 if __name__ == "__main__":

@@ -4,17 +4,17 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
+from anyio import AsyncContextManagerMixin
 
 from stillroom.errors import CallFailedError, EngineError, FailureClass, missing_extra
-from stillroom.tools.base import ToolResult, ToolSession, ToolTask, error_result
 from stillroom.tools.browser.addresses import AddressPolicy
 from stillroom.tools.browser.proxy import BrowseProxy, Dial
 from stillroom.tools.browser.text import TextReader
 from stillroom.tools.schema import ArgumentChecker, ArgumentError, tool_schema
+from stillroom.tools.source import ToolResult, ToolSession, ToolSource, ToolTask, error_result
 from stillroom.types import ToolSchema
 
 if TYPE_CHECKING:
@@ -53,15 +53,16 @@ _TOOLS: tuple[Callable[..., None], ...] = (
 )
 
 
-class BrowseTools:
+class BrowseTools(ToolSource, AsyncContextManagerMixin):
     """The tool source `browse`. Use as an async context manager: inside it Chromium runs.
 
-    allow: what may be reached besides the public web, as AddressPolicy takes it.
-    max_contexts: sessions that may have pages open at once; the others wait.
-    max_chars: length of a reply's text and list of elements.
-    call_timeout_s: after this a call ends, and its session's pages are lost; more than
-    nav_timeout_s, within which a page must load.
-    dial: connects to an address that passed all checks; for tests that watch what is dialled.
+    allow: the addresses that may be reached besides the public web, as AddressPolicy takes them.
+    max_contexts: how many sessions may have pages open at once; the others wait.
+    max_chars: the length of a reply's text and list of elements together.
+    nav_timeout_s: how long a page may take to load.
+    call_timeout_s: how long a call may take, more than nav_timeout_s; after it the call ends and
+    the session's pages are lost.
+    dial: connects to an address that passed all checks; for tests that watch which are dialled.
     """
 
     def __init__(
@@ -87,36 +88,23 @@ class BrowseTools:
         self._checkers = {function.__name__: ArgumentChecker(function) for function in _TOOLS}
         self._launching = anyio.Lock()
         self._chromium: Chromium | None = None
-        self._ending = AsyncExitStack()
 
-    async def __aenter__(self) -> Self:
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         if not (find_spec("playwright") and find_spec("trafilatura")):
             raise missing_extra("browse", "the tool `browse`")
-        async with AsyncExitStack() as ending:
-            await ending.enter_async_context(self.proxy)
-            await ending.enter_async_context(self.reader)
-            ending.push_async_callback(self._end_chromium)
-            # Now, and not with the first call: what is missing is said before money is spent.
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.proxy)
+            await stack.enter_async_context(self.reader)
+            stack.push_async_callback(self._end_chromium)
+            # Now, and not with the first call: a missing browser must show before money is spent.
             await self.chromium()
-            self._ending = ending.pop_all()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._ending.__aexit__(kind, error, trace)
+            yield self
 
     @property
-    def schemas(self) -> list[ToolSchema]:
-        """What the model is shown."""
+    def schemas(self) -> Sequence[ToolSchema]:
+        """The schemas of the five browse tools."""
         return self._schemas
-
-    def schemas_for(self, task: ToolTask) -> Sequence[ToolSchema]:
-        """Returns all of them: they do not depend on the task."""
-        return self.schemas
 
     @property
     def keeps_state(self) -> bool:
@@ -125,7 +113,7 @@ class BrowseTools:
 
     @asynccontextmanager
     async def session(self, task: ToolTask) -> AsyncGenerator[ToolSession]:
-        """Gives one rollout a browser of its own; it is opened with the first call."""
+        """Opens a browser context for one rollout; its first page opens with the first call."""
         from stillroom.tools.browser.session import BrowseSession
 
         del task
@@ -136,7 +124,7 @@ class BrowseTools:
             await session.aclose()
 
     async def chromium(self) -> "Chromium":
-        """Returns the browser, started again if it ended."""
+        """Returns the running browser, started again if it has ended."""
         from stillroom.tools.browser.chromium import Chromium, ChromiumOptions
 
         async with self._launching:
@@ -159,7 +147,7 @@ class BrowseTools:
 
 
 class _CheckedSession:
-    """A session whose calls have arguments of the right types."""
+    """A session that checks the arguments of each call before it passes the call on."""
 
     def __init__(self, session: "BrowseSession", checkers: dict[str, ArgumentChecker]) -> None:
         self._session, self._checkers = session, checkers

@@ -1,17 +1,15 @@
-"""Tools that run in a container of the task's own, which holds an MCP server."""
+"""Tools of an MCP server that runs in a container for each rollout."""
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
+from anyio import AsyncContextManagerMixin
 
 from stillroom.errors import CallFailedError, EngineError, FailureClass, InputError
-from stillroom.tools.background import Background
-from stillroom.tools.base import ToolResult, ToolSession, ToolSource, ToolTask, error_result
 from stillroom.tools.containers.engine import (
     MCP_PORT,
     Container,
@@ -20,10 +18,12 @@ from stillroom.tools.containers.engine import (
     NoEngineError,
     find_engine,
 )
+from stillroom.tools.guard import Background
 from stillroom.tools.mcp.connection import ConnectFailedError
-from stillroom.tools.mcp.servers import FoundTools, MCPSession, find_tools
-from stillroom.tools.mcp.shared import Opener
+from stillroom.tools.mcp.opener import SessionOpener
+from stillroom.tools.mcp.servers import MCPSession, ServerTools, list_server_tools
 from stillroom.tools.mcp.spec import ServerSpec
+from stillroom.tools.source import ToolResult, ToolSession, ToolSource, ToolTask, error_result
 from stillroom.types import ToolSchema
 
 PLAYWRIGHT = "local/playwright"
@@ -32,14 +32,14 @@ _ATTEMPT_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """An image that is ready to run, and the tools its server has."""
+class _PreparedImage:
+    """An image that is ready to run, and the tools of its server."""
 
     image: str
-    found: FoundTools
+    tools: ServerTools
 
 
-class DockerTools:
+class DockerTools(ToolSource, AsyncContextManagerMixin):
     """The tools in the containers that tasks name. Use as an async context manager.
 
     Where there is neither Docker nor Podman, `local/playwright` is replaced by `fallback`.
@@ -56,61 +56,51 @@ class DockerTools:
         start_timeout_s: float = 120.0,
         max_containers: int = 8,
     ) -> None:
-        """`tasks`: all there are; `folder`: where Dockerfile.NAME is; `fallback`: open already.
+        """`tasks`: all of the run; `folder`: holds Dockerfile.NAME; `fallback`: already open.
 
-        `run_id` marks the containers: those that are there already are removed, so two
-        processes must not share one.
+        `run_id` labels the containers. Containers with the same label are removed at the start,
+        so two processes must not share an id.
         """
-        self._needed: dict[str, dict[str, str]] = {}
+        self._env_by_container: dict[str, dict[str, str]] = {}
         for task in tasks:
             if task.docker:
-                self._needed.setdefault(task.docker, task.docker_env)
+                self._env_by_container.setdefault(task.docker, task.docker_env)
         self._folder, self._run_id, self._fallback = folder, run_id, fallback
         self._tool_timeout_s, self._start_timeout_s = tool_timeout_s, start_timeout_s
         self._slots = anyio.Semaphore(max_containers)
         self._background = Background()
         self._engine: DockerEngine | None = None
-        self._prepared: dict[str, _Prepared] = {}
+        self._prepared: dict[str, _PreparedImage] = {}
         self._schemas: list[ToolSchema] = []
-        self._opened = AsyncExitStack()
         self.notes: list[str] = []
-        """What a user should be told."""
+        """Notes for the user."""
 
-    async def __aenter__(self) -> Self:
-        if not self._needed:
-            return self
-        try:
-            self._engine = await find_engine(self._run_id)
-        except NoEngineError as error:
-            self._fall_back(error)
-            return self
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._background)
-            await self._prepare(self._engine)
-            self._opened = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        return await self._opened.__aexit__(kind, error, trace)
+            if self._env_by_container:
+                try:
+                    self._engine = await find_engine(self._run_id)
+                except NoEngineError as error:
+                    self._fall_back(error)
+                else:
+                    await stack.enter_async_context(self._background)
+                    await self._prepare(self._engine)
+            yield self
 
     @property
     def schemas(self) -> Sequence[ToolSchema]:
-        """The tools of all containers, in the order of the tasks."""
-        if self._fallback is not None and self._engine is None and self._needed:
+        """The schemas of all containers' tools, in the order of the tasks."""
+        if self._fallback is not None and self._engine is None and self._env_by_container:
             return self._fallback.schemas
         return self._schemas
 
     def schemas_for(self, task: ToolTask) -> Sequence[ToolSchema]:
-        """Returns the tools of the task's own container; none for a task without."""
+        """Returns the schemas of the task's own container; none for a task without one."""
         if task.docker is None:
             return []
         prepared = self._prepared.get(task.docker)
-        return self.schemas if prepared is None else prepared.found.schemas
+        return self.schemas if prepared is None else prepared.tools.schemas
 
     @property
     def keeps_state(self) -> bool:
@@ -119,15 +109,15 @@ class DockerTools:
 
     @asynccontextmanager
     async def session(self, task: ToolTask) -> AsyncGenerator[ToolSession]:
-        """Gives the tools of one rollout; its container starts with the first call."""
+        """Opens the tools of one rollout; its container starts with the first call."""
         if task.docker is None:
-            yield NoContainer()
+            yield _NoContainerSession()
         elif self._engine is None and self._fallback is not None:
             async with self._fallback.session(task) as session:
                 yield session
         else:
             async with self._slots:
-                session = DockerSession(self, task)
+                session = _DockerSession(self, task)
                 try:
                     yield session
                 finally:
@@ -135,10 +125,10 @@ class DockerTools:
 
     @asynccontextmanager
     async def start(self, task: ToolTask) -> AsyncGenerator[MCPSession]:
-        """Runs the task's container and gives a session with the server in it.
+        """Runs the task's container and yields a session with the server in it.
 
         Raises:
-            CallFailedError: it does not start, or its server does not answer.
+            CallFailedError: the container does not start, or its server does not answer.
         """
         engine, prepared = self._engine, self._prepared.get(task.docker or "")
         if engine is None or prepared is None:
@@ -154,15 +144,15 @@ class DockerTools:
                 raise CallFailedError(FailureClass.TOOL_HOST, message) from error
             spec = ServerSpec(url=container.url)
             session = MCPSession(
-                Opener(spec, self._background, timeout_s=self._start_timeout_s),
-                prepared.found.way,
+                SessionOpener(spec, self._background, timeout_s=self._start_timeout_s),
+                prepared.tools.dialect,
                 tool_timeout_s=self._tool_timeout_s,
             )
             stack.push_async_callback(session.close)
             yield session
 
     def _fall_back(self, reason: NoEngineError) -> None:
-        others = [docker for docker in self._needed if docker != PLAYWRIGHT]
+        others = [docker for docker in self._env_by_container if docker != PLAYWRIGHT]
         if others or self._fallback is None:
             raise EngineError(
                 f"tasks have docker: {[*others, PLAYWRIGHT][0]!r}, and there is no container "
@@ -183,17 +173,17 @@ class DockerTools:
                 f"leftover containers of this run cannot be removed: {error}",
                 f"see that `{engine.executable} ps` works, then run the same command again",
             ) from error
-        for docker, env in self._needed.items():
+        for docker, env in self._env_by_container.items():
             image = await engine.prepare_image(docker, folder=self._folder)
             self._prepared[docker] = await self._probe(engine, docker, image, env)
-        self._schemas = _merged({key: one.found.schemas for key, one in self._prepared.items()})
+        self._schemas = _merged({key: one.tools.schemas for key, one in self._prepared.items()})
 
     async def _probe(
         self, engine: DockerEngine, docker: str, image: str, env: Mapping[str, str]
-    ) -> _Prepared:
+    ) -> _PreparedImage:
         try:
             async with engine.container(image, env) as container:
-                return _Prepared(image, await self._wait_for_server(engine, container))
+                return _PreparedImage(image, await self._wait_for_server(engine, container))
         except (DockerError, ConnectFailedError) as error:
             raise InputError(
                 f"docker: {docker!r}: no MCP server answers in its container: {error}",
@@ -201,31 +191,32 @@ class DockerTools:
                 f"`{engine.executable} run --publish {MCP_PORT}:{MCP_PORT} {image}`",
             ) from error
 
-    async def _wait_for_server(self, engine: DockerEngine, container: Container) -> FoundTools:
-        """Returns what the server offers, once it answers; a stopped container is not waited for.
+    async def _wait_for_server(self, engine: DockerEngine, container: Container) -> ServerTools:
+        """Returns the server's tools, once it answers.
 
         Raises:
             DockerError: the container has stopped.
-            ConnectFailedError: there was no answer in time.
+            ConnectFailedError: the server did not answer in time.
         """
         spec = ServerSpec(url=container.url)
         deadline = anyio.current_time() + self._start_timeout_s
         while True:
-            left = max(deadline - anyio.current_time(), _RETRY_S)
+            seconds_left = max(deadline - anyio.current_time(), _RETRY_S)
+            timeout_s = min(seconds_left, _ATTEMPT_TIMEOUT_S)
             try:
-                return await find_tools(
-                    Opener(spec, self._background, timeout_s=min(left, _ATTEMPT_TIMEOUT_S))
+                return await list_server_tools(
+                    SessionOpener(spec, self._background, timeout_s=timeout_s)
                 )
             except ConnectFailedError:
-                words = await engine.last_words(container)
-                if words is not None:
-                    raise DockerError(f"it stopped; the last it wrote:\n{words}") from None
+                log = await engine.log_if_stopped(container)
+                if log is not None:
+                    raise DockerError(f"it stopped; its last output:\n{log}") from None
                 if anyio.current_time() + _RETRY_S >= deadline:
                     raise
             await anyio.sleep(_RETRY_S)
 
 
-class DockerSession:
+class _DockerSession:
     """The tools in the container of one rollout."""
 
     def __init__(self, tools: DockerTools, task: ToolTask) -> None:
@@ -235,7 +226,7 @@ class DockerSession:
         self._turn = anyio.Lock()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Runs one tool; after a server that hangs or dies the next call gets a new container.
+        """Runs one tool. If the server hangs or dies, the next call gets a new container.
 
         Raises:
             CallFailedError: no container can be started.
@@ -256,25 +247,24 @@ class DockerSession:
         await self._started.aclose()
 
 
-class NoContainer:
-    """What a task without a container has of these tools."""
+class _NoContainerSession:
+    """The session of a task without a container, which has none of these tools."""
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Tells the model."""
         return error_result(f"{name} is not available in this task, which has no container")
 
 
 def _merged(by_image: Mapping[str, Sequence[ToolSchema]]) -> list[ToolSchema]:
-    """Returns the tools of all images; what is in several must be the same in all."""
-    found: dict[str, tuple[str, ToolSchema]] = {}
+    """Returns the tools of all images. A tool of several images must be the same in all."""
+    merged: dict[str, tuple[str, ToolSchema]] = {}
     for docker, schemas in by_image.items():
         for schema in schemas:
             name = schema["function"]["name"]
-            other, known = found.setdefault(name, (docker, schema))
-            if known != schema:
+            other_docker, other_schema = merged.setdefault(name, (docker, schema))
+            if other_schema != schema:
                 raise InputError(
-                    f"the tool {name!r} of docker: {docker!r} differs from that of {other!r}; "
-                    "models are shown one",
+                    f"the tool {name!r} of docker: {docker!r} differs from that of "
+                    f"{other_docker!r}; models are shown one",
                     "make separate runs of these tasks, one for each container",
                 )
-    return [schema for _, schema in found.values()]
+    return [schema for _, schema in merged.values()]

@@ -1,4 +1,4 @@
-"""The commands of Docker, or of Podman, that rollouts need."""
+"""The few commands of Docker, or of Podman, that rollouts need."""
 
 import hashlib
 import shutil
@@ -12,12 +12,12 @@ import anyio
 
 from stillroom.errors import InputError
 
-INFO_TIMEOUT_S = 30.0
-COMMAND_TIMEOUT_S = 120.0
-# Building an image or fetching one of several GB.
-IMAGE_TIMEOUT_S = 3600.0
 MCP_PORT = 8931
-RUN_LABEL = "stillroom.run"
+_INFO_TIMEOUT_S = 30.0
+_COMMAND_TIMEOUT_S = 120.0
+# Building an image, or fetching one of several GB.
+_IMAGE_TIMEOUT_S = 3600.0
+_RUN_LABEL = "stillroom.run"
 LOCAL = "local/"
 
 
@@ -27,7 +27,7 @@ class DockerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A running container, and where its MCP server is reached."""
+    """A running container, and the URL of its MCP server."""
 
     name: str
     url: str
@@ -35,17 +35,17 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class DockerEngine:
-    """An engine that answers. Its containers carry the run's id, so that leftovers are found."""
+    """An engine that answers. The run's id labels its containers, so that leftovers are found."""
 
     executable: str
     run_id: str
 
     async def check(self) -> None:
         """Raises DockerError if the engine does not answer."""
-        await self._run(["info"], timeout_s=INFO_TIMEOUT_S)
+        await self._run(["info"], timeout_s=_INFO_TIMEOUT_S)
 
     async def prepare_image(self, docker: str, *, folder: Path) -> str:
-        """Builds or fetches what a row's `docker` means and returns the image to run.
+        """Builds or fetches the image that a row's `docker` names, and returns its name.
 
         Raises:
             InputError: there is no such Dockerfile or image, or it cannot be built.
@@ -59,12 +59,12 @@ class DockerEngine:
                 f"docker: {docker!r} means the file {file}, which does not exist",
                 "write that Dockerfile, or name an image",
             )
-        # Other projects have files of the same name.
-        where = hashlib.sha256(str(file.absolute()).encode()).hexdigest()[:12]
-        image = f"stillroom-local/{name.lower()}-{where}"
+        # The path is part of the name, since other projects have Dockerfiles of the same name.
+        path_hash = hashlib.sha256(str(file.absolute()).encode()).hexdigest()[:12]
+        image = f"stillroom-local/{name.lower()}-{path_hash}"
         command = ["build", "--quiet", "--tag", image, "--file", str(file), str(folder)]
         try:
-            await self._run(command, timeout_s=IMAGE_TIMEOUT_S)
+            await self._run(command, timeout_s=_IMAGE_TIMEOUT_S)
         except DockerError as error:
             raise InputError(
                 f"{file} could not be built: {error}",
@@ -77,7 +77,7 @@ class DockerEngine:
             await self._run(["image", "inspect", image])
         except DockerError:
             try:
-                await self._run(["pull", "--quiet", image], timeout_s=IMAGE_TIMEOUT_S)
+                await self._run(["pull", "--quiet", image], timeout_s=_IMAGE_TIMEOUT_S)
             except DockerError as error:
                 raise InputError(
                     f"docker: the image {image!r} is not here and cannot be fetched: {error}",
@@ -87,7 +87,7 @@ class DockerEngine:
 
     async def remove_leftovers(self) -> None:
         """Removes the containers that a killed process of this run left behind."""
-        listed = await self._run(["ps", "-aq", "--filter", f"label={RUN_LABEL}={self.run_id}"])
+        listed = await self._run(["ps", "-aq", "--filter", f"label={_RUN_LABEL}={self.run_id}"])
         if names := listed.split():
             await self._run(["rm", "--force", *names])
 
@@ -96,15 +96,15 @@ class DockerEngine:
         """Runs a container and removes it, also when cancelled.
 
         Raises:
-            DockerError: it does not start.
+            DockerError: the container does not start.
         """
         name = f"stillroom-{uuid.uuid4().hex}"
-        variables = [word for key, value in env.items() for word in ("--env", f"{key}={value}")]
-        # On the loopback only: what runs in there is for this machine's rollouts.
+        variables = [part for key, value in env.items() for part in ("--env", f"{key}={value}")]
+        # Published on the loopback only: the server is for this machine's rollouts.
         ports = ["--publish", f"127.0.0.1::{MCP_PORT}"]
-        label = ["--label", f"{RUN_LABEL}={self.run_id}"]
+        label = ["--label", f"{_RUN_LABEL}={self.run_id}"]
         try:
-            # Cut off, the engine could still start it after it was removed.
+            # If cancelled here, the engine could still start the container after its removal.
             with anyio.CancelScope(shield=True):
                 await self._run(
                     ["run", "--detach", "--name", name, *label, *ports, *variables, image]
@@ -119,17 +119,17 @@ class DockerEngine:
         try:
             await self._run(["rm", "--force", "--volumes", name])
         except DockerError:
-            # Found by its label when the run is started again.
+            # It will be found by its label when the run is started again.
             return
 
-    async def last_words(self, container: Container) -> str | None:
-        """Returns the end of its log if the container has stopped, else None."""
+    async def log_if_stopped(self, container: Container) -> str | None:
+        """Returns the end of the container's log if it has stopped, else None."""
         state = ["inspect", "--format", "{{.State.Running}}", container.name]
         if (await self._run(state)).strip() == "true":
             return None
         return (await self._run(["logs", "--tail", "20", container.name])).strip()
 
-    async def _run(self, arguments: Sequence[str], *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+    async def _run(self, arguments: Sequence[str], *, timeout_s: float = _COMMAND_TIMEOUT_S) -> str:
         """Returns what a command prints. Raises DockerError if it fails."""
         try:
             with anyio.fail_after(timeout_s):
@@ -143,7 +143,7 @@ class DockerEngine:
                 f"`{Path(self.executable).name} {arguments[0]}` ended with code "
                 f"{done.returncode}: {(err or out).strip()[-2000:]}"
             )
-        # A container's log has both.
+        # A container's log has both its outputs.
         return out + err if arguments[0] == "logs" else out
 
 

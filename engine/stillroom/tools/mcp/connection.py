@@ -1,28 +1,30 @@
-"""One session with an MCP server: opened, asked, and left without a trace."""
+"""One session with an MCP server: opened, called, closed; and results as text for the model."""
 
+import json
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from stillroom.tools.background import Background
-from stillroom.tools.base import ToolResult, error_result
-from stillroom.tools.mcp.process import LastWords, stdio_streams
-from stillroom.tools.mcp.results import result_of, schema_of
-from stillroom.tools.mcp.spec import ServerSpec, Way
+from stillroom.tools.guard import Background
+from stillroom.tools.mcp.server_process import ServerOutput, stdio_streams
+from stillroom.tools.mcp.spec import ServerDialect, ServerSpec
+from stillroom.tools.source import ToolResult, error_result
 from stillroom.types import ToolSchema
 
 if TYPE_CHECKING:
-    from mcp import Client, MCPError
+    from mcp import Client, MCPError, types
 
+MAX_RESULT_CHARACTERS = 1_000_000
 # A hung HTTP server is left after this; a hung process has its own, shorter grace.
 CLOSE_TIMEOUT_S = 3.0
-MAX_EVENT_BYTES = 64 << 20
 MAX_PAGES = 100
+_MAX_EVENT_BYTES = 64 << 20
 
 
 class ConnectFailedError(Exception):
-    """No session could be opened. `code` is the protocol's, where the server sent one."""
+    """No session could be opened. `code` is the error code, if the server sent one."""
 
     def __init__(self, reason: str, *, code: int | None = None) -> None:
         super().__init__(reason, code)
@@ -33,11 +35,11 @@ class ConnectFailedError(Exception):
 
 
 class NoAnswerError(ConnectFailedError):
-    """The server is there and does not answer in time."""
+    """The server runs but does not answer in time."""
 
 
 class ConnectionLostError(Exception):
-    """An open session is of no use any more."""
+    """An open session can no longer be used."""
 
 
 class Connection:
@@ -46,9 +48,9 @@ class Connection:
     The calls of a rollout come from several tasks, and the SDK's scopes belong to one.
     """
 
-    def __init__(self, spec: ServerSpec, way: Way, background: Background) -> None:
-        self._spec, self._way, self._background = spec, way, background
-        self._words = LastWords()
+    def __init__(self, spec: ServerSpec, dialect: ServerDialect, background: Background) -> None:
+        self._spec, self._dialect, self._background = spec, dialect, background
+        self._output = ServerOutput()
         self._scope = anyio.CancelScope()
         self._settled, self._leave, self._done = anyio.Event(), anyio.Event(), anyio.Event()
         self._calls = set[anyio.CancelScope]()
@@ -56,7 +58,7 @@ class Connection:
         self._error: Exception | None = None
 
     async def open(self, *, timeout_s: float) -> None:
-        """Connects; what holds the session lives in the background until `close`.
+        """Connects; a background task then holds the session until `close`.
 
         Raises:
             ConnectFailedError: the server did not start, does not answer, or speaks otherwise.
@@ -67,7 +69,7 @@ class Connection:
                 await self._settled.wait()
         except TimeoutError as error:
             await self.close(now=True)
-            reason = f"it did not answer within {timeout_s:g} s{self._words.told()}"
+            reason = f"it did not answer within {timeout_s:g} s{self._output.error_suffix()}"
             raise NoAnswerError(reason) from error
         except BaseException:
             await self.close(now=True)
@@ -75,16 +77,16 @@ class Connection:
         if self._client is None:
             await self.close()
             raise ConnectFailedError(self._reason(), code=_code_of(self._error)) from self._error
-        if self._way.mode == "auto":
-            # Servers of that generation may want parts of a call in the headers, which the SDK
-            # can only write for tools it has seen.
+        if self._dialect.mode == "auto":
+            # Servers of the new generation may want parts of a call in the headers, which the SDK
+            # can only write for tools that it has listed.
             await self.list_tools(timeout_s=timeout_s)
 
     async def list_tools(self, *, timeout_s: float) -> list[ToolSchema]:
         """Returns all tools of the server, in its order.
 
         Raises:
-            ConnectFailedError: it does not say.
+            ConnectFailedError: the server does not list them.
         """
         from mcp import MCPError
         from pydantic import ValidationError
@@ -95,20 +97,22 @@ class Connection:
         except TimeoutError as error:
             reason = f"it did not list its tools within {timeout_s:g} s"
             await self.close(now=True)
-            raise ConnectFailedError(reason + self._words.told()) from error
+            raise ConnectFailedError(reason + self._output.error_suffix()) from error
         except (MCPError, ConnectionLostError, ValidationError) as error:
             await self.close()
-            reason = f"it did not list its tools: {error}{self.ending()}{self._words.told()}"
+            reason = (
+                f"it did not list its tools: {error}{self.ending()}{self._output.error_suffix()}"
+            )
             raise ConnectFailedError(reason) from error
         except BaseException:
             await self.close(now=True)
             raise
 
     async def call(self, name: str, arguments: dict[str, Any], *, timeout_s: float) -> ToolResult:
-        """Runs one tool; what the server refuses is a result.
+        """Runs one tool within its deadline; an error that the server reports is a result.
 
         Raises:
-            ConnectionLostError: there is no answer; the session is closed.
+            ConnectionLostError: no answer came, in time or at all; the session is closed.
         """
         from mcp import MCPError
         from pydantic import ValidationError
@@ -134,22 +138,22 @@ class Connection:
         raise ConnectionLostError("the connection ended")
 
     async def close(self, *, now: bool = False) -> None:
-        """Ends the session, and its process with all that it started; also when cancelled.
+        """Ends the session and the processes of its server; also when cancelled.
 
-        `now`: a process is not given time to end by itself.
+        `now`: a process gets no time to end by itself.
         """
         with anyio.CancelScope(shield=True):
             self._leave.set()
-            # An HTTP session that is just dropped would stay on the server with all it holds.
-            if self._client is not None and (not now or self._way.transport != "stdio"):
+            # An HTTP session that is only dropped would stay open on the server.
+            if self._client is not None and (not now or self._dialect.transport != "stdio"):
                 with anyio.move_on_after(CLOSE_TIMEOUT_S):
                     await self._done.wait()
             self._scope.cancel()
             await self._done.wait()
 
     def ending(self) -> str:
-        """Returns how the server's process ended, once it is closed; nothing if we ended it."""
-        code = self._words.exit_code
+        """Returns, after `close`, how the server's process ended; empty if we ended it."""
+        code = self._output.exit_code
         return "" if code is None else f"; its process ended with code {code}"
 
     async def _hold(self) -> None:
@@ -157,11 +161,11 @@ class Connection:
 
         try:
             with self._scope:
-                async with Client(self._streams(), mode=self._way.mode, cache=None) as client:
+                async with Client(self._streams(), mode=self._dialect.mode, cache=None) as client:
                     self._client = client
                     self._settled.set()
                     await self._leave.wait()
-        # The SDK lets through whatever a server does wrong, in groups of groups.
+        # The SDK raises whatever a server does wrong, in groups of groups.
         except Exception as error:
             self._error = error
         finally:
@@ -173,45 +177,45 @@ class Connection:
 
     def _streams(self) -> AbstractAsyncContextManager[Any]:
         spec = self._spec
-        if self._way.transport == "stdio":
+        if self._dialect.transport == "stdio":
             return stdio_streams(
                 spec.command,
-                self._words,
+                self._output,
                 environment=spec.environment,
                 folder=spec.folder,
                 guard=self._background.guard,
             )
-        if self._way.transport == "sse":
+        if self._dialect.transport == "sse":
             from mcp.client.sse import sse_client
 
             return sse_client(spec.url)
         from mcp.client.streamable_http import streamable_http_client
 
-        return streamable_http_client(spec.url, max_sse_event_size=MAX_EVENT_BYTES)
+        return streamable_http_client(spec.url, max_sse_event_size=_MAX_EVENT_BYTES)
 
     async def _list_pages(self) -> list[ToolSchema]:
         from mcp.types import PaginatedRequestParams
 
-        session = self._opened().session
-        found: dict[str, ToolSchema] = {}
+        session = self._open_client().session
+        schemas: dict[str, ToolSchema] = {}
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor))
             for tool in page.tools:
-                found.setdefault(tool.name, schema_of(tool))
+                schemas.setdefault(tool.name, schema_of(tool))
             cursor = page.next_cursor
             if not cursor:
-                return list(found.values())
+                return list(schemas.values())
         raise ConnectionLostError(f"the list did not end after {MAX_PAGES} pages")
 
     async def _request(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
 
-        # Not call_tool: it lists the tools again and refuses results over a detail of their form.
+        # Not call_tool: it lists the tools again, and refuses results for details of their form.
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
-        return result_of(await self._opened().session.send_request(request, CallToolResult))
+        return result_of(await self._open_client().session.send_request(request, CallToolResult))
 
-    def _opened(self) -> "Client":
+    def _open_client(self) -> "Client":
         if self._client is None:
             raise ConnectionLostError("the connection ended")
         return self._client
@@ -219,17 +223,17 @@ class Connection:
     def _is_lost(self, error: "MCPError") -> bool:
         from mcp.types.jsonrpc import CONNECTION_CLOSED, INVALID_REQUEST
 
-        if self._way.transport == "stdio":
-            # The code alone says little: it is any server's to use.
-            return self._words.has_ended
-        # The SDK's words for a session that the server does not know any more.
+        if self._dialect.transport == "stdio":
+            # The error code alone says little: any server may use it.
+            return self._output.has_ended
+        # The SDK reports a session that the server does not know any more in this way.
         is_forgotten = error.code == INVALID_REQUEST and error.message == "Session terminated"
         return self._done.is_set() or is_forgotten or error.code == CONNECTION_CLOSED
 
     def _reason(self) -> str:
         leaf = leaf_of(self._error)
-        found = str(leaf) or type(leaf).__name__ if leaf else "the connection ended"
-        return f"{found}{self.ending()}{self._words.told()}"
+        problem = str(leaf) or type(leaf).__name__ if leaf else "the connection ended"
+        return f"{problem}{self.ending()}{self._output.error_suffix()}"
 
 
 def _code_of(error: BaseException | None) -> int | None:
@@ -240,7 +244,58 @@ def _code_of(error: BaseException | None) -> int | None:
 
 
 def leaf_of(error: BaseException | None) -> BaseException | None:
-    """Returns what a group of groups is about: the first error in it."""
+    """Returns the first error inside nested groups of errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def schema_of(tool: "types.Tool") -> ToolSchema:
+    """Returns a tool as the model sees it; the input schema is as the server sent it."""
+    function = {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": tool.input_schema,
+    }
+    return {"type": "function", "function": function}
+
+
+def result_of(result: "types.CallToolResult") -> ToolResult:
+    """Returns a tool's result as text for the model; other content is named with its size."""
+    text = "\n".join(map(_block_text, result.content))
+    if not text and result.structured_content is not None:
+        text = json.dumps(result.structured_content, ensure_ascii=False)
+    if len(text) > MAX_RESULT_CHARACTERS:
+        text = f"{text[:MAX_RESULT_CHARACTERS]}… (cut; {len(text)} characters in all)"
+    return ToolResult(content=text, is_error=bool(result.is_error))
+
+
+def _block_text(block: "types.ContentBlock") -> str:
+    match block.type:
+        case "text":
+            return block.text
+        case "image" | "audio":
+            return f"[{block.type} {block.mime_type}, {_num_bytes(block.data)} bytes]"
+        case "resource_link":
+            return _bracketed(["resource", str(block.uri), block.mime_type], block.size)
+        case "resource":
+            return _resource_text(block.resource)
+
+
+def _resource_text(
+    resource: "types.TextResourceContents | types.BlobResourceContents",
+) -> str:
+    text: str | None = getattr(resource, "text", None)
+    labels = ["resource", str(resource.uri), resource.mime_type]
+    if text is not None:
+        return f"{_bracketed(labels, len(text.encode('utf-8')))}\n{text}"
+    return _bracketed(labels, _num_bytes(getattr(resource, "blob", "")))
+
+
+def _bracketed(labels: Sequence[str | None], num_bytes: int | None) -> str:
+    size = "" if num_bytes is None else f", {num_bytes} bytes"
+    return f"[{' '.join(filter(None, labels))}{size}]"
+
+
+def _num_bytes(base64_text: str) -> int:
+    return len(base64_text.rstrip("=")) * 3 // 4

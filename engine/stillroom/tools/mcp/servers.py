@@ -1,28 +1,34 @@
-"""Tools of an MCP server, with a session of its own for each rollout."""
+"""The tools of an MCP server, with one session for each rollout."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
+from anyio import AsyncContextManagerMixin
 
 from stillroom.errors import CallFailedError, FailureClass, InputError
-from stillroom.tools.background import Background
-from stillroom.tools.base import ToolResult, ToolTask, error_result
+from stillroom.tools.guard import Background
 from stillroom.tools.mcp.connection import ConnectFailedError, Connection, ConnectionLostError
-from stillroom.tools.mcp.shared import Opener
-from stillroom.tools.mcp.spec import ServerSpec, Way, first_way, next_way, parse_spec
+from stillroom.tools.mcp.opener import SessionOpener
+from stillroom.tools.mcp.spec import (
+    ServerDialect,
+    ServerSpec,
+    first_dialect,
+    next_dialect,
+    parse_spec,
+)
+from stillroom.tools.source import ToolResult, ToolSource, ToolTask, error_result
 from stillroom.types import ToolSchema
 
 
-class MCPTools:
+class MCPTools(ToolSource, AsyncContextManagerMixin):
     """One MCP server as a source of tools. Use as an async context manager.
 
-    A session is a process of its own, or an HTTP session of its own, and ends with its rollout.
-    The HTTP server runs already, or is started here by a command with `{port}`, once for all.
+    Each rollout has a process or an HTTP session to itself, which ends with the rollout. An HTTP
+    server either runs already, or is started here once, by a command with `{port}`.
     """
 
     def __init__(
@@ -36,45 +42,37 @@ class MCPTools:
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`server`: a URL, a command line, or its words; it is run in `folder`.
+        """`server`: a URL, a command line, or a list of arguments; the command runs in `folder`.
 
-        `max_sessions`: so many rollouts have their session at once; the others wait.
-        `prefix` is put before the names of its tools, for servers that have the same names.
+        `max_sessions`: how many rollouts may have a session at once; the others wait.
+        `prefix` is put before the names of the tools, for servers whose tools have the same names.
         """
         self._prefix = prefix
         self._spec = parse_spec(server, folder=folder, environment=environment)
-        self._way = first_way(self._spec)
+        self._dialect = first_dialect(self._spec)
         self._tool_timeout_s = tool_timeout_s
         self._slots = anyio.Semaphore(max_sessions)
         self._background = Background()
-        self._opener = Opener(self._spec, self._background, timeout_s=start_timeout_s)
-        self._opened = AsyncExitStack()
+        self._opener = SessionOpener(self._spec, self._background, timeout_s=start_timeout_s)
         self._schemas: list[ToolSchema] = []
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._background)
-            stack.push_async_callback(self._opener.close)
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        async with self._background:
             try:
-                found = await find_tools(self._opener)
-            except ConnectFailedError as error:
-                raise _cannot_use(self._spec, error) from error
-            self._opened = stack.pop_all()
-        self._way = found.way
-        self._schemas = [_prefixed(schema, self._prefix) for schema in found.schemas]
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        return await self._opened.__aexit__(kind, error, trace)
+                try:
+                    server_tools = await list_server_tools(self._opener)
+                except ConnectFailedError as error:
+                    raise _cannot_use(self._spec, error) from error
+                self._dialect = server_tools.dialect
+                self._schemas = [_prefixed(one, self._prefix) for one in server_tools.schemas]
+                yield self
+            finally:
+                await self._opener.close()
 
     @property
     def name(self) -> str:
-        """How the server is named in messages."""
+        """The name of the server in messages."""
         return f"the MCP server `{self._spec}`"
 
     @property
@@ -82,25 +80,24 @@ class MCPTools:
         """The server's tools, in its order, as they were when it was opened."""
         return self._schemas
 
-    def schemas_for(self, task: ToolTask) -> Sequence[ToolSchema]:
-        """Returns all of them: they do not depend on the task."""
-        return self.schemas
-
     @property
     def keeps_state(self) -> bool:
-        """True: a page, a shell, a file is where the last call left it."""
+        """True: a page, a shell or a file is as the last call left it."""
         return True
 
     @asynccontextmanager
     async def session(self, task: ToolTask) -> AsyncGenerator["MCPSession"]:
-        """Gives the tools of one rollout; waits while too many rollouts have theirs.
+        """Opens the tools of one rollout; waits while too many rollouts have a session.
 
         The wait is here and not in the first call, so that rollouts which need several limited
-        sources take them in one order and never wait for each other.
+        sources take them in the same order and never wait for each other.
         """
         async with self._slots:
             session = MCPSession(
-                self._opener, self._way, prefix=self._prefix, tool_timeout_s=self._tool_timeout_s
+                self._opener,
+                self._dialect,
+                prefix=self._prefix,
+                tool_timeout_s=self._tool_timeout_s,
             )
             try:
                 yield session
@@ -109,19 +106,24 @@ class MCPTools:
 
 
 class MCPSession:
-    """The server's tools for one rollout. It starts with the first call."""
+    """The server's tools for one rollout; it connects with the first call."""
 
     def __init__(
-        self, opener: Opener, way: Way, *, prefix: str = "", tool_timeout_s: float
+        self,
+        opener: SessionOpener,
+        dialect: ServerDialect,
+        *,
+        prefix: str = "",
+        tool_timeout_s: float,
     ) -> None:
-        self._opener, self._way = opener, way
+        self._opener, self._dialect = opener, dialect
         self._tool_timeout_s, self._prefix = tool_timeout_s, prefix
         self._connection: Connection | None = None
-        # One call after the other, in the order they were made: they share a page or a shell.
+        # Calls run one after the other, in the order they came: they share a page or a shell.
         self._turn = anyio.Lock()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Runs one tool. After a server that hangs or dies the next call begins with a new one.
+        """Runs one tool. If the server hangs or dies, the next call starts it anew.
 
         Raises:
             CallFailedError: no session can be opened.
@@ -145,18 +147,18 @@ class MCPSession:
 
     @property
     def is_open(self) -> bool:
-        """Whether the next call goes to the server of the last one."""
+        """Whether the next call goes to the same server process as the last one."""
         return self._connection is not None
 
     async def close(self, *, now: bool = False) -> None:
-        """Ends the session, with its process if it has one."""
+        """Ends the session, and its server's process if that belongs to the session."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close(now=now)
 
     async def _connect(self) -> Connection:
         try:
-            self._connection = await self._opener.open(self._way)
+            self._connection = await self._opener.open(self._dialect)
         except ConnectFailedError as error:
             message = f"the MCP server `{self._opener.spec}` gave no session: {error}"
             raise CallFailedError(FailureClass.TOOL_HOST, message) from error
@@ -164,33 +166,34 @@ class MCPSession:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundTools:
-    """What a server offers, and how it is spoken to."""
+class ServerTools:
+    """The tools that a server offers, and the dialect that it answered in."""
 
-    way: Way
+    dialect: ServerDialect
     schemas: list[ToolSchema]
 
 
-async def find_tools(opener: Opener) -> FoundTools:
-    """Returns the tools of a server, asked in a session that is closed again.
+async def list_server_tools(opener: SessionOpener) -> ServerTools:
+    """Returns the tools of a server, listed in a session that is closed again.
 
     Raises:
-        ConnectFailedError: there is no way to speak to it.
+        ConnectFailedError: the server answers in no dialect.
     """
-    way, first = first_way(opener.spec), None
+    dialect, first_error = first_dialect(opener.spec), None
     while True:
         try:
-            connection = await opener.open(way)
+            connection = await opener.open(dialect)
             schemas = await connection.list_tools(timeout_s=opener.timeout_s)
         except ConnectFailedError as error:
-            first = first or error
-            following = next_way(way, error.code)
+            # The first dialect is the likeliest one, so its error tells the user most.
+            first_error = first_error or error
+            following = next_dialect(dialect, error.code)
             if following is None:
-                raise first from None
-            way = following
+                raise first_error from None
+            dialect = following
         else:
             await connection.close()
-            return FoundTools(way, schemas)
+            return ServerTools(dialect, schemas)
 
 
 def _prefixed(schema: ToolSchema, prefix: str) -> ToolSchema:

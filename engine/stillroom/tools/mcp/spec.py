@@ -1,4 +1,4 @@
-"""Which MCP server is meant, and how it is spoken to."""
+"""Which MCP server to use, and which transport and protocol generation it speaks."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 from stillroom.errors import InputError
 from stillroom.settings import tool_environment
 
-PORT = "{port}"
-"""What stands in a command for the port that the server is to listen on."""
+_PORT = "{port}"
+"""The placeholder in a command for the port that the server is to listen on."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """Which server: the command that starts one, the URL where one runs, or both."""
+    """A server: the command that starts it, the URL where it runs, or both."""
 
     command: tuple[str, ...] = ()
     url: str = ""
@@ -25,52 +25,52 @@ class ServerSpec:
 
     @property
     def is_shared(self) -> bool:
-        """Whether one process serves all rollouts, over HTTP at a port that it is given."""
-        return any(PORT in word for word in self.command)
+        """Whether one process serves all rollouts, over HTTP on a port that we choose."""
+        return any(_PORT in argument for argument in self.command)
 
     def at_port(self, port: int) -> "ServerSpec":
-        """Returns how a shared server is started on a port, and where it is then."""
-        command = tuple(word.replace(PORT, str(port)) for word in self.command)
-        # By this name: some servers answer to no other.
+        """Returns the spec of a shared server that is started on one port, with its URL."""
+        command = tuple(argument.replace(_PORT, str(port)) for argument in self.command)
+        # localhost and not 127.0.0.1: some servers refuse any other host name.
         return replace(self, command=command, url=f"http://localhost:{port}/mcp")
 
     def __str__(self) -> str:
         if self.command:
             return shlex.join(self.command)
-        # A password or a key in the query is nobody's business.
+        # A URL may hold a password or, in its query, a key; messages and logs must not.
         parts = urlsplit(self.url)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
 
 def parse_spec(
-    given: str | Sequence[str],
+    server: str | Sequence[str],
     *,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ServerSpec:
-    """Returns the server meant by a URL, a command line, or a command as a list of words."""
-    where: dict[str, Any] = {"folder": folder or Path.cwd()}
+    """Returns the server that a URL, a command line, or a command as a list of arguments names."""
+    common: dict[str, Any] = {"folder": folder or Path.cwd()}
     if environment is not None:
-        where["environment"] = environment
-    if isinstance(given, str) and given.strip().startswith(("http://", "https://")):
-        return ServerSpec(url=given.strip(), **where)
+        common["environment"] = environment
+    if isinstance(server, str) and server.strip().startswith(("http://", "https://")):
+        return ServerSpec(url=server.strip(), **common)
     try:
-        words = tuple(shlex.split(given)) if isinstance(given, str) else tuple(given)
+        command = tuple(shlex.split(server)) if isinstance(server, str) else tuple(server)
     except ValueError as error:
         raise InputError(
-            f"the MCP server {given!r} is no command line: {error}", "close the quotes"
+            f"the MCP server {server!r} is no command line: {error}", "close the quotes"
         ) from error
-    if not words or not words[0]:
+    if not command or not command[0]:
         raise InputError(
-            f"the MCP server {given!r} is empty",
+            f"the MCP server {server!r} is empty",
             "give a command line (npx @playwright/mcp@latest) or a URL (http://localhost:8931/mcp)",
         )
-    return ServerSpec(command=words, **where)
+    return ServerSpec(command=command, **common)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How a server is spoken to: over what, and in which generation of the protocol.
+class ServerDialect:
+    """The transport and the protocol generation that a server is spoken to in.
 
     legacy: with a handshake and a session, which servers of both generations know; auto: without.
     """
@@ -79,17 +79,17 @@ class Way:
     mode: Literal["legacy", "auto"] = "legacy"
 
 
-def first_way(spec: ServerSpec) -> Way:
-    """Returns the way that is tried first."""
-    return Way("http") if spec.url or spec.is_shared else Way("stdio")
+def first_dialect(spec: ServerSpec) -> ServerDialect:
+    """Returns the dialect to try first."""
+    return ServerDialect("http") if spec.url or spec.is_shared else ServerDialect("stdio")
 
 
-def next_way(way: Way, code: int | None) -> Way | None:
-    """Returns the way to try after the server refused `way` with an error code of the protocol."""
+def next_dialect(dialect: ServerDialect, code: int | None) -> ServerDialect | None:
+    """Returns the dialect to try next, after the server refused one with a protocol error code."""
     from mcp.types.jsonrpc import UNSUPPORTED_PROTOCOL_VERSION
 
     if code is None:
         return None
-    if code == UNSUPPORTED_PROTOCOL_VERSION and way.mode == "legacy":
-        return Way(way.transport, "auto")
-    return Way("sse") if way.transport == "http" else None
+    if code == UNSUPPORTED_PROTOCOL_VERSION and dialect.mode == "legacy":
+        return ServerDialect(dialect.transport, "auto")
+    return ServerDialect("sse") if dialect.transport == "http" else None

@@ -16,14 +16,14 @@ _MARK = "__stillroom__"
 
 @dataclass(frozen=True, slots=True)
 class ToolArgs:
-    """What a tool may know of the task it serves; a parameter named `args` receives it."""
+    """What a tool may know of the task that it serves; a parameter named `args` receives it."""
 
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
 class RewardArgs:
-    """What a reward may know of the task it judges."""
+    """What a reward may know of the task that it judges."""
 
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     variables: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -32,7 +32,7 @@ class RewardArgs:
 
 @dataclass(frozen=True, slots=True)
 class ToolMark:
-    """The options `@tool` was given."""
+    """The options of a `@tool`."""
 
     sandbox: bool
     timeout_s: float | None
@@ -40,7 +40,7 @@ class ToolMark:
 
 @dataclass(frozen=True, slots=True)
 class RewardMark:
-    """The options `@reward` was given."""
+    """The options of a `@reward`."""
 
     precondition: bool
     sandbox: bool
@@ -70,7 +70,7 @@ def reward(
 ) -> Any:
     """Marks `(args: RewardArgs, messages: list) -> float` as a reward.
 
-    The reward of a rollout is the sum of its rewards; a precondition that gives 0 makes it 0.
+    The reward of a rollout is the sum of its rewards. A precondition that returns 0 makes it 0.
     """
     return _marked(
         function, RewardMark(precondition=precondition, sandbox=sandbox, timeout_s=timeout)
@@ -131,5 +131,5 @@ def marked_functions(
 
 
 def mark_of(function: Callable[..., Any]) -> Any:
-    """Returns the ToolMark or RewardMark of a marked function."""
+    """Returns the ToolMark or the RewardMark of a marked function."""
     return getattr(function, _MARK)

@@ -1,4 +1,9 @@
-"""Warm child processes for a user's tools.py and rewards.py: as many as the calls need."""
+"""Warm child processes for a user's tools.py and rewards.py: as many as the calls need.
+
+A call and its deadline: `UserPool.call` (or `reward`) makes a WorkerCall with its timeout, and
+`_assign` sends that to a worker. The worker's process object (worker_process.py) starts the
+deadline when the worker can begin; a worker that misses it is killed here and replaced.
+"""
 
 import asyncio
 import math
@@ -8,33 +13,38 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, cast
 
 import anyio
-import anyio.abc
 import anyio.lowlevel
+from anyio import AsyncContextManagerMixin
 
+from stillroom.concurrency import background_tasks
 from stillroom.errors import CallFailedError, FailureClass, ToolFileError
-from stillroom.tools.base import ToolResult, ToolTask, error_result
-from stillroom.tools.user.process import Job, Worker, WorkerDiedError, start_worker
-from stillroom.tools.user.quick_calls import QuickCalls
+from stillroom.tools.source import ToolResult, ToolSource, ToolTask, error_result
 from stillroom.tools.user.worker import Answer, CallReward, CallTool, Ready, RewardDescription
+from stillroom.tools.user.worker_process import (
+    QuickFunctions,
+    WorkerCall,
+    WorkerDiedError,
+    WorkerProcess,
+    start_worker,
+)
 from stillroom.types import Message, ToolSchema
 
 # A call that waits longer than this for a free worker gets a new one.
 PATIENCE_S = 0.05
-# The same behind calls that are quick: there the machine is busy, and one more makes it busier.
+# Calls that wait behind quick ones show a busy machine, which another process would make busier.
 _PATIENCE_IF_QUICK_S = 1.0
 _NUM_PROCESSORS = os.cpu_count() or 1
 
 
-class UserPool:
+class UserPool(ToolSource, AsyncContextManagerMixin):
     """Runs the user's functions in child processes. Use as an async context manager.
 
-    One call at a time runs in a worker, so the user's code needs no locks; slow calls make the
-    pool grow up to `max_workers`. A worker that exceeds a deadline is killed and replaced; quick
-    calls that were sent behind the one that it ran are done by another.
+    One call at a time runs in a worker, so the user's code needs no locks. Slow calls make the
+    pool grow up to `max_workers`. A worker that exceeds a deadline is killed and replaced, and the
+    calls that were sent behind the one that it ran go to another worker.
     """
 
     def __init__(
@@ -53,55 +63,45 @@ class UserPool:
         self._folder = (tools_file or rewards_file or Path.cwd()).parent
         self._timeouts = (tool_timeout_s, reward_timeout_s)
         self._max_workers = max_workers
-        self._workers: set[Worker] = set()
+        self._workers: set[WorkerProcess] = set()
         self._num_workers = 0
-        self._waiting: deque[Job] = deque()
-        self._condemned: list[Worker] = []
-        self._quick = QuickCalls()
-        self._is_wanted = anyio.Event()
-        self._growth: anyio.abc.TaskGroup | None = None
+        self._waiting: deque[WorkerCall] = deque()
+        self._condemned: list[WorkerProcess] = []
+        self._quick_functions = QuickFunctions()
+        self._has_work = anyio.Event()
         self._ready = Ready(tools=[], rewards=[])
-        self._own_timeouts: dict[str, float | None] = {}
+        self._timeouts_by_tool: dict[str, float | None] = {}
 
-    async def __aenter__(self) -> Self:
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         worker = await self._start_worker()
         self._ready = worker.ready
-        self._own_timeouts = {t.schema["function"]["name"]: t.timeout_s for t in self._ready.tools}
+        self._timeouts_by_tool = {
+            tool.schema["function"]["name"]: tool.timeout_s for tool in self._ready.tools
+        }
         self._take_in(worker)
-        self._growth = await anyio.create_task_group().__aenter__()
-        self._growth.start_soon(self._grow)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._growth is not None:
-            self._growth.cancel_scope.cancel()
-            await self._growth.__aexit__(None, None, None)
-        for worker in list(self._workers):
-            await self._discard(worker)
+        try:
+            async with background_tasks() as tasks:
+                tasks.start_soon(self._keep_workers)
+                yield self
+        finally:
+            for worker in list(self._workers):
+                await self._discard(worker)
 
     @property
-    def schemas(self) -> list[ToolSchema]:
+    def schemas(self) -> Sequence[ToolSchema]:
         """The tools of tools.py, in the order they stand in the file."""
         return [tool.schema for tool in self._ready.tools]
 
-    def schemas_for(self, task: ToolTask) -> Sequence[ToolSchema]:
-        """Returns all of them: they do not depend on the task."""
-        return self.schemas
-
     @property
     def keeps_state(self) -> bool:
-        """False: which process serves a call is left open, so no tool can count on the last."""
+        """False: any process may serve a call, so no tool can rely on the call before."""
         return False
 
     @asynccontextmanager
-    async def session(self, task: ToolTask) -> AsyncGenerator["UserSession"]:
-        """Gives the tools of one rollout."""
-        yield UserSession(self, task.metadata)
+    async def session(self, task: ToolTask) -> AsyncGenerator["_UserSession"]:
+        """Opens the tools of one rollout."""
+        yield _UserSession(self, task.metadata)
 
     @property
     def rewards(self) -> list[RewardDescription]:
@@ -111,11 +111,11 @@ class UserPool:
     async def call(
         self, name: str, arguments: dict[str, Any], *, metadata: dict[str, Any]
     ) -> ToolResult:
-        """Runs one tool; its own errors and a passed deadline are results the model reads."""
-        timeout_s = self._own_timeouts[name] or self._timeouts[0]
+        """Runs one tool; its errors and a missed deadline are results that the model reads."""
+        timeout_s = self._timeouts_by_tool[name] or self._timeouts[0]
         call = CallTool(name=name, arguments=arguments, metadata=metadata)
         try:
-            answer = await self._ask(call, timeout_s)
+            answer = await self._run(call, timeout_s)
         except TimeoutError:
             return error_result(f"{name} did not answer within {timeout_s:g} s")
         except WorkerDiedError as error:
@@ -135,13 +135,13 @@ class UserPool:
         """Returns one reward of a finished conversation.
 
         Raises:
-            CallFailedError: the reward raised, crashed, or passed its deadline.
+            CallFailedError: the reward raised, crashed, or missed its deadline.
         """
-        own = next(reward.timeout_s for reward in self._ready.rewards if reward.name == name)
-        timeout_s = own or self._timeouts[1]
+        description = next(reward for reward in self._ready.rewards if reward.name == name)
+        timeout_s = description.timeout_s or self._timeouts[1]
         call = CallReward(name=name, messages=messages, metadata=metadata, variables=variables)
         try:
-            answer = await self._ask(call, timeout_s)
+            answer = await self._run(call, timeout_s)
         except TimeoutError as error:
             message = f"reward {name} did not answer within {timeout_s:g} s"
             raise CallFailedError(FailureClass.REWARD_TIMEOUT, message) from error
@@ -152,92 +152,94 @@ class UserPool:
             raise CallFailedError(FailureClass.REWARD, f"reward {name}: {answer.error}")
         return answer.reward
 
-    async def _ask(self, call: CallTool | CallReward, timeout_s: float) -> Answer:
-        job = Job(call, timeout_s)
-        self._waiting.append(job)
+    async def _run(self, request: CallTool | CallReward, timeout_s: float) -> Answer:
+        """Returns the answer to a call. Raises TimeoutError or WorkerDiedError."""
+        call = WorkerCall(request, timeout_s)
+        self._waiting.append(call)
         self._assign()
         if self._waiting:
-            self._is_wanted.set()
+            self._has_work.set()
         try:
-            answer = cast("Answer", await job.reply)
+            answer = cast("Answer", await call.reply)
         except BaseException as error:
             is_failed = isinstance(error, TimeoutError | WorkerDiedError)
             if is_failed:
-                self._quick.note(job.name, math.inf)
-            worker = job.worker
-            if worker is not None and (is_failed or worker.is_running(job)):
+                self._quick_functions.note(call.name, math.inf)
+            worker = call.worker
+            if worker is not None and (is_failed or worker.is_running(call)):
                 # Its answer may still be on the way, so it can serve no other call.
                 await self._discard(worker)
-            elif job in self._waiting:
-                self._waiting.remove(job)
+            elif call in self._waiting:
+                self._waiting.remove(call)
             raise
-        self._quick.note(job.name, answer.seconds)
+        self._quick_functions.note(call.name, answer.seconds)
         return answer
 
     def _assign(self) -> None:
-        """Gives out calls in the order in which they came, as far as workers can take them."""
-        while job := self._next_waiting():
-            job.is_quick = job.name in self._quick
-            able = [worker for worker in self._workers if worker.can_take(job)]
+        """Sends waiting calls, in the order in which they came, while a worker can take one."""
+        while call := self._next_waiting():
+            call.is_quick = call.name in self._quick_functions
+            able = [worker for worker in self._workers if worker.can_take(call)]
             if not able:
                 return
             self._waiting.popleft()
-            min(able, key=_num_calls).ask(job)
+            min(able, key=_num_calls).send(call)
 
-    def _next_waiting(self) -> Job | None:
+    def _next_waiting(self) -> WorkerCall | None:
         while self._waiting:
             if not self._waiting[0].reply.done():
                 return self._waiting[0]
-            # Cancelled, and its task has not come round to take it out.
+            # It was cancelled, and its task has not run yet to remove it.
             self._waiting.popleft()
         return None
 
-    def _take_back(self, worker: Worker, not_begun: list[Job]) -> None:
-        """Gives what a worker has not begun to others, and sees to it that it is killed."""
-        for job in reversed(not_begun):
-            job.worker = None
-            self._waiting.appendleft(job)
+    def _take_back(self, worker: WorkerProcess, not_begun: list[WorkerCall]) -> None:
+        """Gives the calls that a worker has not begun to others, and has it killed."""
+        for call in reversed(not_begun):
+            call.worker = None
+            self._waiting.appendleft(call)
         self._assign()
         self._condemned.append(worker)
-        self._is_wanted.set()
+        self._has_work.set()
 
-    async def _grow(self) -> None:
-        """Kills workers that are of no use; starts one whenever a call has waited too long."""
+    async def _keep_workers(self) -> None:
+        """Kills condemned workers, and starts one whenever a call has waited too long."""
         while True:
-            await self._is_wanted.wait()
-            self._is_wanted = anyio.Event()
+            await self._has_work.wait()
+            self._has_work = anyio.Event()
             while self._waiting or self._condemned:
                 if self._condemned:
                     await self._discard(self._condemned.pop())
                     continue
                 if self._num_workers and not self._is_patience_over():
                     await anyio.sleep(PATIENCE_S / 2)
-                    # Answers that came while the loop was busy are read before it is judged.
+                    # First read the answers that came while the loop was busy.
                     await anyio.lowlevel.checkpoint()
                     continue
                 try:
                     worker = await self._start_worker()
                 except ToolFileError as error:
-                    if job := self._next_waiting():
+                    if call := self._next_waiting():
                         self._waiting.popleft()
-                        job.reply.set_exception(error)
+                        call.reply.set_exception(error)
                     continue
                 self._take_in(worker)
 
     def _is_patience_over(self) -> bool:
-        """Whether the first in line has waited long, and another process would help it.
+        """Returns whether the first call in line has waited long and another worker would help.
 
-        Beyond one for each processor it helps only where all are waiting for something themselves.
+        With one worker for each processor already, another one helps only where all of them have
+        been busy for long: they wait for something, and not for a processor.
         """
-        first = self._waiting[0]
-        patience_s = _PATIENCE_IF_QUICK_S if first.is_quick else PATIENCE_S
+        call = self._waiting[0]
+        patience_s = _PATIENCE_IF_QUICK_S if call.is_quick else PATIENCE_S
         long_ago = asyncio.get_running_loop().time() - patience_s
-        if self._num_workers >= self._max_workers or first.since > long_ago:
+        if self._num_workers >= self._max_workers or call.since > long_ago:
             return False
         is_stuck = all(worker.begun_at <= long_ago for worker in self._workers)
         return self._num_workers < _NUM_PROCESSORS or is_stuck
 
-    async def _start_worker(self) -> Worker:
+    async def _start_worker(self) -> WorkerProcess:
         # Counted before it is up, so that waiting calls do not start more than allowed.
         self._num_workers += 1
         try:
@@ -247,12 +249,12 @@ class UserPool:
             raise
         return worker
 
-    def _take_in(self, worker: Worker) -> None:
+    def _take_in(self, worker: WorkerProcess) -> None:
         worker.on_free, worker.on_end = self._assign, self._take_back
         self._workers.add(worker)
         self._assign()
 
-    async def _discard(self, worker: Worker) -> None:
+    async def _discard(self, worker: WorkerProcess) -> None:
         if worker not in self._workers:
             return
         self._workers.remove(worker)
@@ -261,23 +263,22 @@ class UserPool:
             await worker.kill()
 
 
-def _num_calls(worker: Worker) -> int:
+def _num_calls(worker: WorkerProcess) -> int:
     return worker.num_calls
 
 
-class UserSession:
+class _UserSession:
     """The user's tools as one rollout sees them."""
 
     def __init__(self, pool: UserPool, metadata: dict[str, Any]) -> None:
         self._pool, self._metadata = pool, metadata
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Runs one tool."""
         return await self._pool.call(name, arguments, metadata=self._metadata)
 
 
 def _worker_command(tools_file: Path | None, rewards_file: Path | None) -> list[str]:
-    # -P: the folder it starts in must not shadow our modules.
+    # -P keeps the user's folder off the path, where their json.py would shadow the library's.
     command = [sys.executable, "-P", "-m", "stillroom.tools.user.worker"]
     if tools_file is not None:
         command += ["--tools", str(tools_file)]

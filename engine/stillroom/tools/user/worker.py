@@ -1,7 +1,8 @@
 """The child process that runs a user's tools.py and rewards.py, one call at a time.
 
-It speaks JSON lines on its standard input and output. What the user's code prints goes to
-standard error. When the parent goes away, the whole process group ends itself.
+It reads and writes JSON lines on its standard input and output: first a Ready or a Broken, then an
+Answer to every call. What the user's code prints goes to standard error. When the parent goes
+away, the worker kills its whole process group.
 """
 
 import argparse
@@ -9,17 +10,16 @@ import inspect
 import math
 import os
 import select
-import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from stillroom.errors import ToolFileError
+from stillroom.tools.processes import kill_family
 from stillroom.tools.schema import ArgumentChecker, ArgumentError, tool_schema, wants_task
 from stillroom.tools.user.file import (
     RewardArgs,
@@ -35,7 +35,7 @@ from stillroom.types import ToolSchema
 MAX_RESULT_CHARACTERS = 1_000_000
 
 
-class ToolDescription(msgspec.Struct, frozen=True, kw_only=True):
+class _ToolDescription(msgspec.Struct, frozen=True, kw_only=True):
     """A tool as the worker announces it."""
 
     schema: ToolSchema
@@ -51,21 +51,21 @@ class RewardDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The worker's first line when the user's files could be loaded."""
+    """The worker's first line when it has loaded the user's files."""
 
-    tools: list[ToolDescription]
+    tools: list[_ToolDescription]
     rewards: list[RewardDescription]
 
 
 class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
-    """The worker's first line when they could not."""
+    """The worker's first line when it cannot load the user's files."""
 
     problem: str
     fix: str
 
 
 class CallTool(msgspec.Struct, frozen=True, kw_only=True, tag="tool"):
-    """Asks for one tool call."""
+    """A request to run one tool."""
 
     name: str
     arguments: dict[str, Any]
@@ -73,7 +73,7 @@ class CallTool(msgspec.Struct, frozen=True, kw_only=True, tag="tool"):
 
 
 class CallReward(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
-    """Asks for one reward."""
+    """A request to compute one reward of a finished conversation."""
 
     name: str
     messages: list[Any]
@@ -82,13 +82,13 @@ class CallReward(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """The outcome of one call: the tool's text or the reward, or what went wrong."""
+    """The outcome of one call: the tool's text or the reward, or the error."""
 
     content: str = ""
     reward: float = 0.0
     error: str | None = None
     seconds: float = 0.0
-    """How long it took."""
+    """How long the call took in the worker."""
 
 
 class UserCode:
@@ -97,16 +97,16 @@ class UserCode:
     def __init__(self, tools_file: Path | None, rewards_file: Path | None) -> None:
         self.tools = _load(tools_file, ToolMark, "@tool")
         self.rewards = _load(rewards_file, RewardMark, "@reward")
-        # Before the checkers: it is what says which tool has a type that does not do.
+        # Before the checkers: its error names the tool whose type is not supported.
         self._schemas = {name: tool_schema(tool, name=name) for name, tool in self.tools.items()}
         self._checkers = {name: ArgumentChecker(tool) for name, tool in self.tools.items()}
-        self._wanting_task = {name for name, tool in self.tools.items() if wants_task(tool)}
+        self._names_wanting_task = {name for name, tool in self.tools.items() if wants_task(tool)}
 
     def describe(self) -> Ready:
-        """Returns what the parent must know of the functions."""
+        """Returns the first line of a worker that has loaded these functions."""
         return Ready(
             tools=[
-                ToolDescription(schema=self._schemas[name], timeout_s=mark_of(tool).timeout_s)
+                _ToolDescription(schema=self._schemas[name], timeout_s=mark_of(tool).timeout_s)
                 for name, tool in self.tools.items()
             ],
             rewards=[
@@ -120,7 +120,7 @@ class UserCode:
         )
 
     def answer(self, call: CallTool | CallReward) -> Answer:
-        """Runs one call; whatever the user's code raises becomes the answer's error."""
+        """Runs one call; an exception of the user's code becomes the answer's error."""
         try:
             if isinstance(call, CallTool):
                 return self._call_tool(call)
@@ -134,7 +134,7 @@ class UserCode:
     def _call_tool(self, call: CallTool) -> Answer:
         function = self.tools[call.name]
         arguments = self._checkers[call.name].check(call.arguments)
-        if call.name in self._wanting_task:
+        if call.name in self._names_wanting_task:
             arguments["args"] = ToolArgs(metadata=call.metadata)
         value = _run(function, **arguments)
         return Answer(content=_as_text(value))
@@ -173,7 +173,7 @@ def _run(function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
     value = function(*positional, **named)
     if not inspect.isawaitable(value):
         return value
-    # Here and below: what most workers never need is half of the time that they take to start.
+    # Not at the top: most workers never need it, and imports are most of a worker's start time.
     import asyncio
 
     return asyncio.run(_awaited(value))
@@ -184,7 +184,10 @@ async def _awaited(value: Any) -> Any:
 
 
 def _message_of(error: BaseException) -> str:
-    """Returns a ValueError's own text, which its author wrote for the model; else the type too."""
+    """Returns the text of an exception, after its type.
+
+    A ValueError's text stands alone: its author wrote it for the model.
+    """
     try:
         text = str(error)
     except Exception:  # its __str__ is the user's code too
@@ -200,38 +203,21 @@ def _as_text(value: Any) -> str:
 
 
 def _short(text: str) -> str:
-    """Returns text that fits an answer: not too long, and half a surrogate pair becomes "?"."""
-    kept = text[:MAX_RESULT_CHARACTERS].encode("utf-8", errors="replace").decode("utf-8")
+    """Returns text that fits an answer: cut to its limit, with "?" for half a surrogate pair."""
+    shortened = text[:MAX_RESULT_CHARACTERS].encode("utf-8", errors="replace").decode("utf-8")
     if len(text) <= MAX_RESULT_CHARACTERS:
-        return kept
-    return kept + f"… (cut; {len(text)} characters in all)"
-
-
-def kill_family(leader: int) -> None:
-    """Kills a process group, and what its leader started in groups of their own.
-
-    The process must not have been waited for: its number could be another one's by then.
-    """
-    import psutil
-
-    strays = list[psutil.Process]()
-    with suppress(psutil.Error):
-        strays = psutil.Process(leader).children(recursive=True)
-    for stray in strays:
-        with suppress(psutil.Error):
-            stray.kill()
-    with suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
+        return shortened
+    return shortened + f"… (cut; {len(text)} characters in all)"
 
 
 def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
     threading.Thread(target=_end_with_parent, args=(stream.fileno(),), daemon=True).start()
-    decoder, own_pid = msgspec.json.Decoder(CallTool | CallReward), os.getpid()
+    decoder, worker_pid = msgspec.json.Decoder(CallTool | CallReward), os.getpid()
     for line in stream:
         begun = time.perf_counter()
         answer = code.answer(decoder.decode(line))
-        if os.getpid() != own_pid:
-            # The user's code has forked, and this is the copy: the answer is the other's to give.
+        if os.getpid() != worker_pid:
+            # The user's code has forked and this is the child; only the parent may answer.
             os._exit(0)
         seconds = time.perf_counter() - begun
         _send(replies, msgspec.structs.replace(answer, seconds=seconds))
@@ -241,7 +227,7 @@ def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
 def _end_with_parent(calls: int) -> None:
     """Ends this process when the parent goes away: a hung call must not outlive it."""
     poll = select.poll()
-    # For no event at all: that nobody can write any more is told all the same.
+    # With an empty event mask poll still reports a hang-up, and nothing else.
     poll.register(calls, 0)
     poll.poll()
     _end()
@@ -249,7 +235,7 @@ def _end_with_parent(calls: int) -> None:
 
 def _end() -> None:
     kill_family(os.getpid())
-    os._exit(1)  # started by hand it leads no group
+    os._exit(1)  # reached when it was started by hand and leads no process group
 
 
 def _send(stream: BinaryIO, message: Ready | Broken | Answer) -> None:
@@ -258,7 +244,7 @@ def _send(stream: BinaryIO, message: Ready | Broken | Answer) -> None:
 
 
 def _take_stdin() -> BinaryIO:
-    """Returns the real standard input; the user's code and its commands find theirs empty."""
+    """Returns the real standard input; the user's code and its children read an empty one."""
     calls = os.fdopen(os.dup(0), "rb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -274,7 +260,7 @@ def _take_stdout() -> BinaryIO:
 
 
 def main() -> None:
-    """Loads the files named on the command line, announces them, and answers calls."""
+    """Loads the files named on the command line, announces their functions, and answers calls."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tools", type=Path)
     parser.add_argument("--rewards", type=Path)

@@ -12,7 +12,7 @@ from stillroom.lineage import FileRecord, ModelRecord
 from stillroom.lines import read_lines
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.settings import Workspace
-from stillroom.tools.base import ToolResult
+from stillroom.tools.source import ToolResult
 from stillroom.types import BegunTurn, SampledTurn
 
 STATE = "training_state.json"

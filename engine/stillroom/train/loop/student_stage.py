@@ -19,7 +19,7 @@ from stillroom.rollout.request import NO_FILE, RolloutOptions, nudge_for
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.serving.model_server import ModelServer
 from stillroom.settings import Workspace
-from stillroom.tools.base import ToolSource
+from stillroom.tools.source import ToolSource
 from stillroom.train.config.distill_sections import RolloutSection
 from stillroom.train.config.request import TrainingPlan
 from stillroom.train.loop.student_server import student_server

@@ -10,7 +10,7 @@ from stillroom.policy.hf import HFPolicy, SamplingStoppedError
 from stillroom.rollout.episode.loop import PolicyConversation
 from stillroom.rollout.journal.records import ForgetfulRecorder
 from stillroom.serving.policy import ServedPolicy
-from stillroom.tools.base import ToolResult
+from stillroom.tools.source import ToolResult
 from stillroom.train.config.resume import CarriedRollout, KnownTurn
 from stillroom.train.on_policy.curriculum import Limits
 from stillroom.types import BegunTurn, Message, SampledTurn, TokenTrace, ToolSchema, Usage

@@ -22,7 +22,7 @@ from stillroom.rollout.episode.collect import (
 from stillroom.rollout.journal.records import RolloutKey
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.teachers.budget import BudgetSpentError
-from stillroom.tools.base import ToolResult
+from stillroom.tools.source import ToolResult
 from stillroom.types import (
     SampledTurn,
     SamplingSettings,

@@ -27,7 +27,7 @@ from stillroom.rollout.episode.loop import (
     play_episode,
 )
 from stillroom.rollout.journal.records import ForgetfulRecorder
-from stillroom.tools.base import ToolResult, error_result
+from stillroom.tools.source import ToolResult, error_result
 from stillroom.types import StopReason, Usage
 
 TASK = task_from_row({"prompt": "How much?", "metadata": {"m": 1}})

@@ -26,7 +26,7 @@ from stillroom.rollout.journal.records import (
     TurnRecord,
 )
 from stillroom.teachers.budget import Cost, Outstanding
-from stillroom.tools.base import ToolResult
+from stillroom.tools.source import ToolResult
 from stillroom.types import CallTotals, SampledTurn, Trajectory
 
 SETTINGS: dict[str, Any] = {"model": "m", "temperature": 0.7, "seed": None}

@@ -11,8 +11,8 @@ from fakes.loops import run_async
 from fakes.tool_sources import DictTools
 from fakes.user_files import is_alive, wait_for, wait_for_end
 from stillroom.errors import CallFailedError, EngineError, FailureClass, InputError
-from stillroom.tools.base import ToolTask
 from stillroom.tools.containers.docker import DockerTools
+from stillroom.tools.source import ToolTask
 
 SHOP = ToolTask({}, docker="local/shop", docker_env={"LAMP": "red"})
 

@@ -22,8 +22,8 @@ from fakes.mcp_servers import (
 )
 from fakes.user_files import is_alive, wait_for, wait_for_end
 from stillroom.errors import CallFailedError, FailureClass, InputError
-from stillroom.tools.base import ToolResult, ToolTask, error_result
 from stillroom.tools.mcp.servers import MCPTools
+from stillroom.tools.source import ToolResult, ToolTask, error_result
 
 TASK = ToolTask({})
 LOST = "The tool server was stopped and what it held is lost; the next call starts it anew"
@@ -317,7 +317,7 @@ def test_an_error_in_a_rollout_stays_itself_and_leaves_no_process() -> None:
 def test_a_server_ends_when_the_run_is_killed(end: str, tmp_path: Path) -> None:
     code = (
         "import anyio, sys\n"
-        "from stillroom.tools.base import ToolTask\n"
+        "from stillroom.tools.source import ToolTask\n"
         "from stillroom.tools.mcp.servers import MCPTools\n"
         "async def main():\n"
         "    async with MCPTools(sys.argv[2:]) as tools:\n"
@@ -386,7 +386,7 @@ def test_a_server_that_does_not_start_again_fails_its_rollout_only(tmp_path: Pat
 @pytest.mark.parametrize(
     ("server", "problem"),
     [
-        (odd_server("die"), r"code 3; the last it wrote:\nno licence found"),
+        (odd_server("die"), r"code 3; its last output:\nno licence found"),
         (odd_server("deaf"), r"did not answer within 0\.5 s"),
         (odd_server("endless-list"), "the list did not end after 100 pages"),
         ("no-such-program --x", "`no-such-program --x` cannot be used: .*No such file"),

@@ -15,7 +15,7 @@ from fakes.loops import run_async
 from fakes.rollout_rows import assistant, user
 from fakes.user_files import is_alive, wait_for, wait_for_end, write_tools
 from stillroom.errors import CallFailedError, FailureClass, ToolFileError
-from stillroom.tools.base import ToolResult
+from stillroom.tools.source import ToolResult
 from stillroom.tools.user.pool import UserPool
 
 TOOLS = '''

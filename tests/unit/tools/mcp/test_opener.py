@@ -12,9 +12,9 @@ from fakes.loops import run_async
 from fakes.mcp_servers import odd_server, port_server
 from fakes.user_files import is_alive, wait_for_end
 from stillroom.errors import CallFailedError, FailureClass, InputError
-from stillroom.tools.base import ToolTask
 from stillroom.tools.mcp.servers import MCPSession, MCPTools
 from stillroom.tools.mcp.spec import parse_spec
+from stillroom.tools.source import ToolTask
 
 TASK = ToolTask({})
 NUM_SESSIONS = 20
@@ -127,7 +127,7 @@ def test_a_shared_server_that_hangs_is_replaced_for_the_next_session() -> None:
 @pytest.mark.parametrize(
     ("server", "problem"),
     [
-        (port_server("die"), r"code 3; the last it wrote:\nno licence found"),
+        (port_server("die"), r"code 3; its last output:\nno licence found"),
         (port_server("deaf"), r"did not listen on port \d+ within 0\.5 s"),
         (["no-such-program", "{port}"], "cannot be used: .*No such file"),
         ("true {port}", "its process ended with code 0"),

@@ -1,4 +1,4 @@
-"""Opening sessions with one MCP server: in a process for each, in one process for all, at a URL."""
+"""Opening sessions with one MCP server: one process each, one shared process, or a URL."""
 
 import os
 import socket
@@ -6,40 +6,40 @@ import socket
 import anyio
 import anyio.abc
 
-from stillroom.tools.background import Background
+from stillroom.tools.guard import Background
 from stillroom.tools.mcp.connection import (
     ConnectFailedError,
     Connection,
     NoAnswerError,
     leaf_of,
 )
-from stillroom.tools.mcp.process import LastWords, listen, server_process
-from stillroom.tools.mcp.spec import ServerSpec, Way
+from stillroom.tools.mcp.server_process import ServerOutput, keep_output, server_process
+from stillroom.tools.mcp.spec import ServerDialect, ServerSpec
 
 _POLL_S, _CONNECT_TIMEOUT_S = 0.05, 1.0
-# More would only wait for each other, and the first of them would be as late as the last.
+# More at once would only slow each other down, so that the first starts as late as the last.
 _STARTS_PER_CPU = 2
 
 
-class Opener:
-    """Opens sessions with a server; few of the processes that this takes start at once."""
+class SessionOpener:
+    """Opens sessions with a server; only a few of their processes start at the same time."""
 
     def __init__(self, spec: ServerSpec, background: Background, *, timeout_s: float) -> None:
         self.spec, self.timeout_s = spec, timeout_s
         self._background = background
         self._starts = anyio.Semaphore(_STARTS_PER_CPU * (os.cpu_count() or 1))
-        self._shared = SharedServer(spec, background) if spec.is_shared else None
+        self._shared = _SharedServer(spec, background) if spec.is_shared else None
 
-    async def open(self, way: Way) -> Connection:
-        """Returns a session that is open.
+    async def open(self, dialect: ServerDialect) -> Connection:
+        """Returns an open session.
 
         Raises:
             ConnectFailedError: the server did not start, does not answer, or speaks otherwise.
         """
         if self._shared is not None:
-            return await self._open_shared(self._shared, way)
-        connection = Connection(self.spec, way, self._background)
-        if way.transport != "stdio":
+            return await self._open_shared(self._shared, dialect)
+        connection = Connection(self.spec, dialect, self._background)
+        if dialect.transport != "stdio":
             await connection.open(timeout_s=self.timeout_s)
             return connection
         async with self._starts:
@@ -51,28 +51,28 @@ class Opener:
         if self._shared is not None:
             await self._shared.stop()
 
-    async def _open_shared(self, shared: "SharedServer", way: Way) -> Connection:
+    async def _open_shared(self, shared: "_SharedServer", dialect: ServerDialect) -> Connection:
         spec = await shared.running(timeout_s=self.timeout_s)
         try:
-            return await self._session(spec, way)
+            return await self._session(spec, dialect)
         except NoAnswerError:
-            # It hangs for all of them; the next one finds a new process.
+            # It hangs for all sessions; the next one finds a new process.
             await shared.stop(spec)
             raise
         except ConnectFailedError:
             if not await shared.has_lost(spec):
                 raise
-        # It had just died, and nobody had noticed yet.
-        return await self._session(await shared.running(timeout_s=self.timeout_s), way)
+        # The process had just died and nobody had noticed yet, so another try is fair.
+        return await self._session(await shared.running(timeout_s=self.timeout_s), dialect)
 
-    async def _session(self, spec: ServerSpec, way: Way) -> Connection:
-        connection = Connection(spec, way, self._background)
+    async def _session(self, spec: ServerSpec, dialect: ServerDialect) -> Connection:
+        connection = Connection(spec, dialect, self._background)
         await connection.open(timeout_s=self.timeout_s)
         return connection
 
 
-class SharedServer:
-    """One process of a server that listens on a port; started again after its end."""
+class _SharedServer:
+    """The one process of a server that listens on a port; it is started again after its end."""
 
     def __init__(self, spec: ServerSpec, background: Background) -> None:
         self._spec, self._background = spec, background
@@ -80,14 +80,14 @@ class SharedServer:
         self._process: _ListeningProcess | None = None
 
     async def running(self, *, timeout_s: float) -> ServerSpec:
-        """Returns where the server listens, once it does.
+        """Returns the server's spec with its URL, once it listens there.
 
         Raises:
-            ConnectFailedError: it does not start.
+            ConnectFailedError: the server does not start.
         """
         async with self._turn:
             if self._process is not None and self._process.has_ended:
-                # What it had started may live on.
+                # Processes that it had started may still live.
                 process, self._process = self._process, None
                 await process.stop()
             if self._process is None:
@@ -98,7 +98,7 @@ class SharedServer:
             return self._process.spec
 
     async def has_lost(self, spec: ServerSpec) -> bool:
-        """Returns whether the process that was started so is no more, or listens no more."""
+        """Returns whether the process behind `spec` has ended or no longer listens."""
         async with self._turn:
             process = self._process
             if process is None or process.spec != spec:
@@ -109,7 +109,7 @@ class SharedServer:
             return self._process is None
 
     async def stop(self, spec: ServerSpec | None = None) -> None:
-        """Ends the process; with `spec`, only if it is still the one that was started so."""
+        """Ends the process; with `spec`, only if it is still the one behind that."""
         async with self._turn:
             if self._process is not None and spec in (None, self._process.spec):
                 process, self._process = self._process, None
@@ -117,26 +117,26 @@ class SharedServer:
 
 
 class _ListeningProcess:
-    """A server's process, held by a task of its own."""
+    """A server's process, held by a background task."""
 
     def __init__(self, spec: ServerSpec, port: int, background: Background) -> None:
         self.spec, self._port, self._background = spec, port, background
-        self._words = LastWords()
+        self._output = ServerOutput()
         self._leave, self._done = anyio.Event(), anyio.Event()
         self._process: anyio.abc.Process | None = None
         self._error: BaseException | None = None
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more can come from it."""
+        """Whether the process or the task that holds it has ended."""
         process = self._process
         return self._done.is_set() or (process is not None and process.returncode is not None)
 
     async def start(self, *, timeout_s: float) -> None:
-        """Starts it and returns when it listens.
+        """Starts the process and returns when it listens.
 
         Raises:
-            ConnectFailedError: it ended, or does not listen in time.
+            ConnectFailedError: the process ended, or does not listen in time.
         """
         self._background.group.start_soon(self._hold)
         has_ended = False
@@ -151,28 +151,30 @@ class _ListeningProcess:
             raise
         await self.stop()
         late = f"it did not listen on port {self._port} within {timeout_s:g} s"
-        raise ConnectFailedError(self._ending() if has_ended else late + self._words.told())
+        raise ConnectFailedError(
+            self._ending() if has_ended else late + self._output.error_suffix()
+        )
 
     async def stop(self) -> None:
-        """Ends it with all that it started; also when cancelled."""
+        """Ends the process with all that it started; also when cancelled."""
         with anyio.CancelScope(shield=True):
             self._leave.set()
             await self._done.wait()
 
     async def _hold(self) -> None:
-        spec, words, guard = self.spec, self._words, self._background.guard
+        spec, output, guard = self.spec, self._output, self._background.guard
         try:
             async with anyio.create_task_group() as group:
                 async with server_process(
                     spec.command,
-                    words,
+                    output,
                     environment=spec.environment,
                     folder=spec.folder,
                     guard=guard,
                 ) as process:
                     self._process = process
-                    group.start_soon(listen, process.stdout, words)
-                    group.start_soon(listen, process.stderr, words)
+                    group.start_soon(keep_output, process.stdout, output)
+                    group.start_soon(keep_output, process.stderr, output)
                     await self._leave.wait()
                 group.cancel_scope.cancel()
         except* OSError as errors:
@@ -181,7 +183,7 @@ class _ListeningProcess:
             self._done.set()
 
     async def listens(self) -> bool:
-        """Returns whether it takes connections; one that is too busy for it does."""
+        """Returns whether the port takes connections; a server too busy to accept counts too."""
         with anyio.move_on_after(_CONNECT_TIMEOUT_S):
             try:
                 stream = await anyio.connect_tcp("localhost", self._port)
@@ -193,7 +195,7 @@ class _ListeningProcess:
     def _ending(self) -> str:
         if self._error is not None:
             return str(self._error)
-        return f"its process ended with code {self._words.exit_code}{self._words.told()}"
+        return f"its process ended with code {self._output.exit_code}{self._output.error_suffix()}"
 
 
 def _free_port() -> int:

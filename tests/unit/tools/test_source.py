@@ -5,8 +5,7 @@ import pytest
 from fakes.loops import run_async
 from fakes.tool_sources import DictTools
 from stillroom.errors import InputError
-from stillroom.tools.base import ToolTask, error_result
-from stillroom.tools.combined import CombinedTools
+from stillroom.tools.source import CombinedTools, ToolTask, error_result
 
 TASK = ToolTask({})
 

@@ -11,9 +11,16 @@ import pytest
 from fakes.loops import run_async
 from fakes.user_files import write_tools
 from stillroom.tools.user.pool import UserPool
-from stillroom.tools.user.process import Job, Worker, WorkerDiedError
-from stillroom.tools.user.quick_calls import AHEAD, QUICK_S, SLOW_S, QuickCalls
 from stillroom.tools.user.worker import Answer
+from stillroom.tools.user.worker_process import (
+    MAX_CALLS_SENT,
+    QUICK_S,
+    SLOW_S,
+    QuickFunctions,
+    WorkerCall,
+    WorkerDiedError,
+    WorkerProcess,
+)
 
 STDIN, STDOUT = 0, 1
 TOOLS = '''
@@ -53,62 +60,64 @@ def line_of(content: str) -> bytes:
     return msgspec.json.encode(Answer(content=content)) + b"\n"
 
 
-def job_of(*, is_quick: bool = False, timeout_s: float = 60.0) -> Job:
-    job = Job(None, timeout_s)
-    job.is_quick = is_quick
-    return job
+def call_of(*, is_quick: bool = False, timeout_s: float = 60.0) -> WorkerCall:
+    call = WorkerCall(None, timeout_s)
+    call.is_quick = is_quick
+    return call
 
 
-def asked(timeout_s: float = 60.0, *, behind: int = 0) -> tuple[Worker, list[Job]]:
+def worker_with_calls(
+    timeout_s: float = 60.0, *, behind: int = 0
+) -> tuple[WorkerProcess, list[WorkerCall]]:
     """A worker with a call that it runs, and quick ones behind it."""
-    worker = Worker()
-    jobs = [job_of(is_quick=True, timeout_s=timeout_s) for _ in range(1 + behind)]
-    for job in jobs:
-        assert worker.can_take(job)
-        worker.ask(job)
-    return worker, jobs
+    worker = WorkerProcess()
+    calls = [call_of(is_quick=True, timeout_s=timeout_s) for _ in range(1 + behind)]
+    for call in calls:
+        assert worker.can_take(call)
+        worker.send(call)
+    return worker, calls
 
 
 @pytest.mark.parametrize("size", [1, 7, 40, 1000])
 def test_answers_may_come_in_any_parts_and_are_those_to_the_calls_in_turn(size: int) -> None:
     async def main() -> None:
-        worker, jobs = asked(behind=2)
+        worker, calls = worker_with_calls(behind=2)
         texts = ["ü\n" * 20, "", "two"]
         lines = b"".join(map(line_of, texts))
         for start in range(0, len(lines), size):
-            assert not jobs[-1].reply.done()
+            assert not calls[-1].reply.done()
             worker.pipe_data_received(STDOUT, lines[start : start + size])
 
-        assert [await job.reply for job in jobs] == [Answer(content=text) for text in texts]
-        assert [job.worker for job in jobs] == [None] * 3
+        assert [await call.reply for call in calls] == [Answer(content=text) for text in texts]
+        assert [call.worker for call in calls] == [None] * 3
 
     run_async(main)
 
 
 def test_only_quick_calls_stand_behind_quick_ones_and_not_too_many() -> None:
     async def main() -> None:
-        quick, slow = job_of(is_quick=True), job_of()
-        worker = Worker()
+        quick, slow = call_of(is_quick=True), call_of()
+        worker = WorkerProcess()
         assert worker.can_take(slow)
-        worker.ask(slow)
+        worker.send(slow)
         assert not worker.can_take(quick)
         worker.pipe_data_received(STDOUT, line_of("done"))
 
         taken = 0
-        while worker.can_take(job_of(is_quick=True)):
-            worker.ask(job_of(is_quick=True))
+        while worker.can_take(call_of(is_quick=True)):
+            worker.send(call_of(is_quick=True))
             taken += 1
             assert not worker.can_take(slow)
-        assert taken == AHEAD
+        assert taken == MAX_CALLS_SENT
 
     run_async(main)
 
 
 def test_a_worker_that_has_answered_may_be_asked_at_once() -> None:
     async def main() -> None:
-        worker, [first] = asked()
-        second = job_of()
-        worker.on_free = lambda: worker.ask(second)
+        worker, [first] = worker_with_calls()
+        second = call_of()
+        worker.on_free = lambda: worker.send(second)
         worker.pipe_data_received(STDOUT, line_of("one"))
         worker.on_free = lambda: None
         worker.pipe_data_received(STDOUT, line_of("two"))
@@ -121,12 +130,12 @@ def test_a_worker_that_has_answered_may_be_asked_at_once() -> None:
 
 def test_a_cancelled_call_that_is_answered_all_the_same_leaves_the_worker_in_use() -> None:
     async def main() -> None:
-        worker, [job] = asked()
-        job.reply.cancel()
+        worker, [call] = worker_with_calls()
+        call.reply.cancel()
         worker.pipe_data_received(STDOUT, line_of("late"))
 
-        assert worker.can_take(job_of())
-        assert job.worker is None
+        assert worker.can_take(call_of())
+        assert call.worker is None
 
     run_async(main)
 
@@ -134,25 +143,25 @@ def test_a_cancelled_call_that_is_answered_all_the_same_leaves_the_worker_in_use
 @pytest.mark.parametrize("line", [b"{}\n", b'{"type":"answer"', b"\n", b"\xff\n"])
 def test_what_is_no_answer_is_the_end_of_the_worker(line: bytes) -> None:
     async def main() -> None:
-        worker, [job] = asked()
+        worker, [call] = worker_with_calls()
         worker.pipe_data_received(STDOUT, line)
         worker.pipe_connection_lost(STDOUT, None)
 
         with pytest.raises(WorkerDiedError):
-            await job.reply
-        assert job.worker is worker
-        assert not worker.can_take(job_of())
+            await call.reply
+        assert call.worker is worker
+        assert not worker.can_take(call_of())
 
     run_async(main)
 
 
 def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one() -> None:
     async def main() -> None:
-        worker, [job] = asked()
+        worker, [call] = worker_with_calls()
         worker.pipe_data_received(STDOUT, line_of("one") + line_of("forged"))
-        assert await job.reply == Answer(content="one")
+        assert await call.reply == Answer(content="one")
 
-        assert not worker.can_take(job_of())
+        assert not worker.can_take(call_of())
 
     run_async(main)
 
@@ -162,8 +171,8 @@ def test_what_a_worker_has_not_begun_is_given_back_once_its_answers_are_read(
     is_cancelled: bool,
 ) -> None:
     async def main() -> None:
-        worker, [answered, ran, *behind] = asked(behind=3)
-        given_back: list[Job] = []
+        worker, [answered, ran, *behind] = worker_with_calls(behind=3)
+        given_back: list[WorkerCall] = []
         worker.on_end = lambda _worker, not_begun: given_back.extend(not_begun)
         # That nobody takes its calls any more is known before its last answer is read.
         worker.pipe_connection_lost(STDIN, None)
@@ -178,21 +187,21 @@ def test_what_a_worker_has_not_begun_is_given_back_once_its_answers_are_read(
         assert given_back == behind
         assert await answered.reply == Answer(content="one")
         assert ran.reply.done()
-        assert not any(job.reply.done() for job in behind)
+        assert not any(call.reply.done() for call in behind)
 
     run_async(main)
 
 
 def test_a_worker_that_ends_between_calls_is_not_asked_for_the_next() -> None:
     async def main() -> None:
-        worker, [job] = asked()
+        worker, [call] = worker_with_calls()
         worker.pipe_data_received(STDOUT, line_of("its last"))
-        assert await job.reply == Answer(content="its last")
-        ends: list[Worker] = []
+        assert await call.reply == Answer(content="its last")
+        ends: list[WorkerProcess] = []
         worker.on_end = lambda ended, _not_begun: ends.append(ended)
         worker.process_exited()
 
-        assert not worker.can_take(job_of())
+        assert not worker.can_take(call_of())
         assert ends == [worker]
 
     run_async(main)
@@ -200,8 +209,8 @@ def test_a_worker_that_ends_between_calls_is_not_asked_for_the_next() -> None:
 
 def test_an_answer_after_the_deadline_counts_no_more_but_those_behind_it_do() -> None:
     async def main() -> None:
-        worker, [late, behind, last] = asked(timeout_s=0.0, behind=2)
-        given_back: list[Job] = []
+        worker, [late, behind, last] = worker_with_calls(timeout_s=0.0, behind=2)
+        given_back: list[WorkerCall] = []
         worker.on_end = lambda _worker, not_begun: given_back.extend(not_begun)
         with anyio.fail_after(5), pytest.raises(TimeoutError):
             await late.reply
@@ -210,7 +219,7 @@ def test_an_answer_after_the_deadline_counts_no_more_but_those_behind_it_do() ->
 
         assert late.worker is worker
         assert await behind.reply == Answer(content="done")
-        assert not worker.can_take(job_of())
+        assert not worker.can_take(call_of())
         assert not last.reply.done()
 
     run_async(main)
@@ -218,12 +227,12 @@ def test_an_answer_after_the_deadline_counts_no_more_but_those_behind_it_do() ->
 
 def test_the_time_of_a_call_begins_when_the_one_before_it_is_answered() -> None:
     async def main() -> None:
-        worker, [first, second] = asked(timeout_s=0.3, behind=1)
+        worker, [first, second] = worker_with_calls(timeout_s=0.3, behind=1)
         with anyio.fail_after(5), pytest.raises(TimeoutError):
             await first.reply
         assert not second.reply.done()
 
-        worker, [first, second] = asked(timeout_s=0.3, behind=1)
+        worker, [first, second] = worker_with_calls(timeout_s=0.3, behind=1)
         worker.pipe_data_received(STDOUT, line_of("one"))
         with anyio.fail_after(5), pytest.raises(TimeoutError):
             await second.reply
@@ -292,7 +301,7 @@ def test_quick_calls_at_once_have_one_answer_each_though_one_ends_its_process(
 
 
 def test_a_function_is_quick_only_while_it_is() -> None:
-    quick = QuickCalls()
+    quick = QuickFunctions()
     assert "f" not in quick
 
     def note(seconds: float, times: int) -> bool:

@@ -13,28 +13,33 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import anyio.abc
 import anyio.to_thread
-import psutil
 from anyio.abc import ByteReceiveStream, ByteSendStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from stillroom.tools.guard import MARK, Guard, kill_marked
-from stillroom.tools.user.worker import kill_family
+from stillroom.tools.guard import Guard
+from stillroom.tools.processes import (
+    SERVER_MARK_VARIABLE,
+    descendants,
+    kill,
+    kill_family,
+    kill_marked,
+)
 
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
 
 MAX_LINE_BYTES = 64 << 20
-MAX_LAST_WORDS_BYTES = 4096
+_MAX_LAST_OUTPUT_BYTES = 4096
 # For a server to end by itself once its input is closed, as the protocol asks of it.
-GRACE_S = 1.0
-KILL_TIMEOUT_S = 5.0
+_GRACE_S = 1.0
+_KILL_TIMEOUT_S = 5.0
 _POLL_S = 0.01
 _WATCH_S = 0.1
 
 _LOST = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 
-Streams = tuple[
+_Streams = tuple[
     "MemoryObjectReceiveStream[SessionMessage | Exception]",
     "MemoryObjectSendStream[SessionMessage]",
 ]
@@ -43,73 +48,76 @@ _Source = MemoryObjectReceiveStream["SessionMessage"]
 
 
 @dataclass(slots=True)
-class LastWords:
-    """What a server said beside the protocol, and how it ended, for the error that tells it."""
+class ServerOutput:
+    """The last output of a server beside the protocol, and its exit code, for error messages."""
 
     exit_code: int | None = None
     """Set if the process ended by itself."""
     has_ended: bool = False
-    """Whether nothing more can come from it."""
-    _kept: bytearray = field(default_factory=bytearray)
+    """Whether nothing more can come from the server."""
+    _tail: bytearray = field(default_factory=bytearray)
 
     def add(self, data: bytes) -> None:
-        """Keeps the end of what is said."""
-        self._kept += data
-        del self._kept[:-MAX_LAST_WORDS_BYTES]
+        """Takes in output, of which only the end is kept."""
+        self._tail += data
+        del self._tail[:-_MAX_LAST_OUTPUT_BYTES]
 
     def __str__(self) -> str:
-        lines = bytes(self._kept).decode("utf-8", errors="replace").split("\n")
+        lines = bytes(self._tail).decode("utf-8", errors="replace").split("\n")
         return "\n".join(line.rstrip() for line in lines if line.strip())
 
-    def told(self) -> str:
-        """Returns what is added to an error, if the server said anything."""
-        words = str(self)
-        return f"; the last it wrote:\n{words}" if words else ""
+    def error_suffix(self) -> str:
+        """Returns the text that an error message ends with; empty if the server printed nothing."""
+        text = str(self)
+        return f"; its last output:\n{text}" if text else ""
 
 
 @asynccontextmanager
 async def server_process(
     command: Sequence[str],
-    words: LastWords,
+    output: ServerOutput,
     *,
     environment: Mapping[str, str],
     folder: Path,
     guard: Guard,
 ) -> AsyncGenerator[anyio.abc.Process]:
-    """Starts a server that is ended, with all that it started, at the end of the block.
+    """Starts a server, and ends it with all that it started at the end of the block.
 
     Raises:
         OSError: the command cannot be run.
     """
     mark = uuid.uuid4().hex
-    # No await between the two: a cancellation there would leave the process.
+    # No await between this and `try`: a cancellation there would leave the process running.
     process = await anyio.open_process(
-        command, env={**environment, MARK: mark}, cwd=folder, start_new_session=True
+        command,
+        env={**environment, SERVER_MARK_VARIABLE: mark},
+        cwd=folder,
+        start_new_session=True,
     )
-    grace_s = GRACE_S
+    grace_s = _GRACE_S
     try:
         await guard.watch(process.pid, mark)
         yield process
     except anyio.get_cancelled_exc_class():
-        # It hangs, or everything is to end.
+        # Either it hangs, or everything is to end at once.
         grace_s = 0.0
         raise
     finally:
         with anyio.CancelScope(shield=True):
-            await _end(process, words, mark, grace_s=grace_s)
+            await _end(process, output, mark, grace_s=grace_s)
             await guard.forget(process.pid, mark)
 
 
 @asynccontextmanager
 async def stdio_streams(
     command: Sequence[str],
-    words: LastWords,
+    output: ServerOutput,
     *,
     environment: Mapping[str, str],
     folder: Path,
     guard: Guard,
-) -> AsyncGenerator[Streams]:
-    """Starts a server and gives the streams of its messages, for one session.
+) -> AsyncGenerator[_Streams]:
+    """Starts a server and yields the streams of its messages, for one session.
 
     Raises, in a group:
         OSError: the command cannot be run.
@@ -117,22 +125,22 @@ async def stdio_streams(
     to_session, incoming = anyio.create_memory_object_stream[Any](0)
     outgoing, from_session = anyio.create_memory_object_stream[Any](0)
     with to_session, from_session, incoming, outgoing:
-        # The group is around the process: what it says last is read while it ends.
+        # The group is around the process, so that its last output is read while it ends.
         async with anyio.create_task_group() as group:
             async with server_process(
-                command, words, environment=environment, folder=folder, guard=guard
+                command, output, environment=environment, folder=folder, guard=guard
             ) as process:
                 stdin = cast("ByteSendStream", process.stdin)
-                group.start_soon(_receive, process.stdout, to_session, words)
+                group.start_soon(_receive, process.stdout, to_session, output)
                 group.start_soon(_send, from_session, stdin, to_session)
-                group.start_soon(_watch, process, to_session, words)
-                group.start_soon(listen, process.stderr, words)
+                group.start_soon(_watch, process, to_session, output)
+                group.start_soon(keep_output, process.stderr, output)
                 with incoming, outgoing:
                     yield incoming, outgoing
             group.cancel_scope.cancel()
 
 
-async def _receive(stdout: ByteReceiveStream | None, session: _Sink, words: LastWords) -> None:
+async def _receive(stdout: ByteReceiveStream | None, session: _Sink, output: ServerOutput) -> None:
     """Hands the server's messages to the session, and closes it with the server's last one."""
     from mcp.shared.message import SessionMessage
 
@@ -142,15 +150,15 @@ async def _receive(stdout: ByteReceiveStream | None, session: _Sink, words: Last
             line = await lines.receive_until(b"\n", MAX_LINE_BYTES)
             message = _parsed(line)
             if message is None:
-                words.add(line[-MAX_LAST_WORDS_BYTES:] + b"\n")
+                output.add(line[-_MAX_LAST_OUTPUT_BYTES:] + b"\n")
             else:
                 await session.send(SessionMessage(message))
     except anyio.DelimiterNotFound:
-        words.add(f"it wrote a line of more than {MAX_LINE_BYTES >> 20} MB\n".encode())
+        output.add(f"it wrote a line of more than {MAX_LINE_BYTES >> 20} MB\n".encode())
     except (*_LOST, anyio.IncompleteRead):
         pass
     finally:
-        words.has_ended = True
+        output.has_ended = True
         session.close()
 
 
@@ -163,7 +171,7 @@ def _parsed(line: bytes) -> Any:
     except ValueError:
         pass
     try:
-        # JavaScript cuts texts within a character and writes the half as an escape.
+        # JavaScript may cut a text within a character and write half a surrogate pair as an escape.
         whole = json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", errors="replace")
         return jsonrpc_message_adapter.validate_json(whole, by_name=False)
     except (ValueError, RecursionError):
@@ -181,52 +189,45 @@ async def _send(session: _Source, stdin: ByteSendStream, incoming: _Sink) -> Non
         incoming.close()
 
 
-async def _watch(process: anyio.abc.Process, session: _Sink, words: LastWords) -> None:
-    """Closes the session after the server's end: a child of its may hold the pipes open."""
+async def _watch(process: anyio.abc.Process, session: _Sink, output: ServerOutput) -> None:
+    """Closes the session after the server's end: a child process may still hold the pipes open."""
     while process.returncode is None:  # noqa: ASYNC110 - a process sets no event
         await anyio.sleep(_WATCH_S)
-    # For what it wrote last to be read.
+    # Time for its last output to be read.
     await anyio.sleep(_WATCH_S)
-    words.has_ended = True
+    output.has_ended = True
     session.close()
 
 
-async def listen(stream: ByteReceiveStream | None, words: LastWords) -> None:
-    """Keeps the end of what a server writes, until it writes no more."""
+async def keep_output(stream: ByteReceiveStream | None, output: ServerOutput) -> None:
+    """Reads a stream of the server to its end and keeps the last part."""
     with suppress(*_LOST):
         while stream is not None:
-            words.add(await stream.receive())
+            output.add(await stream.receive())
 
 
-async def _end(process: anyio.abc.Process, words: LastWords, mark: str, *, grace_s: float) -> None:
+async def _end(
+    process: anyio.abc.Process, output: ServerOutput, mark: str, *, grace_s: float
+) -> None:
     """Asks the server to end by closing its input, then kills what is left of its family."""
-    family = _descendants(process.pid)
+    family = descendants(process.pid)
     is_orphaned = process.returncode is not None or not family
     with suppress(*_LOST):
         await cast("ByteSendStream", process.stdin).aclose()
     if await _has_exited(process, within_s=grace_s):
-        words.exit_code = process.returncode
+        output.exit_code = process.returncode
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     else:
         kill_family(process.pid)
-    for stray in family:
-        # psutil looks at the start time too, so that no other process is meant.
-        with suppress(psutil.Error):
-            stray.kill()
+    for descendant in family:
+        kill(descendant)
     if is_orphaned:
-        # The server's children are nobody's by now, so only their environment tells.
+        # The server ended before its children could be listed: only their environment tells now.
         await anyio.to_thread.run_sync(kill_marked, {mark})
-    # Not process.wait(): it may wait for the pipes, which a stray could hold open.
-    if await _has_exited(process, within_s=KILL_TIMEOUT_S):
+    # Not process.wait(): it may wait for the pipes, which another process could hold open.
+    if await _has_exited(process, within_s=_KILL_TIMEOUT_S):
         await process.aclose()
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        return []
 
 
 async def _has_exited(process: anyio.abc.Process, *, within_s: float) -> bool:

@@ -1,0 +1,270 @@
+"""The parent's side of one worker: its process, the calls that were sent to it, their deadlines.
+
+This is an asyncio protocol and not anyio's streams: what streams do between one line and the next
+costs more than the call itself. Waking a process for each call costs as much, so a worker whose
+calls are quick is sent the next ones before it has answered.
+"""
+
+import asyncio
+import os
+import signal
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import anyio
+import msgspec
+
+from stillroom.errors import ToolFileError
+from stillroom.settings import tool_environment
+from stillroom.tools.processes import kill_family
+from stillroom.tools.user.worker import Answer, Broken, CallReward, CallTool, Ready
+
+MAX_LINE_BYTES = 64 << 20
+QUICK_S = 0.005
+SLOW_S = 0.05
+MAX_CALLS_SENT = 8
+"""How many quick calls a worker may have been sent and not answered."""
+_START_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 5.0
+_NUM_QUICK_TO_TRUST = 8
+_NUM_QUICK_AFTER_SLOW = 1000
+
+_STDOUT = 1
+_REPLY = msgspec.json.Decoder(Ready | Broken | Answer)
+
+
+class WorkerDiedError(Exception):
+    """The worker's process ended in the middle of a call."""
+
+
+class QuickFunctions:
+    """Which of the user's functions answer at once, judged by their latest answers.
+
+    One slow call, or one without an answer, is held against a function for many calls.
+    """
+
+    def __init__(self) -> None:
+        self._num_quick: dict[str, int] = {}
+        """Quick answers in a row; negative while a slow one is held against the function."""
+
+    def __contains__(self, name: str) -> bool:
+        return self._num_quick.get(name, 0) >= _NUM_QUICK_TO_TRUST
+
+    def note(self, name: str, seconds: float) -> None:
+        """Takes in how long a call took; inf for a call without an answer."""
+        num_quick = self._num_quick.get(name, 0)
+        if seconds < QUICK_S:
+            self._num_quick[name] = num_quick + 1
+        else:
+            self._num_quick[name] = min(
+                num_quick, 0 if seconds < SLOW_S else -_NUM_QUICK_AFTER_SLOW
+            )
+
+
+class WorkerCall:
+    """A call that waits for a worker, and then for its answer. Create it where the loop runs."""
+
+    __slots__ = ("data", "is_quick", "name", "reply", "since", "timeout_s", "worker")
+
+    def __init__(self, call: CallTool | CallReward | None, timeout_s: float) -> None:
+        """`call`: None for the line that a worker writes by itself once it is up."""
+        loop = asyncio.get_running_loop()
+        self.data = b"" if call is None else msgspec.json.encode(call) + b"\n"
+        self.name = "" if call is None else call.name
+        self.is_quick = False
+        """Whether calls behind this one will hardly have to wait for it."""
+        self.timeout_s = timeout_s
+        """How long the worker may take, counted from when it can begin."""
+        self.since = loop.time()
+        self.reply: asyncio.Future[Ready | Broken | Answer] = loop.create_future()
+        """Its exception is a TimeoutError or a WorkerDiedError; the worker is of no use then."""
+        self.worker: WorkerProcess | None = None
+        """The worker that has the call, until that has answered and may be sent another one."""
+
+
+class WorkerProcess(asyncio.SubprocessProtocol):
+    """One child process, the call that it runs, and the calls sent behind that one."""
+
+    def __init__(self) -> None:
+        self.ready = Ready(tools=[], rewards=[])
+        self.on_free: Callable[[], None] = lambda: None
+        """Called each time that the worker has answered."""
+        self.on_end: Callable[[WorkerProcess, list[WorkerCall]], None] = lambda _worker, _calls: (
+            None
+        )
+        """Called when the worker must be killed; later with the calls that it has not begun."""
+        self.begun_at = 0.0
+        """When it could begin its latest call, in the loop's time."""
+        self._loop = asyncio.get_running_loop()
+        self._calls: deque[WorkerCall] = deque()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._line_parts: list[bytes] = []
+        self._num_line_bytes = 0
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._stdin: asyncio.WriteTransport | None = None
+        self._takes_calls = True
+        self._is_garbled = False
+        """Whether its output can no longer be matched with its calls."""
+        self._exited = anyio.Event()
+        self._ended = anyio.Event()
+        """Set when all of its output has been read."""
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls it was sent and has not answered."""
+        return len(self._calls)
+
+    def can_take(self, call: WorkerCall) -> bool:
+        """Returns whether a call would begin at once, or almost."""
+        calls = self._calls
+        if not calls or not self._takes_calls:
+            return self._takes_calls
+        return call.is_quick and calls[-1].is_quick and len(calls) < MAX_CALLS_SENT
+
+    def is_running(self, call: WorkerCall) -> bool:
+        """Returns whether it has begun a call and not answered it."""
+        return bool(self._calls) and self._calls[0] is call
+
+    def send(self, call: WorkerCall) -> None:
+        """Sends the process a call; `can_take` must have said yes."""
+        call.worker = self
+        self._calls.append(call)
+        if len(self._calls) == 1:
+            self._begin(call)
+        if self._stdin is not None:
+            self._stdin.write(call.data)
+
+    async def kill(self) -> None:
+        """Kills the process and everything it started, and reads the answers it still wrote."""
+        self._takes_calls = False
+        self._stop_deadline()
+        transport = self._transport
+        if transport is None:
+            return
+        if transport.get_returncode() is None:
+            kill_family(transport.get_pid())
+        else:
+            with suppress(ProcessLookupError):
+                os.killpg(transport.get_pid(), signal.SIGKILL)
+        await self._exited.wait()
+        with anyio.move_on_after(_END_TIMEOUT_S):
+            await self._ended.wait()
+        transport.close()
+        self._end()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Takes over the pipes; asyncio calls this, as it does the three methods below."""
+        self._transport = cast("asyncio.SubprocessTransport", transport)
+        self._stdin = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Takes in output: answers, one a line, and parts of lines."""
+        *line_ends, rest = data.split(b"\n")
+        for line_end in line_ends:
+            self._answer(b"".join((*self._line_parts, line_end)))
+            self._line_parts, self._num_line_bytes = [], 0
+        if rest:
+            self._line_parts.append(rest)
+            self._num_line_bytes += len(rest)
+        if self._num_line_bytes > MAX_LINE_BYTES:
+            self._garbled(f"its answer is longer than {MAX_LINE_BYTES} bytes")
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        """Notes that no more answers will come, or that no more calls can be sent."""
+        self._takes_calls = False
+        if fd == _STDOUT:
+            self._end()
+
+    def process_exited(self) -> None:
+        """Notes that the process has ended; its last answers may still have to be read."""
+        self._exited.set()
+        if not self._calls:
+            self._condemn(WorkerDiedError("its process ended"))
+
+    def _begin(self, call: WorkerCall) -> None:
+        self.begun_at = self._loop.time()
+        self._deadline = self._loop.call_later(call.timeout_s, self._condemn, TimeoutError())
+
+    def _answer(self, line: bytes) -> None:
+        if self._is_garbled:
+            return
+        try:
+            reply = _REPLY.decode(line)
+        except msgspec.DecodeError as error:
+            self._garbled(f"its answer can't be read: {error}")
+            return
+        if not self._calls:
+            self._garbled("it answered without being asked")
+            return
+        call = self._calls.popleft()
+        self._stop_deadline()
+        if self._calls:
+            self._begin(self._calls[0])
+        if not call.reply.done():
+            call.reply.set_result(reply)
+        if self._takes_calls:
+            call.worker = None
+            self.on_free()
+
+    def _garbled(self, problem: str) -> None:
+        self._is_garbled = True
+        self._condemn(WorkerDiedError(problem))
+
+    def _condemn(self, error: Exception) -> None:
+        """Fails the call that the worker runs, and has the worker killed."""
+        self._takes_calls = False
+        self._stop_deadline()
+        if self._calls and not self._calls[0].reply.done():
+            self._calls[0].reply.set_exception(error)
+        self.on_end(self, [])
+
+    def _end(self) -> None:
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        code = self._transport.get_returncode() if self._transport else None
+        detail = "its process ended" if code is None else f"its process ended with code {code}"
+        self._condemn(WorkerDiedError(detail))
+        not_begun = list(self._calls)[1:]
+        self._calls.clear()
+        self.on_end(self, not_begun)
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+
+async def start_worker(command: list[str], folder: Path) -> WorkerProcess:
+    """Starts a child process and waits until it has loaded the user's files.
+
+    Raises ToolFileError where that ends the process or hangs, or where a file can't be used.
+    """
+    worker, start = WorkerProcess(), WorkerCall(None, _START_TIMEOUT_S)
+    worker.send(start)
+    try:
+        await asyncio.get_running_loop().subprocess_exec(
+            lambda: worker,
+            *command,
+            cwd=folder,
+            env=tool_environment(),
+            stderr=None,
+            start_new_session=True,
+        )
+        first_line = await start.reply
+        if isinstance(first_line, Broken):
+            raise ToolFileError(first_line.problem, first_line.fix)
+    except (TimeoutError, WorkerDiedError) as error:
+        await worker.kill()
+        raise ToolFileError(
+            f"the process for {command[-1]} did not start: {error or 'it hung'}",
+            "run the file with python: importing it must end quickly and without an error",
+        ) from error
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await worker.kill()
+        raise
+    worker.ready = cast("Ready", first_line)
+    return worker
