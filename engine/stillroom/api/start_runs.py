@@ -4,11 +4,11 @@ import msgspec
 from pydantic import BaseModel
 
 from stillroom.api.runs import RunReport, report_run
-from stillroom.evaluate.request import EvaluateModel, check_evaluation
+from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
 from stillroom.jobs.inline import plan_in_child
-from stillroom.rollout.request import GenerateRollouts, check_rollouts, locate_policy
+from stillroom.rollout.request import GenerateRollouts, plan_generation
 from stillroom.rollout.rescore.score import ScoreRollouts, check_scoring
 from stillroom.run_folder import Turn, find_run, hashes_of
 from stillroom.settings import (
@@ -17,7 +17,7 @@ from stillroom.settings import (
     tracking_environment,
     training_environment,
 )
-from stillroom.teachers.providers import IN_PROCESS, TEACHER_KEYS
+from stillroom.teachers.providers import TEACHER_KEYS
 from stillroom.train.config.request import (
     PlanTraining,
     StartTraining,
@@ -32,11 +32,7 @@ from stillroom.types import RunKind
 
 def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunReport:
     """Starts a rollout run. Raises an EngineError for what is wrong before anything is spent."""
-    workspace.existing(request.input, what="input")
-    workspace.output_file(request.output, what="output")
-    check_rollouts(workspace, request)
-    if request.provider in IN_PROCESS:
-        locate_policy(workspace, request)
+    plan_generation(workspace, request)
     return _start(workspace, RunKind.ROLLOUTS, request, tool_environment())
 
 
@@ -99,7 +95,7 @@ def _training_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str,
 
 def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
     """Starts an evaluation. Raises an EngineError for what is wrong before a model is loaded."""
-    check_evaluation(workspace, request)
+    plan_evaluation(workspace, request)
     return _start(workspace, RunKind.EVALUATE, request, tool_environment())
 
 

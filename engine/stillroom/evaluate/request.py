@@ -1,14 +1,14 @@
-"""What an evaluation is asked to do."""
+"""What an evaluation is asked to do, and the plan that comes of it."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
 from stillroom.errors import InputError
-from stillroom.models.resolve import locate_model
-from stillroom.rollout.request import RolloutOptions, check_rollout_options, locate_policy
+from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.rollout.request import RolloutOptions, RolloutPlan, plan_rollouts
 from stillroom.settings import Workspace
-from stillroom.teachers.providers import IN_PROCESS
 
 
 class EvaluateModel(RolloutOptions):
@@ -29,16 +29,37 @@ class EvaluateModel(RolloutOptions):
     kl_prompts: Annotated[int, Field(ge=2, description="Prompts sampled at T 1 for the KL")] = 90
 
 
-def check_evaluation(workspace: Workspace, request: EvaluateModel) -> None:
-    """Raises InputError for what can be known to be wrong before a process is started."""
-    workspace.existing(request.data, what="data")
-    check_rollout_options(workspace, request)
-    if request.provider in IN_PROCESS:
-        locate_policy(workspace, request)
-    elif request.teacher is not None:
+@dataclass(frozen=True, slots=True)
+class KLModels:
+    """The two models of a KL measurement."""
+
+    student: ModelLocation
+    teacher: ModelLocation
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """A checked `EvaluateModel`: the rollouts, and the models that the KL is measured between."""
+
+    request: EvaluateModel
+    rollouts: RolloutPlan
+    kl_models: KLModels | None
+    """None where no KL is asked for."""
+
+
+def plan_evaluation(workspace: Workspace, request: EvaluateModel) -> EvaluationPlan:
+    """Returns the checked plan of an evaluation; no model is loaded.
+
+    Raises InputError for what can be known to be wrong before a process is started.
+    """
+    data = workspace.existing(request.data, what="data")
+    rollouts = plan_rollouts(workspace, request, prompts=data)
+    if request.teacher is None:
+        return EvaluationPlan(request, rollouts, None)
+    if not isinstance(rollouts.policy, ModelLocation):
         raise InputError(
             "teacher needs an in-process model: an endpoint's tokens cannot be scored",
             "leave teacher out, or evaluate the model's folder with provider hf",
         )
-    if request.teacher is not None:
-        locate_model(workspace, request.teacher)
+    models = KLModels(rollouts.policy, locate_model(workspace, request.teacher))
+    return EvaluationPlan(request, rollouts, models)

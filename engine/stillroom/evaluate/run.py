@@ -2,21 +2,21 @@
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 import anyio
 
-from stillroom.data.formats import Task, load_tasks
-from stillroom.errors import InputError, RunCancelledError, TeacherError
+from stillroom.data.formats import Task
+from stillroom.errors import InputError, TeacherError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation, EvaluationResult, TaskScore
 from stillroom.evaluate.intervals import Estimate, mean_estimate, share_estimate
-from stillroom.evaluate.request import EvaluateModel
+from stillroom.evaluate.request import EvaluateModel, EvaluationPlan, plan_evaluation
 from stillroom.files import AppendLog, write_json
 from stillroom.lineage import write_manifest
 from stillroom.models.identity import identify
-from stillroom.models.resolve import locate_model
-from stillroom.reporting import Reporter
+from stillroom.reporting import Reporter, stop_if_cancelled
 from stillroom.rollout.context import open_rollout_context
 from stillroom.rollout.episode.collect import (
     FailedRollout,
@@ -26,11 +26,10 @@ from stillroom.rollout.episode.collect import (
     specs_for,
 )
 from stillroom.rollout.journal.records import RolloutKey
-from stillroom.rollout.request import sampling_settings, select_entries
+from stillroom.rollout.request import RolloutPlan, sampling_settings
 from stillroom.rollout.results import RolloutOrigin, origin_of
-from stillroom.rollout.rewards.judge_request import check_judge
 from stillroom.settings import Workspace
-from stillroom.types import SamplingSettings, Trajectory
+from stillroom.types import Trajectory
 
 ROLLOUTS_FILE = "rollouts.jsonl"
 PHASE = "evaluate"
@@ -40,13 +39,17 @@ _OTHER = "(none)"
 async def evaluate_model(
     workspace: Workspace, request: EvaluateModel, *, folder: Path, reporter: Reporter
 ) -> EvaluationResult:
-    """Evaluates as asked; rollouts and evaluation.json are written to the run's folder."""
+    """Evaluates a model and returns the result.
+
+    The rollouts and evaluation.json are written to the run's folder.
+    """
     started = time.monotonic()
-    data = workspace.existing(request.data, what="data")
-    tasks = select_entries(load_tasks(data), n=request.n, entries=request.entries)
-    sampling = sampling_settings(request, temperature=request.temperature)
-    origin = await _origin(workspace, request, data)
-    outcomes = await _answers(workspace, request, sampling, tasks, reporter, PHASE)
+    plan = plan_evaluation(workspace, request)
+    tasks = plan.rollouts.load_tasks()
+    origin = await _origin(plan)
+    outcomes = await _collect(
+        plan.rollouts, tasks, request.temperature, request.samples_per_prompt, reporter, PHASE
+    )
     rollouts = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
     if not rollouts:
         first = next(o for o in outcomes if isinstance(o, FailedRollout))
@@ -66,13 +69,13 @@ async def evaluate_model(
         data=request.data,
         accuracy=accuracy_of(scores, is_single=is_single),
         by_group=_by_group(scores, request.group_by, is_single=is_single),
-        mean_reward=sum(score.reward for score in scores) / len(scores),
-        mean_turns=sum(rollout.turns for rollout in rollouts) / len(rollouts),
+        mean_reward=fmean(score.reward for score in scores),
+        mean_turns=fmean(rollout.turns for rollout in rollouts),
         tool_errors=sum(rollout.tool_errors for rollout in rollouts),
         truncated=sum(rollout.truncated for rollout in rollouts),
         failed=len(outcomes) - len(rollouts),
         teacher=request.teacher,
-        teacher_kl=await _teacher_kl(workspace, request, tasks, reporter),
+        teacher_kl=await _teacher_kl(plan, tasks, reporter),
         rollouts=workspace.shown(rows),
         seconds=round(time.monotonic() - started, 3),
     )
@@ -90,28 +93,28 @@ async def evaluate_model(
     return result
 
 
-async def _origin(workspace: Workspace, request: EvaluateModel, data: Path) -> RolloutOrigin:
-    origin = await origin_of(workspace, request, data)
-    if request.teacher is None:
+async def _origin(plan: EvaluationPlan) -> RolloutOrigin:
+    origin = await origin_of(plan.rollouts)
+    if plan.kl_models is None:
         return origin
-    teacher = locate_model(workspace, request.teacher)
-    record = await anyio.to_thread.run_sync(functools.partial(identify, teacher, role="teacher"))
+    identify_teacher = functools.partial(identify, plan.kl_models.teacher, role="teacher")
+    record = await anyio.to_thread.run_sync(identify_teacher)
     return RolloutOrigin(origin.inputs, [*origin.models, record])
 
 
-async def _answers(
-    workspace: Workspace,
-    request: EvaluateModel,
-    sampling: SamplingSettings,
+async def _collect(
+    plan: RolloutPlan,
     tasks: Sequence[Task],
+    temperature: float,
+    samples_per_task: int,
     reporter: Reporter,
     phase: str,
 ) -> list[Outcome]:
     """Returns the outcome of every rollout, in the order of the tasks."""
-    specs = specs_for(tasks, request.samples_per_prompt)
-    judge = check_judge(workspace, request)
+    specs = specs_for(tasks, samples_per_task)
+    sampling = sampling_settings(plan.options, temperature=temperature)
     done: dict[RolloutKey, Outcome] = {}
-    async with open_rollout_context(workspace, request, sampling, tasks, judge=judge) as context:
+    async with open_rollout_context(plan, sampling, tasks) as context:
         unjudged = [task for task in tasks if not context.rewarder.can_judge(task)]
         if unjudged:
             raise InputError(
@@ -120,29 +123,30 @@ async def _answers(
             )
 
         async def keep(outcome: Outcome) -> None:
-            if reporter.is_cancelled():
-                raise RunCancelledError
+            stop_if_cancelled(reporter)
             done[key_of(outcome)] = outcome
             reporter.progress(len(done), len(specs), unit="rollouts", phase=phase)
 
-        await collect_rollouts(specs, context, concurrency=request.concurrency, on_outcome=keep)
+        await collect_rollouts(
+            specs, context, concurrency=plan.options.concurrency, on_outcome=keep
+        )
     return [done[spec.key] for spec in specs]
 
 
 async def _teacher_kl(
-    workspace: Workspace, request: EvaluateModel, tasks: Sequence[Task], reporter: Reporter
+    plan: EvaluationPlan, tasks: Sequence[Task], reporter: Reporter
 ) -> Estimate | None:
-    if request.teacher is None:
+    """Returns the reverse KL per token on one sample a task at temperature 1; None if not asked."""
+    if plan.kl_models is None:
         return None
+    # Only here is torch needed.
     from stillroom.evaluate.teacher_kl import measure_teacher_kl
 
-    sampled = request.model_copy(update={"samples_per_prompt": 1})
-    sampling = sampling_settings(request, temperature=1.0)
-    outcomes = await _answers(
-        workspace, sampled, sampling, tasks[: request.kl_prompts], reporter, "sample for the KL"
+    outcomes = await _collect(
+        plan.rollouts, tasks[: plan.request.kl_prompts], 1.0, 1, reporter, "sample for the KL"
     )
     rollouts = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
-    return measure_teacher_kl(workspace, request, request.teacher, rollouts)
+    return measure_teacher_kl(plan.rollouts.workspace, plan.kl_models, rollouts)
 
 
 def score_tasks(rollouts: Sequence[Trajectory], group_by: Sequence[str]) -> list[TaskScore]:
@@ -153,8 +157,8 @@ def score_tasks(rollouts: Sequence[Trajectory], group_by: Sequence[str]) -> list
     return [
         TaskScore(
             task_id=task_id,
-            success=_mean(group, lambda rollout: float(rollout.success is True)),
-            reward=_mean(group, lambda rollout: rollout.reward or 0.0),
+            success=fmean(rollout.success is True for rollout in group),
+            reward=fmean(rollout.reward or 0.0 for rollout in group),
             groups={
                 name: str(group[0].metadata[name]) if name in group[0].metadata else _OTHER
                 for name in group_by
@@ -186,7 +190,3 @@ def _by_group(
             for value in values
         }
     return grouped
-
-
-def _mean(group: Sequence[Trajectory], value: Callable[[Trajectory], float]) -> float:
-    return sum(map(value, group)) / len(group)

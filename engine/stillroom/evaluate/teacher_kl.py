@@ -9,13 +9,11 @@ import torch
 
 from stillroom.errors import InputError
 from stillroom.evaluate.intervals import Estimate, ratio_estimate
-from stillroom.evaluate.request import EvaluateModel
+from stillroom.evaluate.request import KLModels
 from stillroom.models.batches import TokenSequence, collate, microbatches, sampled_sequence
 from stillroom.models.divergence import full_reverse_kl
 from stillroom.models.load import load_model
 from stillroom.models.pairing import check_pair
-from stillroom.models.resolve import locate_model
-from stillroom.rollout.request import locate_policy
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.types import Trajectory
@@ -23,20 +21,19 @@ from stillroom.types import Trajectory
 
 @torch.no_grad()
 def measure_teacher_kl(
-    workspace: Workspace, request: EvaluateModel, teacher: str, rollouts: Sequence[Trajectory]
+    workspace: Workspace, models: KLModels, rollouts: Sequence[Trajectory]
 ) -> Estimate:
     """Returns KL(model || teacher) per token (nats) over the whole vocabulary.
 
-    Rollouts are what is taken to be independent.
+    The interval takes the rollouts to be independent, not their tokens.
 
     Raises:
         InputError: no rollout holds a sampled token.
         ModelError: the two do not share tokens and chat template.
     """
-    student = load_model(workspace, locate_policy(workspace, request))
-    scorer = load_model(workspace, locate_model(workspace, teacher))
-    check_pair(student, scorer)
-    ours, theirs = LocalTeacher(student), LocalTeacher(scorer)
+    student = load_model(workspace, models.student)
+    teacher = load_model(workspace, models.teacher)
+    check_pair(student, teacher)
     sequences = [
         sampled_sequence(rollout.tokens)
         for rollout in rollouts
@@ -47,7 +44,7 @@ def measure_teacher_kl(
             "no rollout holds a sampled token, so there is nothing to measure the KL on",
             "shorten the prompts: they fill the model's context; or leave teacher out",
         )
-    sums, sizes = _kl_of_each(sequences, ours, theirs)
+    sums, sizes = _kl_of_each(sequences, LocalTeacher(student), LocalTeacher(teacher))
     if len(sums) == 1:
         # One rollout says nothing of the spread.
         return Estimate(value=sums[0] / sizes[0], low=None, high=None, n=1)
@@ -55,7 +52,7 @@ def measure_teacher_kl(
 
 
 def _kl_of_each(
-    sequences: Sequence[TokenSequence], ours: LocalTeacher, theirs: LocalTeacher
+    sequences: Sequence[TokenSequence], student: LocalTeacher, teacher: LocalTeacher
 ) -> tuple[list[float], list[int]]:
     """Returns the KL of each sequence, summed over its sampled tokens, and their numbers."""
     sums: list[float] = []
@@ -63,8 +60,8 @@ def _kl_of_each(
     lengths = [len(sequence.ids) for sequence in sequences]
     for group in microbatches(lengths, max_tokens=4096):
         members = [sequences[i] for i in group]
-        batch = collate(members, device=ours.loaded.device)
-        kl_N = full_reverse_kl(ours.logits(batch), theirs.logits(batch))
+        batch = collate(members, device=student.loaded.device)
+        kl_N = full_reverse_kl(student.logits(batch), teacher.logits(batch))
         counts = [member.num_trained for member in members]
         sums += [part.sum().item() for part in kl_N.split(counts)]
         sizes += counts

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import httpx
@@ -12,17 +13,18 @@ import msgspec
 from stillroom.data.formats import Task
 from stillroom.errors import DataError, missing_extra
 from stillroom.files import content_hash
+from stillroom.models.resolve import ModelLocation
 from stillroom.rollout.episode.collect import RolloutContext
 from stillroom.rollout.episode.loop import Policy, PolicyConversation, cut_at_characters, tool_task
 from stillroom.rollout.forecast import FRAME_TOKENS, TEMPLATE_TOKENS
-from stillroom.rollout.request import RolloutOptions, locate_policy, user_file
-from stillroom.rollout.rewards.judge_request import JudgeFile, open_judge
+from stillroom.rollout.request import RolloutOptions, RolloutPlan, ToolsPlan
+from stillroom.rollout.rewards.judge_request import open_judge
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.settings import Workspace, tool_environment
 from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.limits.words import LimitSettings, LimitUnit
-from stillroom.teachers.providers import IN_PROCESS, TEACHER_KEYS, endpoint_for
+from stillroom.teachers.providers import TEACHER_KEYS, Endpoint
 from stillroom.tools.browser.tool import BrowseTools
 from stillroom.tools.containers.docker import PLAYWRIGHT, DockerTools
 from stillroom.tools.mcp.servers import MCPTools
@@ -37,8 +39,6 @@ from stillroom.types import (
     ToolSchema,
 )
 
-DEMO_TEACHER = "demo/teacher"
-
 
 @dataclass(frozen=True, slots=True)
 class ToolsAndRewards:
@@ -52,73 +52,85 @@ class ToolsAndRewards:
 
 @asynccontextmanager
 async def open_tools_and_rewards(
-    workspace: Workspace, options: RolloutOptions, tasks: Sequence[Task]
+    plan: ToolsPlan, tasks: Sequence[Task]
 ) -> AsyncGenerator[ToolsAndRewards]:
-    """Starts what the tools come from, and gives them; none is called.
+    """Starts the processes and connections that the tasks' tools and rewards need.
 
-    Raises DataError if a task names a tool that there is not.
+    No tool is called. Raises DataError if a task names a tool that does not exist.
     """
     async with AsyncExitStack() as stack:
         pool = await open_user_pool(
             stack,
-            tools_file=user_file(workspace, options.tools, what="tools"),
-            rewards_file=user_file(workspace, options.rewards, what="rewards"),
-            tool_timeout_s=options.tool_timeout,
-            reward_timeout_s=options.reward_timeout,
+            tools_file=plan.tools_file,
+            rewards_file=plan.rewards_file,
+            tool_timeout_s=plan.options.tool_timeout,
+            reward_timeout_s=plan.options.reward_timeout,
         )
-        sources = ToolSources(workspace, options, tasks)
+        sources = ToolSources(plan.workspace, plan.options, tasks)
         tools = await stack.enter_async_context(sources.open(pool))
         check_tools(tasks, tools)
         yield ToolsAndRewards(pool, tools, sources.notes)
 
 
+async def open_rewarder(
+    stack: AsyncExitStack,
+    plan: RolloutPlan,
+    tasks: Sequence[Task],
+    pool: UserPool | None,
+    *,
+    budget: Budget | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> Rewarder:
+    """Returns what judges the tasks' rollouts; the judge's calls count in the budget.
+
+    Raises DataError if a task names a reward that does not exist.
+    """
+    judge = await open_judge(
+        stack,
+        plan.workspace,
+        plan.judge,
+        timeout_s=plan.options.request_timeout,
+        budget=budget,
+        transport=transport,
+    )
+    rewarder = Rewarder(pool, judge=judge, match=plan.options.default_match)
+    rewarder.check(tasks)
+    return rewarder
+
+
 @asynccontextmanager
 async def open_rollout_context(
-    workspace: Workspace,
-    options: RolloutOptions,
+    plan: RolloutPlan,
     sampling: SamplingSettings,
     tasks: Sequence[Task],
     *,
-    judge: JudgeFile | None,
     spending: Spending | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> AsyncGenerator[RolloutContext]:
-    """Gives everything the tasks' rollouts share, and closes it again.
+    """Opens everything that the tasks' rollouts share, and closes it again.
 
     Raises DataError if a task names a tool or reward that the user's files do not have.
     """
+    options = plan.options
     async with AsyncExitStack() as stack:
-        stage = await stack.enter_async_context(open_tools_and_rewards(workspace, options, tasks))
-        asked = await open_judge(
-            stack,
-            workspace,
-            judge,
-            timeout_s=options.request_timeout,
-            budget=spending.budget if spending else None,
-            transport=transport,
+        around = await stack.enter_async_context(open_tools_and_rewards(plan, tasks))
+        budget = spending.budget if spending else None
+        rewarder = await open_rewarder(
+            stack, plan, tasks, around.pool, budget=budget, transport=transport
         )
-        rewarder = Rewarder(stage.pool, judge=asked, match=options.default_match)
-        rewarder.check(tasks)
-        policy = (
-            await _open_model(stack, workspace, options, sampling, spending)
-            if options.provider in IN_PROCESS
-            else await stack.enter_async_context(
-                open_teacher(workspace, options, sampling, spending=spending, transport=transport)
-            )
-        )
-        teacher = TeacherRecord(provider=options.provider, model=options.model, settings=sampling)
-        width, figures = _watched(policy)
-        most = options.max_tool_response
+        policy = await _open_policy(stack, plan, sampling, spending, transport)
+        width, figures = _limits_of(policy)
+        max_characters = options.max_tool_response
         yield RolloutContext(
             policy,
-            teacher,
-            stage.tools,
+            TeacherRecord(provider=options.provider, model=options.model, settings=sampling),
+            around.tools,
             rewarder,
             options.max_turns,
             options.nudge_to_send,
-            cut_reply=cut_at_characters(most) if most is not None else None,
+            cut_reply=cut_at_characters(max_characters) if max_characters is not None else None,
             timeout_s=options.rollout_timeout,
-            notes=stage.notes,
+            notes=around.notes,
             width=width,
             figures=figures,
         )
@@ -157,7 +169,7 @@ def check_tools(tasks: Sequence[Task], tools: ToolSource | None) -> None:
             )
 
 
-def _watched(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str, float]]]:
+def _limits_of(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str, float]]]:
     """Returns how many conversations a policy could take, and the figures of its limits.
 
     Behind an endpoint both are learnt as the run goes on.
@@ -177,23 +189,35 @@ def _watched(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str, 
     return lambda: limiter.window + limiter.window // 4, figures
 
 
-def open_teacher(
-    workspace: Workspace,
-    options: RolloutOptions,
+async def _open_policy(
+    stack: AsyncExitStack,
+    plan: RolloutPlan,
     sampling: SamplingSettings,
-    *,
-    spending: Spending | None = None,
-    transport: httpx.AsyncBaseTransport | None = None,
+    spending: Spending | None,
+    transport: httpx.AsyncBaseTransport | None,
+) -> Policy:
+    """Returns who answers: the client of an endpoint, or a model that is loaded here."""
+    if isinstance(plan.policy, Endpoint):
+        teacher = _teacher(plan, plan.policy, sampling, spending, transport)
+        return await stack.enter_async_context(teacher)
+    policy = await _load_policy(plan, plan.policy, sampling)
+    opened = await stack.enter_async_context(policy)
+    return MeteredPolicy(opened, spending.budget, sampling.max_tokens) if spending else opened
+
+
+def _teacher(
+    plan: RolloutPlan,
+    endpoint: Endpoint,
+    sampling: SamplingSettings,
+    spending: Spending | None,
+    transport: httpx.AsyncBaseTransport | None,
 ) -> OpenAITeacher:
-    """Returns the client of the endpoint that the options name."""
-    endpoint = endpoint_for(
-        workspace, options.provider, base_url=options.base_url, api_key_env=options.api_key_env
-    )
+    options = plan.options
     return OpenAITeacher(
         endpoint,
         options.model,
         sampling,
-        key=workspace.read_key(endpoint.api_key_env),
+        key=plan.workspace.read_key(endpoint.api_key_env),
         calls=CallSettings(
             timeout_s=options.request_timeout,
             limits=LimitSettings(start=options.concurrency, most=options.most_at_once),
@@ -204,14 +228,11 @@ def open_teacher(
     )
 
 
-async def _open_model(
-    stack: AsyncExitStack,
-    workspace: Workspace,
-    options: RolloutOptions,
-    sampling: SamplingSettings,
-    spending: Spending | None,
-) -> Policy:
-    location = locate_policy(workspace, options)
+async def _load_policy(
+    plan: RolloutPlan, location: ModelLocation, sampling: SamplingSettings
+) -> "HFPolicy":
+    """Loads the model into this process. Torch is imported here, so that checks do without."""
+    options = plan.options
     try:
         from stillroom.models.heads import OutputHead
         from stillroom.models.load import load_model
@@ -219,12 +240,14 @@ async def _open_model(
         from stillroom.policy.hf import HFPolicy
     except ModuleNotFoundError as error:
         raise missing_extra("train", f"running {options.model!r} in-process") from error
-    loaded = await anyio.to_thread.run_sync(load_model, workspace, location)
+    loaded = await anyio.to_thread.run_sync(load_model, plan.workspace, location)
     OutputHead(loaded.model).check()
     check_decoding(loaded)
-    policy = HFPolicy(loaded, sampling, max_rows=options.concurrency)
-    opened = await stack.enter_async_context(policy)
-    return MeteredPolicy(opened, spending.budget, sampling.max_tokens) if spending else opened
+    return HFPolicy(loaded, sampling, max_rows=options.concurrency)
+
+
+if TYPE_CHECKING:
+    from stillroom.policy.hf import HFPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import msgspec
 
 from stillroom.data.formats import Task
-from stillroom.rollout.context import ToolsAndRewards, open_tools_and_rewards
+from stillroom.rollout.context import ToolsAndRewards, open_rewarder, open_tools_and_rewards
 from stillroom.rollout.episode.collect import RolloutSpec
 from stillroom.rollout.episode.loop import offered_tools
 from stillroom.rollout.forecast import (
@@ -22,11 +21,10 @@ from stillroom.rollout.forecast import (
 from stillroom.rollout.journal.journal import check_settings, journal_path
 from stillroom.rollout.journal.records import KnownSteps, RolloutKey, finished_rows, read_journal
 from stillroom.rollout.journal.shards import left_by_shards
-from stillroom.rollout.request import GenerateRollouts, price_of
+from stillroom.rollout.request import GenerateRollouts, GenerationPlan
 from stillroom.rollout.rewards.judge import RESPONSE_FORMATS, judge_messages
-from stillroom.rollout.rewards.judge_request import JudgeFile, judge_price, open_judge
+from stillroom.rollout.rewards.judge_request import JudgePlan
 from stillroom.rollout.rewards.rewards import Rewarder
-from stillroom.settings import Workspace
 from stillroom.teachers.providers import terms_of
 from stillroom.types import Message
 
@@ -36,17 +34,13 @@ _SHORTEST_ANSWER = "-"
 
 
 async def dry_run(
-    workspace: Workspace,
-    request: GenerateRollouts,
-    specs: Sequence[RolloutSpec],
-    judge: JudgeFile | None,
-    output: Path,
-    settings: Mapping[str, object],
+    plan: GenerationPlan, specs: Sequence[RolloutSpec], settings: Mapping[str, object]
 ) -> Forecast:
     """Returns what a run would take: no model is called, no file written.
 
     Raises what the run would raise before its first call.
     """
+    request, rollouts, output = plan.request, plan.rollouts, plan.output
     check_settings(output, settings)
     finished = finished_rows(output)
     known = read_journal(journal_path(output), finished).known
@@ -55,43 +49,41 @@ async def dry_run(
     todo = [spec for spec in specs if spec.key not in finished]
     tasks = [spec.task for spec in specs]
     async with AsyncExitStack() as stack:
-        stage = await stack.enter_async_context(open_tools_and_rewards(workspace, request, tasks))
-        asked = await open_judge(stack, workspace, judge, timeout_s=request.request_timeout)
-        rewarder = Rewarder(stage.pool, judge=asked, match=request.default_match)
-        rewarder.check(tasks)
-        judge_load = _judge_loads(judge, rewarder)
-        loads = [_load(spec, request, stage, known, judge_load) for spec in todo]
-    has_tools = any(offered_tools(task, stage.tools) for task in tasks)
-    told = forecast(
+        around = await stack.enter_async_context(open_tools_and_rewards(rollouts, tasks))
+        rewarder = await open_rewarder(stack, rollouts, tasks, around.pool)
+        judge_load = _judge_loads(rollouts.judge, rewarder)
+        loads = [_load(spec, request, around, known, judge_load) for spec in todo]
+    judge = rollouts.judge
+    result = forecast(
         loads,
         list(finished.values()),
         CallRules(
             max_turns=request.max_turns,
             max_tokens=request.max_tokens,
-            has_tools=has_tools,
+            has_tools=any(offered_tools(task, around.tools) for task in tasks),
             max_tool_response=request.max_tool_response,
             nudge=request.nudge_to_send,
-            judge_max_tokens=judge.max_tokens if judge else 0,
-            judge_sees_conversation=judge is not None and judge.sees == "conversation",
+            judge_max_tokens=judge.file.max_tokens if judge else 0,
+            judge_sees_conversation=judge is not None and judge.file.sees == "conversation",
         ),
-        Prices(price_of(workspace, request), judge and judge_price(workspace, judge)),
+        Prices(plan.price, judge.price if judge else None),
         RequestedRollouts(len(specs), request.output),
     )
-    return msgspec.structs.replace(told, terms=terms_of(request.provider, request.base_url))
+    return msgspec.structs.replace(result, terms=terms_of(request.provider, request.base_url))
 
 
 def _load(
     spec: RolloutSpec,
     request: GenerateRollouts,
-    stage: ToolsAndRewards,
+    around: ToolsAndRewards,
     known: Mapping[RolloutKey, KnownSteps],
     judge_load: Callable[[Task, bool], JudgeLoad | None],
 ) -> RolloutLoad:
     task = spec.task
-    schemas = offered_tools(task, stage.tools)
+    schemas = offered_tools(task, around.tools)
     goes_on = bool(schemas) or request.nudge_to_send is not None
     # Of tools that keep state nothing may be replayed.
-    is_replayed = stage.tools is None or not stage.tools.keeps_state
+    is_replayed = around.tools is None or not around.tools.keeps_state
     steps = known.get(spec.key, KnownSteps())
     return RolloutLoad(
         text_bytes=_text_bytes(task.messages),
@@ -103,13 +95,14 @@ def _load(
 
 
 def _judge_loads(
-    judge: JudgeFile | None, rewarder: Rewarder
+    plan: JudgePlan | None, rewarder: Rewarder
 ) -> Callable[[Task, bool], JudgeLoad | None]:
-    """Returns what tells what a judge is sent for a task, and whether no call is on record yet."""
+    """Returns a function of a task, and of whether no judge call is on record for it yet."""
 
     def load(task: Task, is_new: bool) -> JudgeLoad | None:
-        if judge is None or not rewarder.asks_judge(task):
+        if plan is None or not rewarder.asks_judge(task):
             return None
+        judge = plan.file
         messages = judge_messages(judge.rubric, task, _SHORTEST_ANSWER, nonce=_NONCE)
         sent = [messages, RESPONSE_FORMATS[judge.reply_format]]
         return JudgeLoad(

@@ -1,23 +1,20 @@
-"""What a rollout run is asked to do; the server, the command line and the worker share it."""
+"""What a rollout run is asked to do, and the plan that comes of it once everything is looked up."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import Field, model_validator
 
-from stillroom.data.formats import Task
+from stillroom.data.formats import Task, load_tasks
 from stillroom.errors import InputError
-from stillroom.files import file_sha256
+from stillroom.files import content_hash, file_sha256
 from stillroom.models.resolve import ModelLocation, locate_model
-from stillroom.rollout.rewards.judge_request import (
-    JudgeFile,
-    JudgeOptions,
-    check_judge,
-    judge_price,
-)
+from stillroom.rollout.rewards.judge_request import JudgeOptions, JudgePlan, plan_judge
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import FREE, Price, known_price, price_for
-from stillroom.teachers.providers import IN_PROCESS, PROFILES, ProviderName, endpoint_for
+from stillroom.teachers.providers import IN_PROCESS, PROFILES, Endpoint, ProviderName, endpoint_for
 from stillroom.types import SamplingSettings
 
 TerminationPolicy = Literal["last_tool", "max_turns"]
@@ -140,45 +137,88 @@ class GenerateRollouts(RolloutOptions):
     ray_workers: Annotated[int, Field(ge=1, le=999)] = 2
 
 
-def check_rollout_options(workspace: Workspace, options: RolloutOptions) -> JudgeFile | None:
-    """Returns the judge that is asked for, if one is.
+@dataclass(frozen=True, slots=True)
+class ToolsPlan:
+    """Where the tools and the rewards of rollouts come from."""
 
+    workspace: Workspace
+    options: RolloutOptions
+    """As they were given; the files that they name are in the other fields."""
+    tools_file: Path | None
+    rewards_file: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan(ToolsPlan):
+    """Checked options with everything that they name: it is looked up once, here."""
+
+    prompts_file: Path
+    policy: Endpoint | ModelLocation
+    """Where the answers come from: an endpoint, or a model that is loaded into the process."""
+    judge: JudgePlan | None
+
+    def load_tasks(self) -> list[Task]:
+        """Returns the tasks of the prompts file that the options choose."""
+        tasks = load_tasks(self.prompts_file)
+        return select_entries(tasks, n=self.options.n, entries=self.options.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """A checked `GenerateRollouts`: the rollouts, and what they are written to and may cost."""
+
+    request: GenerateRollouts
+    rollouts: RolloutPlan
+    output: Path
+    price: Price | None
+    """Of the model's tokens; None where it is unknown."""
+
+    def load_tasks(self) -> list[Task]:
+        """Returns the tasks that the run is about, as the model gets them."""
+        return with_system(self.rollouts.load_tasks(), self.request.system)
+
+
+def plan_rollouts(workspace: Workspace, options: RolloutOptions, *, prompts: Path) -> RolloutPlan:
+    """Returns the checked plan of options whose prompts are in a file.
+
+    Only names are looked up and small files read: no model is loaded and no call made, so that the
+    server can check a request with it.
     Raises InputError for what can be known to be wrong before a process is started.
     """
-    judge = check_judge(workspace, options)
-    for field in ("tools", "rewards"):
-        user_file(workspace, getattr(options, field), what=field)
-    if options.provider in IN_PROCESS:
-        if options.base_url is not None:
-            raise InputError(
-                f"base_url does not go with provider {options.provider!r}",
-                "use provider openai for an endpoint, or leave base_url out",
-            )
-    else:
-        endpoint_for(
+    judge = plan_judge(workspace, options)
+    tools_file = user_file(workspace, options.tools, what="tools")
+    rewards_file = user_file(workspace, options.rewards, what="rewards")
+    if options.provider in IN_PROCESS and options.base_url is not None:
+        raise InputError(
+            f"base_url does not go with provider {options.provider!r}",
+            "use provider openai for an endpoint, or leave base_url out",
+        )
+    policy = (
+        locate_policy(workspace, options)
+        if options.provider in IN_PROCESS
+        else endpoint_for(
             workspace, options.provider, base_url=options.base_url, api_key_env=options.api_key_env
         )
-    return judge
+    )
+    return RolloutPlan(workspace, options, tools_file, rewards_file, prompts, policy, judge)
 
 
-def check_rollouts(workspace: Workspace, request: GenerateRollouts) -> None:
-    """Raises InputError for what can be known to be wrong before a process is started."""
-    judge = check_rollout_options(workspace, request)
-    price_of(workspace, request)
-    if judge is not None:
-        judge_price(workspace, judge, is_needed=request.budget_usd is not None)
+def plan_generation(workspace: Workspace, request: GenerateRollouts) -> GenerationPlan:
+    """Returns the checked plan of a rollout run.
 
-
-def price_of(workspace: Workspace, options: GenerateRollouts) -> Price | None:
-    """Returns the price of the model's tokens, or None where it is unknown.
-
-    Raises InputError for a budget in dollars without a price.
+    Raises InputError for what can be known to be wrong before a process is started, also for a
+    budget in dollars where a price is unknown.
     """
-    if options.provider in IN_PROCESS or PROFILES[options.provider].is_local:
-        return FREE
-    if options.budget_usd is not None:
-        return known_price(workspace, options.model)
-    return price_for(workspace, options.model)
+    prompts = workspace.existing(request.input, what="input")
+    output = workspace.output_file(request.output, what="output")
+    plan = plan_rollouts(workspace, request, prompts=prompts)
+    has_budget = request.budget_usd is not None
+    if plan.judge is not None and plan.judge.price is None and has_budget:
+        known_price(workspace, plan.judge.file.model)
+    if request.provider in IN_PROCESS or PROFILES[request.provider].is_local:
+        return GenerationPlan(request, plan, output, FREE)
+    price = (known_price if has_budget else price_for)(workspace, request.model)
+    return GenerationPlan(request, plan, output, price)
 
 
 def user_file(workspace: Workspace, name: str, *, what: str) -> Path | None:
@@ -210,6 +250,22 @@ def sampling_settings(options: RolloutOptions, *, temperature: float) -> Samplin
     )
 
 
+def with_system(tasks: list[Task], system: str | None) -> list[Task]:
+    """Returns the tasks with this system message in place of any that they have.
+
+    The message is part of what is asked, so a task that gets one also gets another id.
+    """
+    if system is None:
+        return tasks
+    changed: list[Task] = []
+    for task in tasks:
+        rest = [message for message in task.messages if message["role"] != "system"]
+        messages = [{"role": "system", "content": system}, *rest]
+        identity = content_hash({"task": task.task_id, "system": system})
+        changed.append(msgspec.structs.replace(task, messages=messages, task_id=identity))
+    return changed
+
+
 def select_entries(tasks: list[Task], *, n: int | None, entries: str | None) -> list[Task]:
     """Returns the prompts that `entries` (e.g. "0,2,5-9", 0-based) and `n` choose."""
     chosen = tasks if entries is None else [tasks[i] for i in _indices(entries, len(tasks))]
@@ -236,8 +292,8 @@ def _indices(entries: str, length: int) -> list[int]:
     return indices
 
 
-Fingerprint = dict[str, Any]
-_SHAPING = (
+# Of the options; what else shapes a rollout is added by `output_settings`.
+_SHAPING_OPTIONS = (
     "model",
     "provider",
     "base_url",
@@ -254,19 +310,22 @@ _SHAPING = (
 )
 
 
-def fingerprint(
-    workspace: Workspace,
-    options: RolloutOptions,
-    judge: JudgeFile | None,
-    *,
-    prompts: Path,
-    **more: Any,
-) -> Fingerprint:
-    """Returns all that shapes what a rollout becomes; a resumed run must have the same."""
-    shaping: Fingerprint = {name: getattr(options, name) for name in _SHAPING}
-    shaping["nudge"] = options.nudge_to_send
-    for kind in ("tools", "rewards"):
-        path = user_file(workspace, getattr(options, kind), what=kind)
-        shaping[f"{kind}_sha256"] = file_sha256(path) if path else None
-    shaping["judge"] = judge and judge.model_dump(mode="json")
-    return {**shaping, "input_sha256": file_sha256(prompts), **more}
+def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]:
+    """Returns all that shapes what a rollout becomes; a run that resumes must have the same.
+
+    `weights` says which weights a model in this process has; None where that is not known.
+    """
+    request, files = plan.request, plan.rollouts
+    shaping: dict[str, Any] = {name: getattr(request, name) for name in _SHAPING_OPTIONS}
+    tools, rewards, judge = files.tools_file, files.rewards_file, files.judge
+    return {
+        **shaping,
+        "nudge": request.nudge_to_send,
+        "tools_sha256": file_sha256(tools) if tools else None,
+        "rewards_sha256": file_sha256(rewards) if rewards else None,
+        "judge": judge and judge.file.model_dump(mode="json"),
+        "input_sha256": file_sha256(files.prompts_file),
+        "system": request.system,
+        "temperature": request.temperature,
+        "weights": weights,
+    }

@@ -3,20 +3,18 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import anyio
 import msgspec
 
 from stillroom.lineage import AnsweringModel, FileRecord, ModelRecord, record_file, write_manifest
 from stillroom.models.identity import identify
+from stillroom.models.resolve import ModelLocation
 from stillroom.rollout.episode.collect import FailedRollout, Outcome
 from stillroom.rollout.journal.records import FinishedRow
-from stillroom.rollout.request import GenerateRollouts, RolloutOptions, locate_policy, user_file
-from stillroom.rollout.rewards.judge_request import NO_JUDGE, check_judge, judge_record
-from stillroom.settings import Workspace
+from stillroom.rollout.request import GenerationPlan, RolloutPlan
 from stillroom.teachers.budget import Outstanding
-from stillroom.teachers.providers import IN_PROCESS, terms_of
+from stillroom.teachers.providers import terms_of
 from stillroom.types import Answerer, SampledTurn, Usage, total_usd
 
 _MOST_SHOWN = 20
@@ -39,29 +37,25 @@ class RolloutOrigin:
         return self.models[0].sha256 or self.models[0].revision
 
 
-async def origin_of(workspace: Workspace, options: RolloutOptions, prompts: Path) -> RolloutOrigin:
-    """Returns the files and the model of a run as they are now."""
-    return await anyio.to_thread.run_sync(_origin, workspace, options, prompts)
+async def origin_of(plan: RolloutPlan) -> RolloutOrigin:
+    """Returns the files and the models of a run as they are now."""
+    return await anyio.to_thread.run_sync(_origin, plan)
 
 
-def _origin(workspace: Workspace, options: RolloutOptions, prompts: Path) -> RolloutOrigin:
-    files = [
-        prompts,
-        user_file(workspace, options.tools, what="tools"),
-        user_file(workspace, options.rewards, what="rewards"),
-    ]
-    if options.judge != NO_JUDGE:
-        files.append(workspace.existing(options.judge, what="judge"))
+def _origin(plan: RolloutPlan) -> RolloutOrigin:
+    judge_file = plan.judge.path if plan.judge is not None else None
+    files = (plan.prompts_file, plan.tools_file, plan.rewards_file, judge_file)
     distinct = dict.fromkeys(file for file in files if file is not None)
-    models = [_policy(workspace, options)]
-    if (judge := check_judge(workspace, options)) is not None:
-        models.append(judge_record(judge))
-    return RolloutOrigin([record_file(f) for f in distinct], models)
+    models = [_policy_record(plan)]
+    if plan.judge is not None:
+        models.append(plan.judge.record)
+    return RolloutOrigin([record_file(file) for file in distinct], models)
 
 
-def _policy(workspace: Workspace, options: RolloutOptions) -> ModelRecord:
-    if options.provider in IN_PROCESS:
-        return identify(locate_policy(workspace, options), role="policy")
+def _policy_record(plan: RolloutPlan) -> ModelRecord:
+    if isinstance(plan.policy, ModelLocation):
+        return identify(plan.policy, role="policy")
+    options = plan.options
     return ModelRecord(
         role="policy",
         name=options.model,
@@ -228,19 +222,18 @@ def rollouts_result(
 
 def put_on_record(
     result: RolloutsResult,
-    output: Path,
-    request: GenerateRollouts,
+    plan: GenerationPlan,
     origin: RolloutOrigin,
     finished: Iterable[FinishedRow],
     *,
     run_id: str,
 ) -> None:
-    """Writes the manifest of a run's output, whose rows, earlier runs' included, are given."""
+    """Writes the manifest of a run's output; `finished` are all of its rows, older ones too."""
     write_manifest(
-        output,
+        plan.output,
         operation="generate_rollouts",
         inputs=[*origin.inputs, *with_answerers(origin.models, finished)],
-        request=request.model_dump(mode="json"),
+        request=plan.request.model_dump(mode="json"),
         counts={"requested": result.requested, "rows": result.succeeded, "failed": result.failed},
         run_id=run_id,
     )

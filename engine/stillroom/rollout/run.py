@@ -7,11 +7,9 @@ from pathlib import Path
 
 import anyio
 import httpx
-import msgspec
 
-from stillroom.data.formats import Task, load_tasks
 from stillroom.errors import RunCancelledError, TeacherError
-from stillroom.files import AppendLog, content_hash
+from stillroom.files import AppendLog
 from stillroom.reporting import Reporter
 from stillroom.rollout.context import open_rollout_context
 from stillroom.rollout.dry_run import dry_run
@@ -28,10 +26,10 @@ from stillroom.rollout.journal.journal import RolloutStore
 from stillroom.rollout.journal.shards import RunPart, adopt_shards
 from stillroom.rollout.request import (
     GenerateRollouts,
-    fingerprint,
-    price_of,
+    RolloutPlan,
+    output_settings,
+    plan_generation,
     sampling_settings,
-    select_entries,
 )
 from stillroom.rollout.results import (
     AnswererWatch,
@@ -42,7 +40,6 @@ from stillroom.rollout.results import (
     put_on_record,
     rollouts_result,
 )
-from stillroom.rollout.rewards.judge_request import JudgeFile, check_judge
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Outstanding
 from stillroom.teachers.endpoint.client import Spending
@@ -73,38 +70,28 @@ async def generate_rollouts(
     Raises RunCancelledError, with the counts so far, after what was in flight is on record.
     """
     started = time.monotonic()
-    prompts = workspace.existing(request.input, what="input")
-    tasks = requested_tasks(prompts, request)
+    # Before any file is opened: what the request names may be refused.
+    plan = plan_generation(workspace, request)
+    output, tasks = plan.output, plan.load_tasks()
     specs = specs_for(tasks, request.samples_per_prompt)
     if part is not None:
         specs = [spec for spec in specs if spec.key in part.keys]
-    output = workspace.output_file(request.output, what="output")
-    # Before any file is opened: they may be refused.
-    price, judge = price_of(workspace, request), check_judge(workspace, request)
-    tally, origin = RolloutTally(), await origin_of(workspace, request, prompts)
-    settings = settings_of(workspace, request, judge, origin)
+    tally, origin = RolloutTally(), await origin_of(plan.rollouts)
+    settings = output_settings(plan, origin.weights)
     if request.dry_run:
-        return await dry_run(workspace, request, specs, judge, output, settings)
+        return await dry_run(plan, specs, settings)
     await anyio.to_thread.run_sync(adopt_shards, output, settings)
     store = RolloutStore(output, settings, on_turn=tally.count_call)
     todo = [spec for spec in specs if spec.key not in store.finished]
-    spending = Spending(price, _budget(request, store, part))
+    spending = Spending(plan.price, _budget(request, store, part))
     try:
         sampling = sampling_settings(request, temperature=request.temperature)
         async with open_rollout_context(
-            workspace,
-            request,
-            sampling,
-            tasks,
-            judge=judge,
-            spending=spending,
-            transport=transport,
+            plan.rollouts, sampling, tasks, spending=spending, transport=transport
         ) as context:
             for note in [*context.notes, *_terms(origin), *_loss(store.orphaned)]:
                 reporter.note(note)
-            run = _Run(
-                store, tally, reporter, len(specs) - len(todo), len(specs), request.model, judge
-            )
+            run = _Run(store, tally, reporter, len(specs) - len(todo), len(specs), plan.rollouts)
             await run.collect(todo, context, request.concurrency, folder)
     finally:
         # The journal of a part goes into that of the whole.
@@ -116,7 +103,7 @@ async def generate_rollouts(
         lost += store.orphaned
     seconds = time.monotonic() - started
     result = rollouts_result(workspace.shown(output), len(specs), rows, tally, lost, seconds)
-    put_on_record(result, output, request, origin, store.finished.values(), run_id=folder.name)
+    put_on_record(result, plan, origin, store.finished.values(), run_id=folder.name)
     if reporter.is_cancelled() and result.omitted:
         raise RunCancelledError(result)
     return result
@@ -132,13 +119,14 @@ class _Run:
         reporter: Reporter,
         already_done: int,
         total: int,
-        asked: str,
-        judge: JudgeFile | None,
+        plan: RolloutPlan,
     ) -> None:
-        rows = store.finished.values()
-        self._watch = AnswererWatch(asked, (row.answered_by for row in rows))
+        rows, judge = store.finished.values(), plan.judge
+        self._watch = AnswererWatch(plan.options.model, (row.answered_by for row in rows))
         self._judge_watch = AnswererWatch(
-            judge.model if judge else "", (row.judged_by for row in rows), whose="a row's judge"
+            judge.file.model if judge else "",
+            (row.judged_by for row in rows),
+            whose="a row's judge",
         )
         self._store, self._tally, self._reporter = store, tally, reporter
         self._already_done, self._total = already_done, total
@@ -253,40 +241,6 @@ def _loss(orphaned: Outstanding) -> Iterator[str]:
             f"the run before this one was killed with at most {calls} calls out, which may be paid "
             f"for twice: up to {worst.tokens} tokens{usd} count as spent for them"
         )
-
-
-def requested_tasks(prompts: Path, request: GenerateRollouts) -> list[Task]:
-    """Returns the prompts that a run is about, as they are asked."""
-    tasks = with_system(load_tasks(prompts), request.system)
-    return select_entries(tasks, n=request.n, entries=request.entries)
-
-
-def with_system(tasks: list[Task], system: str | None) -> list[Task]:
-    """Returns the tasks with the system message first, in place of one the row has."""
-    if system is None:
-        return tasks
-    changed: list[Task] = []
-    for task in tasks:
-        rest = [message for message in task.messages if message["role"] != "system"]
-        messages = [{"role": "system", "content": system}, *rest]
-        identity = content_hash({"task": task.task_id, "system": system})
-        changed.append(msgspec.structs.replace(task, messages=messages, task_id=identity))
-    return changed
-
-
-def settings_of(
-    workspace: Workspace, request: GenerateRollouts, judge: JudgeFile | None, origin: RolloutOrigin
-) -> dict[str, object]:
-    """Returns what an output is begun with, and must be gone on with."""
-    return fingerprint(
-        workspace,
-        request,
-        judge,
-        prompts=Path(origin.inputs[0].path),
-        system=request.system,
-        temperature=request.temperature,
-        weights=origin.weights,
-    )
 
 
 def _failure_row(failed: FailedRollout) -> dict[str, object]:

@@ -14,7 +14,7 @@ from stillroom.data.row_files import decode_line, decode_text_line, read_row_lin
 from stillroom.errors import DataError
 from stillroom.lineage import Manifest
 from stillroom.lines import Line
-from stillroom.rollout.run import with_system
+from stillroom.rollout.request import with_system
 
 MAX_ALIKE = 4
 """Of rows with the same content so many are told."""

@@ -5,8 +5,9 @@ import torch
 from fakes.decoding import random_prompts
 from fakes.rollout_rows import rollout_row
 from stillroom.errors import InputError, ModelError
-from stillroom.evaluate.request import EvaluateModel
+from stillroom.evaluate.request import KLModels
 from stillroom.evaluate.teacher_kl import measure_teacher_kl
+from stillroom.models.resolve import locate_model
 from stillroom.types import Trajectory
 
 
@@ -26,8 +27,9 @@ def rollouts():
 
 
 def measure(tiny_models, model, teacher, rollouts):
-    request = EvaluateModel(model=str(model), data="heldout.jsonl")
-    return measure_teacher_kl(tiny_models.workspace, request, str(teacher), rollouts)
+    workspace = tiny_models.workspace
+    models = KLModels(locate_model(workspace, str(model)), locate_model(workspace, str(teacher)))
+    return measure_teacher_kl(workspace, models, rollouts)
 
 
 @torch.no_grad()

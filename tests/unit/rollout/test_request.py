@@ -10,8 +10,8 @@ from stillroom.data.formats import Task, task_from_row
 from stillroom.errors import InputError
 from stillroom.rollout.request import (
     GenerateRollouts,
-    check_rollout_options,
-    fingerprint,
+    output_settings,
+    plan_generation,
     sampling_settings,
     select_entries,
     user_file,
@@ -126,7 +126,8 @@ def test_what_can_be_known_to_be_wrong_is_refused_before_a_process_starts(
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     workspace = Workspace(tmp_path)
-    check_rollout_options(workspace, request())
+    (tmp_path / "prompts.jsonl").touch()
+    assert plan_generation(workspace, request()).output == tmp_path / "rollouts/rollouts.jsonl"
 
     for changes, text in [
         ({"base_url": None}, "OPENAI_API_KEY"),
@@ -135,16 +136,17 @@ def test_what_can_be_known_to_be_wrong_is_refused_before_a_process_starts(
         ({"provider": "hf"}, "base_url"),
     ]:
         with pytest.raises(InputError, match=text):
-            check_rollout_options(workspace, request(**changes))
+            plan_generation(workspace, request(**changes))
 
 
-def test_a_fingerprint_has_what_shapes_a_rollout_and_nothing_else(tmp_path: Path) -> None:
+def test_an_outputs_settings_are_what_shapes_a_rollout_and_nothing_else(tmp_path: Path) -> None:
     workspace, prompts = Workspace(tmp_path), tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "a"}\n', encoding="utf-8")
     (tmp_path / "tools.py").write_text("x = 1\n", encoding="utf-8")
 
     def of(**changes: Any) -> dict[str, Any]:
-        return fingerprint(workspace, request(tools="tools.py", **changes), None, prompts=prompts)
+        plan = plan_generation(workspace, request(tools="tools.py", **changes))
+        return output_settings(plan, weights=None)
 
     first = of()
     for changes in ({"concurrency": 3}, {"n": 1}, {"entries": "0"}, {"samples_per_prompt": 4}):
@@ -158,7 +160,7 @@ def test_a_fingerprint_has_what_shapes_a_rollout_and_nothing_else(tmp_path: Path
     assert [name for name, value in of().items() if value != first[name]] == ["tools_sha256"]
     prompts.write_text('{"prompt": "b"}\n', encoding="utf-8")
     assert "input_sha256" in [name for name, value in of().items() if value != first[name]]
-    assert fingerprint(workspace, request(), None, prompts=prompts, system="s")["system"] == "s"
+    assert of(system="s")["system"] == "s"
 
 
 def test_a_nudge_that_nobody_says_is_refused() -> None:

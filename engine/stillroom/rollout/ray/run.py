@@ -41,7 +41,7 @@ from stillroom.rollout.journal.shards import (
 )
 from stillroom.rollout.ray.cluster import ray_cluster
 from stillroom.rollout.ray.worker import ShardEnd, ShardJob, ShardWorker, WorkerProgress
-from stillroom.rollout.request import GenerateRollouts, price_of
+from stillroom.rollout.request import GenerateRollouts, output_settings, plan_generation
 from stillroom.rollout.results import (
     RolloutsResult,
     RolloutTally,
@@ -49,13 +49,7 @@ from stillroom.rollout.results import (
     put_on_record,
     rollouts_result,
 )
-from stillroom.rollout.rewards.judge_request import check_judge
-from stillroom.rollout.run import (
-    PHASE,
-    generate_rollouts,
-    requested_tasks,
-    settings_of,
-)
+from stillroom.rollout.run import PHASE, generate_rollouts
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Cost, Outstanding
 from stillroom.teachers.providers import IN_PROCESS
@@ -84,13 +78,11 @@ async def generate_on_ray(
     if request.dry_run:
         return await generate_rollouts(workspace, request, folder=folder, reporter=reporter)
     started = time.monotonic()
-    price_of(workspace, request)
-    prompts = workspace.existing(request.input, what="input")
-    tasks = requested_tasks(prompts, request)
-    keys = [spec.key for spec in specs_for(tasks, request.samples_per_prompt)]
-    output = workspace.output_file(request.output, what="output")
-    origin = await origin_of(workspace, request, prompts)
-    settings = settings_of(workspace, request, check_judge(workspace, request), origin)
+    plan = plan_generation(workspace, request)
+    output = plan.output
+    keys = [spec.key for spec in specs_for(plan.load_tasks(), request.samples_per_prompt)]
+    origin = await origin_of(plan.rollouts)
+    settings = output_settings(plan, origin.weights)
     # Workers wait for the endpoint most of the time, so they need no core each.
     cluster = ray_cluster(request.ray_address, num_cpus=request.ray_workers)
     with cluster as ray, shards_locked(output):
@@ -107,7 +99,7 @@ async def generate_on_ray(
         run.lost,
         time.monotonic() - started,
     )
-    put_on_record(result, output, request, origin, finished.values(), run_id=folder.name)
+    put_on_record(result, plan, origin, finished.values(), run_id=folder.name)
     if reporter.is_cancelled() and result.omitted:
         raise RunCancelledError(result)
     return result

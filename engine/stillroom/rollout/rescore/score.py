@@ -31,13 +31,7 @@ from stillroom.rollout.rescore.rows import (
     with_rewards,
 )
 from stillroom.rollout.results import AnswererWatch
-from stillroom.rollout.rewards.judge_request import (
-    JudgeFile,
-    JudgeOptions,
-    check_judge,
-    judge_record,
-    open_judge,
-)
+from stillroom.rollout.rewards.judge_request import JudgeOptions, JudgePlan, open_judge, plan_judge
 from stillroom.rollout.rewards.rewards import Judgement, Rewarder
 from stillroom.settings import Workspace
 
@@ -69,7 +63,7 @@ def check_scoring(workspace: Workspace, request: ScoreRollouts) -> Path:
     source = workspace.existing(request.input, what="input")
     output = workspace.output_file(request.output, what="output")
     user_file(workspace, request.rewards, what="rewards")
-    check_judge(workspace, request)
+    plan_judge(workspace, request)
     if output.resolve() in {file.resolve() for file in rollout_files(source)}:
         raise InputError(f"the output {output} is the input itself", "choose another output")
     if holds_rollouts(output):
@@ -97,9 +91,9 @@ async def score_rollouts(
     source = workspace.existing(request.input, what="input")
     output = check_scoring(workspace, request)
     rewards = user_file(workspace, request.rewards, what="rewards")
-    judge_file = check_judge(workspace, request)
+    judge_plan = plan_judge(workspace, request)
     tally = ScoreTally()
-    others = [rewards, workspace.existing(request.judge, what="judge") if judge_file else None]
+    others = [rewards, judge_plan.path if judge_plan else None]
     files = [*rollout_files(source), *(file for file in others if file is not None)]
     async with AsyncExitStack() as stack:
         recording = stack.enter_context(Recording(files))
@@ -113,7 +107,7 @@ async def score_rollouts(
         judge = await open_judge(
             stack,
             workspace,
-            judge_file,
+            judge_plan,
             timeout_s=request.request_timeout,
             transport=transport,
         )
@@ -121,16 +115,16 @@ async def score_rollouts(
         total = _check_all(source, rewarder)
         journal = output.with_name(f".{output.name}.scores")
         verdicts = stack.enter_context(
-            ScoreJournal(journal, _settings(request, judge_file, rewards))
+            ScoreJournal(journal, _settings(request, judge_plan, rewards))
         )
         log = stack.enter_context(AppendLog(folder / "judgements.jsonl"))
-        asked = "" if judge_file is None else judge_file.model
+        asked = "" if judge_plan is None else judge_plan.file.model
         watch = AnswererWatch(asked, whose="the manifest")
         run = _Run(rewarder, tally, verdicts, log, reporter, total, watch)
         with atomic_output(output) as rows:
             await run.score(source, rows, request)
         inputs = await anyio.to_thread.run_sync(recording.records)
-    models = [] if judge_file is None else [judge_record(judge_file)]
+    models = [] if judge_plan is None else [judge_plan.record]
     if not tally.failed:
         journal.unlink(missing_ok=True)
     write_manifest(
@@ -290,12 +284,12 @@ def _batches(input_rows: Iterator[InputRow], size: int) -> Iterator[list[InputRo
         yield batch
 
 
-def _settings(request: ScoreRollouts, judge: JudgeFile | None, rewards: Path | None) -> str:
+def _settings(request: ScoreRollouts, judge: JudgePlan | None, rewards: Path | None) -> str:
     """Returns a hash of all that shapes a judgement."""
     shaping = request.model_dump(
         mode="json",
         exclude={"input", "output", "concurrency", "reward_timeout", "request_timeout"},
     )
     code = rewards.read_text(encoding="utf-8", errors="replace") if rewards else None
-    described = judge and judge.model_dump(mode="json")
+    described = judge and judge.file.model_dump(mode="json")
     return content_hash({**shaping, "judge": described, "rewards": code})

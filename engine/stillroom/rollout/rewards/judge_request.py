@@ -1,6 +1,7 @@
 """Which judge a request asks for; a judge is described in a file, the same for every operation."""
 
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
-from stillroom.teachers.pricing import FREE, Price, known_price, price_for
+from stillroom.teachers.pricing import FREE, Price, price_for
 from stillroom.teachers.providers import PROFILES, Endpoint, endpoint_for, terms_of
 from stillroom.types import SamplingSettings
 from stillroom.validation import describe_errors
@@ -64,68 +65,71 @@ class JudgeFile(BaseModel):
     """Of a reply."""
 
 
-def check_judge(workspace: Workspace, options: JudgeOptions) -> JudgeFile | None:
-    """Returns the judge that was asked for, with the text of its rubric; None if none was.
+@dataclass(frozen=True, slots=True)
+class JudgePlan:
+    """A checked judge.yml with everything that it names."""
+
+    file: JudgeFile
+    """With the text of its rubric."""
+    path: Path
+    """Of judge.yml."""
+    endpoint: Endpoint
+    price: Price | None
+    """Of the judge's tokens; None where it is unknown."""
+
+    @property
+    def record(self) -> ModelRecord:
+        """The judging model as manifests keep it."""
+        return ModelRecord(
+            role="judge",
+            name=self.file.model,
+            location=self.file.base_url or self.file.provider,
+            terms=terms_of(self.file.provider, self.file.base_url),
+        )
+
+
+def plan_judge(workspace: Workspace, options: JudgeOptions) -> JudgePlan | None:
+    """Returns the judge that the options name; None if they name none.
 
     Raises InputError for one that cannot work, before anything is spent.
     """
     if options.judge == NO_JUDGE:
         return None
-    judge = _read(workspace.existing(options.judge, what="judge"))
-    _endpoint(workspace, judge)
-    return judge.model_copy(update={"rubric": rubric_text(workspace, judge.rubric)})
-
-
-def judge_record(judge: JudgeFile) -> ModelRecord:
-    """Returns the judging model as manifests keep it."""
-    return ModelRecord(
-        role="judge",
-        name=judge.model,
-        location=judge.base_url or judge.provider,
-        terms=terms_of(judge.provider, judge.base_url),
+    path = workspace.existing(options.judge, what="judge")
+    file = _read(path)
+    endpoint = endpoint_for(
+        workspace, file.provider, base_url=file.base_url, api_key_env=file.api_key_env
     )
-
-
-def judge_price(workspace: Workspace, judge: JudgeFile, *, is_needed: bool = False) -> Price | None:
-    """Returns the price of the judge's tokens, or None where it is unknown.
-
-    Raises InputError for one that is needed and unknown.
-    """
-    if PROFILES[judge.provider].is_local:
-        return FREE
-    return known_price(workspace, judge.model) if is_needed else price_for(workspace, judge.model)
+    file = file.model_copy(update={"rubric": rubric_text(workspace, file.rubric)})
+    price = FREE if PROFILES[file.provider].is_local else price_for(workspace, file.model)
+    return JudgePlan(file, path, endpoint, price)
 
 
 async def open_judge(
     stack: AsyncExitStack,
     workspace: Workspace,
-    asked: JudgeFile | None,
+    plan: JudgePlan | None,
     *,
     timeout_s: float,
     budget: Budget | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> AnswerJudge | None:
-    """Returns the judge that was asked for; None if none was. Its calls count in the budget."""
-    if asked is None:
+    """Returns the judge of the plan; None without a plan. Its calls count in the budget."""
+    if plan is None:
         return None
-    endpoint = _endpoint(workspace, asked)
+    file, endpoint = plan.file, plan.endpoint
     teacher = await stack.enter_async_context(
         OpenAITeacher(
             endpoint,
-            asked.model,
-            SamplingSettings(temperature=0.0, max_tokens=asked.max_tokens),
+            file.model,
+            SamplingSettings(temperature=0.0, max_tokens=file.max_tokens),
             key=workspace.read_key(endpoint.api_key_env),
             calls=CallSettings(timeout_s=timeout_s),
-            spending=Spending(judge_price(workspace, asked), budget or Budget()),
+            spending=Spending(plan.price, budget or Budget()),
             transport=transport,
         )
     )
-    return AnswerJudge(
-        teacher,
-        asked.rubric,
-        sees=asked.sees,
-        reply_format=asked.reply_format,
-    )
+    return AnswerJudge(teacher, file.rubric, sees=file.sees, reply_format=file.reply_format)
 
 
 def _read(path: Path) -> JudgeFile:
@@ -138,10 +142,4 @@ def _read(path: Path) -> JudgeFile:
         problem = f"not readable: {error}"
     raise InputError(
         f"the judge {path}: {problem}", "write `model: …` and `rubric: what makes an answer good`"
-    )
-
-
-def _endpoint(workspace: Workspace, judge: JudgeFile) -> Endpoint:
-    return endpoint_for(
-        workspace, judge.provider, base_url=judge.base_url, api_key_env=judge.api_key_env
     )

@@ -15,7 +15,7 @@ from stillroom.policy.hf import HFPolicy
 from stillroom.rollout.context import open_tools_and_rewards
 from stillroom.rollout.episode.collect import RolloutContext
 from stillroom.rollout.episode.loop import CutText, Policy, cut_at_tokens
-from stillroom.rollout.request import NO_FILE, RolloutOptions, nudge_for
+from stillroom.rollout.request import NO_FILE, RolloutOptions, ToolsPlan, nudge_for
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.serving.model_server import ModelServer
 from stillroom.settings import Workspace
@@ -103,8 +103,9 @@ async def open_student_stage(
     variables = reasoning_variables(tokenizer.chat_template, rollout.reasoning_mode)
     most = rollout.max_tool_response
     server = student_server(workspace, plan.config)
+    tools_plan = ToolsPlan(workspace, _options(plan), plan.tools_file, plan.rewards_file)
     async with (
-        open_tools_and_rewards(workspace, _options(plan), tasks) as stage,
+        open_tools_and_rewards(tools_plan, tasks) as stage,
         server or nullcontext(),
     ):
         rewarder = Rewarder(stage.pool)

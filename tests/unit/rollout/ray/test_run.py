@@ -33,9 +33,9 @@ from stillroom.rollout.journal.shards import (
 )
 from stillroom.rollout.ray.run import generate_on_ray
 from stillroom.rollout.ray.worker import ShardJob, ShardWorker
-from stillroom.rollout.request import GenerateRollouts
+from stillroom.rollout.request import GenerateRollouts, output_settings, plan_generation
 from stillroom.rollout.results import origin_of
-from stillroom.rollout.run import generate_rollouts, requested_tasks, settings_of
+from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Cost, Outstanding
 from stillroom.types import SampledTurn, Usage
@@ -136,10 +136,10 @@ class Sharded:
     def __init__(self, workspace: Workspace, workers: int) -> None:
         self.workspace, request = workspace, asked()
         self.output = workspace.root / "out.jsonl"
-        prompts = workspace.root / "prompts.jsonl"
-        origin = run_async(origin_of, workspace, request, prompts)
-        self.settings = settings_of(workspace, request, None, origin)
-        specs = specs_for(requested_tasks(prompts, request), 1)
+        plan = plan_generation(workspace, request)
+        origin = run_async(origin_of, plan.rollouts)
+        self.settings = output_settings(plan, origin.weights)
+        specs = specs_for(plan.load_tasks(), 1)
         self.keys = [spec.key for spec in specs]
         store = RolloutStore(self.output, self.settings)
         todo = [key for key in self.keys if key not in store.finished]

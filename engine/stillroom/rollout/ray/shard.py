@@ -1,0 +1,257 @@
+"""One shard of a rollout run on Ray, from the driver's side: its worker, its rows, its costs."""
+
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from stillroom import __version__
+from stillroom.errors import EngineError, FailureClass, RunError
+from stillroom.files import AppendLog
+from stillroom.lines import read_lines
+from stillroom.reporting import Reporter
+from stillroom.rollout.journal.journal import RolloutStore
+from stillroom.rollout.journal.records import RolloutKey
+from stillroom.rollout.journal.shards import (
+    RecordedCosts,
+    RemainingBudget,
+    Shard,
+    ShardTail,
+    recorded_costs,
+    shard_output,
+    shard_run_folder,
+)
+from stillroom.rollout.ray.worker import ShardEnd, ShardJob, ShardWorker, WorkerProgress
+from stillroom.rollout.request import GenerationPlan
+from stillroom.rollout.results import FailureRow, ProgressReport, RolloutTally
+from stillroom.teachers.budget import Cost, Outstanding
+from stillroom.teachers.providers import IN_PROCESS
+
+_ATTEMPTS = 2
+"""Workers that try a shard, one after the other, where the first one dies."""
+_POLL_S = 0.2
+_STOP_WAIT_S = 30.0
+"""How long a worker that is to stop may take to put on record what it has."""
+_FAILURE = msgspec.json.Decoder(FailureRow)
+
+
+class RayRunState:
+    """The state of a run that its shards share: the counts, and whether it is to stop."""
+
+    def __init__(
+        self, plan: GenerationPlan, settings: dict[str, object], folder: Path, reporter: Reporter
+    ) -> None:
+        self.plan, self.settings = plan, settings
+        self.folder, self.reporter = folder, reporter
+        self.started = time.monotonic()
+        self.tally = RolloutTally()
+        self.unconfirmed = Outstanding()
+        """What may have been billed beside what is on record, and the calls that were out."""
+        self.failed: dict[RolloutKey, str] = {}
+        """The class of the failure of each failed rollout."""
+        self.error: EngineError | None = None
+        """What ended the run."""
+        self._notes: set[str] = set()
+
+    def note(self, text: str) -> None:
+        """Notes what several workers may say, once."""
+        if text not in self._notes:
+            self._notes.add(text)
+            self.reporter.note(text)
+
+    def stop(self, error: EngineError) -> None:
+        """Lets all workers put on record what they have and end; the first error is raised."""
+        self.error = self.error or error
+
+    def is_stopping(self) -> bool:
+        """Returns whether the run is to stop, for an error or because it was cancelled."""
+        return self.error is not None or self.reporter.is_cancelled()
+
+
+@dataclass(slots=True)
+class Round:
+    """The state while the shards of one deal are done."""
+
+    store: RolloutStore
+    num_shards: int
+    report: ProgressReport
+    progress: dict[int, WorkerProgress] = field(default_factory=dict[int, WorkerProgress])
+    """Of the workers that work now, by the number of the shard."""
+    stopped_by: set[str] = field(default_factory=set[str])
+    """The limits that ended shards."""
+    spent: list[Cost] = field(default_factory=list[Cost])
+    num_lost: int = 0
+    """Shards whose workers all died."""
+
+
+class _WorkerLostError(Exception):
+    """A worker did not stop when it was to."""
+
+
+class ShardDriver:
+    """Has the shards of a round done by workers of the cluster."""
+
+    def __init__(self, ray: Any, state: RayRunState, round_: Round) -> None:
+        self._ray, self._state, self._round = ray, state, round_
+        self._output, self._request = state.plan.output, state.plan.request
+
+    async def do(self, shard: Shard) -> None:
+        """Does a shard, with another worker where the first one dies; then the rest has failed."""
+        state, remaining = self._state, shard.remaining
+        death: str | None = None
+        tail = ShardTail(shard_output(self._output, shard.number), self._round.store)
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                state.note(f"the worker of shard {shard.number} died, another goes on: {death}")
+            death, spent = await self._attempt(shard, remaining, tail)
+            self._round.spent.append(spent)
+            if death is None or state.is_stopping():
+                break
+            remaining = remaining.less([spent])
+        if state.is_stopping():
+            death = None
+        self._round.num_lost += death is not None
+        self._count_failures(shard, death)
+        self._report()
+
+    async def _attempt(
+        self, shard: Shard, remaining: RemainingBudget, tail: ShardTail
+    ) -> tuple[str | None, Cost]:
+        """Has one worker do the shard; returns what it died of, if it died, and what it spent."""
+        path, settings = shard_output(self._output, shard.number), self._state.settings
+        before = await anyio.to_thread.run_sync(recorded_costs, path, settings)
+        worker = self._start_worker()
+        end, death = None, None
+        try:
+            end = await self._wait_for_end(worker, self._job(shard, remaining), shard.number, tail)
+        except self._ray.exceptions.RayTaskError as error:
+            self._state.stop(
+                RunError(
+                    f"a Ray worker broke off: {str(error.cause)[:500]}",
+                    "the traceback is in the worker's log; the same command goes on from here",
+                )
+            )
+        except (self._ray.exceptions.RayError, _WorkerLostError) as error:
+            death = f"{type(error).__name__}: {str(error).strip()[:500]}"
+        finally:
+            self._ray.kill(worker)
+            self._round.progress.pop(shard.number, None)
+        after = await anyio.to_thread.run_sync(recorded_costs, path, settings)
+        self._state.tally.rows += tail.take()
+        return death, self._count(end, after.since(before))
+
+    async def _wait_for_end(
+        self, worker: Any, job: ShardJob, number: int, tail: ShardTail
+    ) -> ShardEnd:
+        """Waits until a worker has done its shard, and reports how far it is meanwhile."""
+        state, progress = self._state, self._round.progress
+        end, next_progress = worker.run.remote(job), worker.progress.remote()
+        stopped_at: float | None = None
+        while not self._is_ready(end):
+            clock = time.monotonic()
+            if state.is_stopping():
+                if stopped_at is None:
+                    worker.cancel.remote()
+                    stopped_at = clock
+                # One that never answered still waits for a place in the cluster.
+                if number not in progress or clock - stopped_at > _STOP_WAIT_S:
+                    raise _WorkerLostError("it did not stop when it was told to")
+            if self._is_ready(next_progress):
+                progress[number] = self._ray.get(next_progress)
+                next_progress = worker.progress.remote()
+                for text in progress[number].notes:
+                    state.note(text)
+            state.tally.rows += tail.take()
+            self._report()
+            await anyio.sleep(_POLL_S)
+        return await anyio.to_thread.run_sync(self._ray.get, end)
+
+    def _is_ready(self, reference: Any) -> bool:
+        ready, _waiting = self._ray.wait([reference], timeout=0)
+        return bool(ready)
+
+    def _start_worker(self) -> Any:
+        gpus = 0.0
+        if self._request.provider in IN_PROCESS:
+            gpus = self._ray.cluster_resources().get("GPU", 0.0)
+        actor = self._ray.remote(ShardWorker)
+        options = actor.options(
+            num_cpus=1,
+            num_gpus=1 / math.ceil(self._request.ray_workers / gpus) if gpus else 0,
+            max_restarts=0,
+            # Threads: `run` has one of them, `progress` and `cancel` are answered beside it.
+            max_concurrency=3,
+            scheduling_strategy="SPREAD",
+        )
+        return options.remote()
+
+    def _job(self, shard: Shard, remaining: RemainingBudget) -> ShardJob:
+        changes: dict[str, Any] = {
+            "output": str(shard_output(self._output, shard.number)),
+            "concurrency": shard.concurrency,
+            "max_concurrency": shard.max_concurrency,
+            "ray_address": None,
+        }
+        minutes = math.inf
+        if self._request.max_minutes is not None:
+            minutes = self._request.max_minutes - (time.monotonic() - self._state.started) / 60
+        return ShardJob(
+            workspace=str(self._state.plan.rollouts.workspace.root),
+            request={**self._request.model_dump(mode="json"), **changes},
+            folder=str(shard_run_folder(self._output, shard.number)),
+            keys=shard.keys,
+            usd=remaining.usd,
+            tokens=remaining.tokens,
+            minutes=minutes,
+            version=__version__,
+        )
+
+    def _count(self, end: ShardEnd | None, since: RecordedCosts) -> Cost:
+        """Counts what an attempt did: as its worker says, or as the record does if it died."""
+        state = self._state
+        calls, usage, cost_usd = since.calls, since.usage, since.cost_usd
+        reported = Cost()
+        state.unconfirmed += since.lost
+        if end is not None:
+            reported = end.spent
+            if end.error is not None:
+                state.stop(end.error)
+        if end is not None and end.result is not None:
+            result = end.result
+            calls, usage, cost_usd = result.calls, result.usage, result.cost_usd
+            state.tally.restarted += result.restarted
+            state.unconfirmed += Outstanding(worst=Cost(usd=result.unconfirmed_usd))
+            if result.stopped_by is not None:
+                self._round.stopped_by.add(result.stopped_by)
+        state.tally.add_calls(calls, usage, cost_usd)
+        return Cost(max(reported.tokens, since.spent.tokens), max(reported.usd, since.spent.usd))
+
+    def _count_failures(self, shard: Shard, death: str | None) -> None:
+        """Takes over the failures of a shard's rollouts; with a `death` all of the rest failed."""
+        path = shard_run_folder(self._output, shard.number) / "failures.jsonl"
+        rows = [_FAILURE.decode(line.data) for line in read_lines(path)] if path.exists() else []
+        latest = {RolloutKey(row.task_id, row.sample): row for row in rows}
+        if death is not None:
+            message = f"the Ray worker died {_ATTEMPTS} times: {death}"
+            for task_id, sample in shard.keys:
+                row = FailureRow(task_id, sample, 0, FailureClass.INTERNAL, message)
+                latest.setdefault(RolloutKey(task_id, sample), row)
+        state = self._state
+        with AppendLog(state.folder / "failures.jsonl") as failures:
+            for key, row in latest.items():
+                if key not in self._round.store.finished:
+                    failures.append(row)
+                    state.failed[key] = row.kind
+        state.tally.failed = Counter(state.failed.values())
+
+    def _report(self) -> None:
+        """Reports the sums over the workers that work and those that have ended."""
+        live: Counter[str] = Counter()
+        for progress in self._round.progress.values():
+            live.update(progress.figures)
+        self._round.report.report({**live, "workers": len(self._round.progress)})
