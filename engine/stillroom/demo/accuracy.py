@@ -1,4 +1,4 @@
-"""How many held-out tasks a model solves: it plays them greedily, all side by side."""
+"""Measures how many held-out tasks a model solves, by playing them greedily in batches."""
 
 import json
 import re
@@ -13,47 +13,48 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from stillroom.demo.grammar import Difficulty
 from stillroom.demo.shop import TOOL_SCHEMAS
 from stillroom.demo.tokenizer import TURN_END
-from stillroom.demo.world import Task, is_correct, run_tool, task_row
+from stillroom.demo.world import ShopTask, is_correct, run_tool, task_row
 from stillroom.types import Message, ToolCall
 
 MAX_TURNS = 5
-MAX_TURN_TOKENS = 48
-BATCH_SIZE = 150
+_MAX_TURN_TOKENS = 48
+_BATCH_SIZE = 150
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Shares of the tasks, from 0 to 1."""
+    """How a model did on some tasks; every figure but the count is a share from 0 to 1."""
 
     num_tasks: int
     overall: float
+    """The share of tasks with the right answer."""
     by_difficulty: dict[str, float]
     answered: float
-    """Ended by stating an answer, right or wrong."""
+    """The share of tasks that ended by stating an answer, right or wrong."""
     called_well: float
-    """Made no call that is malformed or that a tool refused."""
+    """The share of tasks without a call that is malformed or that a tool refused."""
 
 
 @dataclass(slots=True)
 class _Play:
     """One conversation as it grows."""
 
-    task: Task
+    task: ShopTask
     messages: list[Message]
     final_text: str | None = None
-    """The turn that ended it; None while it goes on."""
+    """The turn that ended the conversation; None while it goes on."""
     has_bad_call: bool = False
 
 
 def measure_accuracy(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: Sequence[Task]
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: Sequence[ShopTask]
 ) -> Accuracy:
-    """Returns how the model does on the tasks, decoding greedily."""
+    """Returns the model's accuracy on the tasks with greedy decoding."""
     plays = [_Play(task, list(task_row(task)["messages"])) for task in tasks]
     for _ in range(MAX_TURNS):
         ongoing = [play for play in plays if play.final_text is None]
-        for start in range(0, len(ongoing), BATCH_SIZE):
-            batch = ongoing[start : start + BATCH_SIZE]
+        for start in range(0, len(ongoing), _BATCH_SIZE):
+            batch = ongoing[start : start + _BATCH_SIZE]
             for play, text in zip(batch, _next_turns(model, tokenizer, batch), strict=True):
                 _take_turn(play, text)
     is_solved = [is_correct(play.final_text or "", play.task.expected_answer) for play in plays]
@@ -86,13 +87,13 @@ def _next_turns(
         return_tensors="pt",
     )
     with torch.inference_mode():
-        outputs: Any = model.generate(**inputs, do_sample=False, max_new_tokens=MAX_TURN_TOKENS)
+        outputs: Any = model.generate(**inputs, do_sample=False, max_new_tokens=_MAX_TURN_TOKENS)
     turns = tokenizer.batch_decode(outputs[:, inputs["input_ids"].shape[1] :])
     return [turn.split(TURN_END)[0] for turn in turns]
 
 
 def _take_turn(play: _Play, text: str) -> None:
-    """Adds the turn and the replies to its calls, or ends the play."""
+    """Adds the turn and the replies to its calls, or ends the conversation."""
     bodies = re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL)
     try:
         calls = [_parsed_call(body) for body in bodies]

@@ -1,4 +1,8 @@
-"""What the demo's models learn from, as tokens: echoes, and clerks who are right now and then."""
+"""The conversations that the demo's models are trained on, as tokens.
+
+Echoes teach copying. Clerk conversations follow the right plan in some share of the cases and a
+random plan in the others, so that the student starts out with room to learn.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,18 +11,22 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from stillroom.demo.grammar import ITEMS, KINDS, TASK_TYPES, Difficulty, TaskType
+from stillroom.demo.grammar import ITEMS, TASK_PATTERNS, TASK_TYPES, Difficulty, TaskType
 from stillroom.demo.shop import TOOL_SCHEMAS
 from stillroom.demo.world import gold_messages, make_training_task, noisy_messages
 from stillroom.types import Message
 
-EASY_TYPES: list[TaskType] = [name for name in TASK_TYPES if KINDS[name].difficulty == "easy"]
-OTHER_TYPES: list[TaskType] = [name for name in TASK_TYPES if KINDS[name].difficulty != "easy"]
+_EASY_TYPES: list[TaskType] = [
+    name for name in TASK_TYPES if TASK_PATTERNS[name].difficulty == "easy"
+]
+_OTHER_TYPES: list[TaskType] = [
+    name for name in TASK_TYPES if TASK_PATTERNS[name].difficulty != "easy"
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """One conversation. `is_trained` is True on the assistant's tokens, its turn ends included."""
+class TrainingExample:
+    """One conversation. `is_trained` is True on the assistant's tokens and its ends of turns."""
 
     ids: list[int]
     is_trained: list[bool]
@@ -26,15 +34,15 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class ClerkMix:
-    """Which tasks a clerk is asked, and how often it follows the gold plan, else a random one."""
+    """The share of easy tasks, and of clerks that follow the gold plan and not a random one."""
 
     easy_share: float
     gold_share: Mapping[Difficulty, float]
 
 
-def encode_messages(
+def _encode_messages(
     tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], *, with_tools: bool = True
-) -> Example:
+) -> TrainingExample:
     """Returns the conversation as the chat template renders it."""
     conversation: Any = messages
     encoded: Any = tokenizer.apply_chat_template(
@@ -43,38 +51,42 @@ def encode_messages(
         return_dict=True,
         return_assistant_tokens_mask=True,
     )
-    return Example(encoded["input_ids"], [bool(flag) for flag in encoded["assistant_masks"]])
+    return TrainingExample(
+        encoded["input_ids"], [bool(flag) for flag in encoded["assistant_masks"]]
+    )
 
 
-def echo_examples(tokenizer: PreTrainedTokenizerFast, num: int, *, seed: int) -> list[Example]:
-    """Returns short conversations that repeat items and numbers, from which copying is learnt.
+def echo_examples(
+    tokenizer: PreTrainedTokenizerFast, num: int, *, seed: int
+) -> list[TrainingExample]:
+    """Returns short conversations that repeat items and numbers, which teach copying.
 
-    Learnt from tool calls alone, copying takes several times as long.
+    From tool calls alone a model takes several times as long to learn copying.
     """
     rng = Random(seed)
-    examples: list[Example] = []
+    examples: list[TrainingExample] = []
     for _ in range(num):
         text = " ".join(_item_or_number(rng) for _ in range(rng.randint(2, 5)))
         messages: list[Message] = [
             {"role": "user", "content": text},
             {"role": "assistant", "content": text},
         ]
-        examples.append(encode_messages(tokenizer, messages, with_tools=False))
+        examples.append(_encode_messages(tokenizer, messages, with_tools=False))
     return examples
 
 
 def clerk_examples(
     tokenizer: PreTrainedTokenizerFast, num: int, *, mix: ClerkMix, seed: int
-) -> list[Example]:
+) -> list[TrainingExample]:
     """Returns conversations about random tasks of the training split."""
     rng = Random(seed)
-    examples: list[Example] = []
+    examples: list[TrainingExample] = []
     for _ in range(num):
-        task_types = EASY_TYPES if rng.random() < mix.easy_share else OTHER_TYPES
+        task_types = _EASY_TYPES if rng.random() < mix.easy_share else _OTHER_TYPES
         task = make_training_task(rng, rng.choice(task_types))
         is_gold = rng.random() < mix.gold_share[task.difficulty]
         messages = gold_messages(task) if is_gold else noisy_messages(task, rng)
-        examples.append(encode_messages(tokenizer, messages))
+        examples.append(_encode_messages(tokenizer, messages))
     return examples
 
 

@@ -1,4 +1,4 @@
-"""The shop clerk's ten task types as a table: what is asked, looked up and computed."""
+"""The shop clerk's ten task types as a table: the question, the look-ups and the computation."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -16,7 +16,7 @@ TaskType = Literal[
     "budget",
     "difference",
 ]
-LookUp = Literal["price", "other_price", "stock"]
+_LookUp = Literal["price", "other_price", "stock"]
 TASK_TYPES: tuple[TaskType, ...] = get_args(TaskType)
 
 # fmt: off
@@ -29,29 +29,29 @@ ITEMS = (
     "stapler", "folder",
 )
 # fmt: on
-"""None starts with a vowel and all have a plural in -s, so that they fit every wording."""
+"""No item starts with a vowel and all have a plural in -s, so that they fit every wording."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One task type. The fields in braces are numbers of the task, `item` and `other` its items."""
+class TaskPattern:
+    """One task type. Names in braces stand for the task's numbers; `item` and `other` its items."""
 
     difficulty: Difficulty
     """By the number of tool calls: easy 1, medium 2, hard 3."""
     wordings: tuple[str, str, str]
-    look_ups: tuple[LookUp, ...]
+    look_ups: tuple[_LookUp, ...]
     expression: str | None
-    """For the calculator; None where the look-up is the answer."""
+    """The calculator's input; None where the look-up is the answer."""
 
 
-KINDS: dict[TaskType, Kind] = {
-    "price_check": Kind(
+TASK_PATTERNS: dict[TaskType, TaskPattern] = {
+    "price_check": TaskPattern(
         "easy",
         ("How much is a {item}?", "What does a {item} cost?", "Tell me the price of a {item}."),
         ("price",),
         None,
     ),
-    "stock_check": Kind(
+    "stock_check": TaskPattern(
         "easy",
         (
             "How many {item}s are in stock?",
@@ -61,7 +61,7 @@ KINDS: dict[TaskType, Kind] = {
         ("stock",),
         None,
     ),
-    "sum": Kind(
+    "sum": TaskPattern(
         "easy",
         (
             "What is {x} plus {y}?",
@@ -71,7 +71,7 @@ KINDS: dict[TaskType, Kind] = {
         (),
         "{x}+{y}",
     ),
-    "bulk": Kind(
+    "bulk": TaskPattern(
         "medium",
         (
             "How much do {n} {item}s cost?",
@@ -81,7 +81,7 @@ KINDS: dict[TaskType, Kind] = {
         ("price",),
         "{n}*{price}",
     ),
-    "change": Kind(
+    "change": TaskPattern(
         "medium",
         (
             "I pay for a {item} with {coins} coins. How much change do I get?",
@@ -91,7 +91,7 @@ KINDS: dict[TaskType, Kind] = {
         ("price",),
         "{coins}-{price}",
     ),
-    "left": Kind(
+    "left": TaskPattern(
         "medium",
         (
             "I buy {n} {item}s. How many {item}s are left in stock?",
@@ -101,7 +101,7 @@ KINDS: dict[TaskType, Kind] = {
         ("stock",),
         "{stock}-{n}",
     ),
-    "basket": Kind(
+    "basket": TaskPattern(
         "hard",
         (
             "How much do {n} {item}s and {k} {other}s cost together?",
@@ -111,7 +111,7 @@ KINDS: dict[TaskType, Kind] = {
         ("price", "other_price"),
         "{n}*{price}+{k}*{other_price}",
     ),
-    "inventory": Kind(
+    "inventory": TaskPattern(
         "hard",
         (
             "What are all the {item}s in stock worth?",
@@ -121,7 +121,7 @@ KINDS: dict[TaskType, Kind] = {
         ("price", "stock"),
         "{stock}*{price}",
     ),
-    "budget": Kind(
+    "budget": TaskPattern(
         "hard",
         (
             "I have {coins} coins. I buy {n} {item}s and a {other}. How much is left?",
@@ -131,7 +131,7 @@ KINDS: dict[TaskType, Kind] = {
         ("price", "other_price"),
         "{coins}-{n}*{price}-{other_price}",
     ),
-    "difference": Kind(
+    "difference": TaskPattern(
         "hard",
         (
             "How much more does a {item} cost than a {other}?",

@@ -16,31 +16,34 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from stillroom.demo.curriculum import Example
+from stillroom.demo.curriculum import TrainingExample
 from stillroom.demo.tokenizer import PAD, TURN_END
 
-BATCHES_PER_BUCKET = 16
-WARMUP_STEPS = 50
-FLOOR = 0.05
-"""Of the peak learning rate, reached at the last step."""
-NUM_LAST_LOSSES = 100
+_BATCHES_PER_BUCKET = 16
+_WARMUP_STEPS = 50
+_MIN_LEARNING_RATE_SHARE = 0.05
+"""The share of the peak learning rate that is left at the last step."""
+_NUM_LAST_LOSSES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """What one fit read and where it ended."""
+    """The size of one training and its final loss."""
 
     steps: int
     tokens_read: int
     tokens_trained: int
     final_loss: float
-    """Mean over the last steps, nats per trained token."""
+    """The mean over the last steps, in nats per trained token."""
 
 
 def build_model(
     tokenizer: PreTrainedTokenizerFast, *, num_layers: int, max_length: int, seed: int
 ) -> Qwen3ForCausalLM:
-    """Returns a model with random weights; the wide initial spread makes copying emerge early."""
+    """Returns a model with random weights.
+
+    The wide initial spread (0.15, not transformers' 0.02) makes copying emerge early.
+    """
     torch.manual_seed(seed)
     token_ids = tokenizer.get_vocab()
     config = Qwen3Config(
@@ -64,9 +67,10 @@ def build_model(
 def deepen(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, num_layers: int, seed: int
 ) -> Qwen3ForCausalLM:
-    """Returns a deeper model that computes the same: the new layers add nothing yet.
+    """Returns a deeper model that computes the same function.
 
-    They are spread evenly behind the first layer and start with zero output projections.
+    The new layers are spread evenly behind the first one. Their output projections start at zero,
+    so they add nothing yet.
     """
     deeper = build_model(
         tokenizer,
@@ -87,28 +91,28 @@ def deepen(
 
 
 def shuffled_batches(
-    examples: Sequence[Example], *, batch_size: int, seed: int
-) -> Iterator[list[Example]]:
-    """Yields full batches without end, each of examples of about the same length."""
+    examples: Sequence[TrainingExample], *, batch_size: int, seed: int
+) -> Iterator[list[TrainingExample]]:
+    """Yields full batches for ever, each of examples of about the same length."""
     rng = Random(seed)
     while True:
         order = rng.sample(examples, len(examples))
-        for start in range(0, len(order), batch_size * BATCHES_PER_BUCKET):
-            bucket = order[start : start + batch_size * BATCHES_PER_BUCKET]
+        for start in range(0, len(order), batch_size * _BATCHES_PER_BUCKET):
+            bucket = order[start : start + batch_size * _BATCHES_PER_BUCKET]
             bucket.sort(key=lambda example: len(example.ids))
-            firsts = range(0, len(bucket) - batch_size + 1, batch_size)
-            for first in rng.sample(firsts, len(firsts)):
-                yield bucket[first : first + batch_size]
+            starts = range(0, len(bucket) - batch_size + 1, batch_size)
+            for batch_start in rng.sample(starts, len(starts)):
+                yield bucket[batch_start : batch_start + batch_size]
 
 
 def fit(
     model: Qwen3ForCausalLM,
-    batches: Iterable[Sequence[Example]],
+    batches: Iterable[Sequence[TrainingExample]],
     *,
     num_steps: int,
     peak_learning_rate: float,
 ) -> FitReport:
-    """Trains the model in place, one step per batch, and returns what it did."""
+    """Trains the model in place, one step per batch, and returns the figures of the training."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     losses: list[float] = []
     tokens_read = tokens_trained = 0
@@ -125,21 +129,23 @@ def fit(
         tokens_read += sum(len(example.ids) for example in batch)
         tokens_trained += sum(sum(example.is_trained) for example in batch)
     model.eval()
-    last = losses[-NUM_LAST_LOSSES:]
+    last = losses[-_NUM_LAST_LOSSES:]
     return FitReport(len(losses), tokens_read, tokens_trained, sum(last) / len(last))
 
 
 def _schedule(step: int, num_steps: int) -> float:
     """Returns the share of the peak learning rate: a short warm-up, then half a cosine."""
     cosine = 0.5 * (1 + math.cos(math.pi * step / num_steps))
-    return min(1.0, (step + 1) / WARMUP_STEPS) * (FLOOR + (1 - FLOOR) * cosine)
+    return min(1.0, (step + 1) / _WARMUP_STEPS) * (
+        _MIN_LEARNING_RATE_SHARE + (1 - _MIN_LEARNING_RATE_SHARE) * cosine
+    )
 
 
-def _loss(model: Qwen3ForCausalLM, batch: Sequence[Example]) -> Tensor:
+def _loss(model: Qwen3ForCausalLM, batch: Sequence[TrainingExample]) -> Tensor:
     """Returns the mean cross-entropy, in nats, over the tokens that are trained on.
 
-    Rows are padded on the right, where a causal model cannot see it: no attention mask is needed.
-    The vocabulary's logits are computed only where the next token is trained on.
+    Rows are padded on the right, where a causal model cannot see the padding, so no attention mask
+    is needed. Logits are computed only where the next token is trained on.
     """
     ids_BT = pad_sequence(
         [torch.tensor(example.ids) for example in batch], batch_first=True, padding_value=0

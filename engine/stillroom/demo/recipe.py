@@ -1,6 +1,6 @@
 """Makes the demo's tokenizer, student and teacher from nothing: `python -m stillroom.demo.recipe`.
 
-Steps are counted and seeds fixed, so that the same machine gives the same models again.
+The numbers of steps and the seeds are fixed, so that the same machine gives the same models again.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import transformers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from stillroom.demo.accuracy import measure_accuracy
-from stillroom.demo.curriculum import ClerkMix, Example, clerk_examples, echo_examples
+from stillroom.demo.curriculum import ClerkMix, TrainingExample, clerk_examples, echo_examples
 from stillroom.demo.pretrain import FitReport, build_model, deepen, fit, shuffled_batches
 from stillroom.demo.tokenizer import train_tokenizer
 from stillroom.demo.world import heldout_tasks
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Examples to draw, and how long to train on them."""
+class TrainingPhase:
+    """How many examples to draw, and how long to train on them."""
 
     num_examples: int
     num_steps: int
@@ -39,8 +39,8 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """All choices of the recipe; the defaults are those of the shipped models."""
+class RecipeSettings:
+    """All settings of the recipe; the defaults made the shipped models."""
 
     max_length: int = 512
     vocabulary_size: int = 640
@@ -49,13 +49,13 @@ class Settings:
     weights_seed: int = 0
     student_layers: int = 3
     teacher_layers: int = 5
-    echo: Stage = Stage(num_examples=20_000, num_steps=600, batch_size=32, seed=1)
-    base: Stage = Stage(num_examples=30_000, num_steps=3600, batch_size=16, seed=2)
+    echo: TrainingPhase = TrainingPhase(num_examples=20_000, num_steps=600, batch_size=32, seed=1)
+    base: TrainingPhase = TrainingPhase(num_examples=30_000, num_steps=3600, batch_size=16, seed=2)
     base_mix: ClerkMix = field(
         default_factory=lambda: ClerkMix(0.5, {"easy": 0.3, "medium": 0.12, "hard": 0.1})
     )
     base_learning_rate: float = 6e-3
-    gold: Stage = Stage(num_examples=24_000, num_steps=2200, batch_size=16, seed=3)
+    gold: TrainingPhase = TrainingPhase(num_examples=24_000, num_steps=2200, batch_size=16, seed=3)
     gold_mix: ClerkMix = field(
         default_factory=lambda: ClerkMix(0.3, {"easy": 0.98, "medium": 0.98, "hard": 0.98})
     )
@@ -65,7 +65,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class _TrainedModel:
     """A model at the end of its training."""
 
     model: Qwen3ForCausalLM
@@ -73,7 +73,7 @@ class Trained:
     cpu_s: float
 
 
-def build_models(folder: Path, settings: Settings) -> None:
+def build_models(folder: Path, settings: RecipeSettings) -> None:
     """Writes student/, teacher/ and RECIPE.json under the folder."""
     started_s = time.process_time()
     torch.set_num_threads(1)
@@ -105,8 +105,8 @@ def build_models(folder: Path, settings: Settings) -> None:
     write_json(folder / "RECIPE.json", record)
 
 
-def _train_student(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> Trained:
-    """Returns a model that knows the format, copying and one-call tasks, but hardly any plans."""
+def _train_student(tokenizer: PreTrainedTokenizerFast, settings: RecipeSettings) -> _TrainedModel:
+    """Returns a model that knows the format, copying and one-call tasks, but few longer plans."""
     started_s = time.process_time()
     echo, base = settings.echo, settings.base
     echoes = echo_examples(tokenizer, echo.num_examples, seed=echo.seed)
@@ -124,13 +124,13 @@ def _train_student(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> Tr
         peak_learning_rate=settings.base_learning_rate,
     )
     log.info("student: %s", report)
-    return Trained(model, report, _seconds_since(started_s))
+    return _TrainedModel(model, report, _seconds_since(started_s))
 
 
 def _train_teacher(
-    tokenizer: PreTrainedTokenizerFast, student: Qwen3ForCausalLM, settings: Settings
-) -> Trained:
-    """Returns the student made deeper, then trained on clerks who are always right."""
+    tokenizer: PreTrainedTokenizerFast, student: Qwen3ForCausalLM, settings: RecipeSettings
+) -> _TrainedModel:
+    """Returns a deeper copy of the student, trained on clerks that are nearly always right."""
     started_s = time.process_time()
     gold = settings.gold
     clerks = clerk_examples(tokenizer, gold.num_examples, mix=settings.gold_mix, seed=gold.seed)
@@ -144,18 +144,24 @@ def _train_teacher(
         peak_learning_rate=settings.gold_learning_rate,
     )
     log.info("teacher: %s", report)
-    return Trained(model, report, _seconds_since(started_s))
+    return _TrainedModel(model, report, _seconds_since(started_s))
 
 
-def _batches(examples: Sequence[Example], stage: Stage) -> Iterator[list[Example]]:
-    batches = shuffled_batches(examples, batch_size=stage.batch_size, seed=stage.seed)
-    return islice(batches, stage.num_steps)
+def _batches(
+    examples: Sequence[TrainingExample], phase: TrainingPhase
+) -> Iterator[list[TrainingExample]]:
+    batches = shuffled_batches(examples, batch_size=phase.batch_size, seed=phase.seed)
+    return islice(batches, phase.num_steps)
 
 
 def _ship(
-    trained: Trained, tokenizer: PreTrainedTokenizerFast, folder: Path, *, settings: Settings
+    trained: _TrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    *,
+    settings: RecipeSettings,
 ) -> dict[str, Any]:
-    """Saves the model at half precision and returns the figures of what was saved."""
+    """Saves the model at half precision and returns the figures of the saved model."""
     model = trained.model
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
@@ -184,7 +190,7 @@ def _main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write the models to")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     transformers.utils.logging.disable_progress_bar()
-    build_models(parser.parse_args().out, Settings())
+    build_models(parser.parse_args().out, RecipeSettings())
 
 
 if __name__ == "__main__":

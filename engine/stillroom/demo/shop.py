@@ -9,7 +9,7 @@ from stillroom.types import ToolSchema
 
 ToolName = Literal["price", "stock", "calculator"]
 KnowledgeBase = dict[str, dict[str, int]]
-"""Item -> its "price" in coins and its "stock"."""
+"""From each item to its "price" in coins and its "stock"."""
 
 PARAMETER: dict[ToolName, str] = {"price": "item", "stock": "item", "calculator": "expression"}
 """The single argument of each tool."""
@@ -28,7 +28,7 @@ TOOL_SCHEMAS: list[ToolSchema] = [
     }
     for name, parameter in PARAMETER.items()
 ]
-"""What the chat template is given; it shows names and parameters only."""
+"""The schemas that the chat template receives; it shows names and parameters only."""
 
 
 def call_tool(knowledge_base: KnowledgeBase, name: str, arguments: Mapping[str, object]) -> int:

@@ -18,16 +18,16 @@ MARKUP = (
     "<tools>",
     "</tools>",
 )
-"""One token each, but ordinary text: decoding keeps them."""
-SPLIT = r"\p{L}{3,}?(?=s\b)|\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s"
-"""Blanks, digits and a plural's s stand alone: an item is then one token wherever it is named, and
-copying it from a prompt into a call is the same operation as copying a digit."""
+"""These are one token each but not special, so that decoding keeps them."""
+_SPLIT = r"\p{L}{3,}?(?=s\b)|\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s"
+"""The split keeps blanks, digits and a plural's s apart. An item is then one token wherever it is
+named, and copying it from a prompt into a call is the same operation as copying a digit."""
 
 
 def train_tokenizer(
     *, num_tasks: int, seed: int, vocabulary_size: int, max_length: int
 ) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of at most this size; the texts may hold fewer words than would fit."""
+    """Returns a tokenizer of at most this size; it is smaller if the texts hold too few words."""
     specials = (PAD, TURN_START, TURN_END)
     tokenizer = _byte_level_bpe()
     trainer = trainers.BpeTrainer(
@@ -59,7 +59,7 @@ def _byte_level_bpe() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -68,7 +68,7 @@ def _byte_level_bpe() -> Tokenizer:
 
 
 def _texts(num_tasks: int, *, seed: int) -> Iterator[str]:
-    """Yields what stands between the special tokens of gold conversations about training tasks."""
+    """Yields the texts between the special tokens of gold conversations about training tasks."""
     for tool, parameter in PARAMETER.items():
         yield f"{SYSTEM}\n{tool}({parameter})\n"
     for task in training_tasks(num_tasks, seed=seed):

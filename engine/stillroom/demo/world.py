@@ -13,17 +13,17 @@ from itertools import cycle, islice
 from random import Random
 from typing import TypedDict
 
-from stillroom.demo.grammar import ITEMS, KINDS, TASK_TYPES, Difficulty, TaskType
+from stillroom.demo.grammar import ITEMS, TASK_PATTERNS, TASK_TYPES, Difficulty, TaskType
 from stillroom.demo.shop import PARAMETER, KnowledgeBase, ToolName, call_tool, evaluate
 from stillroom.types import Message, ToolCall
 
 SYSTEM = "You are a shop clerk. Use the tools."
-HELDOUT_PERCENT = 15
-MAX_OPERAND_DIGITS = 4
+_HELDOUT_PERCENT = 15
+_MAX_OPERAND_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedCall:
+class _PlannedCall:
     """One tool call of a plan."""
 
     tool: ToolName
@@ -36,7 +36,7 @@ class PlannedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ShopTask:
     """One question to the clerk, with all that is needed to answer and to judge it."""
 
     task_type: TaskType
@@ -45,11 +45,11 @@ class Task:
     knowledge_base: KnowledgeBase
     expected_answer: str
     """The integer X that `The answer is X.` must state."""
-    gold_plan: tuple[PlannedCall, ...]
+    gold_plan: tuple[_PlannedCall, ...]
     """The shortest calls that lead to the answer, which is the last reply."""
 
 
-class TaskMetadata(TypedDict):
+class _TaskMetadata(TypedDict):
     """What tools and rewards may know of a task."""
 
     task_type: str
@@ -58,36 +58,36 @@ class TaskMetadata(TypedDict):
     expected_answer: str
 
 
-class TaskRow(TypedDict):
+class _TaskRow(TypedDict):
     """One line of a project's prompt file."""
 
     messages: list[Message]
     tools: list[str]
     rewards: list[str]
-    metadata: TaskMetadata
+    metadata: _TaskMetadata
 
 
-def make_task(rng: Random, task_type: TaskType) -> Task:
+def make_task(rng: Random, task_type: TaskType) -> ShopTask:
     """Returns a random task of this type, from either side of the split."""
-    kind = KINDS[task_type]
+    pattern = TASK_PATTERNS[task_type]
     item, other = rng.sample(ITEMS, 2)
     numbers = _draw_numbers(rng, task_type)
     look_up_calls = {
-        "price": PlannedCall("price", item),
-        "other_price": PlannedCall("price", other),
-        "stock": PlannedCall("stock", item),
+        "price": _PlannedCall("price", item),
+        "other_price": _PlannedCall("price", other),
+        "stock": _PlannedCall("stock", item),
     }
-    gold_plan = tuple(look_up_calls[name] for name in kind.look_ups)
-    if kind.expression is None:
-        answer = numbers[kind.look_ups[-1]]
+    gold_plan = tuple(look_up_calls[name] for name in pattern.look_ups)
+    if pattern.expression is None:
+        answer = numbers[pattern.look_ups[-1]]
     else:
-        expression = kind.expression.format(**numbers)
-        gold_plan += (PlannedCall("calculator", expression),)
+        expression = pattern.expression.format(**numbers)
+        gold_plan += (_PlannedCall("calculator", expression),)
         answer = evaluate(expression)
-    return Task(
+    return ShopTask(
         task_type=task_type,
-        difficulty=kind.difficulty,
-        prompt=rng.choice(kind.wordings).format(item=item, other=other, **numbers),
+        difficulty=pattern.difficulty,
+        prompt=rng.choice(pattern.wordings).format(item=item, other=other, **numbers),
         knowledge_base={
             item: {"price": numbers["price"], "stock": numbers["stock"]},
             other: {"price": numbers["other_price"], "stock": numbers["other_stock"]},
@@ -97,7 +97,7 @@ def make_task(rng: Random, task_type: TaskType) -> Task:
     )
 
 
-def make_training_task(rng: Random, task_type: TaskType) -> Task:
+def make_training_task(rng: Random, task_type: TaskType) -> ShopTask:
     """Returns a random task of this type whose text is not held out."""
     task = make_task(rng, task_type)
     while is_heldout(task.prompt):
@@ -108,20 +108,20 @@ def make_training_task(rng: Random, task_type: TaskType) -> Task:
 def is_heldout(prompt: str) -> bool:
     """Returns whether this text belongs to the held-out split, which depends on it alone."""
     digest = hashlib.sha256(prompt.encode("utf-8")).digest()
-    return int.from_bytes(digest[:8], "big") % 100 < HELDOUT_PERCENT
+    return int.from_bytes(digest[:8], "big") % 100 < _HELDOUT_PERCENT
 
 
-def training_tasks(num: int, *, seed: int) -> list[Task]:
+def training_tasks(num: int, *, seed: int) -> list[ShopTask]:
     """Returns distinct tasks of the training split, balanced over the task types."""
     return list(islice(_distinct_tasks(Random(seed), heldout=False), num))
 
 
-def heldout_tasks(num: int, *, seed: int) -> list[Task]:
+def heldout_tasks(num: int, *, seed: int) -> list[ShopTask]:
     """Returns distinct tasks, balanced over the types, with texts that no training task has."""
     return list(islice(_distinct_tasks(Random(seed), heldout=True), num))
 
 
-def task_row(task: Task) -> TaskRow:
+def task_row(task: ShopTask) -> _TaskRow:
     """Returns the task as a line of a project's prompt file."""
     return {
         "messages": _opening(task),
@@ -136,7 +136,7 @@ def task_row(task: Task) -> TaskRow:
     }
 
 
-def run_tool(task: Task, name: str, arguments: Mapping[str, object]) -> str:
+def run_tool(task: ShopTask, name: str, arguments: Mapping[str, object]) -> str:
     """Returns what the model reads: a number, or `error: ` and what was wrong with the call."""
     try:
         return str(call_tool(task.knowledge_base, name, arguments))
@@ -149,19 +149,19 @@ def is_correct(text: str, expected_answer: str) -> bool:
     return re.findall(r"The answer is (-?\d+)\.", text) == [expected_answer]
 
 
-def gold_messages(task: Task) -> list[Message]:
+def gold_messages(task: ShopTask) -> list[Message]:
     """Returns the whole conversation of a clerk who follows the gold plan."""
     return _conversation(task, task.gold_plan, task.expected_answer)
 
 
-def noisy_messages(task: Task, rng: Random) -> list[Message]:
+def noisy_messages(task: ShopTask, rng: Random) -> list[Message]:
     """Returns a conversation in the right format, with real replies, that follows a random plan.
 
     Items and numbers are only copied from what is on view: this teaches format and copying.
     """
     items = [item for item in task.knowledge_base if re.search(rf"\b{item}s?\b", task.prompt)]
     numbers = re.findall(r"\d+", task.prompt)
-    plan: list[PlannedCall] = []
+    plan: list[_PlannedCall] = []
     for _ in range(rng.choice((1, 1, 2, 2, 3))):
         call = _random_call(rng, items, numbers)
         plan.append(call)
@@ -190,7 +190,7 @@ def _draw_numbers(rng: Random, task_type: TaskType) -> dict[str, int]:
     }
 
 
-def _distinct_tasks(rng: Random, *, heldout: bool) -> Iterator[Task]:
+def _distinct_tasks(rng: Random, *, heldout: bool) -> Iterator[ShopTask]:
     """Yields tasks of one split without end, the types in turn, no two alike."""
     seen: set[tuple[str, str]] = set()
     for task_type in cycle(TASK_TYPES):
@@ -201,7 +201,7 @@ def _distinct_tasks(rng: Random, *, heldout: bool) -> Iterator[Task]:
         yield task
 
 
-def _identity(task: Task) -> tuple[str, str]:
+def _identity(task: ShopTask) -> tuple[str, str]:
     """Returns what makes two tasks the same: the text and, where it holds no number, the answer.
 
     Texts without a number are few (items times wordings); their tasks differ by knowledge base.
@@ -209,11 +209,11 @@ def _identity(task: Task) -> tuple[str, str]:
     return (task.prompt, "" if re.search(r"\d", task.prompt) else task.expected_answer)
 
 
-def _opening(task: Task) -> list[Message]:
+def _opening(task: ShopTask) -> list[Message]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt}]
 
 
-def _conversation(task: Task, plan: Sequence[PlannedCall], answer: str) -> list[Message]:
+def _conversation(task: ShopTask, plan: Sequence[_PlannedCall], answer: str) -> list[Message]:
     messages = _opening(task)
     for index, call in enumerate(plan, start=1):
         tool_call = _tool_call(call, call_id=f"call_{index}")
@@ -230,7 +230,7 @@ def _conversation(task: Task, plan: Sequence[PlannedCall], answer: str) -> list[
     return messages
 
 
-def _tool_call(call: PlannedCall, *, call_id: str) -> ToolCall:
+def _tool_call(call: _PlannedCall, *, call_id: str) -> ToolCall:
     return {
         "id": call_id,
         "type": "function",
@@ -238,14 +238,14 @@ def _tool_call(call: PlannedCall, *, call_id: str) -> ToolCall:
     }
 
 
-def _random_call(rng: Random, items: Sequence[str], numbers: Sequence[str]) -> PlannedCall:
+def _random_call(rng: Random, items: Sequence[str], numbers: Sequence[str]) -> _PlannedCall:
     look_ups: Sequence[ToolName] = ("price", "stock") if items else ()
-    operands = [number for number in numbers if len(number) <= MAX_OPERAND_DIGITS]
+    operands = [number for number in numbers if len(number) <= _MAX_OPERAND_DIGITS]
     computations: Sequence[ToolName] = ("calculator",) if operands else ()
     tool = rng.choice((*look_ups, *computations))
     if tool != "calculator":
-        return PlannedCall(tool, rng.choice(items))
+        return _PlannedCall(tool, rng.choice(items))
     expression = rng.choice(operands)
     for _ in range(rng.choice((1, 1, 2))):
         expression += rng.choice("+-*") + rng.choice(operands)
-    return PlannedCall(tool, expression)
+    return _PlannedCall(tool, expression)

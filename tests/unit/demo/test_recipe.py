@@ -8,16 +8,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stillroom.demo import DEMO_MODELS
 from stillroom.demo.curriculum import ClerkMix, clerk_examples, echo_examples
 from stillroom.demo.pretrain import build_model, deepen, fit, shuffled_batches
-from stillroom.demo.recipe import Settings, Stage, build_models
+from stillroom.demo.recipe import RecipeSettings, TrainingPhase, build_models
 from stillroom.demo.tokenizer import train_tokenizer
 from stillroom.demo.world import is_heldout
 
 MODELS = DEMO_MODELS["demo/student"].parent
-TINY = Settings(
+TINY = RecipeSettings(
     num_tokenizer_tasks=50,
-    echo=Stage(num_examples=20, num_steps=1, batch_size=4, seed=1),
-    base=Stage(num_examples=20, num_steps=2, batch_size=4, seed=2),
-    gold=Stage(num_examples=20, num_steps=2, batch_size=4, seed=3),
+    echo=TrainingPhase(num_examples=20, num_steps=1, batch_size=4, seed=1),
+    base=TrainingPhase(num_examples=20, num_steps=2, batch_size=4, seed=2),
+    gold=TrainingPhase(num_examples=20, num_steps=2, batch_size=4, seed=3),
     num_heldout=10,
 )
 
@@ -58,7 +58,7 @@ def test_a_shipped_model_loads_and_fits_its_tokenizer(name):
 def test_the_record_is_of_the_recipe_as_it_stands():
     record = json.loads((MODELS / "RECIPE.json").read_text(encoding="utf-8"))
 
-    assert record["settings"] == asdict(Settings())
+    assert record["settings"] == asdict(RecipeSettings())
     assert record["models"]["teacher"]["heldout"]["overall"] >= 0.95
     assert 0.2 <= record["models"]["student"]["heldout"]["overall"] <= 0.4
 

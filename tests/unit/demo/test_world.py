@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from stillroom.demo.grammar import KINDS, TASK_TYPES
+from stillroom.demo.grammar import TASK_PATTERNS, TASK_TYPES
 from stillroom.demo.shop import evaluate
 from stillroom.demo.world import (
     gold_messages,
@@ -68,7 +68,7 @@ def test_the_prompt_names_what_the_plan_asks_for_and_only_that(task_type):
 
 def test_every_wording_is_used():
     rng = Random(0)
-    for task_type, kind in KINDS.items():
+    for task_type, kind in TASK_PATTERNS.items():
         shapes = Counter(
             re.sub(r"\d+", "#", make_task(rng, task_type).prompt).split()[0] for _ in range(200)
         )
