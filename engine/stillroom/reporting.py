@@ -21,7 +21,7 @@ class Reporter(Protocol):
         """Records something a person should be able to read later."""
         ...
 
-    def alarms(self, now: Sequence[str]) -> None:
+    def alarms(self, current: Sequence[str]) -> None:
         """Tells what is wrong now and what to change; replaces what was told before."""
         ...
 
@@ -48,7 +48,7 @@ class SilentReporter:
     def note(self, text: str) -> None:
         """Ignores notes."""
 
-    def alarms(self, now: Sequence[str]) -> None:
+    def alarms(self, current: Sequence[str]) -> None:
         """Ignores alarms."""
 
     def is_cancelled(self) -> bool:

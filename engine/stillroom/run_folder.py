@@ -1,7 +1,11 @@
-"""The run folder: run.json (state, written whole), events.jsonl, log.txt, and the run's files."""
+"""A run's folder: what run.json, request.json and events.jsonl hold, and how they are read.
+
+Every reader of a run's files uses these types, so a field is declared here and nowhere else.
+"""
 
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,22 +60,33 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     error: RunFailure | None = None
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """When a run that was asked for beside others begins."""
+class StartAfter(msgspec.Struct, frozen=True, kw_only=True):
+    """The condition under which a queued run begins its work."""
 
     after: Sequence[str]
-    """The runs that it waits for, however they end."""
+    """Ids of the runs that must have ended first, in whatever way."""
     files: dict[str, str]
-    """Path → SHA-256 of what must not change meanwhile."""
+    """Path → SHA-256 of the files that must not change in the meantime."""
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """All of request.json: what the worker is to do."""
+    """All of request.json: the request that the run's process carries out."""
 
     kind: RunKind
     workspace: str
     request: dict[str, Any]
-    turn: Turn | None = None
+    start_after: StartAfter | None = msgspec.field(default=None, name="turn")
+
+
+class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of events.jsonl: `metrics` has a step and values, `note` and `alarm` have a text."""
+
+    time: str = ""
+    event: str
+    step: int | None = None
+    values: dict[str, float | None] | None = None
+    """None where a value was not finite: JSON has no NaN."""
+    text: str | None = None
 
 
 class RunFolder:
@@ -79,8 +94,10 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.log = path / "log.txt"
+        self.state_file = path / "run.json"
+        self.request_file = path / "request.json"
         self.events = path / "events.jsonl"
+        self.log = path / "log.txt"
         self.cancel_mark = path / "cancel"
 
     @property
@@ -92,37 +109,61 @@ class RunFolder:
         """Returns the lock that the run's process holds as long as it lives."""
         return FileLock(self.path / "owner.lock")
 
+    @property
+    def is_run(self) -> bool:
+        """Whether the folder is that of a run: it has a run.json, whatever is in it."""
+        return self.state_file.is_file()
+
     def read(self) -> RunState:
-        """Returns the state as it was last written."""
-        return msgspec.json.decode((self.path / "run.json").read_bytes(), type=RunState)
+        """Returns the state as it was last written.
+
+        Raises OSError or msgspec.DecodeError if run.json is missing or damaged.
+        """
+        return msgspec.json.decode(self.state_file.read_bytes(), type=RunState)
 
     def write(self, state: RunState, *, durable: bool = True) -> None:
         """Replaces the state; only the run's owner may."""
-        write_json(self.path / "run.json", state, durable=durable)
+        write_json(self.state_file, state, durable=durable)
 
     def read_request(self) -> RunRequest:
-        """Returns what the run was asked to do."""
-        return msgspec.json.decode((self.path / "request.json").read_bytes(), type=RunRequest)
+        """Returns the request that the run was started with.
 
-    def read_events(self) -> Iterator[dict[str, Any]]:
-        """Yields the events in order; a line that is being written is left out."""
-        if self.events.exists():
-            for line in read_lines(self.events):
-                try:
-                    yield msgspec.json.decode(line.data)
-                except msgspec.DecodeError:
-                    return
+        Raises OSError or msgspec.DecodeError if request.json is missing or damaged.
+        """
+        return msgspec.json.decode(self.request_file.read_bytes(), type=RunRequest)
+
+    def read_events(self) -> Iterator[RunEvent]:
+        """Yields the events in order, without the lines that cannot be read."""
+        if not self.events.exists():
+            return
+        decoder = msgspec.json.Decoder(RunEvent)
+        for line in read_lines(self.events):
+            # A line that is being written, or that a crash has torn.
+            with suppress(ValueError, RecursionError):
+                yield decoder.decode(line.data)
+
+    def read_metrics(self) -> Iterator[tuple[int, dict[str, float | None]]]:
+        """Yields the number of each step whose metrics were recorded, with their values."""
+        for event in self.read_events():
+            if event.event == "metrics":
+                yield event.step or 0, event.values or {}
 
 
 def create_run(
-    workspace: Workspace, kind: RunKind, request: dict[str, Any], *, turn: Turn | None = None
+    workspace: Workspace,
+    kind: RunKind,
+    request: dict[str, Any],
+    *,
+    start_after: StartAfter | None = None,
 ) -> RunFolder:
     """Creates the folder of a new run, whose state is `starting`."""
     suffix = "".join(secrets.choice(_ALPHABET) for _ in range(_ID_LENGTH))
     folder = RunFolder(workspace.runs / f"{kind}-{suffix}")
     folder.path.mkdir(parents=True)
-    asked = RunRequest(kind=kind, workspace=str(workspace.root), request=request, turn=turn)
-    write_json(folder.path / "request.json", asked)
+    run_request = RunRequest(
+        kind=kind, workspace=str(workspace.root), request=request, start_after=start_after
+    )
+    write_json(folder.request_file, run_request)
     folder.write(
         RunState(run_id=folder.run_id, kind=kind, status=RunStatus.STARTING, created_at=now())
     )
@@ -130,16 +171,19 @@ def create_run(
 
 
 def hashes_of(files: Sequence[Path]) -> dict[str, str]:
-    """Returns the SHA-256 of each file by its path, as a `Turn` keeps it."""
+    """Returns the SHA-256 of each file by its path, as `StartAfter.files` holds them."""
     return {str(file): file_sha256(file) for file in files}
 
 
 def find_run(workspace: Workspace, run_id: str) -> RunFolder:
-    """Returns the run with this id, or with an id that alone begins so. Raises RunError."""
+    """Returns the run whose id is `run_id`, or the only one whose id begins with it.
+
+    Raises RunError if there is none, or more than one.
+    """
     if not run_id or "/" in run_id or run_id.startswith("."):
         raise InputError(f"{run_id!r} is not a run id", "list the runs with `stillroom list-runs`")
     exact = RunFolder(workspace.runs / run_id)
-    if (exact.path / "run.json").is_file():
+    if exact.is_run:
         return exact
     matches = [folder for folder in all_runs(workspace) if folder.run_id.startswith(run_id)]
     if len(matches) == 1:
@@ -157,4 +201,4 @@ def all_runs(workspace: Workspace) -> list[RunFolder]:
     """Returns every run of the workspace, in no particular order."""
     if not workspace.runs.is_dir():
         return []
-    return [RunFolder(p) for p in workspace.runs.iterdir() if (p / "run.json").is_file()]
+    return [folder for path in workspace.runs.iterdir() if (folder := RunFolder(path)).is_run]

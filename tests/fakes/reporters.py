@@ -22,8 +22,8 @@ class KeptReporter:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def alarms(self, now: Sequence[str]) -> None:
-        self.alarmed.append(list(now))
+    def alarms(self, current: Sequence[str]) -> None:
+        self.alarmed.append(list(current))
 
     def is_cancelled(self) -> bool:
         return self._stop_when()

@@ -22,5 +22,5 @@ def ended(project: Project, run_id: str) -> api.RunReport:
 
 
 def losses(project: Project, run_id: str) -> dict[int, float]:
-    events = find_run(project.workspace, run_id).read_events()
-    return {e["step"]: e["values"]["loss"] for e in events if e["event"] == "metrics"}
+    metrics = find_run(project.workspace, run_id).read_metrics()
+    return {step: values["loss"] for step, values in metrics}

@@ -10,13 +10,17 @@ import yaml
 
 from fakes.reporters import KeptReporter
 from fakes.tiny_models import TinyModels
+from stillroom.files import write_json
+from stillroom.lineage import now
 from stillroom.models.resolve import CHECKPOINTS
+from stillroom.run_folder import RunFolder, RunRequest, RunState
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining
 from stillroom.train.config.schema import ModelSection
 from stillroom.train.loop.session import TrainResult
 from stillroom.train.run import train
 from stillroom.train.student.model import Student, load_student
+from stillroom.types import RunKind, RunStatus
 
 PRICE_TOOL = """
 from stillroom.tools import tool
@@ -65,6 +69,14 @@ def largest_gap(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
     return max(gaps) / max(largest, 1e-12)
 
 
+def write_run_files(folder: Path, request: StartTraining, status: RunStatus) -> None:
+    """Writes what a run's folder holds once its process has started."""
+    root, run = folder.parents[1], RunFolder(folder)
+    details = request.model_dump(mode="json")
+    write_json(run.request_file, RunRequest(kind=RunKind.SFT, workspace=str(root), request=details))
+    run.write(RunState(run_id=run.run_id, kind=RunKind.SFT, status=status, created_at=now()))
+
+
 @dataclass
 class Project:
     """A workspace with a config.yml that tests change piece by piece."""
@@ -90,10 +102,7 @@ class Project:
         folder = self.root / "runs" / run
         folder.mkdir(parents=True, exist_ok=True)
         request = StartTraining(config="config.yml", overrides=overrides, resume=resume)
-        # What a run's folder holds when its process starts.
-        asked = {"request": request.model_dump(mode="json")}
-        (folder / "request.json").write_text(json.dumps(asked), encoding="utf-8")
-        (folder / "run.json").write_text('{"status": "running"}', encoding="utf-8")
+        write_run_files(folder, request, RunStatus.RUNNING)
         return train(self.workspace, request, folder=folder, reporter=self.reporter)
 
     def checkpoints(self, run: str = "run-1") -> list[str]:

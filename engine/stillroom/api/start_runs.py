@@ -10,7 +10,7 @@ from stillroom.jobs import supervise
 from stillroom.jobs.inline import plan_in_child
 from stillroom.rollout.request import GenerateRollouts, plan_generation
 from stillroom.rollout.rescore.score import ScoreRollouts, check_scoring
-from stillroom.run_folder import Turn, find_run, hashes_of
+from stillroom.run_folder import StartAfter, find_run, hashes_of
 from stillroom.settings import (
     Workspace,
     tool_environment,
@@ -73,8 +73,8 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     report = _start(workspace, kind, first, environment)
     then, files = list[str](), hashes_of([plans[0].config_file])
     for other in others:
-        turn = Turn(after=[report.run_id, *then], files=files)
-        then.append(_start(workspace, kind, other, environment, turn=turn).run_id)
+        queued = StartAfter(after=[report.run_id, *then], files=files)
+        then.append(_start(workspace, kind, other, environment, start_after=queued).run_id)
     return msgspec.structs.replace(report, then=then)
 
 
@@ -111,8 +111,13 @@ def _start(
     request: BaseModel,
     environment: dict[str, str],
     *,
-    turn: Turn | None = None,
+    start_after: StartAfter | None = None,
 ) -> RunReport:
-    asked = request.model_dump(mode="json")
-    state = supervise.start_run(workspace, kind, asked, environment=environment, turn=turn)
+    state = supervise.start_run(
+        workspace,
+        kind,
+        request.model_dump(mode="json"),
+        environment=environment,
+        start_after=start_after,
+    )
     return report_run(workspace, find_run(workspace, state.run_id), state)

@@ -14,6 +14,7 @@ from stillroom.export.folder import read_export
 from stillroom.export.provenance import DataStep, data_steps, public_name
 from stillroom.lineage import Manifest, ModelRecord, read_manifest
 from stillroom.models.resolve import CheckpointRecord, ModelLocation, locate_model
+from stillroom.run_folder import RunFolder, RunState
 from stillroom.settings import Workspace
 
 _Kind = TypeVar("_Kind")
@@ -87,10 +88,6 @@ class History:
         """The providers through which teachers answered, each once."""
         named = (step.provider for stage in self.stages for step in stage.data)
         return list(dict.fromkeys(name for name in named if name))
-
-
-class _Started(msgspec.Struct):
-    created_at: str
 
 
 def read_history(
@@ -173,8 +170,8 @@ def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> Iterator[Re
     dated: list[tuple[str, RecordedEvaluation]] = []
     for file in workspace.runs.glob(f"*/{RESULT_FILE}"):
         evaluation = _document(file, Evaluation)
-        started = _document(file.parent / "run.json", _Started)
-        if evaluation is None or started is None:
+        state = _document(RunFolder(file.parent).state_file, RunState)
+        if evaluation is None or state is None:
             continue
         result = evaluation.result
         if _is_of(workspace, result.model, checkpoint):
@@ -185,7 +182,7 @@ def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> Iterator[Re
                 public_name(workspace, result.teacher) if result.teacher else None,
                 result.teacher_kl,
             )
-            dated.append((started.created_at, measured))
+            dated.append((state.created_at, measured))
     dated.sort(key=lambda item: item[0], reverse=True)
     yield from (measured for _, measured in dated[:_MOST_EVALUATIONS])
 

@@ -9,7 +9,7 @@ import msgspec
 
 from stillroom.files import AppendLog
 from stillroom.lineage import now
-from stillroom.run_folder import Progress, RunFolder, RunState
+from stillroom.run_folder import Progress, RunEvent, RunFolder, RunState
 
 _WRITE_EVERY_S = 0.5
 
@@ -47,28 +47,25 @@ class JobReporter:
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Appends the values to events.jsonl and keeps them as the latest; JSON has no NaN."""
         finite = {k: v if math.isfinite(v) else None for k, v in values.items()}
-        self._event("metrics", step=step, values=finite)
+        self._events.append(RunEvent(time=now(), event="metrics", step=step, values=finite))
         self._update(metrics={**self.state.metrics, **finite})
 
     def note(self, text: str) -> None:
         """Appends a note to events.jsonl."""
-        self._event("note", text=text)
+        self._events.append(RunEvent(time=now(), event="note", text=text))
 
-    def alarms(self, now: Sequence[str]) -> None:
+    def alarms(self, current: Sequence[str]) -> None:
         """Keeps what is wrong now in run.json; what is new goes to events.jsonl too."""
-        for text in now:
+        for text in current:
             # Its figures change from step to step; what it is about does not.
             if _subject(text) not in map(_subject, self.state.alarms):
-                self._event("alarm", text=text)
-        if list(now) != self.state.alarms:
-            self._update(alarms=list(now))
+                self._events.append(RunEvent(time=now(), event="alarm", text=text))
+        if list(current) != self.state.alarms:
+            self._update(alarms=list(current))
 
     def close(self) -> None:
         """Waits for the disk."""
         self._events.close()
-
-    def _event(self, kind: str, **fields: Any) -> None:
-        self._events.append({"time": now(), "event": kind, **fields})
 
     def _update(self, **changes: Any) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)

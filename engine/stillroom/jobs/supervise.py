@@ -20,7 +20,7 @@ from stillroom.run_folder import (
     RunFailure,
     RunFolder,
     RunState,
-    Turn,
+    StartAfter,
     create_run,
     find_run,
 )
@@ -46,13 +46,13 @@ def start_run(
     request: dict[str, Any],
     *,
     environment: dict[str, str],
-    turn: Turn | None = None,
+    start_after: StartAfter | None = None,
 ) -> RunState:
     """Starts a detached process for the request and returns the run's state within a second.
 
-    The process begins its work when its `turn` has come; at once if it has none.
+    The process begins its work when `start_after` allows it; at once if that is None.
     """
-    folder = create_run(workspace, kind, request, turn=turn)
+    folder = create_run(workspace, kind, request, start_after=start_after)
     with folder.log.open("ab") as log:
         process = subprocess.Popen(
             # -P: a user's folder must not shadow our modules.
@@ -126,7 +126,7 @@ def _may_be_starting(folder: RunFolder, state: RunState) -> bool:
         return False
     if _process_of(folder, state) is not None:
         return True
-    age_s = time.time() - (folder.path / "request.json").stat().st_mtime
+    age_s = time.time() - folder.request_file.stat().st_mtime
     return age_s < _START_LIMIT_S and not (folder.path / "launch.json").exists()
 
 

@@ -22,7 +22,7 @@ from stillroom.lineage import now
 from stillroom.run_folder import RunFolder
 from stillroom.types import RunKind, RunStatus
 
-_TURN_POLL_S = 0.5
+_WAIT_POLL_S = 0.5
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def main() -> int:
 def _work(folder: RunFolder, reporter: JobReporter) -> dict[str, Any]:
     """Returns the fields of the final state."""
     try:
-        _wait_for_turn(folder, reporter)
+        _wait_for_others(folder, reporter)
         result = run_operation(folder, reporter)
         return {"status": RunStatus.SUCCEEDED, "result": msgspec.to_builtins(result)}
     # The rim of a run: whatever happened becomes its state, the whole story goes to the log.
@@ -63,21 +63,21 @@ def _work(folder: RunFolder, reporter: JobReporter) -> dict[str, Any]:
         return _ending(_cause(error), folder, reporter.state.kind)
 
 
-def _wait_for_turn(folder: RunFolder, reporter: JobReporter) -> None:
-    """Waits until the runs that this one comes after have ended in any way.
+def _wait_for_others(folder: RunFolder, reporter: JobReporter) -> None:
+    """Waits until the runs that this one is queued behind have ended, in whatever way.
 
-    Raises RunError if a file that it was asked for with has changed meanwhile.
+    Raises RunError if a file that the request depends on has changed in the meantime.
     """
-    turn = folder.read_request().turn
-    if turn is None:
+    start_after = folder.read_request().start_after
+    if start_after is None:
         return
-    for before in turn.after:
-        while not read_run(RunFolder(folder.path.with_name(before))).status.is_final:
+    for earlier_id in start_after.after:
+        while not read_run(RunFolder(folder.path.with_name(earlier_id))).status.is_final:
             if reporter.is_cancelled():
                 raise RunCancelledError
-            reporter.progress(0, 1, unit="runs", phase=f"wait for {before}")
-            time.sleep(_TURN_POLL_S)
-    for path, digest in turn.files.items():
+            reporter.progress(0, 1, unit="runs", phase=f"wait for {earlier_id}")
+            time.sleep(_WAIT_POLL_S)
+    for path, digest in start_after.files.items():
         if not Path(path).is_file() or file_sha256(Path(path)) != digest:
             raise RunError(
                 f"{path} has changed while this run waited for its turn",

@@ -8,6 +8,7 @@ import msgspec
 
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import ModelError
+from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
 CHECKPOINTS = "checkpoints"
@@ -92,7 +93,7 @@ def adapter_base(workspace: Workspace, location: ModelLocation) -> ModelLocation
 
 
 def _local_folder(name: str, path: Path) -> ModelLocation:
-    if (path / "run.json").is_file():
+    if RunFolder(path).is_run:
         return _checkpoint_of_run(name, path)
     if any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
         return ModelLocation(name, str(path.resolve()), is_local=True)

@@ -6,42 +6,13 @@ from typing import TypeVar
 
 import msgspec
 
-from stillroom.types import RunKind, RunStatus
+from stillroom.run_folder import RunFolder, RunState
+from stillroom.types import RunKind
 
 TRAINING_KINDS = frozenset((RunKind.SFT, RunKind.DPO, RunKind.DISTILL))
 
 _Document = TypeVar("_Document")
 _LONGEST_REASON = 300
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run is."""
-
-    phase: str
-    done: int
-    total: int
-    unit: str
-
-
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run failed, and what to do."""
-
-    problem: str
-    fix: str
-
-
-class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the report shows of run.json."""
-
-    kind: RunKind
-    status: RunStatus
-    created_at: str
-    started_at: str | None = None
-    ended_at: str | None = None
-    progress: Progress | None = None
-    result: msgspec.Raw = msgspec.Raw(b"null")
-    error: Failure | None = None
-    alarms: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +47,7 @@ class FolderReader:
         """Returns the runs whose folders are under `path`, oldest first."""
         found: list[Run] = []
         for folder in self._folders(path):
-            state = self.document(folder / "run.json", RunState, is_required=True)
+            state = self.document(RunFolder(folder).state_file, RunState, is_required=True)
             if state is not None:
                 found.append(Run(folder, state))
         return sorted(found, key=lambda run: (run.state.created_at, run.run_id))

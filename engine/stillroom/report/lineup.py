@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-
 from stillroom.evaluate.compare import compare
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.report.charts.curves import TrainingSettings
 from stillroom.report.folders import FolderReader, Run
 from stillroom.report.wording import short_name
+from stillroom.run_folder import RunFolder, RunRequest
 from stillroom.types import RunKind, RunStatus
 
 Role = Literal["first", "best", "teacher", "other"]
@@ -60,14 +59,6 @@ class Lineup:
         others = [entry for entry in self.entries if all(entry is not one for one in chosen)]
         kept = {e.run.run_id for e in [*chosen, *reversed(others)][:limit]}
         return [entry for entry in self.entries if entry.run.run_id in kept]
-
-
-class _RolloutsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    model: str = ""
-
-
-class _Request(msgspec.Struct, frozen=True, kw_only=True):
-    request: _RolloutsRequest = _RolloutsRequest()
 
 
 def read_lineup(
@@ -144,12 +135,12 @@ def _teachers_of_runs(
     reader: FolderReader, runs: Sequence[Run], settings: Mapping[str, TrainingSettings]
 ) -> set[str]:
     """Returns the models whose rollouts or scores were trained on, without the students."""
-    requests = [
-        reader.document(run.folder / "request.json", _Request)
+    run_requests = [
+        reader.document(RunFolder(run.folder).request_file, RunRequest)
         for run in runs
         if run.state.kind is RunKind.ROLLOUTS
     ]
-    sampled = {request.request.model for request in requests if request}
+    sampled = {str(one.request.get("model", "")) for one in run_requests if one}
     students = {one.student for one in settings.values()} | set(settings)
     return (sampled - students) | {one.teacher for one in settings.values() if one.teacher}
 

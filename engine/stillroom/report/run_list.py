@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from stillroom.evaluate.intervals import Estimate
-from stillroom.report.folders import Failure, Run, RunState
+from stillroom.report.folders import Run
 from stillroom.report.wording import (
     NOTHING,
     count,
@@ -17,6 +17,7 @@ from stillroom.report.wording import (
     plural,
     short_name,
 )
+from stillroom.run_folder import RunFailure, RunState
 from stillroom.types import RunKind, RunStatus
 
 _MAIN_METRICS: dict[RunKind, tuple[str, str]] = {
@@ -37,7 +38,7 @@ class RunRow:
     when: str
     took: str
     outcome: str
-    error: Failure | None
+    error: RunFailure | None
 
 
 class _Rollouts(msgspec.Struct, frozen=True):
@@ -103,15 +104,15 @@ def _outcome(state: RunState) -> str:
     try:
         match state.kind:
             case RunKind.ROLLOUTS:
-                return _of_rollouts(msgspec.json.decode(state.result, type=_Rollouts))
+                return _of_rollouts(msgspec.convert(state.result, type=_Rollouts))
             case RunKind.SCORE:
-                return _of_scoring(msgspec.json.decode(state.result, type=_Scoring))
+                return _of_scoring(msgspec.convert(state.result, type=_Scoring))
             case RunKind.EVALUATE:
-                return _of_evaluation(msgspec.json.decode(state.result, type=_Evaluation))
+                return _of_evaluation(msgspec.convert(state.result, type=_Evaluation))
             case RunKind.EXPORT:
-                return _of_export(msgspec.json.decode(state.result, type=_Export))
+                return _of_export(msgspec.convert(state.result, type=_Export))
             case RunKind.SFT | RunKind.DPO | RunKind.DISTILL:
-                result = msgspec.json.decode(state.result, type=_Training)
+                result = msgspec.convert(state.result, type=_Training)
                 return _of_training(result, state.kind)
     # What another version of stillroom wrote may have other fields.
     except (ValueError, RecursionError):

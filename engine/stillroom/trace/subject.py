@@ -24,8 +24,8 @@ def subject_of(workspace: Workspace, origins: Origins, given: str) -> Origin:
         path = output_of(workspace, find_run(workspace, given))
     else:
         path = workspace.existing(given, what="path")
-    if path.is_dir() and (path / "run.json").is_file():
-        path = output_of(workspace, RunFolder(path))
+    if (run := RunFolder(path)).is_run:
+        path = output_of(workspace, run)
     if path.is_dir():
         return _checkpoint(origins, path)
     return _file(origins, path)

@@ -278,8 +278,10 @@ def test_rollouts_of_other_systems_become_rows_too(tmp_path: Path) -> None:
 def write_run(folder: Path, run_id: str, request: dict, result: dict | None = None) -> None:
     run = folder / "runs" / run_id
     run.mkdir(parents=True)
-    (run / "request.json").write_text(json.dumps({"kind": "x", "request": request}))
-    (run / "run.json").write_text(json.dumps({"run_id": run_id, "result": result}))
+    about = {"kind": "rollouts", "workspace": str(folder), "request": request}
+    (run / "request.json").write_text(json.dumps(about))
+    state = {"run_id": run_id, "kind": "rollouts", "status": "running", "created_at": "t"}
+    (run / "run.json").write_text(json.dumps(state | {"result": result}))
     write_lines(run / "events.jsonl", [b"{}"])
 
 

@@ -12,7 +12,7 @@ from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.errors import ConfigError, EngineError
 from stillroom.jobs.supervise import start_run
-from stillroom.run_folder import Turn, create_run, find_run, hashes_of
+from stillroom.run_folder import StartAfter, create_run, find_run, hashes_of
 from stillroom.settings import training_environment
 from stillroom.train.planning.forecast import TrainingForecast
 from stillroom.train.planning.per_model import one_for_each_model, planned_together
@@ -50,7 +50,7 @@ def test_each_model_gets_a_run_that_begins_when_those_before_have_ended(project)
     last = ended(project, third)
 
     assert last.status == "succeeded"
-    begun = next(find_run(project.workspace, third).read_events())["time"]
+    begun = next(find_run(project.workspace, third).read_events()).time
     assert begun >= (ended(project, first.run_id).ended_at or "?")
     asked = json.loads((project.root / "runs" / third / "config.json").read_text("utf-8"))
     assert asked["model"]["path"] == project.config["model"]["path"][2]
@@ -67,7 +67,9 @@ def test_a_run_whose_config_has_changed_while_it_waited_is_not_made(project):
         RunKind.SFT,
         asked.model_dump(mode="json"),
         environment=training_environment(),
-        turn=Turn(after=[before.run_id], files=hashes_of([project.root / "config.yml"])),
+        start_after=StartAfter(
+            after=[before.run_id], files=hashes_of([project.root / "config.yml"])
+        ),
     )
     wait_until(lambda: report(project, state.run_id).progress is not None, timeout_s=60)
 

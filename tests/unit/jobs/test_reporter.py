@@ -25,7 +25,7 @@ def test_alarms_stand_in_the_run_until_they_are_over_and_each_once_in_its_events
 
     assert told == ["truncation: 32% are cut off", "repetition: 40% of it"]
     assert reporter.state.alarms == ["truncation: 28% are cut off"]
-    events = [event["text"] for event in folder.read_events() if event["event"] == "alarm"]
+    events = [event.text for event in folder.read_events() if event.event == "alarm"]
     assert events == [
         "truncation: 30% are cut off",
         "repetition: 40% of it",

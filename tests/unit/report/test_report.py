@@ -88,7 +88,8 @@ def test_without_a_student_the_first_model_is_compared_with_the_teacher(
     runs: Path, written: Write
 ) -> None:
     folder = write_run(runs, "rollouts-a", minute=0)
-    write_json(folder / "request.json", {"kind": "rollouts", "request": {"model": "big-api"}})
+    request = {"kind": "rollouts", "workspace": str(runs.parent), "request": {"model": "big-api"}}
+    write_json(folder / "request.json", request)
     evaluate(runs, "big-api", set(range(30)), minute=1)
     evaluate(runs, "base", set(range(6)), minute=2)
     text = text_of(written())

@@ -3,25 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from stillroom.data.row_files import rollout_files
 from stillroom.errors import InputError
+from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
-
-
-class _Asked(msgspec.Struct, frozen=True):
-    request: dict[str, Any] = {}
-
-
-class _Result(msgspec.Struct, frozen=True):
-    rollouts: str | None = None
-
-
-class _State(msgspec.Struct, frozen=True):
-    result: _Result | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +32,31 @@ def source_files(workspace: Workspace, given: str | Sequence[str]) -> list[Sourc
         path = workspace.existing(name, what="input") if run is None else _output(workspace, run)
         for file in rollout_files(path):
             shown = workspace.shown(file)
-            source = SourceFile(file, shown if run is None else f"{run.name}: {shown}")
+            source = SourceFile(file, shown if run is None else f"{run.run_id}: {shown}")
             found.setdefault(file.resolve(), source)
     return list(found.values())
 
 
-def _run_folder(workspace: Workspace, name: str) -> Path | None:
-    """Returns the folder of a run that was given by its id or its folder."""
+def _run_folder(workspace: Workspace, name: str) -> RunFolder | None:
+    """Returns the run with this id or in this folder; None if there is none."""
     path = workspace.path(name)
     if not path.exists() and "/" not in name and name.strip("."):
         path = workspace.runs / name
-    return path if (path / "request.json").is_file() and (path / "run.json").is_file() else None
+    run = RunFolder(path)
+    return run if run.is_run and run.request_file.is_file() else None
 
 
-def _output(workspace: Workspace, run: Path) -> Path:
-    """Returns the rollouts that a run has written."""
+def _output(workspace: Workspace, run: RunFolder) -> Path:
+    """Returns the file or folder of rollouts that a run has written."""
     try:
-        asked = msgspec.json.decode((run / "request.json").read_bytes(), type=_Asked)
-        state = msgspec.json.decode((run / "run.json").read_bytes(), type=_State)
+        request, result = run.read_request().request, run.read().result
     except msgspec.DecodeError as error:
-        raise InputError(f"the files of run {run.name!r} are damaged: {error}", _GIVE) from error
-    told = state.result.rollouts if state.result else None
-    output = told or asked.request.get("output")
+        raise InputError(f"the files of run {run.run_id!r} are damaged: {error}", _GIVE) from error
+    # An evaluation names its rollouts in its result; a rollout run has them where it was told to.
+    output = (result or {}).get("rollouts") or request.get("output")
     path = workspace.path(output) if isinstance(output, str) else None
     if path is None or not path.exists():
-        raise InputError(f"run {run.name!r} has written no rollouts", _GIVE)
+        raise InputError(f"run {run.run_id!r} has written no rollouts", _GIVE)
     return path
 
 

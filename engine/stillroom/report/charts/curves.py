@@ -1,17 +1,16 @@
 """Learning curves: what each training run recorded, step by step, and with which settings."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
-from stillroom.lines import read_lines
 from stillroom.report.charts.line import LineChart, Point, Series, is_drawable, line_chart
 from stillroom.report.folders import TRAINING_KINDS, FolderReader, Run
 from stillroom.report.wording import plural, short_name
+from stillroom.run_folder import RunFolder
 from stillroom.types import RunKind, RunStatus
 
 MAX_DRAWN = 40
@@ -125,12 +124,6 @@ class Training:
     settings: Sequence[Setting]
 
 
-class _Event(msgspec.Struct, frozen=True, kw_only=True):
-    event: str
-    step: int = 0
-    values: dict[str, float | None] = {}
-
-
 class _RequestedEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     pass1: bool = False
@@ -165,7 +158,7 @@ def _training(reader: FolderReader, run: Run, settings: TrainingSettings | None)
     state = run.state
     plans = [*_PLANS[state.kind], *_evaluations(reader, run.folder / "config.json")]
     names = {name for plan in plans for name in (plan.metric, plan.also) if name}
-    series = read_metrics(reader, run.folder / "events.jsonl", names)
+    series = read_metrics(reader, RunFolder(run.folder), names)
     drawn = [(plan, _chart(plan, series)) for plan in plans if series[plan.metric].points]
     charts = [chart for plan, chart in drawn if not plan.is_more]
     return Training(
@@ -200,20 +193,20 @@ def _evaluations(reader: FolderReader, config: Path) -> list[ChartPlan]:
     ]
 
 
-def read_metrics(reader: FolderReader, path: Path, names: set[str]) -> dict[str, Series]:
+def read_metrics(reader: FolderReader, run: RunFolder, names: set[str]) -> dict[str, Series]:
     """Returns the named metrics of an events file; unreadable lines are skipped."""
     values: dict[str, dict[int, float]] = {name: {} for name in names}
     missing = dict.fromkeys(names, 0)
     try:
-        for event in _events(path):
-            for name in names & event.values.keys():
-                value = event.values[name]
+        for step, measured in run.read_metrics():
+            for name in names & measured.keys():
+                value = measured[name]
                 if value is None or not is_drawable(value):
                     missing[name] += 1
                 else:
-                    values[name][event.step] = value
+                    values[name][step] = value
     except OSError as error:
-        reader.note(path, str(error))
+        reader.note(run.events, str(error))
     return {
         name: Series(
             name=_NAMES.get(name, name),
@@ -222,16 +215,6 @@ def read_metrics(reader: FolderReader, path: Path, names: set[str]) -> dict[str,
         )
         for name in names
     }
-
-
-def _events(path: Path) -> Iterator[_Event]:
-    if not path.exists():
-        return
-    decoder = msgspec.json.Decoder(_Event)
-    for line in read_lines(path):
-        # A line that is being written, or one that a crash has torn.
-        with suppress(ValueError, RecursionError):
-            yield decoder.decode(line.data)
 
 
 def _settings(config: dict[str, Any], kind: RunKind) -> TrainingSettings:

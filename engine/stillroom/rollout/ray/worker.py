@@ -110,7 +110,7 @@ class _KeptReports:
         """Keeps a note."""
         self.notes.append(text)
 
-    def alarms(self, now: Sequence[str]) -> None:
+    def alarms(self, current: Sequence[str]) -> None:
         """Has none: only training tells of such."""
 
     def stop(self) -> None:

@@ -9,11 +9,11 @@ import msgspec
 
 from stillroom.errors import DataError, InputError, RunError
 from stillroom.lineage import FileRecord, ModelRecord
-from stillroom.lines import read_lines
 from stillroom.models.resolve import CHECKPOINTS
+from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.tools.source import ToolResult
-from stillroom.types import BegunTurn, SampledTurn
+from stillroom.types import BegunTurn, RunStatus, SampledTurn
 
 STATE = "training_state.json"
 # These say how a run is kept and watched, or in how many passes and processes it computes the
@@ -114,10 +114,10 @@ class ResumePoint:
     checkpoint: Path
     state: TrainingState
 
-    @property
-    def events(self) -> Path:
-        """Where the run's metrics are."""
-        return self.checkpoint.parents[1] / "events.jsonl"
+    def recorded_metrics(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yields the steps that the run has recorded, with the values that were finite."""
+        for step, values in RunFolder(self.checkpoint.parents[1]).read_metrics():
+            yield step, {name: value for name, value in values.items() if value is not None}
 
 
 class RunToResume(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,37 +128,23 @@ class RunToResume(msgspec.Struct, frozen=True, kw_only=True):
     resume: str | None = None
 
 
-class _RequestFile(msgspec.Struct):
-    request: RunToResume
-
-
-class _StateFile(msgspec.Struct):
-    status: str
-
-
-class _Event(msgspec.Struct):
-    event: str
-    step: int = 0
-    values: dict[str, float | None] = {}
-
-
 def run_to_resume(workspace: Workspace, run_id: str) -> RunToResume:
     """Returns what a training run was asked to do. Raises an EngineError if it can't go on."""
-    folder = _run_folder(workspace, run_id)
+    run = RunFolder(_run_folder(workspace, run_id))
     try:
-        status = msgspec.json.decode((folder / "run.json").read_bytes(), type=_StateFile).status
-        asked = msgspec.json.decode((folder / "request.json").read_bytes(), type=_RequestFile)
+        status = run.read().status
+        request = msgspec.convert(run.read_request().request, type=RunToResume)
     except (OSError, msgspec.DecodeError) as error:
         raise RunError(
             f"{run_id!r} is not a training run that can go on: {error}",
             "give the id of an sft, dpo or distill run (list_runs)",
         ) from error
-    if status == "succeeded":
+    if status is RunStatus.SUCCEEDED:
         raise RunError(
             f"run {run_id!r} is finished, so there is nothing left to go on with",
             f"start a new run from its model with the override model.path={run_id}",
         )
-    return asked.request
+    return request
 
 
 def find_resume_point(workspace: Workspace, run_id: str) -> ResumePoint:
@@ -193,19 +179,6 @@ def read_state(checkpoint: Path) -> TrainingState:
             f"{path} is damaged: {error}",
             f"delete {checkpoint.name}, and the checkpoint before it is taken",
         ) from error
-
-
-def recorded_metrics(events: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yields the steps of a run's events.jsonl with what was measured; a torn line ends it."""
-    if not events.is_file():
-        return
-    for line in read_lines(events):
-        try:
-            event = msgspec.json.decode(line.data, type=_Event)
-        except msgspec.DecodeError:
-            return
-        if event.event == "metrics":
-            yield event.step, {k: v for k, v in event.values.items() if v is not None}
 
 
 def check_unchanged(before: Asked | None, after: Asked, *, run_id: str) -> None:

@@ -179,9 +179,9 @@ class RankReporter:
         """Tells a note."""
         self._tell(_Report(note=text))
 
-    def alarms(self, now: Sequence[str]) -> None:
+    def alarms(self, current: Sequence[str]) -> None:
         """Tells what is wrong now."""
-        self._tell(_Report(alarms=list(now)))
+        self._tell(_Report(alarms=list(current)))
 
     def is_cancelled(self) -> bool:
         """Returns whether the run has been asked to stop."""

@@ -16,7 +16,6 @@ from stillroom.train.config.resume import (
     ResumePoint,
     TrainingState,
     Validation,
-    recorded_metrics,
 )
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.loop.alarms import find_alarms
@@ -282,7 +281,7 @@ class Session:
 
     def _tell_again(self, point: ResumePoint) -> None:
         """Puts the steps that are done into this run's metrics, so that its curves are whole."""
-        for step, values in recorded_metrics(point.events):
+        for step, values in point.recorded_metrics():
             if step <= point.state.step:
                 self.reporter.metrics(step, values)
                 self._watch(values)

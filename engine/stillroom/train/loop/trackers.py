@@ -104,9 +104,9 @@ class TrackedReporter:
         """Records a note."""
         self.reporter.note(text)
 
-    def alarms(self, now: Sequence[str]) -> None:
+    def alarms(self, current: Sequence[str]) -> None:
         """Tells what is wrong now."""
-        self.reporter.alarms(now)
+        self.reporter.alarms(current)
 
     def is_cancelled(self) -> bool:
         """Returns whether the run has been asked to stop."""

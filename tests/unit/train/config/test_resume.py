@@ -10,10 +10,11 @@ from safetensors.torch import load_file
 from fakes.conversations import answer, user
 from fakes.killed_runs import DyingReporter, KilledError, killed, measured, weights
 from fakes.reporters import KeptReporter
-from fakes.training import make_project
+from fakes.training import make_project, write_run_files
 from stillroom.errors import InputError, RunError
 from stillroom.train.config.request import StartTraining, resolve_resume
-from stillroom.train.config.resume import Validation, find_resume_point, recorded_metrics
+from stillroom.train.config.resume import Validation, find_resume_point
+from stillroom.types import RunStatus
 
 SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]
 DPO_ROWS = [
@@ -115,7 +116,8 @@ def test_the_curves_of_a_resumed_run_are_whole(tmp_path, tiny_models):
         lines.append(json.dumps(event))
     lines.append('{"event":"metr')
     events.write_text("\n".join(lines), encoding="utf-8")
-    assert [step for step, _ in recorded_metrics(events)] == [1, 2, 3, 4, 5]
+    point = find_resume_point(project.workspace, "killed")
+    assert [step for step, _ in point.recorded_metrics()] == [1, 2, 3, 4, 5]
     project.reporter = KeptReporter()
 
     project.train("resumed", resume="killed")
@@ -197,7 +199,7 @@ def test_what_was_asked_is_taken_from_the_run(tmp_path, tiny_models):
 def test_what_cannot_go_on_is_refused_with_what_to_do(tmp_path, tiny_models):
     project = project_of("sft", tmp_path, tiny_models)
     project.train("done")
-    (tmp_path / "runs" / "done" / "run.json").write_text('{"status": "succeeded"}', "utf-8")
+    write_run_files(tmp_path / "runs" / "done", StartTraining(), RunStatus.SUCCEEDED)
     killed(project, "early", 1)
 
     for run_id, error, told in (

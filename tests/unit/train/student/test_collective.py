@@ -7,11 +7,12 @@ from safetensors.torch import load_file
 from fakes.conversations import answer, user
 from fakes.ranks import in_processes
 from fakes.reporters import KeptReporter
-from fakes.training import make_project
+from fakes.training import make_project, write_run_files
 from stillroom.errors import DivergedError, RunCancelledError
 from stillroom.train.config.request import StartTraining, plan_request
 from stillroom.train.in_process import train_in_process
 from stillroom.train.student.collective import ALONE, Collective
+from stillroom.types import RunStatus
 
 # Sums over two processes are formed in another order, and Adam divides by small gradients' size.
 LOSS_GAP, WEIGHT_GAP = 2e-6, 5e-5
@@ -70,9 +71,8 @@ def train_part(project, run, peers, *, reporter=None, resume=None):
 
 def write_run(project, run):
     """Leaves what a run's folder holds that has ended early."""
-    folder = project.root / "runs" / run
-    (folder / "request.json").write_text('{"request": {"config": "config.yml"}}', encoding="utf-8")
-    (folder / "run.json").write_text('{"status": "cancelled"}', encoding="utf-8")
+    request = StartTraining(config="config.yml")
+    write_run_files(project.root / "runs" / run, request, RunStatus.CANCELLED)
 
 
 def weights_of(project, run, name="final"):
