@@ -3,7 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import anyio
+
 from stillroom.errors import RunCancelledError
+
+_CANCEL_POLL_S = 0.2
 
 
 class Reporter(Protocol):
@@ -34,6 +38,14 @@ def stop_if_cancelled(reporter: Reporter) -> None:
     """Raises RunCancelledError if the run has been asked to stop."""
     if reporter.is_cancelled():
         raise RunCancelledError
+
+
+async def cancel_when_asked(reporter: Reporter, scope: anyio.CancelScope) -> None:
+    """Waits until the run is asked to stop, then cancels the scope."""
+    # A signal handler sets the flag, so there is no event to wait for.
+    while not reporter.is_cancelled():  # noqa: ASYNC110
+        await anyio.sleep(_CANCEL_POLL_S)
+    scope.cancel()
 
 
 class SilentReporter:

@@ -1,8 +1,11 @@
 """What a rollout run was made from and what it came to: its counts, its result, its manifest."""
 
+import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import anyio
 import msgspec
@@ -10,6 +13,7 @@ import msgspec
 from stillroom.lineage import AnsweringModel, FileRecord, ModelRecord, record_file, write_manifest
 from stillroom.models.identity import identify
 from stillroom.models.resolve import ModelLocation
+from stillroom.reporting import Reporter
 from stillroom.rollout.episode.collect import FailedRollout, Outcome
 from stillroom.rollout.journal.records import FinishedRow
 from stillroom.rollout.request import GenerationPlan, RolloutPlan
@@ -17,7 +21,9 @@ from stillroom.teachers.budget import Outstanding
 from stillroom.teachers.providers import terms_of
 from stillroom.types import Answerer, SampledTurn, Usage, total_usd
 
-_MOST_SHOWN = 20
+PHASE = "generate rollouts"
+_MEASURE_EVERY_S = 1.0
+_MAX_SHOWN = 20
 
 Answerers = tuple[Answerer, ...]
 """Who answered one row's calls."""
@@ -65,7 +71,7 @@ def _policy_record(plan: RolloutPlan) -> ModelRecord:
 
 
 def with_answerers(models: Sequence[ModelRecord], rows: Iterable[FinishedRow]) -> list[ModelRecord]:
-    """Returns the models of a run, those that were asked with those that answered in their name."""
+    """Returns the models of a run, each with the models that answered in its name."""
     num_rows = {"policy": Counter[Answerers](), "judge": Counter[Answerers]()}
     for row in rows:
         num_rows["policy"][row.answered_by] += 1
@@ -79,46 +85,52 @@ def with_answerers(models: Sequence[ModelRecord], rows: Iterable[FinishedRow]) -
 
 
 def answering_models(rows_of: Mapping[Answerers, int]) -> list[AnsweringModel]:
-    """Returns the models that answered, by how many rows those have that answered together."""
+    """Returns the models that answered, the most frequent one first.
+
+    `rows_of` holds, for each group of answerers, the number of rows that exactly they answered.
+    """
     num_rows, fingerprints = Counter[str](), defaultdict[str, dict[str, None]](dict)
     for answerers, num in rows_of.items():
-        num_rows.update(dict.fromkeys({one.model for one in answerers}, num))
-        for one in answerers:
-            if one.fingerprint is not None:
-                fingerprints[one.model][one.fingerprint] = None
+        num_rows.update(dict.fromkeys({answerer.model for answerer in answerers}, num))
+        for answerer in answerers:
+            if answerer.fingerprint is not None:
+                fingerprints[answerer.model][answerer.fingerprint] = None
     return [
-        AnsweringModel(model=model, rows=num, fingerprints=list(fingerprints[model])[:_MOST_SHOWN])
-        for model, num in num_rows.most_common(_MOST_SHOWN)
+        AnsweringModel(model=model, rows=num, fingerprints=list(fingerprints[model])[:_MAX_SHOWN])
+        for model, num in num_rows.most_common(_MAX_SHOWN)
     ]
 
 
 class AnswererWatch:
-    """Tells once of each model that an endpoint says answers for the one that was asked."""
+    """Notices when another model answers than the one that was requested, once for each model.
+
+    An endpoint may serve an alias, or change the model behind a name during a run.
+    """
 
     def __init__(
-        self, asked: str, before: Iterable[Answerers] = (), *, whose: str = "each row"
+        self, requested: str, before: Iterable[Answerers] = (), *, whose: str = "each row"
     ) -> None:
-        self._asked, self._whose = asked, whose
-        self._seen = {one.model for answerers in before for one in answerers}
+        self._requested, self._whose = requested, whose
+        self._seen = {answerer.model for answerers in before for answerer in answerers}
 
     def news(self, answerers: Sequence[Answerer]) -> Iterator[str]:
-        """Yields what is to be told of who answered a rollout."""
-        for model in dict.fromkeys(one.model for one in answerers):
+        """Yields a note for each model that is new among those that answered a rollout."""
+        for model in dict.fromkeys(answerer.model for answerer in answerers):
             if model in self._seen:
                 continue
             if self._seen:
-                before = ", ".join(sorted(self._seen)[:_MOST_SHOWN])
+                before = ", ".join(sorted(self._seen)[:_MAX_SHOWN])
                 yield (
-                    f"another model answers for {self._asked!r} now: {model!r}, before: {before}; "
-                    f"{self._whose} says who answered it (answered_by)"
+                    f"another model answers for {self._requested!r} now: {model!r}, before: "
+                    f"{before}; {self._whose} says who answered it (answered_by)"
                 )
-            elif model != self._asked:
-                yield f"{model!r} answers for {self._asked!r}, as the endpoint says"
+            elif model != self._requested:
+                yield f"{model!r} answers for {self._requested!r}, as the endpoint says"
             self._seen.add(model)
 
 
 class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rollout run came to. requested = succeeded + failed + omitted, always."""
+    """The counts of a rollout run. requested = succeeded + failed + omitted, always."""
 
     output: str
     requested: int
@@ -142,11 +154,11 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float | None
     """Of this run's calls; None where a price is unknown."""
     unconfirmed_usd: float
-    """At worst: of calls that broke off and may have been billed, and of answers that did not say
-    what they took; the budget counts it."""
+    """The most that may have been billed beside cost_usd: for calls that broke off, and for answers
+    that did not say how many tokens they took. The budget counts it."""
     lost_calls: int
-    """At most: calls that were out when a run was killed, and may be paid for twice; what they cost
-    at worst is part of unconfirmed_usd."""
+    """The most calls that were out when a run was killed, and may be paid for twice; the most that
+    they cost is part of unconfirmed_usd."""
     answered_by: dict[str, int]
     """Of the succeeded: how many each model has a turn in, as the endpoint names it."""
     restarted: int
@@ -162,6 +174,7 @@ class RolloutTally:
 
     rows: int = 0
     failed: Counter[str] = field(default_factory=Counter[str])
+    """The number of failed rollouts by the class of the failure."""
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
     cost_usd: float | None = 0.0
@@ -177,9 +190,75 @@ class RolloutTally:
 
     def count_call(self, turn: SampledTurn) -> None:
         """Counts a finished model call."""
-        self.calls += 1
-        self.usage += turn.usage
-        self.cost_usd = total_usd((self.cost_usd, turn.cost_usd))
+        self.add_calls(1, turn.usage, turn.cost_usd)
+
+    def add_calls(self, calls: int, usage: Usage, cost_usd: float | None) -> None:
+        """Counts finished model calls."""
+        self.calls += calls
+        self.usage += usage
+        self.cost_usd = total_usd((self.cost_usd, cost_usd))
+
+
+class ProgressReport:
+    """Reports how far a run is, and once a second its figures."""
+
+    def __init__(
+        self, reporter: Reporter, tally: RolloutTally, *, already_done: int, total: int
+    ) -> None:
+        self._reporter, self._tally = reporter, tally
+        self._already_done, self._total = already_done, total
+        self._started = time.monotonic()
+        self._measured_at = -math.inf
+
+    @property
+    def num_succeeded(self) -> int:
+        """The number of requested rollouts that are done, those of earlier runs included."""
+        return self._already_done + self._tally.rows
+
+    def report(self, live: Mapping[str, float]) -> None:
+        """Reports the state now.
+
+        `live` are figures that are not in the tally: how fast calls may go, and the counts of
+        workers that have not ended, which are added to the tally's.
+        """
+        failed = self._tally.failed.total() + int(live.get("failed", 0))
+        done = self.num_succeeded + failed
+        clock = time.monotonic()
+        if done == self._total or clock - self._measured_at >= _MEASURE_EVERY_S:
+            self._measured_at = clock
+            self._reporter.metrics(done, {**live, **self._figures(live, failed, clock)})
+        self._reporter.progress(done, self._total, unit="rollouts", phase=PHASE)
+
+    def _figures(self, live: Mapping[str, float], failed: int, clock: float) -> dict[str, float]:
+        tally = self._tally
+        calls = tally.calls + live.get("calls", 0)
+        num_tokens = tally.usage.prompt_tokens + tally.usage.completion_tokens
+        figures: dict[str, float] = {
+            "succeeded": self.num_succeeded,
+            "failed": failed,
+            "calls": calls,
+            "calls_per_s": round(calls / max(clock - self._started, 1e-3), 2),
+            "tokens": num_tokens + live.get("tokens", 0),
+        }
+        if tally.cost_usd is not None:
+            figures["cost_usd"] = round(tally.cost_usd + live.get("cost_usd", 0.0), 6)
+        return figures
+
+
+class FailureRow(msgspec.Struct, frozen=True):
+    """A line of failures.jsonl in the run's folder."""
+
+    task_id: str
+    sample: int
+    turns: int
+    kind: str = msgspec.field(name="class")
+    message: str
+
+
+def failure_row(failed: FailedRollout) -> FailureRow:
+    """Returns what is written of a failed rollout."""
+    task_id, sample = failed.key
+    return FailureRow(task_id, sample, failed.turns, failed.failure.kind, failed.failure.message)
 
 
 def rollouts_result(
@@ -187,12 +266,13 @@ def rollouts_result(
     requested: int,
     rows: list[FinishedRow],
     tally: RolloutTally,
-    lost: Outstanding,
+    unconfirmed: Outstanding,
     seconds: float,
 ) -> RolloutsResult:
-    """Returns what a run came to; `rows` are those of the requested rollouts, whoever did them.
+    """Returns the result of a run; `rows` are those of the requested rollouts, whoever did them.
 
-    `lost` is what may have been billed beside that, with the calls that were out at a kill.
+    `unconfirmed` is what may have been billed beside the tally, with the calls that were out when
+    a run was killed.
     """
     failed = tally.failed.total()
     rewards = [row.reward for row in rows if row.reward is not None]
@@ -205,15 +285,17 @@ def rollouts_result(
         omitted=requested - len(rows) - failed,
         already_done=len(rows) - tally.rows,
         rewarded=len(rewards),
-        mean_reward=sum(rewards) / len(rewards) if rewards else None,
+        mean_reward=fmean(rewards) if rewards else None,
         num_success=sum(row.success is True for row in rows),
         truncated=sum(row.truncated for row in rows),
         calls=tally.calls,
         usage=tally.usage,
         cost_usd=tally.cost_usd,
-        unconfirmed_usd=round(lost.worst.usd, 6),
-        lost_calls=lost.calls,
-        answered_by=dict(Counter(m for row in rows for m in {a.model for a in row.answered_by})),
+        unconfirmed_usd=round(unconfirmed.worst.usd, 6),
+        lost_calls=unconfirmed.calls,
+        answered_by=dict(
+            Counter(model for row in rows for model in {who.model for who in row.answered_by})
+        ),
         restarted=tally.restarted,
         stopped_by=tally.stopped_by,
         seconds=round(seconds, 3),

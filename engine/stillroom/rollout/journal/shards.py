@@ -270,7 +270,7 @@ def _finish(trajectory: Trajectory, into: RolloutStore) -> bool:
     return is_new
 
 
-def recorded(path: Path, settings: _Settings) -> RecordedCosts:
+def recorded_costs(path: Path, settings: _Settings) -> RecordedCosts:
     """Returns what a shard has on record; waits until no process writes it."""
     store = _open_ended(path, settings)
     store.close(is_complete=False)

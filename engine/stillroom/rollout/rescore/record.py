@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 from typing import Self
 
 import msgspec
@@ -87,18 +88,14 @@ class ScoreTally:
             kept_by_reason=dict(self.kept),
             failed=self.failed.total(),
             failed_by_class=dict(self.failed),
-            mean_before=_mean(self.before),
-            mean_after=_mean(self.after),
+            mean_before=fmean(self.before) if self.before else None,
+            mean_after=fmean(self.after) if self.after else None,
             num_success=self.num_success,
             judge_calls=self.calls,
             judge_usage=self.usage,
             judge_calls_replayed=self.replayed,
             problems=self.problems,
         )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 class _KnownVerdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from stillroom.data.row_files import rollout_files
 from stillroom.errors import CallFailedError, EngineError, FailureClass, InputError, RunError
 from stillroom.files import AppendLog, LineWriter, atomic_output, content_hash
 from stillroom.lineage import Recording, write_manifest
-from stillroom.reporting import Reporter, stop_if_cancelled
+from stillroom.reporting import Reporter, cancel_when_asked, stop_if_cancelled
 from stillroom.rollout.context import open_user_pool
 from stillroom.rollout.journal.journal import holds_rollouts
 from stillroom.rollout.request import NO_FILE, user_file
@@ -36,7 +36,6 @@ from stillroom.rollout.rewards.rewards import Judgement, Rewarder
 from stillroom.settings import Workspace
 
 PHASE = "score rollouts"
-_CANCEL_POLL_S = 0.2
 _BATCHES_AHEAD = 4
 _SAME = "same reward"
 
@@ -184,7 +183,7 @@ class _Run:
                     judged[index] = await self._judge(row, row.rollout, request.seed)
 
         async with anyio.create_task_group() as group:
-            group.start_soon(self._watch_for_cancel, group.cancel_scope)
+            group.start_soon(cancel_when_asked, self._reporter, group.cancel_scope)
             async with anyio.create_task_group() as workers:
                 for _ in range(min(request.concurrency, len(batch))):
                     workers.start_soon(work)
@@ -213,12 +212,6 @@ class _Run:
             return CallFailedError(FailureClass.INTERNAL, f"{type(error).__name__}: {error}")
         self._verdicts.keep(row.key, judgement)
         return judgement
-
-    async def _watch_for_cancel(self, scope: anyio.CancelScope) -> None:
-        # A signal handler sets the flag, so there is no event to wait for.
-        while not self._reporter.is_cancelled():  # noqa: ASYNC110
-            await anyio.sleep(_CANCEL_POLL_S)
-        scope.cancel()
 
     def _settled(self, row: InputRow, judged: Judgement | CallFailedError | None) -> bytes:
         """Counts a row and returns its line of the output."""

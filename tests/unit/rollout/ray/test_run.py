@@ -25,7 +25,7 @@ from stillroom.rollout.journal.shards import (
     ShardTail,
     merge_shards,
     prepare_shards,
-    recorded,
+    recorded_costs,
     shard_output,
     shard_run_folder,
     shards_locked,
@@ -313,10 +313,10 @@ def test_rows_are_taken_in_as_they_come_and_a_torn_one_only_when_it_is_whole(
 def test_what_a_dead_worker_had_on_record_is_counted(workspace: Workspace) -> None:
     sharded = Sharded(workspace, 2)
     path = shard_output(sharded.output, 0)
-    before = recorded(path, sharded.settings)
+    before = recorded_costs(path, sharded.settings)
     sharded.begin(0)
 
-    since = recorded(path, sharded.settings).since(before)
+    since = recorded_costs(path, sharded.settings).since(before)
 
     assert (since.calls, since.usage.prompt_tokens, since.cost_usd) == (1, 3, 0.25)
 
@@ -324,16 +324,16 @@ def test_what_a_dead_worker_had_on_record_is_counted(workspace: Workspace) -> No
 def test_what_a_killed_worker_had_out_counts_once(workspace: Workspace) -> None:
     sharded, most = Sharded(workspace, 2), Outstanding(3, Cost(tokens=300, usd=1.5))
     path = shard_output(sharded.output, 0)
-    before = recorded(path, sharded.settings)
+    before = recorded_costs(path, sharded.settings)
     told = OutstandingRecord(calls=3, tokens=300, usd=1.5, begins=True)
     with journal_path(path).open("ab") as journal:
         journal.write(msgspec.json.encode(told) + b"\n")
 
-    since = recorded(path, sharded.settings).since(before)
+    since = recorded_costs(path, sharded.settings).since(before)
     assert (since.spent, since.lost.calls) == (most.worst, 3)
-    before = recorded(path, sharded.settings)
+    before = recorded_costs(path, sharded.settings)
     sharded.do(0, ScriptedTeacher(tool_turns=0))
-    assert recorded(path, sharded.settings).since(before).lost == Outstanding()
+    assert recorded_costs(path, sharded.settings).since(before).lost == Outstanding()
 
     merge_shards(sharded.output, sharded.settings)
     store = RolloutStore(sharded.output, sharded.settings)
