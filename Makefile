@@ -1,12 +1,19 @@
 # make demo   a whole distillation on the embedded world, through the MCP server
-# make test   the cheap checks and all tests, browser included
+# make quick  in a minute: formatter, linter, layers, and the tests that load no heavy library
+#             (torch, transformers), open no browser and start no process
+# make test   the cheap checks and all tests, browser included, in WORKERS processes at once
 # make check  formatters, linters, types, layers
 
 BIN := .venv/bin
 SEED ?= 1
+# Each worker holds up to 1.5 GB.
+WORKERS ?= logical --maxprocesses 8
+PYTEST = $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 export OMP_WAIT_POLICY ?= PASSIVE
+# Tests start some hundred processes, which take a second each to compile what they import.
+export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test check setup clean
+.PHONY: demo quick test check setup clean
 
 demo:
 	@scripts/setup.sh demo
@@ -21,11 +28,17 @@ check: setup
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+quick: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(PYTEST) --quick tests/unit tests/invariants $(ARGS)
+
 test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q $(ARGS)
+	$(PYTEST) $(ARGS)
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis

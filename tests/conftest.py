@@ -1,6 +1,7 @@
 """Fixtures that every test may use."""
 
 import os
+import sys
 
 # Before torch is imported: the machine's cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,9 +14,18 @@ def pytest_addoption(parser):
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files anew, for review"
     )
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="pass over tests that load a heavy library, open a browser or start a process",
+    )
 
 
 def pytest_configure(config):
+    if config.getoption("quick"):
+        from fakes.quick import QuickOnly
+
+        config.pluginmanager.register(QuickOnly())
     if "gpu" not in config.option.markexpr.replace("not gpu", ""):
         # A machine that has a GPU tests the same as one that has none.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -23,6 +33,12 @@ def pytest_configure(config):
     config.addinivalue_line(
         "filterwarnings", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
     )
+
+
+def pytest_sessionfinish(session):
+    if "hypothesis" not in sys.modules:
+        # It would be imported, in more than a second, only to say that it has nothing to say.
+        session.config.pluginmanager.unregister(name="hypothesispytest")
 
 
 @pytest.fixture(scope="session")
