@@ -60,22 +60,8 @@ make_venv() {
 
 # The stamp names what was installed, so that a second call does nothing.
 stamp() {
-  cat pyproject.toml constraints.txt scripts/setup.sh hatch_build.py engine/stillroom/curate/_*.[ch] |
-    cksum
-  echo "$EXTRAS $(can_compile && echo compiled)"
-}
-
-can_compile() {
-  headers=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
-  command -v cc >/dev/null && [ -f "$headers/Python.h" ]
-}
-
-# A compiler and Python's headers, to build and test the module in C; the rest works without it.
-install_compiler() {
-  can_compile && return
-  version=$("$VENV/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-  apt_install gcc libc6-dev "python$version-dev" ||
-    say "no C compiler, or no headers of Python: curation will read rollouts more slowly"
+  cat pyproject.toml constraints.txt scripts/setup.sh | cksum
+  echo "$EXTRAS"
 }
 
 install_packages() {
@@ -106,6 +92,5 @@ install_browser() {
 }
 
 make_venv
-if [ "$PURPOSE" = test ]; then install_compiler; fi
 install_packages
 if [ "$PURPOSE" = test ]; then install_browser; fi

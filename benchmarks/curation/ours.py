@@ -7,11 +7,9 @@ import json
 import resource
 import sys
 import time
-from inspect import isbuiltin
 from pathlib import Path
 
 from stillroom import api, files, lineage
-from stillroom.curate.rows.outline import outline
 from stillroom.settings import Workspace
 
 # A duplicated conversation parts nowhere; the peers' pairs are of whole conversations.
@@ -43,7 +41,6 @@ def main() -> None:
     print(json.dumps({
         "wall_s": round(wall_s, 3), "cpu_s": round(time.process_time() - cpu_before_s, 2),
         "rss_mb": round(usage.ru_maxrss / 1024), "read": result.read, "kept": kept,
-        "is_module_in_c": isbuiltin(outline),
     }))  # fmt: skip
 
 

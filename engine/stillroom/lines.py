@@ -32,6 +32,8 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     """`data` without a copy: a part of what was read at once, which it holds in memory."""
     is_cut: bool = False
     """Whether it was too long, and `data` is no more than its beginning."""
+    is_ascii: bool = False
+    """Whether all that was read at once is ASCII; if not, the line itself may still be."""
 
     @property
     def data(self) -> bytes:
@@ -39,8 +41,13 @@ class Line(msgspec.Struct, frozen=True, gc=False):
         return bytes(self.view)
 
     @property
-    def utf8(self) -> bytes:
-        """`data`. Raises UnicodeDecodeError of what is no UTF-8: decoders pass over some of it."""
+    def utf8(self) -> bytes | memoryview:
+        """The bytes. Raises UnicodeDecodeError if they are no UTF-8.
+
+        JSON decoders check only the strings that they decode, not those that they skip.
+        """
+        if self.is_ascii:
+            return self.view
         data = self.data
         if not data.isascii():
             data.decode()
@@ -94,13 +101,16 @@ class _Reader:
         lines: list[Line] = []
         view = memoryview(block)
         number, limit, first = self._number, self._limit, 0
+        # Once for the block: for each line it would mean a copy of it.
+        is_ascii = block.isascii()
         while first < size:
             end = block.find(b"\n", first)
             number += 1
             if end - first >= limit:
                 lines.append(self._cut(number, start + first, block[first:end]))
             elif block[first] > _LAST_BLANK and block[end - 1] > _LAST_BLANK:
-                lines.append(Line(number, start + first, end - first, view[first:end]))
+                line = view[first:end]
+                lines.append(Line(number, start + first, end - first, line, False, is_ascii))
             elif data := block[first:end].strip(_BLANKS):
                 offset = start + block.index(data, first)
                 lines.append(Line(number, offset, len(data), data))

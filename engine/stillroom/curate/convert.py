@@ -8,10 +8,9 @@ from typing import Annotated
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from stillroom.curate.rows.facts import RolloutFacts
-from stillroom.curate.rows.fields import NULL, RolloutParts
-from stillroom.curate.rows.read import RolloutLine, check_output, read_rollouts
-from stillroom.curate.rows.sources import SourceFile, source_files
+from stillroom.curate.rows.facts import NULL, RolloutParts, RowFacts
+from stillroom.curate.rows.read import CuratedRow, read_curated_rows
+from stillroom.curate.rows.sources import SourceFile, check_output, source_files
 from stillroom.errors import DataError
 from stillroom.files import Buffer, LineWriter, atomic_output
 from stillroom.lineage import FileRecord, Recording, write_manifest
@@ -90,7 +89,7 @@ class Conversion:
         """Writes the rows of a file."""
         left_out: Counter[str] = Counter()
         before = self._rows.num_rows
-        for rollout in read_rollouts(source.path, with_parts=True):
+        for rollout in read_curated_rows(source.path, with_parts=True):
             reason = self._write(rollout)
             if reason is not None:
                 left_out[reason] += 1
@@ -104,7 +103,7 @@ class Conversion:
             )
         )
 
-    def _write(self, rollout: RolloutLine) -> str | None:
+    def _write(self, rollout: CuratedRow) -> str | None:
         """Writes a row, or returns the reason why it is left out."""
         facts, parts = rollout.facts, rollout.parts
         if facts is None or parts is None:
@@ -153,7 +152,7 @@ class Conversion:
         )
 
 
-def supervised_row(facts: RolloutFacts, parts: RolloutParts) -> tuple[Buffer, ...]:
+def supervised_row(facts: RowFacts, parts: RolloutParts) -> tuple[Buffer, ...]:
     """Returns the row of a rollout in parts; its long fields are the very bytes they were."""
     return (
         b'{"messages":',
@@ -184,7 +183,7 @@ def _together(name: str, counts: Sequence[SourceCount]) -> SourceCount:
     )
 
 
-def reason_to_leave_out(facts: RolloutFacts, *, include_failed: bool) -> str | None:
+def reason_to_leave_out(facts: RowFacts, *, include_failed: bool) -> str | None:
     """Returns why a rollout is not converted; None of one that is."""
     if facts.error is not None:
         return "ended by an infrastructure failure"

@@ -9,9 +9,8 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from stillroom.curate.rows.fields import NULL
-from stillroom.curate.rows.read import read_rollouts, without_ids
-from stillroom.curate.rows.translate import own_row
+from stillroom.curate.rows.facts import NULL
+from stillroom.curate.rows.read import read_curated_rows, translate, without_ids
 from stillroom.data.layouts.detect import RolloutLayout
 from stillroom.data.row_files import RowReader
 from stillroom.errors import DataError
@@ -38,7 +37,7 @@ Index = dict[str, list[Entry]]
 def index_rollouts(files: Iterable[Path], skipped: Counter[str]) -> Index:
     """Returns where each task's rollouts are; those that cannot take part are counted."""
     index: Index = {}
-    for rollout in itertools.chain.from_iterable(map(read_rollouts, files)):
+    for rollout in itertools.chain.from_iterable(map(read_curated_rows, files)):
         facts = rollout.facts
         if facts is None or rollout.layout is None or facts.task_id is None:
             skipped["not a rollout row"] += 1
@@ -125,7 +124,7 @@ class PairReader:
     def _read(self, entry: Entry) -> PairSide:
         data = self._rows.read(entry.path, entry.offset, entry.num_bytes)
         try:
-            row = _FIELDS.decode((own_row(data) or data) if entry.is_translated else data)
+            row = _FIELDS.decode((translate(data) or data) if entry.is_translated else data)
         except msgspec.DecodeError as error:
             raise DataError(
                 f"{entry.path} has changed while it was read", "run it again"

@@ -20,8 +20,7 @@ from stillroom.curate.pairing import (
     index_rollouts,
     ranked_pairs,
 )
-from stillroom.curate.rows.read import check_output
-from stillroom.curate.rows.sources import source_files
+from stillroom.curate.rows.sources import check_output, source_files
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
 from stillroom.lineage import FileRecord, Recording, write_manifest

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from stillroom.curate.rows.read import check_output
-from stillroom.curate.rows.sources import source_files
+from stillroom.curate.rows.sources import check_output, source_files
 from stillroom.data.chat.views import Section, sections_of
 from stillroom.data.checks import Problem, as_number
 from stillroom.data.formats import CHECKS, RowFormat, detect_format
@@ -28,7 +27,7 @@ from stillroom.settings import Workspace
 NO_REWARD, NO_CATEGORY, OTHERS = "no reward", "(none)", "(others)"
 _MAX_CATEGORIES = 200
 
-
+ReviewVerdict = Literal["keep", "drop"]
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -59,7 +58,7 @@ class ReviewRow(msgspec.Struct, frozen=True, kw_only=True):
     """A line to fill in: verdict becomes keep or drop, notes whatever should be remembered."""
 
     id: str
-    verdict: Literal["keep", "drop"] | None
+    verdict: ReviewVerdict | None
     notes: str
     where: str
     format: str
@@ -281,20 +280,59 @@ def sections_of_review(row: ReviewRow) -> list[Section]:
     ]
 
 
-class _Verdict(msgspec.Struct):
+class _JudgedRow(msgspec.Struct):
     verdict: Any = None
+
+
+class _ReviewedRow(_JudgedRow, kw_only=True):
+    id: str
+
+
+_JUDGED = msgspec.json.Decoder(_JudgedRow)
+_REVIEWED = msgspec.json.Decoder(_ReviewedRow)
 
 
 def _check_unreviewed(output: Path) -> None:
     """Raises InputError if the output holds verdicts, which cost a person's time."""
     if not output.exists():
         return
-    decoder = msgspec.json.Decoder(_Verdict)
     try:
-        filled = sum(decoder.decode(line.data).verdict is not None for line in read_lines(output))
+        filled = sum(_JUDGED.decode(line.data).verdict is not None for line in read_lines(output))
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"the output {output} holds something else", "choose another") from error
     if filled:
         raise InputError(
             f"the output {output} holds {filled} verdicts", "choose another output to keep them"
         )
+
+
+def read_verdicts(path: Path) -> dict[str, ReviewVerdict]:
+    """Returns the verdict on each reviewed row by its id; a later line replaces an earlier one.
+
+    Rows whose verdict is null were not reviewed. Raises DataError for a line that says neither
+    keep nor drop, and for a file without any verdict.
+    """
+    verdicts: dict[str, ReviewVerdict] = {}
+    for line in read_row_lines(path):
+        where = f"{path}:{line.number}"
+        try:
+            row = _REVIEWED.decode(line.data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise DataError(
+                f"{where}: is no reviewed row: {error}",
+                'write {"id": "<id of the row>", "verdict": "keep"} or "drop" on each line',
+            ) from error
+        match row.verdict:
+            case None:
+                continue
+            case "keep" | "drop":
+                verdicts[row.id] = row.verdict
+            case other:
+                raise DataError(
+                    f"{where}: verdict {other!r} is unknown", 'write "keep", "drop" or null'
+                )
+    if not verdicts:
+        raise DataError(
+            f"{path} holds no verdict", "review its rows first: set verdict to keep or drop"
+        )
+    return verdicts

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from stillroom.curate.convert import supervised_row
-from stillroom.curate.rows.read import RolloutLine, read_rollouts
+from stillroom.curate.rows.read import CuratedRow, read_curated_rows
 from stillroom.data.checks import Problem
 from stillroom.data.formats import task_from_row
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines
@@ -58,7 +58,7 @@ def find_row(file: Path, wanted: int | str) -> Line | None:
     if isinstance(wanted, int):
         return next((line for line in read_row_lines(file) if line.number == wanted), None)
     needle = msgspec.json.encode(wanted)[1:-1]
-    for rollout in read_rollouts(file):
+    for rollout in read_curated_rows(file):
         line = rollout.line
         is_known = rollout.facts is not None and rollout.facts.id == wanted
         if is_known or (needle in line.data and ids_of(line.data).has(wanted)):
@@ -69,7 +69,7 @@ def find_row(file: Path, wanted: int | str) -> Line | None:
 def converted_from(file: Path, row: bytes) -> Iterator[Match]:
     """Yields the rollouts whose supervised row is this one, byte for byte."""
     wanted = ids_of(row).rollout_id
-    for rollout in read_rollouts(file, with_parts=True):
+    for rollout in read_curated_rows(file, with_parts=True):
         facts, parts = rollout.facts, rollout.parts
         if facts is None or parts is None or (facts.id or None) != wanted:
             continue
@@ -97,7 +97,7 @@ def paired_from(file: Path, row: bytes, side: str) -> Iterator[Match]:
     ids, pair = ids_of(row), _PAIR.decode(row)
     wanted = ids.chosen_id if side == "chosen" else ids.rejected_id
     said = pair.prompt + (pair.chosen if side == "chosen" else pair.rejected)
-    for rollout in read_rollouts(file):
+    for rollout in read_curated_rows(file):
         if _may_be(rollout, wanted, ids.task_id) and rollout.messages[: len(said)] == said:
             yield file, rollout.line
 
@@ -121,7 +121,7 @@ def _task_id(row: dict[str, Any], system: str | None) -> str | None:
         return None  # it is no prompt
 
 
-def _may_be(rollout: RolloutLine, wanted: Any, task_id: Any) -> bool:
+def _may_be(rollout: CuratedRow, wanted: Any, task_id: Any) -> bool:
     facts = rollout.facts
     return facts is not None and facts.task_id == task_id and wanted in (None, facts.id)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from stillroom.curate.convert import reason_to_leave_out
 from stillroom.curate.filter.request import DroppedRow
-from stillroom.curate.rows.read import read_rollouts
+from stillroom.curate.rows.read import read_curated_rows
 from stillroom.data.row_files import read_row_lines
 from stillroom.errors import InputError
 from stillroom.lines import Line
@@ -217,7 +217,7 @@ def _why_left_out(operation: str, file: Path, line: Line) -> str | None:
         return "no pair was made of it"
     if operation != "convert_rollouts":
         return None
-    for rollout in read_rollouts(file):
+    for rollout in read_curated_rows(file):
         if rollout.line.number == line.number:
             if rollout.facts is None:
                 return rollout.problem

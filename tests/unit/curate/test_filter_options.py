@@ -21,10 +21,11 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
+from stillroom.curate.filter.across_rows import judged_rows
 from stillroom.curate.filter.request import FilterDataset
-from stillroom.curate.filter.rows import Row, read_filter_rows
 from stillroom.curate.filter.rules import Knowledge
-from stillroom.curate.filter.sets import judged
+from stillroom.curate.filter.run import read_rows_to_filter
+from stillroom.curate.rows.read import CuratedRow
 from stillroom.errors import DataError
 
 SFT = {
@@ -327,15 +328,15 @@ def test_an_input_that_grows_between_two_readings_is_refused(tmp_path: Path) -> 
     request = FilterDataset(input="rollouts.jsonl", output="kept.jsonl", max_per_category=9)
     reads = 0
 
-    def read() -> Iterator[Row]:
+    def read() -> Iterator[CuratedRow]:
         nonlocal reads
         reads += 1
         if reads == 2:
             write_lines(path, [encoded(rollout_row())] * 4)
-        return read_filter_rows(path)
+        return read_rows_to_filter(path)
 
     with pytest.raises(DataError, match="changed while it was read"):
-        list(judged(read, request, Knowledge()))
+        list(judged_rows(read, request, Knowledge()))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_lines, write_rows
 from stillroom import api
-from stillroom.curate.review import band_names, band_of, shares
+from stillroom.curate.review import band_names, band_of, read_verdicts, shares
 from stillroom.errors import DataError, InputError
 from stillroom.settings import Workspace
 
@@ -163,3 +163,39 @@ def test_shares_are_as_even_as_can_be(sizes: dict[str, int], total: int) -> None
     assert all(taken[name] <= size for name, size in sizes.items())
     short = [taken[name] for name, size in sizes.items() if taken[name] < size]
     assert not short or max(taken.values()) - min(short) <= 1
+
+
+def test_the_last_verdict_on_a_row_counts_and_null_is_none(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "reviewed.jsonl",
+        [
+            b'{"id": "a", "verdict": "keep", "notes": "good"}',
+            b'{"id": "b", "verdict": null}',
+            b'{"id": "c", "verdict": "keep"}',
+            b'{"id": "c", "verdict": "drop"}',
+        ],
+    )
+
+    assert read_verdicts(path) == {"a": "keep", "c": "drop"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"id": "a", "verdict": "kep"}', r"reviewed\.jsonl:2: verdict 'kep' is unknown"),
+        (b'{"verdict": "keep"}', r"reviewed\.jsonl:2: is no reviewed row"),
+        (b"{", r"reviewed\.jsonl:2: is no reviewed row"),
+    ],
+)
+def test_a_verdict_that_says_nothing_is_refused(tmp_path: Path, line: bytes, message: str) -> None:
+    path = write_lines(tmp_path / "reviewed.jsonl", [b'{"id": "a", "verdict": "keep"}', line])
+
+    with pytest.raises(DataError, match=message):
+        read_verdicts(path)
+
+
+def test_a_review_that_nobody_did_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "reviewed.jsonl", [b'{"id": "a", "verdict": null}'])
+
+    with pytest.raises(DataError, match="holds no verdict"):
+        read_verdicts(path)

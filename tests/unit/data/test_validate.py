@@ -1,4 +1,3 @@
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
-from stillroom.curate.rows.read import read_rollouts
-from stillroom.data.distribution import Distribution, Quantiles, bars, quantiles
+from stillroom.curate.rows.read import read_curated_rows
+from stillroom.data.distribution import Quantiles
 from stillroom.data.formats import RowFormat
 from stillroom.data.validate import ValidateDataset, validate_dataset
 from stillroom.errors import DataError, InputError
@@ -251,7 +250,7 @@ def test_a_rollout_without_problems_is_one_for_curation_too(
 
     report = report_of(path.parent, format="rollouts", report="none")
 
-    [read] = read_rollouts(path)
+    [read] = read_curated_rows(path)
     if report.good:
         assert read.facts is not None, read.problem
 
@@ -277,56 +276,3 @@ def test_good_and_bad_rows_add_up_whatever_is_in_the_file(
     assert report.rows >= num_rows
     assert report.bad <= report.num_problems == len(report.problems)
     assert msgspec.json.decode(msgspec.json.encode(report), type=type(report)) == report
-
-
-def test_a_distribution_of_no_values_is_none() -> None:
-    assert quantiles([]) is None
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
-def test_quantiles_are_values_in_their_order(values: list[float]) -> None:
-    found = quantiles(values)
-
-    assert found is not None
-    five = [found.low, found.median, found.p95, found.high]
-    assert set(five) <= set(values)
-    assert all(one <= other for one, other in itertools.pairwise(five))
-    assert min(values) == found.low
-    assert max(values) == found.high
-    assert found.mean == pytest.approx(sum(values) / len(values))
-    assert sum(value <= found.median for value in values) >= len(values) / 2
-    assert sum(value >= found.median for value in values) >= len(values) / 2
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200))
-def test_bars_hold_every_value_once(values: list[float]) -> None:
-    found = bars(values)
-
-    assert sum(bar.count for bar in found) == len(values)
-    assert found[0].low == min(values)
-    assert found[-1].high == max(values)
-    assert len(found) <= 24
-
-
-def test_a_few_values_have_a_bar_each_and_one_far_off_does_not_hide_the_others() -> None:
-    assert [(bar.low, bar.high, bar.count) for bar in bars([1, 0, 1])] == [(0, 0, 1), (1, 1, 2)]
-
-    found = bars([*range(1000), 1e9])
-
-    assert max(bar.count for bar in found) < 60
-
-
-def test_many_values_take_constant_memory_and_quantiles_stay_near() -> None:
-    distribution = Distribution(capacity=2000)
-    for value in range(100_000):
-        distribution.add(float(value % 1000))
-
-    found = distribution.quantiles()
-
-    assert found is not None
-    assert (found.low, found.high, found.mean) == (0, 999, 499.5)
-    assert abs(found.median - 500) < 50
-    assert abs(found.p95 - 950) < 30
-    assert sum(bar.count for bar in distribution.bars()) == 2000

@@ -1,9 +1,15 @@
-"""The filters that judge each row by itself: what was asked for becomes reasons to drop."""
+"""The filters that judge each row by itself: every option that is set becomes a reason to drop.
 
+`fact_rules` and `row_rules` are the two lists of filters; a new filter is one more function there
+and its option in request.py. `RowJudge` applies them to one row after the other.
+"""
+
+import hashlib
 import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -11,14 +17,14 @@ import msgspec
 from stillroom.curate.filter.contamination import ContaminationIndex
 from stillroom.curate.filter.language import LanguageDetector
 from stillroom.curate.filter.request import ANY_TOOL, FilterDataset
-from stillroom.curate.filter.rows import Row
-from stillroom.curate.filter.secrets import PERSONAL_DATA, SECRETS, Kind, kinds_in
-from stillroom.curate.filter.verdicts import Verdict
-from stillroom.curate.rows.facts import RolloutFacts
-from stillroom.curate.rows.supervised import SUPERVISED
+from stillroom.curate.filter.secrets import PERSONAL_DATA, SECRETS, SensitiveKind, kinds_in
+from stillroom.curate.review import ReviewVerdict
+from stillroom.curate.rows.facts import SUPERVISED, RowFacts
+from stillroom.curate.rows.read import CuratedRow, without_ids
 from stillroom.curate.rows.words import content_text, final_answer, strings_in, user_texts
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import DataError, ModelError
+from stillroom.files import canonical_json
 from stillroom.types import Message
 
 
@@ -27,9 +33,15 @@ class Reason:
     """Why a row is dropped."""
 
     text: str
-    """Of few different ones: rows are counted by it."""
+    """One of a few texts: dropped rows are counted by it."""
     like: str | None = None
-    """`file:line` of what the row repeats."""
+    """`file:line` of the row or prompt that the row repeats."""
+
+
+Reasons = tuple[Reason, ...]
+NOT_A_ROW = Reason("not a rollout or SFT row")
+TOO_DEEP = Reason("nested too deeply")
+DUPLICATE = "duplicate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,102 +51,145 @@ class Knowledge:
     renderer: ChatRenderer | None = None
     """Of the student."""
     success_rates: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Of the tasks where one is known."""
+    """By task, of the tasks where the rate is known."""
     evaluation: ContaminationIndex | None = None
-    verdicts: Mapping[str, Verdict] = field(default_factory=dict[str, Verdict])
+    verdicts: Mapping[str, ReviewVerdict] = field(default_factory=dict[str, ReviewVerdict])
+    """By the id of the reviewed row."""
 
 
-FactRule = Callable[[RolloutFacts], Reason | None]
-Rule = Callable[[Row], Reason | None]
+FactRule = Callable[[RowFacts], Reason | None]
+RowRule = Callable[[CuratedRow], Reason | None]
 
 
-def success_of(row: RolloutFacts) -> bool | None:
-    """Whether a row is a success; None of a supervised row that does not say it in any way."""
-    is_told = row.success is not None or row.reward is not None
-    return row.is_success if is_told or row.stop_reason != SUPERVISED else None
+class RowJudge:
+    """Judges one row after the other; remembers the conversations that it let pass."""
+
+    def __init__(self, request: FilterDataset, known: Knowledge) -> None:
+        self._fact_rules = fact_rules(request)
+        self._row_rules = row_rules(request, known)
+        self._seen: dict[bytes, tuple[Path, int]] | None = {} if request.dedupe == "exact" else None
+
+    def reasons(self, row: CuratedRow) -> Reasons:
+        """Returns the reasons to drop a row; a row without any passes."""
+        facts = row.facts
+        if facts is None:
+            return (NOT_A_ROW,)
+        reasons: list[Reason] = []
+        # A comprehension would cost as much as the rules.
+        for fact_rule in self._fact_rules:
+            if (reason := fact_rule(facts)) is not None:
+                reasons.append(reason)  # noqa: PERF401
+        if not self._row_rules and self._seen is None:
+            return tuple(reasons)
+        try:
+            reasons += [reason for rule in self._row_rules if (reason := rule(row)) is not None]
+            # Only rows that are kept otherwise can make another one a duplicate.
+            if self._seen is not None and not reasons and (like := self._earlier(row, self._seen)):
+                reasons.append(Reason(DUPLICATE, like))
+        except (msgspec.DecodeError, RecursionError):
+            reasons.append(TOO_DEEP)
+        return tuple(reasons)
+
+    def _earlier(self, row: CuratedRow, seen: dict[bytes, tuple[Path, int]]) -> str | None:
+        """Returns where a row with the same conversation stood; None if this is the first one."""
+        here = (row.path, row.line.number)
+        path, number = seen.setdefault(conversation_digest(row), here)
+        return f"{path}:{number}" if (path, number) != here else None
+
+
+def conversation_digest(row: CuratedRow) -> bytes:
+    """Returns a digest that is equal for rows whose messages say the same."""
+    messages = [without_ids(message) for message in row.messages]
+    return hashlib.sha256(canonical_json(messages)).digest()[:16]
+
+
+def success_of(facts: RowFacts) -> bool | None:
+    """Returns whether a row is a success; None of a supervised row that does not say it at all."""
+    is_stated = facts.success is not None or facts.reward is not None
+    return facts.is_success if is_stated or facts.stop_reason != SUPERVISED else None
 
 
 def fact_rules(request: FilterDataset) -> list[FactRule]:
-    """Returns the filters that were asked for and need the row's facts alone."""
+    """Returns the filters of a request that need the row's facts alone."""
     rules: list[FactRule] = []
-    if (least := request.min_reward) is not None:
-        rules.append(_reward_rule(least))
-    if (wanted := request.success) is not None:
-        rules.append(_success_rule(wanted))
+    if request.min_reward is not None:
+        rules.append(_reward_rule(request.min_reward))
+    if request.success is not None:
+        rules.append(_success_rule(is_wanted=request.success))
     if request.min_turns is not None or request.max_turns is not None:
         rules.append(_turns_rule(request.min_turns, request.max_turns))
     if request.require_final_answer:
-        open_end = Reason("no final answer")
-        rules.append(lambda row: None if row.has_final_answer else open_end)
+        no_answer = Reason("no final answer")
+        rules.append(lambda facts: None if facts.has_final_answer else no_answer)
     if (tool := request.require_tool_use) is not None:
         unused = Reason(f"tool use missing ({tool})")
-        rules.append(lambda row: None if _uses(row, tool) else unused)
-    if (errors := request.max_tool_errors) is not None:
-        rules.append(_tool_error_rule(errors))
+        rules.append(lambda facts: None if _uses(facts, tool) else unused)
+    if request.max_tool_errors is not None:
+        rules.append(_tool_error_rule(request.max_tool_errors))
     return rules
 
 
-def _reward_rule(least: float) -> FactRule:
-    absent, low = Reason("no reward"), Reason(f"reward below {least:g}")
+def _reward_rule(min_reward: float) -> FactRule:
+    absent, low = Reason("no reward"), Reason(f"reward below {min_reward:g}")
 
-    def judge(row: RolloutFacts) -> Reason | None:
-        if row.reward is None:
+    def judge(facts: RowFacts) -> Reason | None:
+        if facts.reward is None:
             return absent
-        return None if row.reward >= least else low
+        return None if facts.reward >= min_reward else low
 
     return judge
 
 
-def _success_rule(wanted: bool) -> FactRule:
-    unknown, other = Reason("success unknown"), Reason("no success" if wanted else "a success")
+def _success_rule(*, is_wanted: bool) -> FactRule:
+    unknown = Reason("success unknown")
+    opposite = Reason("no success" if is_wanted else "a success")
 
-    def judge(row: RolloutFacts) -> Reason | None:
-        success = row.success
-        if success is None and (success := success_of(row)) is None:
+    def judge(facts: RowFacts) -> Reason | None:
+        success = facts.success
+        if success is None and (success := success_of(facts)) is None:
             return unknown
-        return None if success == wanted else other
+        return None if success == is_wanted else opposite
 
     return judge
 
 
-def _turns_rule(fewest: int | None, most: int | None) -> FactRule:
-    least, limit = fewest or 0, sys.maxsize if most is None else most
-    too_few, too_many = Reason(f"under {fewest} turns"), Reason(f"over {most} turns")
+def _turns_rule(min_turns: int | None, max_turns: int | None) -> FactRule:
+    least, most = min_turns or 0, sys.maxsize if max_turns is None else max_turns
+    too_few, too_many = Reason(f"under {min_turns} turns"), Reason(f"over {max_turns} turns")
 
-    def judge(row: RolloutFacts) -> Reason | None:
-        count = row.num_turns
-        if count < least:
+    def judge(facts: RowFacts) -> Reason | None:
+        if facts.num_turns < least:
             return too_few
-        return None if count <= limit else too_many
+        return None if facts.num_turns <= most else too_many
 
     return judge
 
 
-def _uses(row: RolloutFacts, tool: str) -> bool:
-    return bool(row.tools_used) if tool == ANY_TOOL else tool in row.tools_used
+def _uses(facts: RowFacts, tool: str) -> bool:
+    return bool(facts.tools_used) if tool == ANY_TOOL else tool in facts.tools_used
 
 
-def _tool_error_rule(most: int) -> FactRule:
-    unknown, over = Reason("tool errors unknown"), Reason(f"over {most} tool errors")
+def _tool_error_rule(max_errors: int) -> FactRule:
+    unknown, over = Reason("tool errors unknown"), Reason(f"over {max_errors} tool errors")
 
-    def judge(row: RolloutFacts) -> Reason | None:
-        errors = row.tool_errors
-        if errors is None:
+    def judge(facts: RowFacts) -> Reason | None:
+        num_errors = facts.tool_errors
+        if num_errors is None:
             # Where no tool replied there were none; else nobody has counted them.
-            is_unknown = any(message.role == "tool" for message in row.messages)
+            is_unknown = any(message.role == "tool" for message in facts.messages)
             return unknown if is_unknown else None
-        return None if errors <= most else over
+        return None if num_errors <= max_errors else over
 
     return judge
 
 
-def row_rules(request: FilterDataset, known: Knowledge) -> list[Rule]:
-    """Returns the filters that were asked for and need the messages, or more than the row."""
-    rules: list[Rule] = []
+def row_rules(request: FilterDataset, known: Knowledge) -> list[RowRule]:
+    """Returns the filters of a request that need the messages, or more than the row."""
+    rules: list[RowRule] = []
     if request.verdicts is not None:
         rules.append(_verdict_rule(known.verdicts, reviewed_only=request.reviewed_only))
-    if (rate := request.min_success_rate) is not None:
-        rules.append(_rate_rule(rate, known.success_rates))
+    if request.min_success_rate is not None:
+        rules.append(_success_rate_rule(request.min_success_rate, known.success_rates))
     if request.max_tokens is not None and known.renderer is not None:
         rules.append(_token_rule(request.max_tokens, known.renderer))
     for pattern, is_wanted in ((request.contains, True), (request.not_contains, False)):
@@ -143,51 +198,51 @@ def row_rules(request: FilterDataset, known: Knowledge) -> list[Rule]:
     if request.language is not None:
         rules.append(_language_rule(request.language))
     if request.drop_secrets:
-        rules.append(_scan_rule("secret", SECRETS))
+        rules.append(_sensitive_data_rule("secret", SECRETS))
     if request.drop_pii:
-        rules.append(_scan_rule("personal data", PERSONAL_DATA))
+        rules.append(_sensitive_data_rule("personal data", PERSONAL_DATA))
     if known.evaluation is not None:
         rules.append(_contamination_rule(known.evaluation))
     return rules
 
 
-def _verdict_rule(verdicts: Mapping[str, Verdict], *, reviewed_only: bool) -> Rule:
+def _verdict_rule(verdicts: Mapping[str, ReviewVerdict], *, reviewed_only: bool) -> RowRule:
     dropped = Reason("dropped in review")
     unseen = Reason("not reviewed") if reviewed_only else None
 
-    def judge(row: Row) -> Reason | None:
+    def judge(row: CuratedRow) -> Reason | None:
         verdict = verdicts.get(row.review_id or "")
         return dropped if verdict == "drop" else unseen if verdict is None else None
 
     return judge
 
 
-def _rate_rule(least: float, rates: Mapping[str, float]) -> Rule:
+def _success_rate_rule(min_rate: float, rates: Mapping[str, float]) -> RowRule:
     unknown = Reason("success rate of its task unknown")
-    low = Reason(f"success rate of its task below {least:g}")
+    low = Reason(f"success rate of its task below {min_rate:g}")
 
-    def judge(row: Row) -> Reason | None:
+    def judge(row: CuratedRow) -> Reason | None:
         rate = rates.get(row.task)
         if rate is None:
             return unknown
-        return None if rate >= least else low
+        return None if rate >= min_rate else low
 
     return judge
 
 
-def _token_rule(most: int, renderer: ChatRenderer) -> Rule:
-    over, unfit = Reason(f"over {most} tokens"), Reason("not renderable for the student")
+def _token_rule(max_tokens: int, renderer: ChatRenderer) -> RowRule:
+    over, unfit = Reason(f"over {max_tokens} tokens"), Reason("not renderable for the student")
 
-    def judge(row: Row) -> Reason | None:
-        count = num_tokens(row, renderer)
-        if count is None:
+    def judge(row: CuratedRow) -> Reason | None:
+        num_tokens = count_tokens(row, renderer)
+        if num_tokens is None:
             return unfit
-        return None if count <= most else over
+        return None if num_tokens <= max_tokens else over
 
     return judge
 
 
-def num_tokens(row: Row, renderer: ChatRenderer) -> int | None:
+def count_tokens(row: CuratedRow, renderer: ChatRenderer) -> int | None:
     """Returns how many tokens training sees of a row; None if the template cannot render it."""
     if row.num_tokens is None:
         try:
@@ -199,14 +254,14 @@ def num_tokens(row: Row, renderer: ChatRenderer) -> int | None:
     return row.num_tokens
 
 
-def _regex_rule(pattern: str, where: str, *, is_wanted: bool) -> Rule:
+def _regex_rule(pattern: str, match: str, *, is_wanted: bool) -> RowRule:
     regex = re.compile(pattern)
     reason = Reason("contains: no match" if is_wanted else "not_contains: a match")
 
-    def judge(row: Row) -> Reason | None:
+    def judge(row: CuratedRow) -> Reason | None:
         texts = (
             [final_answer(row.messages)]
-            if where == "answer"
+            if match == "answer"
             else [content_text(message.get("content")) for message in row.messages]
         )
         return None if any(map(regex.search, texts)) == is_wanted else reason
@@ -214,46 +269,46 @@ def _regex_rule(pattern: str, where: str, *, is_wanted: bool) -> Rule:
     return judge
 
 
-def _language_rule(wanted: str) -> Rule:
+def _language_rule(wanted: str) -> RowRule:
     detector = LanguageDetector(wanted)
 
-    def judge(row: Row) -> Reason | None:
-        found = detector.language_of(final_answer(row.messages))
-        return None if found == wanted else Reason(f"language: {found or 'cannot be told'}")
+    def judge(row: CuratedRow) -> Reason | None:
+        language = detector.language_of(final_answer(row.messages))
+        return None if language == wanted else Reason(f"language: {language or 'cannot be told'}")
 
     return judge
 
 
-def _scan_rule(name: str, kinds: tuple[Kind, ...]) -> Rule:
-    def judge(row: Row) -> Reason | None:
-        text = "\n".join(strings_in(row.whole))
-        found = kinds_in(text, kinds)
-        return Reason(f"{name}: {', '.join(found)}") if found else None
+def _sensitive_data_rule(name: str, kinds: tuple[SensitiveKind, ...]) -> RowRule:
+    def judge(row: CuratedRow) -> Reason | None:
+        names = kinds_in("\n".join(strings_in(row.whole)), kinds)
+        return Reason(f"{name}: {', '.join(names)}") if names else None
 
     return judge
 
 
-def _contamination_rule(index: ContaminationIndex) -> Rule:
-    def judge(row: Row) -> Reason | None:
-        found = index.find(prompt_texts(row))
-        if found is None:
+def _contamination_rule(index: ContaminationIndex) -> RowRule:
+    def judge(row: CuratedRow) -> Reason | None:
+        match = index.find(texts_with_prompts(row))
+        if match is None:
             return None
-        text = "evaluation prompt" if found.is_exact else "evaluation prompt, slightly changed"
-        return Reason(text, found.where)
+        text = "evaluation prompt" if match.is_exact else "evaluation prompt, slightly changed"
+        return Reason(text, match.where)
 
     return judge
 
 
-def asked_text(row: Row) -> str:
+def user_text(row: CuratedRow) -> str:
     """Returns all that the user says in a row."""
     return "\n".join(user_texts(row.messages))
 
 
-def prompt_texts(row: Row) -> list[str]:
-    """Returns where an evaluation prompt may stand: what user and assistant say, and together.
+def texts_with_prompts(row: CuratedRow) -> list[str]:
+    """Returns the texts of a row in which an evaluation prompt may stand.
 
-    System prompts are shared by many rows, and tool results are nobody's words.
+    These are the messages of user and assistant, and the user's together. System prompts are shared
+    by many rows, and tool results are nobody's words.
     """
     spoken = [m for m in row.messages if m.get("role") in ("user", "assistant")]
-    texts = [asked_text(row), *(content_text(m.get("content")) for m in spoken)]
+    texts = [user_text(row), *(content_text(m.get("content")) for m in spoken)]
     return list(dict.fromkeys(filter(None, texts)))

@@ -1,4 +1,4 @@
-"""Filtering rows: each filter on its own and together, every dropped row with its reasons."""
+"""filter_dataset: reads the rows, judges them, writes those that pass, and counts all of them."""
 
 import functools
 from collections import Counter
@@ -7,55 +7,82 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stillroom.curate.filter.contamination import ContaminationIndex, CountedPrompt
-from stillroom.curate.filter.evaluation_prompts import evaluation_prompts
-from stillroom.curate.filter.request import (
-    DroppedRow,
-    FilterDataset,
-    FilterResult,
+from stillroom.curate.convert import MAX_EXAMPLES
+from stillroom.curate.filter.across_rows import judged_rows
+from stillroom.curate.filter.contamination import (
+    ContaminationIndex,
+    CountedPrompt,
+    evaluation_prompts,
 )
-from stillroom.curate.filter.rows import Row, read_filter_rows
-from stillroom.curate.filter.rules import Knowledge, asked_text, success_of
-from stillroom.curate.filter.sets import Reasons, judged
-from stillroom.curate.filter.tally import Tally
-from stillroom.curate.filter.verdicts import Verdict, read_verdicts
-from stillroom.curate.rows.read import check_output
+from stillroom.curate.filter.request import Distributions, DroppedRow, FilterDataset, FilterResult
+from stillroom.curate.filter.rules import Knowledge, Reasons, count_tokens, success_of, user_text
+from stillroom.curate.review import ReviewVerdict, read_verdicts
+from stillroom.curate.rows.read import CuratedRow, read_curated_rows
+from stillroom.curate.rows.sources import check_output
 from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.distribution import Distribution
 from stillroom.data.row_files import rollout_files
 from stillroom.files import LineWriter, atomic_output
 from stillroom.lineage import FileRecord, Recording, record_written, write_manifest
 from stillroom.settings import Workspace
 
-_Read = Callable[[], Iterator[Row]]
+_MAX_CATEGORIES = 50
+_OTHERS = "(others)"
 
 
 def filter_dataset(
     workspace: Workspace, request: FilterDataset, *, tokenizer: Any = None
 ) -> FilterResult:
-    """Writes the rows that pass, untouched, and the others' reasons; returns the counts.
+    """Writes the rows that pass, untouched, and the reasons of the others; returns the counts.
 
-    `tokenizer` is the student's; what `request.model` asks for needs it.
+    `tokenizer` is the student's, needed where `request.model` is set.
     """
     filtering = Filtering(workspace, request)
-    read = functools.partial(read_filter_rows, filtering.source)
     renderer = ChatRenderer(tokenizer) if tokenizer is not None else None
+    read = functools.partial(read_rows_to_filter, filtering.source)
     with Recording([*rollout_files(filtering.source), *filtering.other_files]) as recording:
         known = _knowledge(workspace, request, read, renderer)
-        tally = Tally(request)
+        tally = FilterTally(request)
         with filtering.writing() as (kept, dropped):
-            for row, reasons in judged(read, request, known):
-                tally.add(row, reasons, renderer)
-                if reasons:
-                    dropped.write(dropped_row(row, reasons))
-                else:
-                    line = row.line.line
-                    kept.write_raw(line.view, source=line.source)
+            for row, reasons in judged_rows(read, request, known):
+                write_row(row, reasons, tally, renderer, kept=kept, dropped=dropped)
         filtering.record(kept, dropped, tally, recording.records())
     return filtering.result(tally, known)
 
 
+def read_rows_to_filter(source: Path) -> Iterator[CuratedRow]:
+    """Yields the rollouts and supervised rows of a file or folder."""
+    return read_curated_rows(source, with_supervised=True)
+
+
+def write_row(
+    row: CuratedRow,
+    reasons: Reasons,
+    tally: "FilterTally",
+    renderer: ChatRenderer | None,
+    *,
+    kept: LineWriter,
+    dropped: LineWriter,
+) -> None:
+    """Counts a row and writes its very bytes, or the reasons for which it is dropped."""
+    tally.add(row, reasons, renderer)
+    if reasons:
+        dropped.write(_dropped_row(row, reasons))
+    else:
+        kept.write_raw(row.line.view, source=row.line.source)
+
+
+def _dropped_row(row: CuratedRow, reasons: Reasons) -> DroppedRow:
+    texts: list[str] = []
+    like = None
+    for reason in reasons:
+        texts.append(reason.text)
+        like = like or reason.like
+    return DroppedRow(str(row.path), row.line.number, row.id, texts, like)
+
+
 class Filtering:
-    """What is filtered and where it goes; how that is done is left to others.
+    """The files that are read and written, whether one process filters them or a cluster.
 
     Raises InputError where an output must not be written.
     """
@@ -70,11 +97,11 @@ class Filtering:
         for path in (self.output, self.dropped_file):
             check_output(path, [self.source, *others])
         self.other_files = [file for path in others for file in rollout_files(path)]
-        """What is read beside the input."""
+        """The files that are read beside the input."""
 
     @contextmanager
     def writing(self) -> Generator[tuple[LineWriter, LineWriter]]:
-        """Gives the writers of the rows that are kept and of what is told of the others."""
+        """Gives the writers of the kept rows and of the side file about the dropped ones."""
         with atomic_output(self.output) as kept, atomic_output(self.dropped_file) as dropped:
             yield kept, dropped
 
@@ -82,7 +109,7 @@ class Filtering:
         self,
         kept: LineWriter,
         dropped: LineWriter,
-        tally: Tally,
+        tally: "FilterTally",
         inputs: Sequence[FileRecord | Path],
     ) -> None:
         """Writes the manifest of the closed outputs."""
@@ -96,13 +123,13 @@ class Filtering:
             side=[record_written(self.dropped_file, dropped)],
         )
 
-    def result(self, tally: Tally, known: Knowledge) -> FilterResult:
-        """Returns what filtering came to."""
+    def result(self, tally: "FilterTally", known: Knowledge) -> FilterResult:
+        """Returns the result of filtering all rows."""
         return tally.result(self._workspace, self.output, self.dropped_file, set(known.verdicts))
 
 
-class Survey:
-    """What the rows say together: each task's outcomes, and which words their prompts share."""
+class TaskSurvey:
+    """What filters must know of all rows before they judge one: success rates, shared words."""
 
     def __init__(self, request: FilterDataset, index: ContaminationIndex | None) -> None:
         self.is_needed = index is not None or request.min_success_rate is not None
@@ -110,23 +137,23 @@ class Survey:
         self._known: Counter[str] = Counter()
         self._succeeded: Counter[str] = Counter()
         self.prompts: list[CountedPrompt] | None = None
-        """Kept where it is a list."""
+        """The prompts that were counted, if it is a list: for the index of another process."""
 
-    def add(self, row: Row) -> None:
+    def add(self, row: CuratedRow) -> None:
         """Takes in a row."""
         if row.facts is None:
             return
         if self._index is not None:
-            counted = self._index.count_prompt(asked_text(row))
+            counted = self._index.count_prompt(user_text(row))
             if counted is not None and self.prompts is not None:
                 self.prompts.append(counted)
-        # What infrastructure ended says nothing about its task.
+        # A rollout that infrastructure ended says nothing about its task.
         if row.facts.error is None and (success := success_of(row.facts)) is not None:
             self._known[row.task] += 1
             self._succeeded[row.task] += success
 
-    def take(self, other: "Survey") -> None:
-        """Takes in what another survey says of other rows."""
+    def take(self, other: "TaskSurvey") -> None:
+        """Takes in the survey of other rows."""
         self._known.update(other._known)
         self._succeeded.update(other._succeeded)
         for counted in other.prompts or ():
@@ -134,11 +161,11 @@ class Survey:
                 self._index.take(counted)
 
     def forget_index(self) -> None:
-        """Lets go of the evaluation prompts: what is told of these rows goes on without them."""
+        """Lets go of the evaluation prompts, so that the survey is small to send."""
         self._index = None
 
     def success_rates(self) -> dict[str, float]:
-        """Returns the share of success of each task."""
+        """Returns the success rate of each task."""
         return {task: self._succeeded[task] / count for task, count in self._known.items()}
 
 
@@ -149,20 +176,23 @@ def evaluation_index(workspace: Workspace, request: FilterDataset) -> Contaminat
     return ContaminationIndex(prompts) if prompts else None
 
 
-def given_verdicts(workspace: Workspace, request: FilterDataset) -> dict[str, Verdict]:
-    """Returns the verdicts of the review that was given."""
+def review_verdicts(workspace: Workspace, request: FilterDataset) -> dict[str, ReviewVerdict]:
+    """Returns the verdicts of the review that a request names, by row id."""
     if request.verdicts is None:
         return {}
     return read_verdicts(workspace.existing(request.verdicts, what="verdicts"))
 
 
 def _knowledge(
-    workspace: Workspace, request: FilterDataset, read: _Read, renderer: ChatRenderer | None
+    workspace: Workspace,
+    request: FilterDataset,
+    read: Callable[[], Iterator[CuratedRow]],
+    renderer: ChatRenderer | None,
 ) -> Knowledge:
-    """Returns what the filters need to know; for some of them the rows are read once before."""
-    verdicts = given_verdicts(workspace, request)
+    """Returns what the filters need to know; for some of them all rows are read once before."""
+    verdicts = review_verdicts(workspace, request)
     index = evaluation_index(workspace, request)
-    survey = Survey(request, index)
+    survey = TaskSurvey(request, index)
     if survey.is_needed:
         for row in read():
             survey.add(row)
@@ -171,12 +201,128 @@ def _knowledge(
     return Knowledge(renderer, survey.success_rates(), index, verdicts)
 
 
-def dropped_row(row: Row, reasons: Reasons) -> DroppedRow:
-    """Returns the line of the side file."""
-    texts: list[str] = []
-    like = None
-    for reason in reasons:
-        texts.append(reason.text)
-        like = like or reason.like
-    line = row.line
-    return DroppedRow(str(line.path), line.line.number, row.id, texts, like)
+class RowStatistics:
+    """The distributions and categories of some rows."""
+
+    def __init__(self) -> None:
+        self._reward, self._turns = Distribution(), Distribution()
+        self._characters, self._tokens = Distribution(), Distribution()
+        self._categories: Counter[str] = Counter()
+
+    def joined(self, other: "RowStatistics") -> "RowStatistics":
+        """Returns the statistics of the rows of both."""
+        both = RowStatistics()
+        both._reward = self._reward.joined(other._reward)
+        both._turns = self._turns.joined(other._turns)
+        both._characters = self._characters.joined(other._characters)
+        both._tokens = self._tokens.joined(other._tokens)
+        both._categories = self._categories + other._categories
+        return both
+
+    def add(self, row: CuratedRow, category: str) -> None:
+        """Takes in a row."""
+        self._categories[category] += 1
+        facts = row.facts
+        if facts is None:
+            return
+        self._turns.add(facts.num_turns)
+        self._characters.add(len(row.line.view))
+        if facts.reward is not None:
+            self._reward.add(facts.reward)
+        if row.num_tokens is not None:
+            self._tokens.add(row.num_tokens)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows that were taken in, unreadable ones included."""
+        return self._categories.total()
+
+    def distributions(self) -> Distributions:
+        """Returns the distributions of the readable rows."""
+        return Distributions(
+            reward=self._reward.quantiles(),
+            turns=self._turns.quantiles(),
+            characters=self._characters.quantiles(),
+            tokens=self._tokens.quantiles(),
+        )
+
+    def categories(self) -> dict[str, int]:
+        """Returns the counts by name; of many the largest, and the others together."""
+        if len(self._categories) <= _MAX_CATEGORIES:
+            return dict(sorted(self._categories.items()))
+        largest = dict(self._categories.most_common(_MAX_CATEGORIES))
+        return {**largest, _OTHERS: self._categories.total() - sum(largest.values())}
+
+
+class FilterTally:
+    """Counts the rows that are kept and those that are dropped, with the reasons."""
+
+    def __init__(self, request: FilterDataset) -> None:
+        self._category_field = request.category_field
+        self._are_ids_needed = bool(request.verdicts)
+        self._kept_rows, self._dropped_rows = RowStatistics(), RowStatistics()
+        self._success_derived = 0
+        self._dropped: Counter[str] = Counter()
+        self._problems: list[str] = []
+        self._ids: set[str] = set()
+
+    @property
+    def read(self) -> int:
+        """The number of rows that were read."""
+        return self._kept_rows.num_rows + self._dropped_rows.num_rows
+
+    @property
+    def kept(self) -> int:
+        """The number of rows that are kept."""
+        return self._kept_rows.num_rows
+
+    def add(self, row: CuratedRow, reasons: Reasons, renderer: ChatRenderer | None) -> None:
+        """Takes in a row with the reasons to drop it; with a renderer its tokens are counted."""
+        facts = row.facts
+        if facts is not None:
+            if facts.success is None:
+                self._success_derived += 1
+            if renderer is not None:
+                count_tokens(row, renderer)
+        category = row.category(self._category_field)
+        if self._are_ids_needed and row.review_id:
+            self._ids.add(row.review_id)
+        if not reasons:
+            self._kept_rows.add(row, category)
+            return
+        self._dropped_rows.add(row, category)
+        self._dropped[reasons[0].text] += 1
+        if facts is None and row.problem and len(self._problems) < MAX_EXAMPLES:
+            self._problems.append(f"{row.where}: {row.problem}")
+
+    def take(self, other: "FilterTally") -> None:
+        """Takes in the counts of rows that come later."""
+        self._success_derived += other._success_derived
+        self._kept_rows = self._kept_rows.joined(other._kept_rows)
+        self._dropped_rows = self._dropped_rows.joined(other._dropped_rows)
+        self._dropped.update(other._dropped)
+        self._problems += other._problems[: MAX_EXAMPLES - len(self._problems)]
+        self._ids |= other._ids
+
+    def result(
+        self, workspace: Workspace, output: Path, dropped_file: Path, verdict_ids: set[str]
+    ) -> FilterResult:
+        """Returns the counts and distributions of all rows."""
+        if unmatched := len(verdict_ids - self._ids):
+            self._problems.append(
+                f"{unmatched} of {len(verdict_ids)} verdicts name no row by its id"
+            )
+        before, after = self._kept_rows.joined(self._dropped_rows), self._kept_rows
+        return FilterResult(
+            output=workspace.shown(output),
+            read=self.read,
+            kept=self.kept,
+            dropped=dict(self._dropped),
+            dropped_file=workspace.shown(dropped_file),
+            before=before.distributions(),
+            after=after.distributions(),
+            categories_before=before.categories(),
+            categories_after=after.categories(),
+            success_derived=self._success_derived,
+            problems=self._problems,
+        )

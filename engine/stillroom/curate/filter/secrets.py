@@ -12,7 +12,7 @@ _Check = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SensitiveKind:
     """One kind of thing that should not be in training data."""
 
     name: str
@@ -22,8 +22,8 @@ class Kind:
     is_real: _Check = bool
 
 
-def _kind(name: str, marks: str, pattern: str, is_real: _Check = bool) -> Kind:
-    return Kind(name, tuple(marks.split()), re.compile(pattern), is_real)
+def _kind(name: str, marks: str, pattern: str, is_real: _Check = bool) -> SensitiveKind:
+    return SensitiveKind(name, tuple(marks.split()), re.compile(pattern), is_real)
 
 
 def _looks_random(key: str) -> bool:
@@ -161,13 +161,13 @@ PERSONAL_DATA = (
 )  # fmt: skip
 
 
-def kinds_in(text: str, kinds: tuple[Kind, ...]) -> list[str]:
+def kinds_in(text: str, kinds: tuple[SensitiveKind, ...]) -> list[str]:
     """Returns the names of the kinds that a text holds, each once, in the order of `kinds`."""
     found = (kind.name for kind in kinds if _holds(text, kind))
     return list(dict.fromkeys(found))
 
 
-def _holds(text: str, kind: Kind) -> bool:
+def _holds(text: str, kind: SensitiveKind) -> bool:
     if kind.marks and not any(mark in text for mark in kind.marks):
         return False
     return any(kind.is_real(match) for match in _matches(text, kind.pattern))

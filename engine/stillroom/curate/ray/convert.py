@@ -12,8 +12,7 @@ from stillroom.curate.convert import (
     nothing_converted,
 )
 from stillroom.curate.ray.parts import RayParts, ray_parts
-from stillroom.curate.rows.read import check_output
-from stillroom.curate.rows.sources import SourceFile, source_files
+from stillroom.curate.rows.sources import SourceFile, check_output, source_files
 from stillroom.files import LineWriter, atomic_output
 from stillroom.lineage import FileRecord, record_file
 from stillroom.settings import Workspace

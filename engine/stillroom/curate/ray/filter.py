@@ -15,30 +15,29 @@ from typing import Any
 
 import msgspec
 
+from stillroom.curate.filter.across_rows import PassedRows, TraitReader, Traits, changed_input
 from stillroom.curate.filter.contamination import ContaminationIndex
 from stillroom.curate.filter.request import FilterDataset, FilterResult
-from stillroom.curate.filter.rows import Row, read_filter_rows
-from stillroom.curate.filter.rules import Knowledge, Reason
-from stillroom.curate.filter.run import (
-    Filtering,
-    Survey,
-    dropped_row,
-    evaluation_index,
-    given_verdicts,
-)
-from stillroom.curate.filter.sets import (
+from stillroom.curate.filter.rules import (
     DUPLICATE,
     TOO_DEEP,
-    Judge,
-    Passed,
+    Knowledge,
+    Reason,
     Reasons,
-    TraitReader,
-    Traits,
-    changed_input,
+    RowJudge,
     conversation_digest,
 )
-from stillroom.curate.filter.tally import Tally
+from stillroom.curate.filter.run import (
+    Filtering,
+    FilterTally,
+    TaskSurvey,
+    evaluation_index,
+    read_rows_to_filter,
+    review_verdicts,
+    write_row,
+)
 from stillroom.curate.ray.parts import RayParts, ray_parts
+from stillroom.curate.rows.read import CuratedRow
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.row_files import rollout_files
 from stillroom.files import LineWriter, atomic_output
@@ -102,7 +101,7 @@ class _WriteJob:
 class _Part:
     kept: Path
     dropped: Path
-    tally: Tally
+    tally: FilterTally
     source: FileRecord
 
 
@@ -110,7 +109,7 @@ def filter_on_ray(workspace: Workspace, request: FilterDataset) -> FilterResult:
     """Does what `filter_dataset` does, a file a task."""
     filtering = Filtering(workspace, request)
     files = rollout_files(filtering.source)
-    tally, records = Tally(request), list[FileRecord]()
+    tally, records = FilterTally(request), list[FileRecord]()
     with ray_parts(request.ray_address, filtering.output) as parts:
         known = _knowledge(workspace, request, parts, files)
         common = _Common(workspace.root, request, known)
@@ -132,9 +131,9 @@ def _append(rows: LineWriter, part: Path, num_rows: int) -> None:
 def _knowledge(
     workspace: Workspace, request: FilterDataset, parts: RayParts, files: list[Path]
 ) -> Knowledge:
-    verdicts = given_verdicts(workspace, request)
+    verdicts = review_verdicts(workspace, request)
     index = evaluation_index(workspace, request)
-    survey = Survey(request, index)
+    survey = TaskSurvey(request, index)
     if survey.is_needed:
         shared = None if index is None else parts.ray.put(index)
         for part in parts.each(_survey, [_SurveyJob(file, request, shared) for file in files]):
@@ -144,11 +143,11 @@ def _knowledge(
     return Knowledge(None, survey.success_rates(), index, verdicts)
 
 
-def _survey(job: _SurveyJob) -> Survey:
+def _survey(job: _SurveyJob) -> TaskSurvey:
     index: ContaminationIndex | None = None if job.index is None else _fetched(job.index)
-    survey = Survey(job.request, index)
+    survey = TaskSurvey(job.request, index)
     survey.prompts = []
-    for row in read_filter_rows(job.file):
+    for row in read_rows_to_filter(job.file):
         survey.add(row)
     survey.forget_index()
     return survey
@@ -172,9 +171,9 @@ def _judge(job: _JudgeJob) -> _Judged:
     common: _Common = _fetched(job.common)
     # What compares rows is decided by the driver.
     alone = common.request.model_copy(update={"dedupe": None})
-    judge, reader = Judge(alone, common.here()), TraitReader(common.request)
+    judge, reader = RowJudge(alone, common.here()), TraitReader(common.request)
     judged = _Judged([], array("q"), array("q"), [])
-    for row in read_filter_rows(job.file):
+    for row in read_rows_to_filter(job.file):
         reasons, compared = judge.reasons(row), None
         if not reasons:
             try:
@@ -184,7 +183,7 @@ def _judge(job: _JudgeJob) -> _Judged:
                 reasons = (TOO_DEEP,)
         judged.reasons.append(reasons)
         judged.compared.append(compared)
-        judged.sizes.append(row.line.line.num_bytes)
+        judged.sizes.append(row.line.num_bytes)
         judged.tokens.append(-1 if row.num_tokens is None else row.num_tokens)
     return judged
 
@@ -192,7 +191,7 @@ def _judge(job: _JudgeJob) -> _Judged:
 def _decide(request: FilterDataset, found: list[_Judged]) -> None:
     """Adds the reasons that come from other rows, in the order of the rows."""
     seen: dict[bytes, str] = {}
-    passed = Passed(request)
+    passed = PassedRows(request)
     places: list[tuple[_Judged, int]] = []
     for judged in found:
         for number, compared in enumerate(judged.compared):
@@ -207,7 +206,7 @@ def _decide(request: FilterDataset, found: list[_Judged]) -> None:
             places.append((judged, number))
         # Only the reasons go back to the workers.
         judged.compared.clear()
-    for position, reason in passed.decided().items():
+    for position, reason in passed.dropped().items():
         judged, number = places[position]
         judged.reasons[number] = (reason,)
 
@@ -215,29 +214,24 @@ def _decide(request: FilterDataset, found: list[_Judged]) -> None:
 def _write(job: _WriteJob) -> _Part:
     common: _Common = _fetched(job.common)
     known = common.here()
-    tally = Tally(common.request)
+    tally = FilterTally(common.request)
     rows = _judged_rows(job, common.request, known)
     with atomic_output(job.kept) as kept, atomic_output(job.dropped) as dropped:
         for row, reasons in rows:
-            tally.add(row, reasons, known.renderer)
-            if reasons:
-                dropped.write(dropped_row(row, reasons))
-            else:
-                line = row.line.line
-                kept.write_raw(line.view, source=line.source)
+            write_row(row, reasons, tally, known.renderer, kept=kept, dropped=dropped)
     return _Part(job.kept, job.dropped, tally, record_file(job.file))
 
 
 def _judged_rows(
     job: _WriteJob, request: FilterDataset, known: Knowledge
-) -> Iterator[tuple[Row, Reasons]]:
+) -> Iterator[tuple[CuratedRow, Reasons]]:
     if job.judged is None:
-        judge = Judge(request, known)
-        yield from ((row, judge.reasons(row)) for row in read_filter_rows(job.file))
+        judge = RowJudge(request, known)
+        yield from ((row, judge.reasons(row)) for row in read_rows_to_filter(job.file))
         return
     judged, number = job.judged, -1
-    for number, row in enumerate(read_filter_rows(job.file)):
-        if number >= len(judged.sizes) or judged.sizes[number] != row.line.line.num_bytes:
+    for number, row in enumerate(read_rows_to_filter(job.file)):
+        if number >= len(judged.sizes) or judged.sizes[number] != row.line.num_bytes:
             raise changed_input(job.file)
         if judged.tokens[number] >= 0:
             row.num_tokens = judged.tokens[number]

@@ -1,70 +1,153 @@
-"""What the few fields of a rollout that decide what becomes of it come to."""
+"""What decides whether a row is kept: a few fields of its line, and the facts they come to.
 
-from typing import TYPE_CHECKING, Any
+The structs say which fields are decoded and as what type; all other bytes of a line are only
+skipped. `CommonFields` and its two subclasses fit rollouts of ours, rollouts of rnow and supervised
+rows alike, so that a usual line is decoded once, whatever it is.
+"""
+
+from typing import Any
 
 import msgspec
 
-from stillroom.curate.rows.fields import NULL, CommonFields, MessageFacts, OwnFields
 from stillroom.data.checks import ROLES
 from stillroom.data.layouts.detect import RolloutLayout
 from stillroom.data.layouts.foreign import stop_reason
 from stillroom.data.layouts.rnow import failure_of, is_rnow_reward
-from stillroom.lines import Line
 from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 
-if TYPE_CHECKING:
-    from stillroom.curate._outline import Outline
-
-_STILLROOM, _RNOW = RolloutLayout.STILLROOM, RolloutLayout.RNOW
-# Of what begins a JSON value, a text's quote alone sorts before this.
+NULL = msgspec.Raw(b"null")
+SUPERVISED = "supervised row"
+"""The `stop_reason` in the facts of a supervised row."""
+# Of the bytes that can begin a JSON value, only a string's quote sorts before this one.
 _AFTER_QUOTE = bytearray(b"#")
 
 
-_MESSAGE = msgspec.json.Decoder(MessageFacts)
-_MESSAGES = msgspec.json.Decoder(list[MessageFacts])
+class CalledFunction(msgspec.Struct, frozen=True, gc=False):
+    """The function that a tool call names, with its arguments as JSON text."""
+
+    name: str
+    arguments: str
 
 
-class Chat(msgspec.Struct, frozen=True, gc=False):
-    """A conversation, as far as it decides."""
+class CallFacts(msgspec.Struct, frozen=True, gc=False):
+    """A tool call of an assistant message."""
 
-    given: list[MessageFacts] | msgspec.Raw
-    """The messages, or the JSON list of them: few filters look into it."""
-    last: MessageFacts | msgspec.Raw | None
-    """The last message, or its JSON."""
-    num_turns: int
-    """Of the assistant."""
-    is_open: bool
-    """Whether it does not end with the assistant's word: there is none, or tools are called."""
-
-    @property
-    def messages(self) -> list[MessageFacts]:
-        """All of it."""
-        given = self.given
-        if not isinstance(given, list):
-            given = _MESSAGES.decode(given)
-            # Several filters may look into it.
-            msgspec.structs.force_setattr(self, "given", given)
-        return given
-
-    @property
-    def has_final_answer(self) -> bool:
-        """Whether it ends with an assistant's text and not with a tool call."""
-        last = self.last
-        if self.is_open or last is None:
-            return False
-        message = last if isinstance(last, MessageFacts) else _MESSAGE.decode(last)
-        said = message.said()
-        return bool(said.strip() if isinstance(said, str) else said)
+    function: CalledFunction
+    id: str | None = None
 
 
-class RolloutFacts(msgspec.Struct, frozen=True, gc=False):
-    """A rollout row of any layout, as far as it decides."""
+class ContentPart(msgspec.Struct, frozen=True, gc=False):
+    """A part of a message's content; `text` is set where the part is a text."""
 
-    chat: Chat
+    type: str
+    text: Any = None
+
+
+Content = str | list[ContentPart] | None
+_CONTENT: msgspec.json.Decoder[Content] = msgspec.json.Decoder(Content)
+
+
+class MessageFacts(msgspec.Struct, frozen=True, gc=False):
+    """A chat message, its content undecoded."""
+
+    role: str
+    """Any text; `count_turns` refuses what is no role."""
+    content: msgspec.Raw = NULL
+    """The JSON of the content: texts are long, and filters on facts read the last one only."""
+    tool_calls: list[CallFacts] | None = None
+    tool_call_id: str | None = None
+
+    def decode_content(self) -> Content:
+        """Returns the content. Raises msgspec.ValidationError if it has another type."""
+        return _CONTENT.decode(self.content)
+
+
+class CommonFields(msgspec.Struct, frozen=True, gc=False):
+    """The short fields that decide, of our rollouts, of rnow's and of supervised rows."""
+
+    stop_reason: str | msgspec.UnsetType | None = msgspec.UNSET
+    id: Any = None
+    task_id: Any = None
+    rewards: dict[str, Any] | None = None
+    success: bool | None = None
+    completed: Any = None
+    truncated: Any = None
+    tool_errors: int | None = None
+    error: Any = None
+    errors: Any = None
+    tools: msgspec.Raw = NULL
+    stillroom: msgspec.Raw = NULL
+    rollout_id: Any = None
+    output: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    responses_create_params: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class DecodedFields(CommonFields, frozen=True, gc=False):
+    """All fields that decide."""
+
+    reward: float | None = None
+    total_reward: float | None = None
+    metadata: dict[str, Any] | None = None
+    messages: list[MessageFacts] | None = None
+    conversation: list[MessageFacts] | None = None
+
+
+class RawFields(CommonFields, frozen=True, gc=False):
+    """All fields that decide; those that go into training rows as their very bytes."""
+
+    reward: msgspec.Raw = NULL
+    total_reward: msgspec.Raw = NULL
+    metadata: msgspec.Raw = NULL
+    messages: msgspec.Raw = NULL
+    conversation: msgspec.Raw = NULL
+
+
+class CheckedFields(msgspec.Struct, frozen=True, gc=False):
+    """The fields that decide, of a rollout in our layout whose problems were looked for already."""
+
+    messages: list[MessageFacts]
     stop_reason: str
     id: str | None = None
     task_id: str | None = None
-    """The row's own, else a hash of the prompt."""
+    reward: float | None = None
+    success: bool | None = None
+    tool_errors: int | None = None
+    metadata: dict[str, Any] | None = None
+    error: Any = None
+
+
+class SupervisedFields(msgspec.Struct, frozen=True):
+    """The fields that decide, of a supervised row; it may hold anything in fields of rollouts."""
+
+    messages: list[MessageFacts]
+    id: str | None = None
+    rollout_id: str | None = None
+    task_id: str | None = None
+    reward: float | None = None
+    success: bool | None = None
+    metadata: dict[str, Any] | None = None
+    stop_reason: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class RolloutParts(msgspec.Struct, frozen=True, gc=False):
+    """The parts of a rollout that go into a training row, as the very bytes of its line."""
+
+    messages: msgspec.Raw
+    tools: msgspec.Raw = NULL
+    metadata: msgspec.Raw = NULL
+    reward: msgspec.Raw = NULL
+
+
+class RowFacts(msgspec.Struct, frozen=True, gc=False):
+    """The facts of a rollout of any layout, or of a supervised row, that decide about it."""
+
+    messages: list[MessageFacts]
+    num_turns: int
+    """Messages of the assistant."""
+    stop_reason: str
+    id: str | None = None
+    task_id: str | None = None
+    """The row's own; of a rollout without one, a hash of its prompt."""
     reward: float | None = None
     success: bool | None = None
     tool_errors: int | None = None
@@ -72,32 +155,25 @@ class RolloutFacts(msgspec.Struct, frozen=True, gc=False):
     error: Any = None
 
     @property
-    def messages(self) -> list[MessageFacts]:
-        """The conversation."""
-        return self.chat.messages
-
-    @property
-    def num_turns(self) -> int:
-        """Of the assistant."""
-        return self.chat.num_turns
-
-    @property
     def has_final_answer(self) -> bool:
-        """Whether it ends with an assistant's text and not with a tool call."""
-        return self.chat.has_final_answer
+        """Whether the conversation ends with an assistant's text and not with a tool call."""
+        if _is_open(self.messages):
+            return False
+        content = self.messages[-1].decode_content()
+        return bool(content.strip() if isinstance(content, str) else content)
 
     @property
     def tools_used(self) -> set[str]:
-        """Names of the tools that were called."""
+        """The names of the tools that were called."""
         return {
             call.function.name for message in self.messages for call in message.tool_calls or ()
         }
 
     @property
     def is_success(self) -> bool:
-        """The row's own word; without one the reward decides, then whether the answer is complete.
+        """Whether the row is a success: it says so, or has the reward or a complete answer of one.
 
-        What infrastructure ended is no success.
+        A rollout that infrastructure ended is no success.
         """
         if self.success is not None:
             return self.success
@@ -113,20 +189,21 @@ class RolloutFacts(msgspec.Struct, frozen=True, gc=False):
         return self.success is None
 
 
-def chat_of(messages: list[MessageFacts]) -> Chat | None:
-    """Returns what messages come to, None if something is wrong with them.
+def count_turns(messages: list[MessageFacts]) -> int | None:
+    """Returns the number of assistant messages; None if something is wrong with the messages.
 
-    Every message has a role and its content, and every tool's reply its call. With what the types
-    say already, this is all that `message_problems` asks for.
-    Raises msgspec.ValidationError of a content that is none.
+    Every message has a known role and content, and every tool's reply its call. With what the types
+    check already, this is all that `message_problems` looks for.
+    Raises msgspec.ValidationError for content of a wrong type.
     """
     num_turns = 0
     called: set[str | None] = {None}
     for message in messages:
         role = message.role
-        # What begins as a text is one: the decoder has gone over it.
+        # What begins as a JSON string is one: the decoder has gone over it. Decoding each content
+        # would take longer than all the rest.
         is_text = message.content < _AFTER_QUOTE
-        if not is_text and message.said() is None and role != "assistant":
+        if not is_text and message.decode_content() is None and role != "assistant":
             return None
         if role == "assistant":
             num_turns += 1
@@ -138,46 +215,37 @@ def chat_of(messages: list[MessageFacts]) -> Chat | None:
                 return None
         elif role not in ROLES:
             return None
-    return _chat(messages, num_turns)
+    return num_turns
 
 
-def outlined_chat(line: Line, outlined: "Outline") -> Chat:
-    """Returns what the messages of a line come to, from its outline; nothing is copied."""
-    view = memoryview(line.view)
-    has_last = outlined.last_start < outlined.last_end
-    return Chat(
-        msgspec.Raw(view[outlined.start : outlined.end]),
-        msgspec.Raw(view[outlined.last_start : outlined.last_end]) if has_last else None,
-        outlined.num_turns,
-        outlined.is_open,
-    )
-
-
-def _chat(messages: list[MessageFacts], num_turns: int) -> Chat:
-    last = messages[-1] if messages else None
-    is_open = last is None or last.role != "assistant" or bool(last.tool_calls)
-    return Chat(messages, last, num_turns, is_open)
+def _is_open(messages: list[MessageFacts]) -> bool:
+    """Whether a conversation does not end with the assistant's text: empty, or tools are called."""
+    return not messages or messages[-1].role != "assistant" or bool(messages[-1].tool_calls)
 
 
 def layout_of_fields(row: CommonFields) -> RolloutLayout | None:
-    """Returns whose rollout it is, if these fields are all that matters of it; else None."""
-    if row.stop_reason is not None:
+    """Returns the layout of a rollout, if these fields are enough to tell it; else None."""
+    if isinstance(row.stop_reason, str):
         is_plain = isinstance(row.id, str | None) and isinstance(row.task_id, str | None)
-        return _STILLROOM if is_plain else None
-    says_how_it_went = row.completed is not None or row.success is not None
-    # What was written from a row of ours is that row again.
-    return _RNOW if says_how_it_went and row.stillroom is NULL else None
+        return RolloutLayout.STILLROOM if is_plain else None
+    if row.stop_reason is None:
+        return None
+    has_outcome = row.completed is not None or row.success is not None
+    # A row of rnow's that was written from one of ours (`stillroom`) is read as ours again.
+    return RolloutLayout.RNOW if has_outcome and row.stillroom is NULL else None
 
 
-def own_facts(
-    row: CommonFields | OwnFields,
-    chat: Chat,
+def stillroom_facts(
+    row: CommonFields | CheckedFields,
+    messages: list[MessageFacts],
+    num_turns: int,
     reward: float | None,
     metadata: dict[str, Any] | None,
-) -> RolloutFacts:
-    """Returns the facts of a rollout of ours."""
-    return RolloutFacts(
-        chat,
+) -> RowFacts:
+    """Returns the facts of a rollout in our layout."""
+    return RowFacts(
+        messages,
+        num_turns,
         row.stop_reason or "",
         row.id,
         row.task_id or None,
@@ -189,37 +257,38 @@ def own_facts(
     )
 
 
-def checked_facts(row: OwnFields) -> RolloutFacts:
-    """Returns the facts of a rollout of ours whose messages were checked already."""
+def checked_facts(row: CheckedFields) -> RowFacts:
+    """Returns the facts of a rollout in our layout whose problems were looked for already."""
     num_turns = [message.role for message in row.messages].count("assistant")
-    return own_facts(row, _chat(row.messages, num_turns), row.reward, row.metadata)
+    return stillroom_facts(row, row.messages, num_turns, row.reward, row.metadata)
 
 
 def rnow_facts(
     row: CommonFields,
-    chat: Chat,
+    messages: list[MessageFacts],
+    num_turns: int,
     reward: float | None,
     metadata: dict[str, Any] | None,
-) -> RolloutFacts | None:
-    """Returns the facts of a rollout of rnow's, as those of what `rollout_from_rnow` makes of it.
+) -> RowFacts | None:
+    """Returns the facts of rnow's rollout: those of the row that `rollout_from_rnow` makes of it.
 
     None if it has no messages, or rewards that are neither numbers nor words for their absence.
     """
-    if chat.last is None:
+    if not messages:
         return None
     failure, rewards = None, row.rewards or {}
     are_numbers = _are_numbers(rewards)
     if not are_numbers and not all(map(_is_reward_or_absent, rewards.values())):
         return None
     if row.completed is not True or row.error or not are_numbers:
-        told = {"rewards": rewards, "error": row.error, "errors": row.errors}
-        failure = failure_of({**told, "completed": row.completed})
-    own_id, task_id = row.id, row.task_id
-    return RolloutFacts(
-        chat,
-        _STOP_REASONS[failure is not None, row.truncated is True, chat.is_open],
-        own_id if isinstance(own_id, str) else "",
-        task_id if isinstance(task_id, str) and task_id else None,
+        outcome = {"rewards": rewards, "error": row.error, "errors": row.errors}
+        failure = failure_of({**outcome, "completed": row.completed})
+    return RowFacts(
+        messages,
+        num_turns,
+        _STOP_REASONS[failure is not None, row.truncated is True, _is_open(messages)],
+        row.id if isinstance(row.id, str) else "",
+        row.task_id if isinstance(row.task_id, str) and row.task_id else None,
         None if failure else reward,
         None if failure else row.success,
         None,
@@ -248,3 +317,43 @@ def _are_numbers(rewards: dict[str, Any]) -> bool:
 
 def _is_reward_or_absent(value: Any) -> bool:
     return value is None or is_rnow_reward(value)
+
+
+def is_plain_supervised(row: DecodedFields) -> bool:
+    """Whether the fields of a supervised row are right and no rollout of any layout has them all.
+
+    Of any other row nothing is said: it takes a closer look.
+    """
+    return (
+        row.stop_reason is msgspec.UNSET
+        and row.conversation is None
+        and row.output is msgspec.UNSET
+        and row.responses_create_params is msgspec.UNSET
+        and isinstance(row.id, str | None)
+        and isinstance(row.rollout_id, str | None)
+        and isinstance(row.task_id, str | None)
+    )
+
+
+def supervised_facts(row: DecodedFields | SupervisedFields) -> RowFacts | None:
+    """Returns the facts of a supervised row; None if it is none.
+
+    Raises msgspec.ValidationError for content of a wrong type.
+    """
+    messages = row.messages
+    # With a stop_reason it is a rollout, and one that could not be read.
+    if not messages or messages[-1].role != "assistant" or row.stop_reason is not msgspec.UNSET:
+        return None
+    num_turns = count_turns(messages)
+    if num_turns is None:
+        return None
+    return RowFacts(
+        messages,
+        num_turns,
+        SUPERVISED,
+        id=row.id or row.rollout_id,
+        task_id=row.task_id,
+        reward=row.reward,
+        success=row.success,
+        metadata=row.metadata,
+    )

@@ -1,68 +1,58 @@
-"""Rollout rows as curation sees them: the few fields that decide, beside the untouched bytes."""
+"""The rows of a file as curation reads them: the facts that decide, beside the untouched bytes."""
 
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import msgspec
 
 from stillroom.curate.rows.facts import (
-    RolloutFacts,
-    chat_of,
-    checked_facts,
-    layout_of_fields,
-    outlined_chat,
-    own_facts,
-    rnow_facts,
-)
-from stillroom.curate.rows.fields import (
     NULL,
-    CommonFields,
+    CheckedFields,
     Content,
     DecodedFields,
     MessageFacts,
-    OwnFields,
     RawFields,
-    RawShortFields,
     RolloutParts,
-    ShortFields,
-    TaskPrompt,
+    RowFacts,
+    SupervisedFields,
+    checked_facts,
+    count_turns,
+    is_plain_supervised,
+    layout_of_fields,
+    rnow_facts,
+    stillroom_facts,
+    supervised_facts,
 )
-from stillroom.curate.rows.outline import Outliner, outline
-from stillroom.curate.rows.supervised import outlined_facts, supervised_facts
-from stillroom.curate.rows.translate import in_our_layout, own_row
-from stillroom.data.checks import decode_deeper, tool_schema_problems
-from stillroom.data.layouts.detect import RolloutLayout
-from stillroom.data.row_files import read_row_blocks, rollout_files
-from stillroom.errors import DataError, InputError
+from stillroom.data.checks import Problem, decode_deeper, decode_row, tool_schema_problems
+from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of, own_problems
+from stillroom.data.layouts.foreign import ORIGIN
+from stillroom.data.row_files import decode_line, read_row_blocks, rollout_files
+from stillroom.errors import DataError
 from stillroom.files import content_hash
 from stillroom.lines import Line
-from stillroom.rollout.journal.journal import holds_rollouts
-
-if TYPE_CHECKING:
-    from stillroom.curate._outline import Outline
 
 
-class _Whole(msgspec.Struct):
-    messages: list[dict[str, Any]] = []
-    conversation: list[dict[str, Any]] = []
+class _Prompt(msgspec.Struct, frozen=True):
+    messages: list[msgspec.Raw] = []
+    conversation: list[msgspec.Raw] = []
 
 
-class _Saying(msgspec.Struct):
+class _MessageContent(msgspec.Struct):
     content: Content = None
 
 
 class _Contents(msgspec.Struct):
-    messages: list[_Saying]
+    messages: list[_MessageContent]
 
 
 _DECODED = msgspec.json.Decoder(DecodedFields)
 _RAW = msgspec.json.Decoder(RawFields)
-_SHORT = msgspec.json.Decoder(ShortFields)
-_RAW_SHORT = msgspec.json.Decoder(RawShortFields)
-_OWN = msgspec.json.Decoder(OwnFields)
+_CHECKED = msgspec.json.Decoder(CheckedFields)
+_SUPERVISED = msgspec.json.Decoder(SupervisedFields)
 _PARTS = msgspec.json.Decoder(RolloutParts)
 _MESSAGES: msgspec.json.Decoder[list[MessageFacts] | None] = msgspec.json.Decoder(
     list[MessageFacts] | None
@@ -70,26 +60,29 @@ _MESSAGES: msgspec.json.Decoder[list[MessageFacts] | None] = msgspec.json.Decode
 _CONTENTS = msgspec.json.Decoder(_Contents)
 _NUMBER = msgspec.json.Decoder(float | None)
 _OBJECT: msgspec.json.Decoder[dict[str, Any] | None] = msgspec.json.Decoder(dict[str, Any] | None)
-_WHOLE = msgspec.json.Decoder(_Whole)
-_PROMPT = msgspec.json.Decoder(TaskPrompt)
-_STILLROOM, _RNOW = RolloutLayout.STILLROOM, RolloutLayout.RNOW
+_WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+_PROMPT = msgspec.json.Decoder(_Prompt)
 # More than decode_row has: what is made of a row here is read there.
 _SPARE_FRAMES = 16
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class RolloutLine(msgspec.Struct, frozen=True, gc=False):
-    """One row of a rollouts file; `facts` is None for what is not a rollout."""
+class CuratedRow(msgspec.Struct, dict=True):
+    """One row of a file; `facts` is None for what curation cannot read as a row."""
 
     path: Path
     line: Line
-    facts: RolloutFacts | None = None
+    facts: RowFacts | None = None
     problem: str | None = None
+    """Why there are no facts."""
     parts: RolloutParts | None = None
-    """Of rollouts, where they were asked for."""
+    """Of rollouts, where the reader was asked for them."""
     layout: RolloutLayout | None = None
+    """None of supervised rows."""
     translated: bytes | None = None
     """The row in our layout, where it had to be made to read it."""
+    num_tokens: int | None = None
+    """The length that the student sees, once it was counted."""
 
     @property
     def where(self) -> str:
@@ -97,171 +90,239 @@ class RolloutLine(msgspec.Struct, frozen=True, gc=False):
         return f"{self.path}:{self.line.number}"
 
     @property
-    def own(self) -> bytes:
+    def in_our_layout(self) -> bytes:
         """The row in our layout: the very bytes of `line`, unless another system wrote it."""
         if self.translated is not None:
             return self.translated
-        other = own_row(self.line.data) if self.layout is RolloutLayout.RNOW else None
+        other = translate(self.line.data) if self.layout is RolloutLayout.RNOW else None
         return other or self.line.data
+
+    @cached_property
+    def whole(self) -> dict[str, Any]:
+        """All fields of the row, in our layout."""
+        return _WHOLE.decode(self.in_our_layout)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """All of the messages' fields."""
-        whole = _WHOLE.decode(self.translated or self.line.data)
-        is_theirs = self.layout is RolloutLayout.RNOW and self.translated is None
-        return whole.conversation if is_theirs else whole.messages
+        """The conversation with all of the messages' fields."""
+        return self.whole["messages"]
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The schemas of the tools that the model saw."""
+        return self.whole.get("tools") or []
+
+    @property
+    def id(self) -> str | None:
+        """The row's own id, if it has one."""
+        return self.facts.id if self.facts else None
+
+    @cached_property
+    def review_id(self) -> str | None:
+        """The id by which a review knows the row: its own, else a hash of readable messages."""
+        if self.id or self.facts is None:
+            return self.id
+        try:
+            return content_hash(self.messages)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+
+    @cached_property
+    def task(self) -> str:
+        """What the rollouts of a task have in common: its id, else a hash of the prompt."""
+        if self.facts is not None and self.facts.task_id:
+            return self.facts.task_id
+        roles = [message.get("role") for message in self.messages]
+        return content_hash(self.messages[: _prompt_length(roles)])
+
+    def category(self, field: str) -> str:
+        """Returns the value of a metadata field as text."""
+        if self.facts is None:
+            return "(unreadable)"
+        value = (self.facts.metadata or {}).get(field)
+        return "(none)" if value is None else str(value)
 
 
-def read_rollouts(
+def read_curated_rows(
     path: Path, *, with_parts: bool = False, with_supervised: bool = False
-) -> Iterator[RolloutLine]:
-    """Yields the rows of a rollouts file, or of all files of a folder, one at a time.
+) -> Iterator[CuratedRow]:
+    """Yields the rollouts of a file, or of all files of a folder, one at a time.
 
     `with_parts` also gives the bytes that go into training rows; `with_supervised` the facts of
     supervised rows too, as if they were rollouts of no layout.
     """
-    reader = _Reader(with_parts=with_parts, with_supervised=with_supervised)
+    reader = _RowDecoder(with_parts=with_parts, with_supervised=with_supervised)
     for file in rollout_files(path):
-        read = functools.partial(reader.read, file)
+        decode = functools.partial(reader.decode_block, file)
         for lines in read_row_blocks(file):
-            yield from decode_deeper(read, lines, _SPARE_FRAMES)
+            yield from decode_deeper(decode, lines, _SPARE_FRAMES)
 
 
-class _Reader:
-    """Tells what a line is: in one pass over ours and rnow's, by way of our layout for others."""
+class _RowDecoder:
+    """Decodes lines: usual ones in one pass, all others by way of all their fields."""
 
-    def __init__(
-        self, *, with_parts: bool, with_supervised: bool, outline: Outliner = outline
-    ) -> None:
+    def __init__(self, *, with_parts: bool, with_supervised: bool) -> None:
         self._with_parts, self._with_supervised = with_parts, with_supervised
-        self._outline = outline
         self._sound_tools = b"null"
 
-    def read(self, file: Path, lines: Sequence[Line]) -> list[RolloutLine]:
-        return [self._read(file, line) for line in lines]
+    def decode_block(self, file: Path, lines: Sequence[Line]) -> list[CuratedRow]:
+        return [self._decode(file, line) for line in lines]
 
-    def _read(self, file: Path, line: Line) -> RolloutLine:
+    def _decode(self, file: Path, line: Line) -> CuratedRow:
         try:
             if not line.is_cut:
-                at_once = self._with_its_parts if self._with_parts else self._facts_alone
-                if (found := at_once(file, line)) is not None:
-                    return found
+                decode_once = self._with_its_parts if self._with_parts else self._facts_alone
+                if (row := decode_once(file, line)) is not None:
+                    return row
         except _UNREADABLE:
-            pass  # the long way tells what is wrong with it, or that it is of another layout
-        found = self._the_long_way(file, line)
-        if found.facts is None and self._with_supervised and not line.is_cut:
+            pass  # the long way tells what is wrong with it, or that it has another layout
+        row = self._the_long_way(file, line)
+        if row.facts is None and self._with_supervised and not line.is_cut:
             with contextlib.suppress(*_UNREADABLE):
-                if (facts := supervised_facts(line)) is not None:
-                    return RolloutLine(file, line, facts)
-        return found
+                if (facts := supervised_facts(_SUPERVISED.decode(line.utf8))) is not None:
+                    return CuratedRow(file, line, facts)
+        return row
 
-    def _facts_alone(self, file: Path, line: Line) -> RolloutLine | None:
-        outlined = self._outline(line.view)
-        if outlined is not None:
-            row = _SHORT.decode(outlined.fields)
-            layout, chat = _outlined_layout(row, outlined), outlined_chat(line, outlined)
-            if layout is None and self._with_supervised:
-                facts = outlined_facts(line, outlined)
-                return facts and RolloutLine(file, line, facts)
-        else:
-            row = _DECODED.decode(line.utf8)
-            layout = layout_of_fields(row)
-            messages = row.messages if layout is _STILLROOM else row.conversation
-            chat = None if messages is None else chat_of(messages)
-        if layout is None or chat is None or not self._are_tools_sound(row.tools):
+    def _facts_alone(self, file: Path, line: Line) -> CuratedRow | None:
+        row = _DECODED.decode(line.utf8)
+        if self._with_supervised and is_plain_supervised(row):
+            facts = supervised_facts(row)
+            return facts and CuratedRow(file, line, facts)
+        layout = layout_of_fields(row)
+        is_ours = layout is RolloutLayout.STILLROOM
+        messages = row.messages if is_ours else row.conversation
+        num_turns = None if messages is None else count_turns(messages)
+        if layout is None or messages is None or num_turns is None:
             return None
-        if layout is _STILLROOM:
-            facts = own_facts(row, chat, row.reward, row.metadata)
+        if not self._are_tools_sound(row.tools):
+            return None
+        if is_ours:
+            facts = stillroom_facts(row, messages, num_turns, row.reward, row.metadata)
         else:
-            facts = rnow_facts(row, chat, row.total_reward, row.metadata)
+            facts = rnow_facts(row, messages, num_turns, row.total_reward, row.metadata)
         if facts is None:
             return None
         if facts.task_id is None:
             facts = _with_task_id(facts, line.data)
-        return RolloutLine(file, line, facts, None, None, layout)
+        return CuratedRow(file, line, facts, None, None, layout)
 
-    def _with_its_parts(self, file: Path, line: Line) -> RolloutLine | None:
-        outlined = self._outline(line.view)
-        if outlined is not None:
-            row = _RAW_SHORT.decode(outlined.fields)
-            layout, chat = _outlined_layout(row, outlined), outlined_chat(line, outlined)
-            raw_messages = cast("msgspec.Raw", chat.given)  # nobody has decoded it yet
-        else:
-            row = _RAW.decode(line.utf8)
-            layout = layout_of_fields(row)
-            raw_messages = row.messages if layout is _STILLROOM else row.conversation
-            messages = _MESSAGES.decode(raw_messages)
-            chat = None if messages is None else chat_of(messages)
-        if layout is None or chat is None or not self._are_tools_sound(row.tools):
+    def _with_its_parts(self, file: Path, line: Line) -> CuratedRow | None:
+        row = _RAW.decode(line.utf8)
+        layout = layout_of_fields(row)
+        is_ours = layout is RolloutLayout.STILLROOM
+        raw_messages = row.messages if is_ours else row.conversation
+        messages = _MESSAGES.decode(raw_messages)
+        num_turns = None if messages is None else count_turns(messages)
+        if layout is None or messages is None or num_turns is None:
             return None
-        is_own = layout is _STILLROOM
-        raw_reward = row.reward if is_own else row.total_reward
+        if not self._are_tools_sound(row.tools):
+            return None
+        raw_reward = row.reward if is_ours else row.total_reward
         reward, metadata = _NUMBER.decode(raw_reward), _OBJECT.decode(row.metadata)
-        as_facts = own_facts if is_own else rnow_facts
-        facts = as_facts(row, chat, reward, metadata)
+        make_facts = stillroom_facts if is_ours else rnow_facts
+        facts = make_facts(row, messages, num_turns, reward, metadata)
         if facts is None:
             return None
         if facts.task_id is None:
             facts = _with_task_id(facts, line.data)
         raw_reward = NULL if facts.reward is None else raw_reward
         parts = RolloutParts(raw_messages, row.tools, row.metadata, raw_reward)
-        return RolloutLine(file, line, facts, None, parts, layout)
+        return CuratedRow(file, line, facts, None, parts, layout)
 
     def _are_tools_sound(self, tools: msgspec.Raw) -> bool:
         if tools is NULL:
             return True
-        given = bytes(tools)
+        data = bytes(tools)
         # Most rows of a file have the same tools.
-        if given != self._sound_tools:
-            if any(tool_schema_problems(msgspec.json.decode(given))):
+        if data != self._sound_tools:
+            if any(tool_schema_problems(msgspec.json.decode(data))):
                 return False
-            self._sound_tools = given
+            self._sound_tools = data
         return True
 
-    def _the_long_way(self, file: Path, line: Line) -> RolloutLine:
+    def _the_long_way(self, file: Path, line: Line) -> CuratedRow:
+        """Decodes all fields of a rollout and looks for every problem, in any layout."""
         try:
-            layout, own = in_our_layout(line)
-            _CONTENTS.decode(own)
-            facts = _with_task_id(checked_facts(_OWN.decode(own)), own)
-            parts = _PARTS.decode(own) if self._with_parts else None
+            layout, data = _checked_rollout(line)
+            _CONTENTS.decode(data)
+            facts = _with_task_id(checked_facts(_CHECKED.decode(data)), data)
+            parts = _PARTS.decode(data) if self._with_parts else None
         except DataError as error:
-            return RolloutLine(file, line, problem=error.problem)
+            return CuratedRow(file, line, problem=error.problem)
         except _UNREADABLE as error:
-            return RolloutLine(file, line, problem=str(error))
-        translated = None if layout is RolloutLayout.STILLROOM else own
-        return RolloutLine(file, line, facts, None, parts, layout, translated)
+            return CuratedRow(file, line, problem=str(error))
+        translated = None if layout is RolloutLayout.STILLROOM else data
+        return CuratedRow(file, line, facts, None, parts, layout, translated)
 
 
-def _outlined_layout(row: CommonFields, outlined: "Outline") -> RolloutLayout | None:
-    layout = layout_of_fields(row)
-    return layout if outlined.is_conversation is (layout is _RNOW) else None
-
-
-def _with_task_id(facts: RolloutFacts, data: bytes) -> RolloutFacts:
+def _with_task_id(facts: RowFacts, data: bytes) -> RowFacts:
     """Returns the facts with the hash of the prompt for a task_id that the row lacks."""
     if facts.task_id:
         return facts
-    roles = [message.role for message in facts.messages]
-    count = roles.index("assistant") if "assistant" in roles else len(roles)
     row = _PROMPT.decode(data)
-    given = [msgspec.json.decode(raw) for raw in (row.messages or row.conversation)[:count]]
-    return msgspec.structs.replace(facts, task_id=content_hash({"messages": given}))
+    num_prompt = _prompt_length([message.role for message in facts.messages])
+    raw_messages = (row.messages or row.conversation)[:num_prompt]
+    prompt = [msgspec.json.decode(raw) for raw in raw_messages]
+    return msgspec.structs.replace(facts, task_id=content_hash({"messages": prompt}))
+
+
+def _prompt_length(roles: Sequence[Any]) -> int:
+    """Returns how many messages stand before the first of the assistant."""
+    return roles.index("assistant") if "assistant" in roles else len(roles)
+
+
+def _checked_rollout(line: Line) -> tuple[RolloutLayout, bytes]:
+    """Returns the layout of a rollout, and the row in our layout. Raises DataError for problems."""
+    row = decode_line(line)
+    if isinstance(row, Problem):
+        raise DataError(f"the line {row.message}", row.fix)
+    layout = layout_of(row)
+    if layout is None:
+        raise DataError(
+            "the line is a rollout of no known layout",
+            "give rollouts of stillroom, rnow or NeMo Gym; validate_dataset says what a file holds",
+        )
+    if layout is RolloutLayout.STILLROOM:
+        _raise_first(_serious_problems(row))
+        return layout, line.data
+    return layout, _translated(row, layout)
+
+
+def _serious_problems(row: dict[str, Any]) -> Iterator[Problem]:
+    """Yields what is wrong with a rollout of ours, apart from what curation can do without."""
+    for problem in own_problems(row):
+        is_absent = problem.field in ("id", "task_id") and row.get(problem.field) is None
+        if not is_absent and not (problem.field == "messages" and row.get("messages") == []):
+            yield problem
+
+
+def _raise_first(problems: Iterator[Problem]) -> None:
+    for problem in problems:
+        raise DataError(f"{problem.field} {problem.message}".strip(), problem.fix)
+
+
+def _translated(row: dict[str, Any], layout: RolloutLayout) -> bytes:
+    _raise_first(RULES[layout].problems(row))
+    ours = RULES[layout].read(row)
+    # Curation needs no way back, and with it every row would be twice as long.
+    return msgspec.json.encode({key: ours[key] for key in ours if key != ORIGIN})
+
+
+def translate(data: bytes) -> bytes | None:
+    """Returns the row in our layout that another system's rollout stands for; None of other rows.
+
+    Raises DataError for a rollout of another system that has a problem.
+    """
+    row = decode_row(data)
+    layout = None if isinstance(row, Problem) else layout_of(row)
+    if isinstance(row, Problem) or layout is None or layout is RolloutLayout.STILLROOM:
+        return None
+    return _translated(row, layout)
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a message says, without the ids of its tool calls, which differ by chance."""
+    """Returns a message without the ids of its tool calls, which differ by chance."""
     plain = {key: value for key, value in message.items() if key != "tool_call_id"}
     if plain.get("tool_calls"):
         plain["tool_calls"] = [call.get("function") for call in plain["tool_calls"]]
     return plain
-
-
-def check_output(output: Path, sources: Sequence[Path]) -> None:
-    """Raises InputError if writing the output would replace rollouts, which cost money to make."""
-    if output.resolve() in {file.resolve() for path in sources for file in rollout_files(path)}:
-        raise InputError(f"the output {output} is the input itself", "choose another output")
-    if holds_rollouts(output):
-        raise InputError(
-            f"the output {output} holds rollouts that generate_rollouts wrote",
-            "choose another output; delete the file yourself if it is not needed any more",
-        )

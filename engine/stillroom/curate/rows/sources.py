@@ -1,4 +1,4 @@
-"""Where rollouts come from: files, folders, and the runs that wrote them."""
+"""The files that curation reads, named by path, folder or run id; and where it must not write."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import msgspec
 
 from stillroom.data.row_files import rollout_files
 from stillroom.errors import InputError
+from stillroom.rollout.journal.journal import holds_rollouts
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
@@ -18,23 +19,24 @@ class SourceFile:
 
     path: Path
     name: str
-    """As a user knows it: relative to the workspace, with the run whose id was given."""
+    """The name that a user knows: relative to the workspace, with the run id that was given."""
 
 
-def source_files(workspace: Workspace, given: str | Sequence[str]) -> list[SourceFile]:
-    """Returns the files of what was given, each a file, a folder or a run id; no file twice.
+def source_files(workspace: Workspace, inputs: str | Sequence[str]) -> list[SourceFile]:
+    """Returns the files behind some inputs, each a file, a folder or a run id; no file twice.
 
-    Raises InputError for what is none of them, and DataError for a folder without rollouts.
+    Raises InputError for an input that is none of them, and DataError for a folder without
+    rollouts.
     """
-    found: dict[Path, SourceFile] = {}
-    for name in [given] if isinstance(given, str) else given:
+    sources: dict[Path, SourceFile] = {}
+    for name in [inputs] if isinstance(inputs, str) else inputs:
         run = _run_folder(workspace, name)
         path = workspace.existing(name, what="input") if run is None else _output(workspace, run)
         for file in rollout_files(path):
             shown = workspace.shown(file)
             source = SourceFile(file, shown if run is None else f"{run.run_id}: {shown}")
-            found.setdefault(file.resolve(), source)
-    return list(found.values())
+            sources.setdefault(file.resolve(), source)
+    return list(sources.values())
 
 
 def _run_folder(workspace: Workspace, name: str) -> RunFolder | None:
@@ -61,3 +63,14 @@ def _output(workspace: Workspace, run: RunFolder) -> Path:
 
 
 _GIVE = "give a run of generate_rollouts (`stillroom list-runs`), or the file it wrote"
+
+
+def check_output(output: Path, sources: Sequence[Path]) -> None:
+    """Raises InputError if writing the output would replace rollouts, which cost money to make."""
+    if output.resolve() in {file.resolve() for path in sources for file in rollout_files(path)}:
+        raise InputError(f"the output {output} is the input itself", "choose another output")
+    if holds_rollouts(output):
+        raise InputError(
+            f"the output {output} holds rollouts that generate_rollouts wrote",
+            "choose another output; delete the file yourself if it is not needed any more",
+        )

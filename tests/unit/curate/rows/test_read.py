@@ -1,4 +1,6 @@
+import contextlib
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -7,25 +9,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes.facts import in_full
 from fakes.foreign_rollouts import GYM_ROW, RNOW_ROW, write_rnow
 from fakes.mangling import mangled
-from fakes.rollout_lines import BAD_LINES, deep, encoded, rollout_lines, row_with, saying
+from fakes.odd_lines import BAD_VALUES, GOOD_VALUES, MESSAGES, ROWS, SFT_ROW, TWICE
+from fakes.rollout_lines import (
+    BAD_LINES,
+    deep,
+    encoded,
+    mutated,
+    rollout_lines,
+    row_with,
+    saying,
+)
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_lines
-from stillroom.curate.rows.facts import RolloutFacts, checked_facts
-from stillroom.curate.rows.fields import OwnFields
-from stillroom.curate.rows.read import read_rollouts
-from stillroom.curate.rows.translate import own_row
+from stillroom.curate.rows.facts import CheckedFields, RowFacts, checked_facts
+from stillroom.curate.rows.read import CuratedRow, _RowDecoder, read_curated_rows, translate
 from stillroom.data.layouts.detect import RULES, RolloutLayout, as_rollout, layout_of
 from stillroom.data.layouts.rnow import rnow_from_rollout
 from stillroom.data.row_files import MAX_ROW_BYTES, RowReader
+from stillroom.lines import Line
 
 TALK = [user("a"), assistant(None, tool_call()), tool_reply("7"), assistant("7")]
 
 
-def facts_of(folder: Path, **changes: object) -> RolloutFacts:
+def facts_of(folder: Path, **changes: object) -> RowFacts:
     path = write_lines(folder / "rollouts.jsonl", [encoded(rollout_row(**changes))])
-    [line] = read_rollouts(path)
+    [line] = read_curated_rows(path)
     assert line.facts is not None
     return line.facts
 
@@ -84,7 +93,7 @@ def test_a_field_that_is_null_is_as_good_as_absent(tmp_path: Path, field: str) -
 def test_a_message_may_say_a_text_or_parts(tmp_path: Path, content: bytes, field: bytes) -> None:
     path = write_lines(tmp_path / "rollouts.jsonl", [saying(content, field)])
 
-    [line] = read_rollouts(path)
+    [line] = read_curated_rows(path)
 
     assert line.facts is not None
     assert json.loads(content) == line.messages[0]["content"]
@@ -94,7 +103,7 @@ def test_a_message_may_say_a_text_or_parts(tmp_path: Path, content: bytes, field
 def test_a_content_that_is_none_is_named(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "rollouts.jsonl", [saying(b'[{"type":5}]'), saying(b"5")])
 
-    problems = [line.problem for line in read_rollouts(path)]
+    problems = [line.problem for line in read_curated_rows(path)]
 
     assert problems[0] == "Expected `str`, got `int` - at `$.messages[0].content[0].type`"
     assert problems[1] == "messages[0].content must be a string or a list of parts, not number 5"
@@ -105,7 +114,7 @@ def test_a_line_that_is_no_rollout_is_told_with_its_place(tmp_path: Path, index:
     good = encoded(rollout_row())
     path = write_lines(tmp_path / "rollouts.jsonl", [good, BAD_LINES[index], good])
 
-    lines = list(read_rollouts(path))
+    lines = list(read_curated_rows(path))
 
     assert [line.facts is None for line in lines] == [False, True, False]
     assert lines[1].problem
@@ -116,7 +125,7 @@ def test_nesting_is_read_or_told_at_every_depth(tmp_path: Path) -> None:
     lines = [row_with(b"more", deep(depth)) for depth in (1, 100, *range(900, 1000), 100_000)]
     path = write_lines(tmp_path / "rollouts.jsonl", lines)
 
-    found = list(read_rollouts(path))
+    found = list(read_curated_rows(path))
 
     assert len(found) == len(lines)
     assert found[0].facts is not None
@@ -135,7 +144,7 @@ def test_no_line_is_lost_and_none_is_changed(
     path = tmp_path_factory.mktemp("rows") / "rollouts.jsonl"
     path.write_bytes((b"\xef\xbb\xbf" if has_bom else b"") + newline.join(lines))
 
-    found = list(read_rollouts(path))
+    found = list(read_curated_rows(path))
 
     assert [line.line.data for line in found] == lines
     assert [line.facts is None for line in found] == [line in BAD_LINES for line in lines]
@@ -145,14 +154,14 @@ def test_rows_of_other_systems_say_what_decides(tmp_path: Path) -> None:
     write_rnow(tmp_path, RNOW_ROW)
     write_lines(tmp_path / "gym.jsonl", [encoded(GYM_ROW)])
 
-    gym, rnow = read_rollouts(tmp_path)
+    gym, rnow = read_curated_rows(tmp_path)
 
     for line, row in ((gym, GYM_ROW), (rnow, RNOW_ROW)):
         assert line.facts is not None
         assert json.loads(line.line.data) == row
         own = {key: value for key, value in as_rollout(row).items() if key != "origin"}
-        assert json.loads(line.own) == own
-        assert own_row(line.line.data) == line.own
+        assert json.loads(line.in_our_layout) == own
+        assert translate(line.line.data) == line.in_our_layout
         assert line.facts.num_turns == 2
         assert line.facts.has_final_answer
         assert line.facts.tools_used == {"price", "stock"}
@@ -164,22 +173,22 @@ def test_a_document_on_many_lines_is_one_row(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_text(json.dumps(ours, indent=2), encoding="utf-8")
 
-    [line] = read_rollouts(tmp_path)
+    [line] = read_curated_rows(tmp_path)
 
     assert line.where == f"{path}:1"
     assert b"\n" not in line.line.data
-    assert json.loads(line.own) == ours
+    assert json.loads(line.in_our_layout) == ours
 
 
-def long_way(row: Any) -> RolloutFacts | None:
+def long_way(row: Any) -> RowFacts | None:
     """The facts as they follow from all of a row's problems and from our row of it."""
     layout = layout_of(row)
     if layout is None or any(RULES[layout].problems(row)):
         return None
-    own = msgspec.json.decode(msgspec.json.encode(as_rollout(row)), type=OwnFields)
+    own = msgspec.json.decode(msgspec.json.encode(as_rollout(row)), type=CheckedFields)
     facts = checked_facts(own)
     for message in facts.messages:
-        message.said()
+        message.decode_content()
     return facts
 
 
@@ -190,10 +199,10 @@ def test_one_pass_over_a_row_finds_what_all_its_checks_find(
 ) -> None:
     path = write_lines(tmp_path_factory.mktemp("rows") / "rollouts.jsonl", [encoded(row)])
 
-    [line] = read_rollouts(path)
-    [with_parts] = read_rollouts(path, with_parts=True)
+    [line] = read_curated_rows(path)
+    [with_parts] = read_curated_rows(path, with_parts=True)
 
-    assert in_full(line.facts) == in_full(with_parts.facts)
+    assert line.facts == with_parts.facts
     assert (line.facts is None) == (line.problem is not None)
     try:
         expected = long_way(row)
@@ -202,13 +211,13 @@ def test_one_pass_over_a_row_finds_what_all_its_checks_find(
     if expected is not None:
         assert line.facts is not None
         task_id = expected.task_id or line.facts.task_id
-        assert in_full(line.facts) == msgspec.structs.replace(expected, task_id=task_id)
+        assert line.facts == msgspec.structs.replace(expected, task_id=task_id)
     elif layout_of(row) is not RolloutLayout.STILLROOM:
         assert line.facts is None
     if line.facts is not None:
         parts = with_parts.parts
         assert parts is not None
-        own = json.loads(line.own)
+        own = json.loads(line.in_our_layout)
         assert json.loads(bytes(parts.messages)) == own["messages"] == line.messages
         assert (json.loads(bytes(parts.tools)) or []) == (own.get("tools") or [])
 
@@ -221,10 +230,169 @@ def test_a_line_that_is_too_long_is_a_problem_and_its_neighbours_are_read(tmp_pa
         stream.write(b" " * MAX_ROW_BYTES)
         stream.write(b"}\n" + good)
 
-    lines = list(read_rollouts(path))
+    lines = list(read_curated_rows(path))
 
     assert [line.facts is None for line in lines] == [False, True, False]
     assert lines[1].problem == "the line is longer than 64 MB"
     with RowReader() as reader:
         last = lines[2].line
         assert reader.read(path, last.offset, last.num_bytes) == good
+
+
+class _LongWay(_RowDecoder):
+    """Decodes all fields of every line."""
+
+    def _facts_alone(self, *_: object) -> None: ...
+
+    def _with_its_parts(self, *_: object) -> None: ...
+
+
+def decoded(decoder: _RowDecoder, data: bytes) -> tuple[Any, ...]:
+    """All that a decoder says of a line, whichever way it took."""
+    [row] = decoder.decode_block(Path("f"), [Line(1, 0, len(data), data)])
+    names = row.parts.__struct_fields__ if row.parts else ()
+    # What is absent and what is empty become the same training row.
+    parts = [json.loads(bytes(getattr(row.parts, name))) or None for name in names]
+    ours = json.loads(row.in_our_layout) if row.facts else None
+    return row.facts, row.problem, parts, row.layout, ours
+
+
+def both_ways(data: bytes) -> None:
+    for options in ({}, {"with_parts": True}, {"with_supervised": True}):
+        both = {"with_parts": False, "with_supervised": False} | options
+        assert decoded(_RowDecoder(**both), data) == decoded(_LongWay(**both), data)
+
+
+def in_one_pass(data: bytes, *, with_supervised: bool = True) -> CuratedRow | None:
+    decoder = _RowDecoder(with_parts=False, with_supervised=with_supervised)
+    return decoder._facts_alone(Path("f"), Line(1, 0, len(data), data))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
+def test_rollouts_and_supervised_rows_are_decoded_in_one_pass(row: dict) -> None:
+    found = in_one_pass(encoded(row))
+
+    assert found is not None
+    assert found.facts is not None
+    assert (found.facts.num_turns, found.facts.has_final_answer) == (2, True)
+
+
+@pytest.mark.parametrize("value", GOOD_VALUES, ids=range(len(GOOD_VALUES)))
+def test_a_field_that_decides_nothing_may_hold_any_value(value: bytes) -> None:
+    line = row_with(b"more", value)
+
+    assert in_one_pass(line) is not None
+    both_ways(line)
+
+
+@pytest.mark.parametrize("value", [*BAD_VALUES, deep(100)], ids=range(len(BAD_VALUES) + 1))
+def test_of_what_is_no_value_both_ways_say_the_same(value: bytes) -> None:
+    for line in (row_with(b"more", value), row_with(b"metadata", value), saying(value)):
+        both_ways(line)
+
+
+@pytest.mark.parametrize("line", [*BAD_LINES, encoded(GYM_ROW)], ids=range(len(BAD_LINES) + 1))
+def test_of_what_is_no_rollout_both_ways_say_the_same(line: bytes) -> None:
+    both_ways(line)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"success": True},
+        {"success": 5},
+        {"completed": True},
+        {"stop_reason": None},
+        {"stop_reason": "answered"},
+        {"stillroom": {}},
+        {"output": [], "reward": 1.0},
+        {"output": [{"type": "message", "role": "assistant", "content": "a"}]},
+        {"responses_create_params": {"input": "a"}, "response": {"output": []}},
+        {"id": 5},
+        {"rollout_id": 5},
+        {"task_id": None},
+        {"reward": "1"},
+        {"metadata": []},
+        {"tools": 5},
+        {"tools": [{}]},
+        {"tool_errors": "none"},
+        {"rewards": 5},
+        {"messages": TALK[:2]},
+        {"messages": TALK[:3]},
+        {"messages": []},
+        {"conversation": []},
+        {"conversation": None, "success": True},
+        {"conversation": TALK, "stop_reason": None, "completed": True},
+    ],
+    ids=str,
+)
+def test_of_supervised_rows_both_ways_say_the_same(more: dict) -> None:
+    both_ways(encoded(SFT_ROW | more))
+
+
+def test_a_supervised_row_is_known_by_its_rollout() -> None:
+    found = in_one_pass(encoded(SFT_ROW))
+
+    assert found is not None
+    facts = found.facts
+    assert facts is not None
+    assert (facts.id, facts.task_id, facts.reward, facts.num_turns) == ("task-0", "task", 1.0, 2)
+    assert in_one_pass(encoded(SFT_ROW), with_supervised=False) is None
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=range(len(MESSAGES)))
+def test_of_every_message_both_ways_say_the_same(message: Any) -> None:
+    called = assistant(None, tool_call(call_id="x"), tool_call(call_id="\n"))
+    for before in ([user("a")], [user("a"), called], [user("a") | {"tool_calls": [tool_call()]}]):
+        for name in ("messages", "conversation"):
+            rest = {"stop_reason": "a", "id": "a", "task_id": "t", "completed": True}
+            both_ways(encoded({name: [*before, message], **rest}))
+            both_ways(encoded({name: [*before, message], "reward": 1}))
+
+
+@pytest.mark.parametrize("line", TWICE, ids=range(len(TWICE)))
+def test_of_a_field_that_stands_there_twice_the_last_one_counts(line: bytes) -> None:
+    for with_parts in (False, True):
+        decoder = _RowDecoder(with_parts=with_parts, with_supervised=not with_parts)
+        facts, problem, *rest = decoded(decoder, line)
+        once_facts, once_problem, *once_rest = decoded(decoder, encoded(json.loads(line)))
+        assert (facts, rest, problem is None) == (once_facts, once_rest, once_problem is None)
+
+
+@pytest.mark.parametrize("mark", [b'"', b"\\n", b"\x1f", b"\x80", b"\xc3\xbc", b"\\u00fc", b"\\"])
+def test_no_place_in_a_text_is_passed_over(mark: bytes) -> None:
+    for before in range(40):
+        for after in (0, 1, 7, 15, 16, 17):
+            line = row_with(b"more", b'"' + b"a" * before + mark + b"a" * after + b'"')
+            try:
+                json.loads(line)
+                is_sound = True
+            except ValueError:
+                is_sound = False
+            assert (decoded(_RowDecoder(with_parts=False, with_supervised=True), line)[0]
+                    is not None) == is_sound  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
+def test_no_part_of_a_line_is_a_row(row: dict) -> None:
+    line = encoded(row)
+    decoder = _RowDecoder(with_parts=False, with_supervised=True)
+
+    assert decoded(decoder, b" \t" + line + b"\r\n ")[0] is not None
+    for end in range(len(line)):
+        assert decoded(decoder, line[:end])[0] is None
+    for more in (b"x", b"}", b"{}", b"\0", b"\xa0"):
+        assert decoded(decoder, line + more)[0] is None
+
+
+@settings(deadline=None, max_examples=300)
+@given(row=mangled(ROWS), seed=st.none() | st.integers(0, 2**32))
+def test_of_any_line_both_ways_say_the_same(row: dict, seed: int | None) -> None:
+    line = encoded(row)
+    if seed is not None:
+        line = mutated(random.Random(seed), line)
+        # A field that stands there twice is another matter.
+        with contextlib.suppress(ValueError, RecursionError):
+            line = encoded(json.loads(line))
+
+    both_ways(line)
