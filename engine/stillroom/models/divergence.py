@@ -1,97 +1,214 @@
-"""Divergences between two models' next-token distributions.
+"""Divergences between two models' next-token distributions, each with its gradient in closed form.
 
-Shapes: N positions, V vocabulary (of the larger model where they differ by padding), K tokens that
-the teacher finds likeliest. Everything is in nats; gradients flow into the student's numbers only.
+Each is written here once. The output head in main memory takes its gradient as it is (models/cpu);
+everywhere else `differentiable` hands it to autograd, which by itself would keep several buffers as
+large as the vocabulary.
+
+For any divergence D of the student's probabilities p the gradient with regard to the student's
+logits is p (g - E[g]), where g is dD/dp and the mean is over p.
+Shapes: N positions, V vocabulary (the columns that both models have), K tokens that the teacher
+finds likeliest, B of these and, if there are others, a bucket that holds all of them.
+Everything is in nats. Log-probabilities and probabilities are given without gradient.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-# Rounded, K tokens may seem to leave nothing: what the student gives the others would cost it all.
-_LEAST_REST = 1e-7
+# Rounded probabilities of the K tokens may add up to 1. A bucket of probability 0 would make the
+# divergence infinite as soon as the student gives any other token something.
+_MIN_BUCKET = 1e-7
 
 
-def full_reverse_kl(student_NV: Tensor, teacher_NV: Tensor) -> Tensor:
-    """Returns KL(student || teacher) at each position over the whole vocabulary, [N].
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A divergence at each position, and what is needed for its gradient."""
 
-    student_NV, teacher_NV: logits. Columns that only one of them has are padding of its vocabulary
-    and are left out.
-    """
-    return reverse_kl_of(*shared_logprobs(student_NV, teacher_NV))
+    value_N: Tensor
+    form_gradient: Callable[[], Tensor]
+    """Returns the gradient with regard to the student's logits, [N, V]. It overwrites the buffers
+    that the value was computed with, so it can be formed once only."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What student and teacher say of each sampled token: the numbers that a loss is built on."""
+
+    student_N: Tensor
+    """The student's log-probability (nats), with gradient."""
+    teacher_N: Tensor
+    """The teacher's log-probability (nats), without gradient."""
+    divergence_N: Tensor
+    """The loss's divergence, with gradient; of a baseline without; zeros if it has neither."""
+    entropy_N: Tensor
+    """The student's entropy, without gradient: exact if the loss sees the whole vocabulary, else
+    the negative log-probability of the token."""
 
 
 def shared_logprobs(student_NV: Tensor, teacher_NV: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns both models' log-probabilities over the columns that both have."""
+    """Returns both models' log-probabilities, from logits, over the columns that both have.
+
+    Columns that only one of the models has are padding of its vocabulary.
+    """
     shared = min(student_NV.shape[1], teacher_NV.shape[1])
     student_NV, teacher_NV = student_NV[:, :shared], teacher_NV[:, :shared]
     return torch.log_softmax(student_NV, dim=-1), torch.log_softmax(teacher_NV, dim=-1)
 
 
-def reverse_kl_of(student_NV: Tensor, teacher_NV: Tensor) -> Tensor:
-    """Returns KL(student || teacher) at each position, [N], of log-probabilities."""
-    probabilities_NV = student_NV.exp()
-    # where, not multiply alone: 0 * (-inf - -inf) is nan.
-    terms_NV = torch.where(probabilities_NV > 0, probabilities_NV * (student_NV - teacher_NV), 0.0)
-    return terms_NV.sum(dim=-1)
+def reverse_kl(student_NV: Tensor, teacher_NV: Tensor, probabilities_NV: Tensor) -> Divergence:
+    """Returns KL(student || teacher). Overwrites `teacher_NV`.
+
+    student_NV, teacher_NV: log-probabilities; probabilities_NV: those of the student.
+    """
+    value_N, gaps_NV = _kl(probabilities_NV, student_NV, teacher_NV, out=teacher_NV)
+    return Divergence(value_N, lambda: _centred(gaps_NV, value_N, probabilities_NV))
 
 
-def jensen_shannon_of(student_NV: Tensor, teacher_NV: Tensor, *, beta: float) -> Tensor:
-    """Returns the generalised Jensen-Shannon divergence of log-probabilities, [N].
+def jensen_shannon(
+    student_NV: Tensor, teacher_NV: Tensor, probabilities_NV: Tensor, *, beta: float
+) -> Divergence:
+    """Returns the generalised Jensen-Shannon divergence. Overwrites `teacher_NV`.
 
     β KL(teacher || M) + (1 - β) KL(student || M) with M = β teacher + (1 - β) student. Divided by
     β it nears KL(teacher || student) as β nears 0, and divided by 1 - β KL(student || teacher) as β
     nears 1; β = 0 and β = 1 are these two.
     Source: Agarwal et al. 2023 (arXiv 2306.13649), eq. 1.
     """
-    if beta == 0:
-        return reverse_kl_of(teacher_NV, student_NV)
     if beta == 1:
-        return reverse_kl_of(student_NV, teacher_NV)
+        return reverse_kl(student_NV, teacher_NV, probabilities_NV)
+    teacher_probabilities_NV = teacher_NV.exp()
+    if beta == 0:
+        value_N, _ = _kl(teacher_probabilities_NV, teacher_NV, student_NV, out=teacher_NV)
+        out = teacher_probabilities_NV
+        return Divergence(value_N, lambda: torch.sub(probabilities_NV, out, out=out))
     mixture_NV = torch.logaddexp(teacher_NV + math.log(beta), student_NV + math.log1p(-beta))
-    of_teacher_N = reverse_kl_of(teacher_NV, mixture_NV)
-    return beta * of_teacher_N + (1 - beta) * reverse_kl_of(student_NV, mixture_NV)
+    of_teacher_N, _ = _kl(teacher_probabilities_NV, teacher_NV, mixture_NV, out=teacher_NV)
+    of_student_N, gaps_NV = _kl(probabilities_NV, student_NV, mixture_NV, out=mixture_NV)
+    return Divergence(
+        beta * of_teacher_N + (1 - beta) * of_student_N,
+        # The terms of the mixture's own dependence on the student cancel.
+        lambda: _centred(gaps_NV, of_student_N, probabilities_NV).mul_(1 - beta),
+    )
 
 
-def entropy_of(logprobs_NV: Tensor) -> Tensor:
-    """Returns the entropy at each position, [N]."""
-    probabilities_NV = logprobs_NV.exp()
-    return -torch.where(probabilities_NV > 0, probabilities_NV * logprobs_NV, 0.0).sum(dim=-1)
+def top_k_reverse_kl(
+    student_NV: Tensor, teacher_NV: Tensor, probabilities_NV: Tensor, *, k: int
+) -> Divergence:
+    """Returns KL(student || teacher) over the teacher's k likeliest tokens and a bucket.
+
+    The bucket holds all other tokens, so no mass is out of sight: the divergence is 0 only if the
+    student gives these tokens the teacher's probabilities, and never more than that over the whole
+    vocabulary.
+    Source: arXiv 2603.25562 (the teacher's top k, since of its own the student could leave them).
+    """
+    ids_NK = teacher_NV.topk(min(k, teacher_NV.shape[1]), dim=-1).indices
+    teacher_NB = bucket_logprobs(teacher_NV, ids_NK)
+    return bucket_reverse_kl(student_NV, teacher_NB, probabilities_NV, ids_NK)
+
+
+def bucket_reverse_kl(
+    student_NV: Tensor, teacher_NB: Tensor, probabilities_NV: Tensor, ids_NK: Tensor
+) -> Divergence:
+    """Returns KL(student || teacher) over the K tokens `ids_NK` and a bucket of the others.
+
+    teacher_NB: the teacher's log-probabilities of the K tokens and of the bucket.
+    """
+    student_NB = bucket_logprobs(student_NV, ids_NK)
+    student_probabilities_NB = student_NB.exp()
+    # where: what the student never takes costs nothing, however little the teacher gives it.
+    gaps_NB = torch.where(student_probabilities_NB > 0, student_NB - teacher_NB, 0.0)
+    value_N = (student_probabilities_NB * gaps_NB).sum(-1)
+
+    def form_gradient() -> Tensor:
+        slopes_NB = gaps_NB - value_N[:, None]
+        # Every token of the bucket moves with it. Where the K tokens are the whole vocabulary there
+        # is no bucket: the last column is then a token's, and the scatter overwrites all of this.
+        gradient_NV = probabilities_NV * slopes_NB[:, -1:]
+        of_tokens_NK = (student_probabilities_NB * slopes_NB)[:, : ids_NK.shape[1]]
+        return gradient_NV.scatter_(1, ids_NK, of_tokens_NK)
+
+    return Divergence(value_N, form_gradient)
 
 
 def bucket_logprobs(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
     """Returns the log-probabilities of K tokens and, last, of all others together, [N, K + 1].
 
-    Without the last where K tokens are the whole vocabulary.
+    Where K tokens are the whole vocabulary there is no bucket: [N, K].
     """
     norms_N1 = torch.logsumexp(logits_NV, dim=-1, keepdim=True)
     tokens_NK = logits_NV.gather(1, ids_NK) - norms_N1
     if ids_NK.shape[1] == logits_NV.shape[1]:
         return tokens_NK
-    # Not 1 - the others' sum: near 0 that has neither digits nor a gradient.
+    # Not the log of 1 - the K tokens' sum: near 0 that difference has no correct digit.
     others_NV = logits_NV.scatter(1, ids_NK, -math.inf)
     others_N1 = torch.logsumexp(others_NV, dim=-1, keepdim=True) - norms_N1
     return torch.cat([tokens_NK, others_N1], dim=1)
 
 
-def with_rest(logprobs_NK: Tensor) -> Tensor:
-    """Returns K tokens' log-probabilities as they were told, and what they leave, [N, K + 1]."""
-    left_N1 = 1 - logprobs_NK.double().exp().sum(dim=-1, keepdim=True)
-    rest_N1 = left_N1.clamp_min(_LEAST_REST).log().to(logprobs_NK.dtype)
-    return torch.cat([logprobs_NK, rest_N1], dim=1)
+def with_bucket(logprobs_NK: Tensor) -> Tensor:
+    """Returns K tokens' log-probabilities and, last, that of all other tokens, [N, K + 1].
 
-
-def top_k_reverse_kl(student_NV: Tensor, teacher_NV: Tensor, *, k: int) -> Tensor:
-    """Returns KL(student || teacher) over the teacher's k likeliest tokens and a bucket, [N].
-
-    student_NV, teacher_NV: logits; columns that only one has are left out. The bucket holds all
-    other tokens, so no mass is out of sight: it is 0 only if the student gives these tokens the
-    teacher's probabilities, and never more than the divergence over the whole vocabulary.
-    Source: arXiv 2603.25562 (the teacher's top k, since of its own the student could leave them).
+    For a teacher of which nothing but the K tokens is known.
     """
-    shared = min(student_NV.shape[1], teacher_NV.shape[1])
-    teacher_NV = teacher_NV[:, :shared]
-    ids_NK = teacher_NV.topk(min(k, shared), dim=-1).indices
-    student_NB = bucket_logprobs(student_NV[:, :shared], ids_NK)
-    return reverse_kl_of(student_NB, bucket_logprobs(teacher_NV, ids_NK))
+    others_N1 = 1 - logprobs_NK.double().exp().sum(dim=-1, keepdim=True)
+    bucket_N1 = others_N1.clamp_min(_MIN_BUCKET).log().to(logprobs_NK.dtype)
+    return torch.cat([logprobs_NK, bucket_N1], dim=1)
+
+
+def entropy(logprobs_NV: Tensor, probabilities_NV: Tensor) -> Tensor:
+    """Returns the entropy at each position, [N]."""
+    mean_N = _dot(probabilities_NV, logprobs_NV)
+    if torch.isfinite(mean_N).all():
+        return -mean_N
+    return -_dot(probabilities_NV, logprobs_NV.masked_fill(probabilities_NV == 0, 0.0))
+
+
+def differentiable(logits_NV: Tensor, divergence: Divergence) -> Tensor:
+    """Returns the divergence's values, [N], with their gradient with regard to the logits.
+
+    logits_NV: the student's, over the columns that the divergence was computed from.
+    """
+    return _WithGradient.apply(logits_NV, divergence)
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, divergence: Divergence) -> Tensor:
+        if ctx.needs_input_grad[0]:
+            # Saved as a tensor, not as a closure: activation checkpointing throws away only those.
+            ctx.save_for_backward(divergence.form_gradient())
+        return divergence.value_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads_N: Tensor) -> tuple[Tensor, None]:
+        (gradient_NV,) = ctx.saved_tensors
+        return gradient_NV * grads_N[0][:, None], None
+
+
+def _kl(
+    probabilities_NV: Tensor, logprobs_NV: Tensor, other_NV: Tensor, *, out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns KL(probabilities || other), [N], and the gaps of the log-probabilities, in `out`."""
+    gaps_NV = torch.sub(logprobs_NV, other_NV, out=out)
+    value_N = _dot(probabilities_NV, gaps_NV)
+    if not torch.isfinite(value_N).all():
+        # 0 × (-inf - -inf) is nan: a token of probability 0 must count nothing.
+        gaps_NV.masked_fill_(probabilities_NV == 0, 0.0)
+        value_N = _dot(probabilities_NV, gaps_NV)
+    return value_N, gaps_NV
+
+
+def _centred(gaps_NV: Tensor, mean_N: Tensor, probabilities_NV: Tensor) -> Tensor:
+    """Returns p (g - E[g]), in the place of the gaps g."""
+    return gaps_NV.sub_(mean_N[:, None]).mul_(probabilities_NV)
+
+
+def _dot(left_NV: Tensor, right_NV: Tensor) -> Tensor:
+    if left_NV.device.type == "cpu":
+        # One pass without a buffer. On a GPU it would be a product of matrices of one row each.
+        return torch.linalg.vecdot(left_NV, right_NV)
+    return (left_NV * right_NV).sum(dim=-1)

@@ -4,7 +4,6 @@ Shapes: B sequences, T tokens, H hidden size, V vocabulary, N trained tokens.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -13,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stillroom.errors import ModelError
 from stillroom.models.batches import TokenBatch
-from stillroom.models.cpu.matrix_head import MatrixHead, MatrixScores, matrix_head
+from stillroom.models.cpu.gradients import HandGradients, MatrixHead, matrix_of
 from stillroom.models.packing import allow_packing, can_pack, packed_inputs
 from stillroom.models.placement import input_device
 
@@ -58,12 +57,14 @@ class OutputHead:
         allow_packing(self._base)
 
     @property
-    def matrix(self) -> MatrixHead | None:
-        """The head as a matrix, if it is no more than that and gradients can be formed directly."""
-        weight = getattr(self._head, "weight", None)
-        if self._matrix is None or self._matrix.weight is not weight:
-            self._matrix = matrix_head(self._head, scale=self._scale, softcap=self._softcap)
-        return self._matrix
+    def by_hand(self) -> HandGradients | None:
+        """The same model with its head's gradient formed by hand; None: only autograd can do it."""
+        self._matrix = matrix_of(self._head, self._matrix, scale=self._scale, softcap=self._softcap)
+        if self._matrix is None:
+            return None
+        # Not kept: it refers to this head, and a circle would hold the model after its last use.
+        embeddings = self._base.get_input_embeddings()
+        return HandGradients(self._matrix, embeddings, self.batch_hidden)
 
     def hidden(self, ids_BT: Tensor) -> Tensor:
         """Returns the body's last hidden states, [B, T, H]."""
@@ -85,14 +86,6 @@ class OutputHead:
         """Returns the logits at the positions that predict the batch's trained tokens, [N, V]."""
         return self.logits(self.batch_hidden(batch))
 
-    def embedding_table(self) -> nn.Embedding | None:
-        """Returns the trained embeddings, if they are no more than a table of rows."""
-        table = self._base.get_input_embeddings()
-        is_plain = type(table) is nn.Embedding and table.max_norm is None
-        if not is_plain or not table.weight.requires_grad or table.scale_grad_by_freq:
-            return None
-        return table if type(table.weight.data) is Tensor else None
-
     def batch_hidden(self, batch: TokenBatch, embedded_BTH: Tensor | None = None) -> Tensor:
         """Returns the hidden states that predict the batch's trained tokens, [N, H].
 
@@ -107,64 +100,34 @@ class OutputHead:
         sources_N = batch.sources_N.to(hidden_BTH.device)
         return hidden_BTH.flatten(0, 1).index_select(0, sources_N).to(batch.sources_N.device)
 
-    def score(self, batch: TokenBatch) -> "Scores":
-        """Returns the log-probabilities of the batch's trained tokens, for one backward pass."""
-        matrix = self.matrix
-        if matrix is None or not torch.is_grad_enabled():
-            return Scores(self.batch_logprobs(batch))
-        run = _BodyRun(self, batch)
-        scores = matrix.score(run.hidden_NH.detach(), batch.targets_N)
-        return Scores(scores.logprobs_N.requires_grad_(), run, scores)
-
-    def add_nll_gradient(self, batch: TokenBatch, *, scale: float) -> float:
-        """Adds the gradient of `scale` × the trained tokens' summed negative log-likelihood.
-
-        Returns the sum (nats, not scaled). Only for heads with a `matrix`.
-        """
-        if self.matrix is None:
-            raise ValueError("the head is no matrix")
-        run = _BodyRun(self, batch)
-        logprobs_N, gradient_NH = self.matrix.add_nll_gradient(
-            run.hidden_NH.detach(), batch.targets_N, scale=scale
-        )
-        run.backward(gradient_NH)
-        return -logprobs_N.sum().item()
-
-    def add_gradient(
-        self, batch: TokenBatch, learn: Callable[[slice, Tensor], Tensor], *, most: int
-    ) -> None:
-        """Adds the gradient of any loss of the batch's trained tokens, tile by tile.
-
-        `learn` returns the loss's gradient with regard to a tile's logits, which it gets with the
-        slice of the trained tokens that they predict. Only for heads with a `matrix`.
-        """
-        if self.matrix is None:
-            raise ValueError("the head is no matrix")
-        run = _BodyRun(self, batch)
-        run.backward(self.matrix.add_gradient(run.hidden_NH.detach(), learn, most=most))
-
     def batch_logprobs(self, batch: TokenBatch) -> Tensor:
-        """Returns the log-probability (nats) of each of the batch's trained tokens, [N]."""
+        """Returns the log-probability (nats) of each of the batch's trained tokens, [N].
 
-        if self.matrix is not None and not torch.is_grad_enabled():
-            return self.matrix.logprobs(self.batch_hidden(batch), batch.targets_N)
+        With gradient, where one is taken: autograd's.
+        """
+        if not torch.is_grad_enabled() and (by_hand := self.by_hand) is not None:
+            return by_hand.logprobs(batch)
 
-        def logprobs(hidden_NH: Tensor, targets_N: Tensor) -> Tensor:
-            return token_logprobs(self.logits(hidden_NH), targets_N)
+        def logprobs(hidden_nH: Tensor, part: slice) -> Tensor:
+            return token_logprobs(self.logits(hidden_nH), batch.targets_N[part])
 
-        hidden_NH = self.batch_hidden(batch)
-        return in_tiles(logprobs, hidden_NH, batch.targets_N, most=self.max_positions)
+        return in_tiles(logprobs, self.batch_hidden(batch), tile_size=self.max_positions)
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return int(self._base.config.get_text_config().vocab_size)
 
     @property
     def max_positions(self) -> int:
         """How many positions' logits may be held at a time."""
-        return max_positions(int(self._base.config.get_text_config().vocab_size))
+        return max_positions(self.vocab_size)
 
     @torch.no_grad()
     def check(self) -> None:
         """Raises ModelError if this head's logits are not those of the model's own forward pass."""
-        vocabulary = int(self._base.config.get_text_config().vocab_size)
-        ids_BT = torch.arange(_PROBE_TOKENS, device=input_device(self._base))[None] % vocabulary
+        probe_T = torch.arange(_PROBE_TOKENS, device=input_device(self._base))
+        ids_BT = probe_T[None] % self.vocab_size
         was_training = self._base.training
         self._base.eval()
         own_NV = self._base(input_ids=ids_BT, use_cache=False).logits[0].float()
@@ -180,64 +143,26 @@ class OutputHead:
             )
 
 
-class _BodyRun:
-    """A forward pass of the body, whose gradient is given by hand.
-
-    That of the embeddings is added row by row: autograd would form one as large as the vocabulary.
-    """
-
-    def __init__(self, head: OutputHead, batch: TokenBatch) -> None:
-        self._ids_BT = batch.ids_BT
-        self._table = head.embedding_table()
-        self._embedded_BTH: Tensor | None = None
-        if self._table is not None:
-            embedded_BTH = nn.functional.embedding(batch.ids_BT, self._table.weight.detach())
-            self._embedded_BTH = embedded_BTH.requires_grad_()
-        self.hidden_NH = head.batch_hidden(batch, self._embedded_BTH)
-
-    def backward(self, gradient_NH: Tensor) -> None:
-        """Adds the gradients of the body's parameters."""
-        self.hidden_NH.backward(gradient_NH)
-        if self._table is None or self._embedded_BTH is None or self._embedded_BTH.grad is None:
-            return
-        gradient_PH = self._embedded_BTH.grad.flatten(0, 1)
-        ids_P = self._ids_BT.flatten()
-        if self._table.padding_idx is not None:
-            # As in torch: the padding token's row is not trained by what it stands for.
-            gradient_PH[ids_P == self._table.padding_idx] = 0
-        weight: Tensor = self._table.weight
-        if weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
-        weight.grad.index_add_(0, ids_P, gradient_PH)
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Log-probabilities to build a loss on; after its backward pass comes theirs."""
-
-    logprobs_N: Tensor
-    _run: _BodyRun | None = None
-    _matrix: MatrixScores | None = None
-
-    def backward(self) -> None:
-        """Hands the loss's gradient on to the model; once, after `loss.backward()`."""
-        if self._run is None or self._matrix is None:
-            return
-        weights_N = self.logprobs_N.grad
-        if weights_N is not None:
-            self._run.backward(self._matrix.backward(weights_N))
-
-
-def in_tiles(compute: Callable[..., Tensor], *inputs: Tensor, most: int) -> Tensor:
-    """Returns `compute` of the inputs' rows, at most so many at a time.
+def in_tiles(
+    compute: Callable[[Tensor, slice], Tensor], hidden_NH: Tensor, *, tile_size: int
+) -> Tensor:
+    """Returns `compute` of the hidden states and their places, at most `tile_size` at a time.
 
     Beyond one tile, what a tile needs for its gradient is not held but computed again.
     """
-    if inputs[0].shape[0] <= most:
-        return compute(*inputs)
-    tiles = zip(*(tensor.split(most) for tensor in inputs), strict=True)
+    num_positions = hidden_NH.shape[0]
+    if num_positions <= tile_size:
+        return compute(hidden_NH, slice(0, num_positions))
+    # split, not slices: the gradient of a slice is as many zeros as there are hidden states.
     parts = [
-        checkpoint(compute, *tile, use_reentrant=False, preserve_rng_state=False) for tile in tiles
+        checkpoint(
+            compute,
+            hidden_nH,
+            slice(index * tile_size, min(num_positions, (index + 1) * tile_size)),
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        for index, hidden_nH in enumerate(hidden_NH.split(tile_size))
     ]
     return torch.cat(cast("list[Tensor]", parts))
 

@@ -20,7 +20,7 @@ class LocalTeacher:
         self.loaded = loaded
         self.head = OutputHead(loaded.model)
         self.head.check()
-        if self.head.matrix is not None:
+        if self.head.by_hand is not None:
             # As for a student: only in main memory.
             self.head.allow_packing()
         self._max_batch_tokens = max_batch_tokens

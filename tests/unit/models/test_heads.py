@@ -111,15 +111,15 @@ def test_tiles_give_the_values_and_gradients_of_the_whole(most):
     targets = torch.arange(12) % 9
     largest: list[int] = []
 
-    def logprobs(hidden_NH, targets_N):
-        largest.append(len(targets_N))
-        return token_logprobs(hidden_NH @ weights, targets_N)
+    def logprobs(hidden_NH, part):
+        largest.append(len(hidden_NH))
+        return token_logprobs(hidden_NH @ weights, targets[part])
 
-    found = in_tiles(logprobs, hidden, targets, most=most)
+    found = in_tiles(logprobs, hidden, tile_size=most)
     ours = torch.autograd.grad((found * targets).sum(), (weights, hidden))
 
     assert max(largest) == min(most, 12)
-    whole = logprobs(hidden, targets)
+    whole = logprobs(hidden, slice(0, 12))
     theirs = torch.autograd.grad((whole * targets).sum(), (weights, hidden))
     assert torch.allclose(found, whole, atol=1e-6)
     for gradient, exact in zip(ours, theirs, strict=True):

@@ -1,1 +1,1 @@
-"""Gradients formed by hand, which make training without a GPU faster."""
+"""Gradients formed by hand, for models in main memory; all of it is used through `gradients`."""

@@ -9,7 +9,6 @@ from torch import Tensor
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow
 from stillroom.models.batches import TokenSequence
-from stillroom.models.heads import Scores
 from stillroom.train.config.schema import DpoSection
 from stillroom.train.loop.held_out import hold_out
 from stillroom.train.loop.session import Session, TrainResult, batches_of
@@ -90,7 +89,7 @@ def add_reference(
     for group in student.passes(_pair_lengths([pairs[i] for i in mine])):
         places = [mine[i] for i in group]
         members = [pairs[i] for i in places]
-        chosen_P, rejected_P = _pair_scores(student, members, is_mean=is_mean)[1:]
+        chosen_P, rejected_P = _pair_logprobs(student, members, is_mean=is_mean)
         both = zip(chosen_P.tolist(), rejected_P.tolist(), strict=True)
         found.update(zip(places, both, strict=True))
     scores = {place: both for part in student.peers.gathered(found) for place, both in part.items()}
@@ -106,9 +105,8 @@ def accumulate_preference(
     """
     totals = _Totals()
     for items in _reference_groups(student, batch):
-        scores, losses_P = _losses(student, items, settings, totals)
+        losses_P = _losses(student, items, settings, totals)
         (losses_P.sum() / len(batch)).backward()
-        scores.backward()
     return totals.means(student.peers, len(batch))
 
 
@@ -140,11 +138,11 @@ class _Totals:
 
 def _losses(
     student: Student, items: Sequence[ReferencedPair], settings: DpoSection, totals: _Totals
-) -> tuple[Scores, Tensor]:
-    """Returns the scores and the loss of each pair, and adds to the sums."""
+) -> Tensor:
+    """Returns the loss of each pair, [P], and adds to the sums."""
     is_mean = settings.loss == "ipo"
     pairs = [item.pair for item in items]
-    scores, chosen_P, rejected_P = _pair_scores(student, pairs, is_mean=is_mean)
+    chosen_P, rejected_P = _pair_logprobs(student, pairs, is_mean=is_mean)
     result = preference_loss(
         chosen_P,
         rejected_P,
@@ -161,7 +159,7 @@ def _losses(
     totals.loss += losses_P.sum().item()
     totals.margin += result.margins_P.sum().item()
     totals.num_right += int((result.margins_P > 0).sum().item())
-    return scores, losses_P
+    return losses_P
 
 
 def _reference_groups(
@@ -186,17 +184,15 @@ def _pair_lengths(pairs: Sequence[TokenPair]) -> list[int]:
     return [2 * max(len(p.chosen.ids), len(p.rejected.ids)) for p in pairs]
 
 
-def _pair_scores(
+def _pair_logprobs(
     student: Student, pairs: Sequence[TokenPair], *, is_mean: bool
-) -> tuple[Scores, Tensor, Tensor]:
-    """Returns the log-probability of the chosen and of the rejected answers: sums, or means."""
+) -> tuple[Tensor, Tensor]:
+    """Returns the log-probabilities of the chosen and the rejected answers, [P]: sums or means."""
     sequences: list[TokenSequence] = [pair.chosen for pair in pairs]
     sequences += [pair.rejected for pair in pairs]
     batch = student.collate(sequences)
-    scores = student.score(batch)
     # In float64: of two sums of a thousand nats a difference far below one decides.
-    sums = sum_by_sequence(scores.logprobs_N.double(), batch.rows_N, len(sequences))
+    sums = sum_by_sequence(student.logprobs(batch).double(), batch.rows_N, len(sequences))
     if is_mean:
         sums = sums / sums.new_tensor([sequence.num_trained for sequence in sequences])
-    chosen_P, rejected_P = sums[: len(pairs)], sums[len(pairs) :]
-    return scores, chosen_P, rejected_P
+    return sums[: len(pairs)], sums[len(pairs) :]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stillroom.errors import DataError, TeacherError
 from stillroom.models.batches import TokenBatch, microbatches
+from stillroom.models.divergence import TokenScores
 from stillroom.models.load import LoadedModel
 from stillroom.models.sharing import packs
 from stillroom.teachers.local_hf import LocalTeacher
@@ -21,14 +22,12 @@ from stillroom.train.config.schema import TrainConfig
 from stillroom.train.loop.session import epoch_order
 from stillroom.train.on_policy.advantages import decayed, reward_advantages
 from stillroom.train.on_policy.student_rollouts import SampledSequence
-from stillroom.train.on_policy.token_gradients import (
-    Losses,
-    add_gradient_as_told,
-    add_gradient_with_teacher,
-    can_form,
-)
 from stillroom.train.on_policy.token_losses import KnownTokens, token_losses
-from stillroom.train.on_policy.token_scores import TokenScores, score_as_told, score_with_teacher
+from stillroom.train.on_policy.token_scores import (
+    Losses,
+    add_gradient_with_scores,
+    add_gradient_with_teacher,
+)
 from stillroom.train.on_policy.update_stats import UpdateStats
 from stillroom.train.student.model import Student
 from stillroom.train.student.optimizer import Optimizer
@@ -215,15 +214,10 @@ def _add_gradient(
     algorithm: AlgorithmSection,
     losses: Losses,
 ) -> None:
-    """Adds the gradient of the losses' sum: by hand if the heads allow it, else by autograd."""
-    everything = slice(0, batch.num_trained)
+    """Adds the gradient of the losses' sum, with the scores of whichever teacher there is."""
     told = [member.sampled.teacher for member in members if member.sampled.teacher is not None]
     if len(told) == len(members):
-        if can_form(student, None):
-            add_gradient_as_told(student, told, batch, algorithm, losses)
-        else:
-            scores = score_as_told(student, told, batch, algorithm)
-            losses(everything, scores).sum().backward()
+        add_gradient_with_scores(student, told, batch, algorithm, losses)
         return
     dataset = members[0].sampled.dataset
     if (teacher := teachers.get(dataset)) is None:
@@ -235,11 +229,7 @@ def _add_gradient(
     theirs = batch
     if teacher.head.can_pack != student.head.can_pack:
         theirs = teacher.collate([member.sampled.tokens for member in members])
-    if can_form(student, teacher):
-        add_gradient_with_teacher(student, teacher, batch, theirs, algorithm, losses)
-        return
-    scores = score_with_teacher(student, teacher, batch, theirs, algorithm)
-    losses(everything, scores).sum().backward()
+    add_gradient_with_teacher(student, teacher, batch, theirs, algorithm, losses)
 
 
 def _known(members: Sequence[Lesson], device: torch.device) -> KnownTokens:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stillroom.models.divergence import TokenScores
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.methods.losses import (
     above_expected,
@@ -17,7 +18,6 @@ from stillroom.train.methods.losses import (
     reverse_kl_advantages,
     truncated_ratios,
 )
-from stillroom.train.on_policy.token_scores import TokenScores
 from stillroom.train.on_policy.update_stats import UpdateStats
 
 

@@ -1,25 +1,32 @@
-"""What student and teacher say of each sampled token, as far as the loss asks.
+"""What student and teacher say of each sampled token, as far as the loss needs it.
 
-Shapes: N sampled tokens of a microbatch, H hidden size, V vocabulary, K tokens that the teacher
-finds likeliest, C numbers of each token.
+The teacher is a model in this process, or its scores came from a server. The student's gradient is
+formed by hand where its head allows it (models/cpu), else by autograd; `add_gradient_with_teacher`
+and `add_gradient_with_scores` decide.
+Shapes: N sampled tokens of a microbatch, n of a tile, H hidden size, V vocabulary, K tokens that
+the teacher finds likeliest, C numbers of each token.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from stillroom.errors import TeacherError
 from stillroom.models.batches import TokenBatch
+from stillroom.models.cpu.gradients import HandGradients, TeacherTile
 from stillroom.models.divergence import (
-    bucket_logprobs,
-    entropy_of,
-    jensen_shannon_of,
-    reverse_kl_of,
-    shared_logprobs,
+    Divergence,
+    TokenScores,
+    bucket_reverse_kl,
+    differentiable,
+    entropy,
+    jensen_shannon,
+    reverse_kl,
     top_k_reverse_kl,
-    with_rest,
+    with_bucket,
 )
 from stillroom.models.heads import in_tiles, token_logprobs
 from stillroom.teachers.local_hf import LocalTeacher
@@ -27,18 +34,49 @@ from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.student.model import Student
 
+Losses = Callable[[slice, TokenScores], Tensor]
+"""The losses of some of a microbatch's tokens, [n], whose sum's gradient is wanted."""
 
-@dataclass(frozen=True, slots=True)
-class TokenScores:
-    """Of each sampled token."""
 
-    student_N: Tensor
-    """Its log-probability (nats), with gradient."""
-    teacher_N: Tensor
-    divergence_N: Tensor
-    """The loss's divergence, with gradient; of a baseline without; zeros if it has neither."""
-    entropy_N: Tensor
-    """The student's, without gradient: exact if the loss sees the whole vocabulary, else -log p."""
+def add_gradient_with_teacher(
+    student: Student,
+    teacher: LocalTeacher,
+    batch: TokenBatch,
+    teacher_batch: TokenBatch,
+    algorithm: AlgorithmSection,
+    losses: Losses,
+) -> None:
+    """Adds the gradient of the losses' sum; the teacher is a model in this process.
+
+    teacher_batch: the same sequences, as the teacher runs them.
+    """
+    by_hand, teacher_by_hand = student.by_hand, teacher.head.by_hand
+    if (
+        by_hand is not None
+        and teacher_by_hand is not None
+        and by_hand.vocab_size == teacher_by_hand.vocab_size
+    ):
+        scorer = _LocalScorer(teacher, batch, teacher_batch, algorithm, teacher_by_hand)
+        by_hand.add_loss_gradient(batch, scorer.compare, losses)
+        return
+    scores = score_with_teacher(student, teacher, batch, teacher_batch, algorithm)
+    losses(slice(0, batch.num_trained), scores).sum().backward()
+
+
+def add_gradient_with_scores(
+    student: Student,
+    teacher_scores: Sequence[TeacherScores],
+    batch: TokenBatch,
+    algorithm: AlgorithmSection,
+    losses: Losses,
+) -> None:
+    """Adds the gradient of the losses' sum; a server has scored each of the batch's sequences."""
+    scorer = _ServedScorer(teacher_scores, algorithm, student.loaded.device)
+    if (by_hand := student.by_hand) is not None:
+        by_hand.add_loss_gradient(batch, scorer.compare, losses)
+        return
+    scores = _score_by_autograd(student, scorer, batch, student.head.max_positions)
+    losses(slice(0, batch.num_trained), scores).sum().backward()
 
 
 def score_with_teacher(
@@ -48,96 +86,173 @@ def score_with_teacher(
     teacher_batch: TokenBatch,
     algorithm: AlgorithmSection,
 ) -> TokenScores:
-    """Returns the scores; neither model's logits are held for all tokens at once.
+    """Returns the scores, with autograd's gradient.
 
     teacher_batch: the same sequences, as the teacher runs them.
     """
-    teacher_head = teacher.head
-
-    def score(student_NH: Tensor, teacher_NH: Tensor, targets_N: Tensor) -> Tensor:
-        with student.autocast():
-            student_NV = student.head.logits(student_NH)
-        with torch.no_grad():
-            teacher_NV = teacher_head.logits(teacher_NH)
-        student_N = token_logprobs(student_NV, targets_N)
-        teacher_N = token_logprobs(teacher_NV, targets_N)
-        divergence_N, entropy_N = _divergence(student_NV, teacher_NV, student_N, algorithm)
-        return torch.stack([student_N, teacher_N, divergence_N, entropy_N], dim=1)
-
-    with student.autocast():
-        student_NH = student.head.batch_hidden(batch)
-    with torch.no_grad():
-        teacher_NH = teacher_head.batch_hidden(teacher_batch)
-    most = min(student.head.max_positions, teacher_head.max_positions)
-    return _scores(in_tiles(score, student_NH, teacher_NH, batch.targets_N, most=most))
+    scorer = _LocalScorer(teacher, batch, teacher_batch, algorithm)
+    tile_size = min(student.head.max_positions, teacher.head.max_positions)
+    return _score_by_autograd(student, scorer, batch, tile_size)
 
 
-def score_as_told(
-    student: Student, told: Sequence[TeacherScores], batch: TokenBatch, algorithm: AlgorithmSection
+class _Scorer(Protocol):
+    """A teacher that says what it finds of the tokens of one batch, tile by tile."""
+
+    @property
+    def needs_distribution(self) -> bool:
+        """Whether `compare` looks at the student's distributions."""
+        ...
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the divergence is a constant of the loss, without a gradient of its own."""
+        ...
+
+    def num_columns(self, vocab_size: int) -> int:
+        """Returns how many columns of the student's logits, [n, V], it compares with its own."""
+        ...
+
+    def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
+        """Returns what it says of a tile, beside the student's log-probabilities."""
+        ...
+
+
+def _score_by_autograd(
+    student: Student, scorer: _Scorer, batch: TokenBatch, tile_size: int
 ) -> TokenScores:
-    """Returns the scores, those of the teacher as a server told them for each sequence."""
-    device = student.loaded.device
-    teacher_N = torch.tensor([x for scores in told for x in scores.logprobs], device=device)
-    ids_NK, tops_NK = told_tops(told, algorithm, device)
+    """Returns the scores; neither model's logits are held for all tokens at once."""
 
-    def score(
-        student_NH: Tensor, targets_N: Tensor, teacher_N: Tensor, ids_NK: Tensor, tops_NK: Tensor
-    ) -> Tensor:
+    def score(hidden_nH: Tensor, part: slice) -> Tensor:
         with student.autocast():
-            student_NV = student.head.logits(student_NH)
-        student_N = token_logprobs(student_NV, targets_N)
-        divergence_N = torch.zeros_like(teacher_N)
-        if algorithm.loss_fn == "top_k_reverse_kl":
-            student_NB = bucket_logprobs(student_NV, ids_NK)
-            divergence_N = reverse_kl_of(student_NB, with_rest(tops_NK))
-        return torch.stack([student_N, teacher_N, divergence_N, -student_N.detach()], dim=1)
+            student_nV = student.head.logits(hidden_nH)
+        student_n = token_logprobs(student_nV, batch.targets_N[part])
+        shared_nV = student_nV[:, : scorer.num_columns(student_nV.shape[1])]
+        with torch.no_grad():
+            # Where nobody looks at them, buffers as large as the logits are not formed.
+            logprobs_nV = shared_nV.detach()
+            if scorer.needs_distribution:
+                logprobs_nV = torch.log_softmax(logprobs_nV, dim=-1)
+            probabilities_nV = logprobs_nV.exp() if scorer.needs_distribution else logprobs_nV
+            teacher = scorer.compare(part, logprobs_nV, probabilities_nV)
+        divergence_n = torch.zeros_like(teacher.logprobs_n)
+        if teacher.divergence is not None:
+            divergence_n = (
+                teacher.divergence.value_N
+                if scorer.is_baseline
+                else differentiable(shared_nV, teacher.divergence)
+            )
+        entropy_n = -student_n.detach() if teacher.entropy_n is None else teacher.entropy_n
+        return torch.stack([student_n, teacher.logprobs_n, divergence_n, entropy_n], dim=1)
 
     with student.autocast():
-        student_NH = student.head.batch_hidden(batch)
-    given = (student_NH, batch.targets_N, teacher_N, ids_NK, tops_NK)
-    return _scores(in_tiles(score, *given, most=student.head.max_positions))
+        hidden_NH = student.head.batch_hidden(batch)
+    numbers_NC = in_tiles(score, hidden_NH, tile_size=tile_size)
+    student_N, teacher_N, divergence_N, entropy_N = numbers_NC.unbind(dim=1)
+    return TokenScores(student_N, teacher_N.detach(), divergence_N, entropy_N.detach())
 
 
-def _divergence(
-    student_NV: Tensor, teacher_NV: Tensor, student_N: Tensor, algorithm: AlgorithmSection
-) -> tuple[Tensor, Tensor]:
-    """Returns the divergence that the loss asks for, and the student's entropy."""
-    told_N = -student_N.detach()
+class _LocalScorer:
+    """A teacher in this process."""
+
+    def __init__(
+        self,
+        teacher: LocalTeacher,
+        batch: TokenBatch,
+        teacher_batch: TokenBatch,
+        algorithm: AlgorithmSection,
+        by_hand: HandGradients | None = None,
+    ) -> None:
+        """`by_hand`: the teacher's head in main memory, if the student's is used so too."""
+        self._head, self._by_hand = teacher.head, by_hand
+        self._targets_N = batch.targets_N
+        self._algorithm = algorithm
+        self._form = _divergence_form(algorithm)
+        with torch.no_grad():
+            self._hidden_NH = self._head.batch_hidden(teacher_batch)
+
+    @property
+    def needs_distribution(self) -> bool:
+        return self._form is not None
+
+    @property
+    def is_baseline(self) -> bool:
+        return self._algorithm.is_sampled_loss
+
+    def num_columns(self, vocab_size: int) -> int:
+        return min(vocab_size, self._head.vocab_size)
+
+    def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
+        targets_n = self._targets_N[part]
+        if self._by_hand is not None:
+            teacher_nV = self._by_hand.logprobs_of_tile(self._hidden_NH[part])
+            # Before the divergence overwrites them.
+            teacher_n = teacher_nV.gather(1, targets_n[:, None])[:, 0]
+        else:
+            teacher_nV = self._head.logits(self._hidden_NH[part])
+            teacher_n = token_logprobs(teacher_nV, targets_n)
+            if self._form is not None:
+                teacher_nV = torch.log_softmax(teacher_nV[:, : student_nV.shape[1]], dim=-1)
+        if self._form is None:
+            return TeacherTile(teacher_n)
+        is_exact = self._algorithm.needs_logits
+        return TeacherTile(
+            teacher_n,
+            self._form(student_nV, teacher_nV, probabilities_nV),
+            entropy(student_nV, probabilities_nV) if is_exact else None,
+        )
+
+
+class _ServedScorer:
+    """What a server has said of each sequence's tokens."""
+
+    is_baseline = False
+
+    def __init__(
+        self,
+        teacher_scores: Sequence[TeacherScores],
+        algorithm: AlgorithmSection,
+        device: torch.device,
+    ) -> None:
+        logprobs = [logprob for scores in teacher_scores for logprob in scores.logprobs]
+        self._teacher_N = torch.tensor(logprobs, device=device)
+        self.needs_distribution = algorithm.loss_fn == "top_k_reverse_kl"
+        if self.needs_distribution:
+            ids, tops = _likeliest(teacher_scores, algorithm.top_k)
+            self._ids_NK = torch.tensor(ids, device=device)
+            self._tops_NK = torch.tensor(tops, dtype=torch.float32, device=device)
+
+    def num_columns(self, vocab_size: int) -> int:
+        return vocab_size
+
+    def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
+        if not self.needs_distribution:
+            return TeacherTile(self._teacher_N[part])
+        teacher_nB = with_bucket(self._tops_NK[part])
+        divergence = bucket_reverse_kl(student_nV, teacher_nB, probabilities_nV, self._ids_NK[part])
+        return TeacherTile(self._teacher_N[part], divergence)
+
+
+def _divergence_form(
+    algorithm: AlgorithmSection,
+) -> Callable[[Tensor, Tensor, Tensor], Divergence] | None:
+    """Returns the divergence that the loss needs of a teacher in this process; None: none."""
     if algorithm.loss_fn == "top_k_reverse_kl":
-        return top_k_reverse_kl(student_NV, teacher_NV, k=algorithm.top_k), told_N
-    if not algorithm.needs_logits:
-        return torch.zeros_like(told_N), told_N
-    if algorithm.is_sampled_loss:
-        # A baseline.
-        student_NV = student_NV.detach()
-    student_NV, teacher_NV = shared_logprobs(student_NV, teacher_NV)
+        return functools.partial(top_k_reverse_kl, k=algorithm.top_k)
     if algorithm.loss_fn == "jsd":
-        divergence_N = jensen_shannon_of(student_NV, teacher_NV, beta=algorithm.jsd_beta)
-    else:
-        divergence_N = reverse_kl_of(student_NV, teacher_NV)
-    return divergence_N, entropy_of(student_NV.detach())
+        return functools.partial(jensen_shannon, beta=algorithm.jsd_beta)
+    return reverse_kl if algorithm.needs_logits else None
 
 
-def told_tops(
-    told: Sequence[TeacherScores], algorithm: AlgorithmSection, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Returns the served teacher's likeliest tokens and their log-probabilities, both [N, K]."""
-    k = algorithm.top_k if algorithm.loss_fn == "top_k_reverse_kl" else 0
-    ids = [row[:k] for scores in told for row in scores.top_ids or []]
-    logprobs = [row[:k] for scores in told for row in scores.top_logprobs or []]
-    num_tokens = sum(len(scores.logprobs) for scores in told)
-    if k == 0:
-        ids, logprobs = [[]] * num_tokens, [[]] * num_tokens
-    elif len(ids) != num_tokens or any(len(row) < k for row in (*ids, *logprobs)):
+def _likeliest(
+    teacher_scores: Sequence[TeacherScores], k: int
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Returns the served teacher's k likeliest tokens at each position, and their logprobs."""
+    ids = [row[:k] for scores in teacher_scores for row in scores.top_ids or []]
+    logprobs = [row[:k] for scores in teacher_scores for row in scores.top_logprobs or []]
+    num_tokens = sum(len(scores.logprobs) for scores in teacher_scores)
+    if len(ids) != num_tokens or any(len(row) < k for row in (*ids, *logprobs)):
         raise TeacherError(
             f"the teacher's server did not tell its {k} likeliest tokens at every position",
             "let it tell as many (vLLM: --max-logprobs), or lower algorithm.top_k",
         )
-    ids_NK = torch.tensor(ids, dtype=torch.int64, device=device).reshape(num_tokens, k)
-    tops_NK = torch.tensor(logprobs, dtype=torch.float32, device=device).reshape(num_tokens, k)
-    return ids_NK, tops_NK
-
-
-def _scores(numbers_NC: Tensor) -> TokenScores:
-    student_N, teacher_N, divergence_N, entropy_N = numbers_NC.unbind(dim=1)
-    return TokenScores(student_N, teacher_N.detach(), divergence_N, entropy_N.detach())
+    return ids, logprobs

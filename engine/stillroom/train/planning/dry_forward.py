@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stillroom.errors import ModelError
-from stillroom.models.cpu.matrix_head import TILE_NUMBERS
+from stillroom.models.cpu.gradients import tile_positions
 from stillroom.models.heads import OutputHead
 from stillroom.models.load import dtype_for
 from stillroom.models.precision import Precision
@@ -55,7 +55,7 @@ def size_of(model: Any, *, is_quantized: bool = False) -> ModelSize:
         num_trained=sum(p.numel() for p in trained),
         activation_bytes=_activation_bytes(model),
         vocab_size=vocabulary,
-        tile_positions=min(OutputHead(model).max_positions, max(1, TILE_NUMBERS // vocabulary)),
+        tile_positions=min(OutputHead(model).max_positions, tile_positions(vocabulary)),
     )
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from stillroom.errors import ConfigError, ModelError, missing_extra
 from stillroom.models.batches import TokenBatch, TokenSequence, collate, microbatches
-from stillroom.models.heads import OutputHead, Scores
+from stillroom.models.cpu.gradients import HandGradients
+from stillroom.models.heads import OutputHead
 from stillroom.models.load import (
     LoadedModel,
     load_adapter,
@@ -94,22 +95,26 @@ class Student:
         """Returns what is computed with the weights at hand, also where they are sharded."""
         return compute() if self.root is None else run_inside(self.root, compute)
 
+    @property
+    def by_hand(self) -> HandGradients | None:
+        """The student with its head's gradient formed by hand; None: autograd does it."""
+        # Inside a sharded model's forward pass its weights look whole, but are so only there.
+        return None if self.root is not None else self.head.by_hand
+
     def logprobs(self, batch: TokenBatch) -> Tensor:
-        """Returns the log-probability (nats) of each of the batch's trained tokens, [N]."""
+        """Returns the log-probability (nats) of each of the batch's trained tokens, [N].
+
+        With gradient, where one is taken; only one backward pass may follow.
+        """
+        if (by_hand := self.by_hand) is not None:
+            return by_hand.logprobs(batch)
         with self.autocast():
             return self.run(lambda: self.head.batch_logprobs(batch))
 
-    def score(self, batch: TokenBatch) -> Scores:
-        """Returns the log-probabilities of the batch's trained tokens, for one backward pass."""
-        if self.root is not None:
-            return Scores(self.logprobs(batch))
-        with self.autocast():
-            return self.head.score(batch)
-
     def add_nll_gradient(self, batch: TokenBatch, *, scale: float) -> float:
         """Adds the gradient of `scale` × the summed negative log-likelihood; returns the sum."""
-        if self.root is None and self.head.matrix is not None:
-            return self.head.add_nll_gradient(batch, scale=scale)
+        if (by_hand := self.by_hand) is not None:
+            return by_hand.add_nll_gradient(batch, scale=scale)
         nll = -self.logprobs(batch).sum()
         (nll * scale).backward()
         return nll.item()
@@ -209,7 +214,7 @@ def load_student(
         recompute_layers(model)
     head = OutputHead(model)
     head.check()
-    if head.matrix is not None:
+    if head.by_hand is not None:
         # Only in main memory: on a GPU one padded pass starts far fewer kernels.
         head.allow_packing()
     root = None

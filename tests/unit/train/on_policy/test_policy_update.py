@@ -154,7 +154,7 @@ def with_another_head(student):
     head = student.module.get_output_embeddings()
     head.bias = torch.nn.Parameter(torch.zeros(head.weight.shape[0]))
     student = replace(student, head=OutputHead(student.module))
-    assert student.head.matrix is None
+    assert student.by_hand is None
     return student
 
 
@@ -168,7 +168,7 @@ def test_loss_and_gradient_are_those_of_the_formulas_in_float64(
     if way == "autograd":
         student = with_another_head(student)
     if way == "tiles":
-        monkeypatch.setattr("stillroom.train.on_policy.token_gradients._TILE_NUMBERS", 5 * 352)
+        monkeypatch.setattr("stillroom.models.cpu.gradients._LOSS_TILE_NUMBERS", 5 * 352)
     lessons = make_lessons(sampled_by(student.loaded.model), KINDS[kind])
     stats = UpdateStats()
 
