@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -10,6 +11,7 @@ from stillroom.demo.shop import TOOL_SCHEMAS
 from stillroom.demo.world import gold_messages, make_task, noisy_messages
 
 MODELS = DEMO_MODELS["demo/student"].parent
+RECIPE = Path(__file__).parents[3] / "scripts" / "demo_models"
 TURN_END = "<|im_end|>"
 
 
@@ -158,6 +160,6 @@ def test_student_and_teacher_share_one_tokenizer():
 
 
 def test_the_shipped_template_is_the_package_source(tokenizer):
-    source = MODELS.parent / "chat_template.jinja"
+    source = RECIPE / "chat_template.jinja"
 
     assert tokenizer.chat_template == source.read_text(encoding="utf-8")

@@ -5,11 +5,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from demo_models.curriculum import ClerkMix, clerk_examples, echo_examples
+from demo_models.pretrain import build_model, deepen, fit, shuffled_batches
+from demo_models.recipe import RecipeSettings, TrainingPhase, build_models
+from demo_models.tokenizer import train_tokenizer
 from stillroom.demo import DEMO_MODELS
-from stillroom.demo.curriculum import ClerkMix, clerk_examples, echo_examples
-from stillroom.demo.pretrain import build_model, deepen, fit, shuffled_batches
-from stillroom.demo.recipe import RecipeSettings, TrainingPhase, build_models
-from stillroom.demo.tokenizer import train_tokenizer
 from stillroom.demo.world import is_heldout
 
 MODELS = DEMO_MODELS["demo/student"].parent

@@ -16,8 +16,8 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from stillroom.demo.curriculum import TrainingExample
-from stillroom.demo.tokenizer import PAD, TURN_END
+from demo_models.curriculum import TrainingExample
+from demo_models.tokenizer import PAD, TURN_END
 
 _BATCHES_PER_BUCKET = 16
 _WARMUP_STEPS = 50

@@ -1,7 +1,7 @@
 """The demo models' tokenizer: a small byte-level BPE, trained on the tasks, and chat template."""
 
 from collections.abc import Iterator
-from importlib.resources import files
+from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -52,7 +52,7 @@ def train_tokenizer(
 
 def chat_template() -> str:
     """Returns the Jinja source of the ChatML template with Hermes tool calls."""
-    return files("stillroom.demo").joinpath("chat_template.jinja").read_text(encoding="utf-8")
+    return Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
 
 
 def _byte_level_bpe() -> Tokenizer:

@@ -10,9 +10,9 @@ from typing import Any, get_args
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from demo_models.tokenizer import TURN_END
 from stillroom.demo.grammar import Difficulty
 from stillroom.demo.shop import TOOL_SCHEMAS
-from stillroom.demo.tokenizer import TURN_END
 from stillroom.demo.world import ShopTask, is_correct, run_tool, task_row
 from stillroom.types import Message, ToolCall
 

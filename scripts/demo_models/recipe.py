@@ -1,5 +1,6 @@
-"""Makes the demo's tokenizer, student and teacher from nothing: `python -m stillroom.demo.recipe`.
+"""Makes the demo's tokenizer, student and teacher from nothing.
 
+Run it in the folder scripts: `python -m demo_models.recipe --out FOLDER`.
 The numbers of steps and the seeds are fixed, so that the same machine gives the same models again.
 """
 
@@ -18,10 +19,10 @@ import torch
 import transformers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from stillroom.demo.accuracy import measure_accuracy
-from stillroom.demo.curriculum import ClerkMix, TrainingExample, clerk_examples, echo_examples
-from stillroom.demo.pretrain import FitReport, build_model, deepen, fit, shuffled_batches
-from stillroom.demo.tokenizer import train_tokenizer
+from demo_models.accuracy import measure_accuracy
+from demo_models.curriculum import ClerkMix, TrainingExample, clerk_examples, echo_examples
+from demo_models.pretrain import FitReport, build_model, deepen, fit, shuffled_batches
+from demo_models.tokenizer import train_tokenizer
 from stillroom.demo.world import heldout_tasks
 from stillroom.files import write_json
 
@@ -90,7 +91,7 @@ def build_models(folder: Path, settings: RecipeSettings) -> None:
         "teacher": _ship(teacher, tokenizer, folder / "teacher", settings=settings),
     }
     record = {
-        "command": "python -m stillroom.demo.recipe",
+        "command": "cd scripts && python -m demo_models.recipe",
         "settings": asdict(settings),
         "vocabulary": len(tokenizer),
         "models": models,
@@ -186,7 +187,7 @@ def _seconds_since(started_s: float) -> float:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m stillroom.demo.recipe", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m demo_models.recipe", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write the models to")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     transformers.utils.logging.disable_progress_bar()

@@ -1,0 +1,1 @@
+"""How the embedded world's tokenizer, student and teacher are made; not needed to use them."""
