@@ -1,15 +1,38 @@
-"""Training runs in processes of their own: started, waited for, and what they told."""
+"""Training runs, in processes of their own or in this one, and what they recorded."""
 
+import signal
+import sys
 from typing import Any
+from unittest import mock
 
 from fakes.training import Project
 from fakes.waiting import wait_until
 from stillroom import api
-from stillroom.run_folder import find_run
+from stillroom.jobs import worker
+from stillroom.run_folder import create_run, find_run
+from stillroom.train.config.request import plan_request, resolve_resume
+from stillroom.types import RunKind
 
 
 def start(project: Project, **request: Any) -> str:
     return api.start_training(project.workspace, api.StartTraining(**request)).run_id
+
+
+def run_here(project: Project, **request: Any) -> api.RunReport:
+    """Does in this process all that a training run's own process would do.
+
+    For tests of what comes of a run: loading torch once more takes longer than most runs do.
+    """
+    training = resolve_resume(project.workspace, api.StartTraining(**request))
+    kind = RunKind(plan_request(project.workspace, training).config.dataset_type)
+    folder = create_run(project.workspace, kind, training.model_dump(mode="json"))
+    stop_signal = signal.getsignal(signal.SIGTERM)
+    try:
+        with mock.patch.object(sys, "argv", ["worker", str(folder.path)]):
+            worker.main()
+    finally:
+        signal.signal(signal.SIGTERM, stop_signal)
+    return report(project, folder.run_id)
 
 
 def report(project: Project, run_id: str) -> api.RunReport:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fakes.conversations import answer, user
-from fakes.started_runs import ended, start
+from fakes.started_runs import ended, run_here, start
 from fakes.training import Project, make_project
 from fakes.waiting import wait_until
 from stillroom.errors import ModelError
@@ -60,8 +60,8 @@ def can_mount() -> bool:
 def test_a_full_disk_ends_the_run_and_with_room_again_it_goes_on_to_its_end(tmp_path, tiny_models):
     project = make(tmp_path, tiny_models.folder("llama", "chatml"))
     with small_disk(tmp_path / "runs", 2):
-        run_id = start(project)
-        report = ended(project, run_id)
+        report = run_here(project)
+        run_id = report.run_id
 
         assert report.status == "failed"
         assert report.error is not None

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from fakes.conversations import answer, user
-from fakes.started_runs import ended, losses, start
+from fakes.started_runs import ended, losses, run_here, start
 from fakes.training import Project, make_project
 from fakes.waiting import wait_until
 from stillroom.errors import DataError, DivergedError
@@ -40,7 +40,7 @@ def project(tmp_path, tiny_models) -> Project:
 
 @contextmanager
 def no_file_larger_than(num_bytes: int) -> Iterator[None]:
-    """Limits the files of processes that are started meanwhile, as a full disk does."""
+    """Limits the files that this process writes, as a full disk does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:
@@ -61,9 +61,9 @@ def test_a_killed_run_says_how_it_goes_on_and_ends_as_the_unbroken_one(project) 
     assert report.error is not None
     assert "ended without finishing" in report.error.problem
     assert f"start_training(resume={run_id}) goes on from step_0" in report.error.fix
-    resumed = ended(project, start(project, resume=run_id))
+    resumed = run_here(project, resume=run_id, overrides=["trainer.save_step=-1"])
     assert resumed.status == "succeeded", resumed.error
-    whole = ended(project, start(project))
+    whole = run_here(project, overrides=["trainer.save_step=-1"])
     assert losses(project, resumed.run_id) == losses(project, whole.run_id)
     ours, theirs = (
         load_file(project.root / r.result["checkpoint"] / "model.safetensors")
@@ -74,14 +74,13 @@ def test_a_killed_run_says_how_it_goes_on_and_ends_as_the_unbroken_one(project) 
 
 def test_a_checkpoint_that_does_not_fit_on_the_disk_ends_the_run_with_what_to_do(project) -> None:
     with no_file_larger_than(100_000):
-        run_id = start(project)
-    report = ended(project, run_id)
+        report = run_here(project)
 
     assert report.status == "failed"
     assert report.error is not None
     assert "the checkpoint of step 1 could not be written" in report.error.problem
     assert "free disk space" in report.error.fix
-    assert list((project.root / "runs" / run_id / "checkpoints").iterdir()) == []
+    assert list((project.root / report.folder / "checkpoints").iterdir()) == []
 
 
 def test_an_unreadable_row_far_down_is_named_before_a_model_is_loaded(project) -> None:
@@ -89,7 +88,7 @@ def test_an_unreadable_row_far_down_is_named_before_a_model_is_loaded(project) -
     lines[1100] = lines[1100][:-9]
     (project.root / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
-    report = ended(project, start(project))
+    report = run_here(project)
 
     assert report.status == "failed"
     assert report.error is not None
@@ -102,7 +101,7 @@ def test_a_loss_that_is_no_number_leaves_the_checkpoint_before_it(project) -> No
     project.config["trainer"] |= {"learning_rate": 1e4, "max_grad_norm": 1e9, "num_epochs": 20}
     project.write_config()
 
-    report = ended(project, start(project))
+    report = run_here(project)
 
     assert report.status == "failed"
     assert report.error is not None
