@@ -6,8 +6,8 @@ import sys
 # Before torch is imported: the machine's cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# peft loads bitsandbytes, and that torch's compiler, which takes longer than most runs here. Nothing
-# of ours is compiled.
+# peft loads bitsandbytes, and that torch's compiler, which takes longer than most runs here.
+# Nothing of ours is compiled.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import pytest
