@@ -14,7 +14,7 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.tools.source import ToolSource
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.loop.session import Session
-from stillroom.train.loop.student_stage import StudentStage
+from stillroom.train.loop.student_environment import StudentEnvironment
 from stillroom.train.on_policy.student_policy import StudentRollout
 from stillroom.train.on_policy.student_rollouts import (
     IterationRollouts,
@@ -52,16 +52,17 @@ def sample(
     tools: ToolSource | None = None,
 ) -> IterationRollouts:
     """Returns the rollouts of one iteration over a file of prompts."""
-    session.carried = list(carried)
     batches = prompt_batches(load_tasks(prompts), session.config)
-    stage = StudentStage(
+    environment = StudentEnvironment(
         session.student, session.config.rollout, tools, Rewarder(None), {}, None, ()
     )
 
     teachers = Teachers(local={} if teacher is None else {0: LocalTeacher(teacher)})
 
     async def work():
-        return await sample_rollouts(session, stage, teachers, batches, iteration)
+        return await sample_rollouts(
+            session, environment, teachers, batches, iteration, carried=carried
+        )
 
     return anyio.run(work)
 

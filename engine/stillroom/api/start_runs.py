@@ -26,7 +26,7 @@ from stillroom.train.config.request import (
     resolve_resume,
 )
 from stillroom.train.planning.forecast import TrainingForecast
-from stillroom.train.planning.per_model import one_for_each_model, planned_together
+from stillroom.train.planning.per_model import combined_forecast, requests_per_model
 from stillroom.types import RunKind
 
 
@@ -44,13 +44,13 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
     """Returns what a run would need and what to change; raises for what would end it."""
-    requests = one_for_each_model(workspace, request)
+    requests = requests_per_model(workspace, request)
     plans = [plan_request(workspace, each) for each in requests]
     forecasts = [
         plan_in_child(workspace, each, environment=_planning_environment(workspace, plan))
         for each, plan in zip(requests, plans, strict=True)
     ]
-    return planned_together(requests, forecasts)
+    return combined_forecast(requests, forecasts)
 
 
 def _planning_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str, str]:
@@ -65,7 +65,7 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
 
     Raises an EngineError for what is wrong with any of them before a model is loaded.
     """
-    requests = one_for_each_model(workspace, resolve_resume(workspace, request))
+    requests = requests_per_model(workspace, resolve_resume(workspace, request))
     plans = [plan_request(workspace, each) for each in requests]
     environment = _training_environment(workspace, plans[0])
     kind = RunKind(plans[0].config.dataset_type)

@@ -15,7 +15,7 @@ from stillroom.jobs.supervise import start_run
 from stillroom.run_folder import StartAfter, create_run, find_run, hashes_of
 from stillroom.settings import training_environment
 from stillroom.train.planning.forecast import TrainingForecast
-from stillroom.train.planning.per_model import one_for_each_model, planned_together
+from stillroom.train.planning.per_model import combined_forecast, requests_per_model
 from stillroom.types import RunKind, RunStatus
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(8)]
@@ -133,10 +133,10 @@ def forecast(memory_gb: float, seconds: float | None, *, fits: bool = True) -> T
 
 
 def test_a_plan_of_several_models_is_that_of_the_largest_and_tells_of_each(project):
-    requests = one_for_each_model(project.workspace, api.PlanTraining(overrides=("a.b=1",)))
+    requests = requests_per_model(project.workspace, api.PlanTraining(overrides=("a.b=1",)))
     models = [request.overrides[-1] for request in requests]
 
-    told = planned_together(requests, [forecast(1, 5), forecast(3, 6), forecast(2, 7)])
+    told = combined_forecast(requests, [forecast(1, 5), forecast(3, 6), forecast(2, 7)])
 
     assert [request.overrides[0] for request in requests] == ["a.b=1"] * 3
     assert (told.memory_gb, told.seconds, told.disk_gb, told.fits) == (3, 18, 6, True)
@@ -149,9 +149,9 @@ def test_a_plan_of_several_models_is_that_of_the_largest_and_tells_of_each(proje
 
 
 def test_a_plan_of_several_models_says_what_does_not_fit(project):
-    requests = one_for_each_model(project.workspace, api.PlanTraining())
+    requests = requests_per_model(project.workspace, api.PlanTraining())
 
-    told = planned_together(
+    told = combined_forecast(
         requests, [forecast(9, 5), forecast(3, None, fits=False), forecast(2, 7)]
     )
 
@@ -164,5 +164,5 @@ def test_one_model_is_planned_as_ever(project):
     project.write_config()
     request = api.PlanTraining()
 
-    assert one_for_each_model(project.workspace, request) == [request]
-    assert planned_together([request], [forecast(1, 2)]) == forecast(1, 2)
+    assert requests_per_model(project.workspace, request) == [request]
+    assert combined_forecast([request], [forecast(1, 2)]) == forecast(1, 2)

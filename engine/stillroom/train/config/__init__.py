@@ -1,1 +1,1 @@
-"""config.yml: what it may say, how it is read, and what a run that is resumed must still say."""
+"""config.yml: its schema, how it is read and checked, and what must not change on resume."""

@@ -36,7 +36,7 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
     ),
     "wandb_project": ("it belongs to the trainer", "write trainer.wandb_project"),
 }
-"""By dotted key: why, and what to do. A key that is null, false or an empty list asks nothing."""
+"""By dotted key: why it is refused, and the fix. Null, false and an empty list are let through."""
 
 _NO_SCORES = (
     "its API does not return the log-probability of tokens that another model wrote",
@@ -54,7 +54,7 @@ REFUSED_VALUES: dict[tuple[str, str], tuple[str, str]] = {
         "use dataset_type sft with rows of messages",
     ),
 }
-"""By dotted key and value: why, and what to do."""
+"""By dotted key and value: why it is refused, and the fix."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -75,7 +75,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns what a configuration says, unchecked. Raises ConfigError if it cannot be read."""
+    """Returns a configuration's keys and values, unchecked. Raises ConfigError if unreadable."""
     raw = _read(path)
     for override in overrides:
         _apply(raw, override)
@@ -89,14 +89,14 @@ def _read(path: Path) -> dict[str, Any]:
     except _UNREADABLE as error:
         where = getattr(error, "problem_mark", None)
         line = f":{where.line + 1}" if where else ""
-        what = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{path}{line}: not readable: {what}", "mend the syntax") from error
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"{path}{line}: not readable: {problem}", "mend the syntax") from error
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{path}: must hold keys and values, not {type(raw).__name__}",
             "begin with `dataset_type: sft`",
         )
-    # A section's name without keys says nothing.
+    # `rollout:` without keys is read as None and means the defaults.
     return {k: v for k, v in cast("dict[str, Any]", raw).items() if v is not None}
 
 
@@ -120,9 +120,9 @@ def _apply(raw: dict[str, Any], override: str) -> None:
 
 
 def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:
-    """Names what other systems' configurations may say and this one does not do.
+    """Raises ConfigError for a setting of another training system that is not supported here.
 
-    A key that asks for nothing is taken out.
+    An unsupported key that asks for nothing (null, false, []) is removed.
     """
     for dotted, (reason, fix) in UNSUPPORTED.items():
         if _value_at(raw, dotted) not in (None, [], False):

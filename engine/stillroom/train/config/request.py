@@ -1,4 +1,4 @@
-"""What a training run is asked to do, and all that can be checked before a model is loaded."""
+"""The request for a training run, and all that can be checked before a model is loaded."""
 
 import importlib.util
 import itertools
@@ -49,10 +49,10 @@ class StartTraining(PlanTraining):
 
 
 def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTraining:
-    """Returns the request with the configuration of the run that it goes on from, if any.
+    """Returns the request with the configuration of the run that it resumes, if any.
 
-    Its own overrides come after that run's.
-    Raises an EngineError if that run cannot go on.
+    The request's own overrides come after those of that run.
+    Raises an EngineError if that run cannot be resumed.
     """
     if request.resume is None:
         return request
@@ -67,33 +67,36 @@ def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTrainin
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """A checked request: the configuration and where its files are."""
+    """A checked request: the configuration and the paths of its files."""
 
     config: TrainConfig
     config_file: Path
     train_files: tuple[Path, ...]
-    """One, but for distill's datasets."""
+    """One file; distill may have several."""
     tools_file: Path | None
-    """tools.py beside config.yml, where the student acts: in distill and in evaluations."""
+    """tools.py beside config.yml; None where the student never acts (no distill, no evals)."""
     rewards_file: Path | None
     eval_files: Mapping[str, Path]
-    """The prompts of each evaluation, by its name."""
+    """The file of prompts of each evaluation, by the evaluation's name."""
     cold_start_file: Path | None = None
 
     @property
     def train_file(self) -> Path:
-        """The first of the files."""
+        """The first training file; the only one of sft and dpo."""
         return self.train_files[0]
 
 
 def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
-    """Returns the checked plan. Raises an EngineError that says what is wrong, loading nothing."""
+    """Returns the checked plan of a request; no model is loaded.
+
+    Raises an EngineError that says what is wrong and how to mend it.
+    """
     config_file = workspace.existing(request.config, what="config")
     config = load_config(config_file, request.overrides)
     folder = config_file.parent
     kind = _FORMATS[config.dataset_type]
     train_files = [
-        _rows_file(workspace, config_file, name, what="data.train_file", kind=kind)
+        _rows_file(workspace, config_file, name, key="data.train_file", kind=kind)
         for name in config.data.train_files
     ]
     cold_start_file = None
@@ -102,7 +105,7 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
             workspace,
             config_file,
             config.cold_start.train_file,
-            what="cold_start.train_file",
+            key="cold_start.train_file",
             kind=RowFormat.SFT,
         )
     locate_model(workspace, config.model.path)
@@ -133,17 +136,17 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
 
 
 def _rows_file(
-    workspace: Workspace, config_file: Path, name: str, *, what: str, kind: RowFormat
+    workspace: Workspace, config_file: Path, name: str, *, key: str, kind: RowFormat
 ) -> Path:
-    """Returns the file of rows that a key of config.yml names; its first rows are read."""
+    """Returns the path that a key of config.yml names, after reading the file's first rows."""
     folder = config_file.parent
     path = folder / name
     if "@" in path.name:
-        path = workspace.existing(path, what=what)
+        path = workspace.existing(path, what=key)
     if not path.is_file():
         raise ConfigError(
-            f"{config_file}: {what} {name!r} does not exist in {folder}",
-            f"write the file there, or set {what} relative to config.yml",
+            f"{config_file}: {key} {name!r} does not exist in {folder}",
+            f"write the file there, or set {key} relative to config.yml",
         )
     rows = read_rows(path, kind)
     if not sum(1 for _ in itertools.islice(rows, _CHECKED_ROWS)):
@@ -152,7 +155,7 @@ def _rows_file(
 
 
 def _eval_file(folder: Path, section: EvalSection) -> Path:
-    """Returns where an evaluation's prompts are. Raises an EngineError unless it has some."""
+    """Returns the path of an evaluation's prompts. Raises an EngineError if there are none."""
     path = folder / section.prompts_file
     if not path.is_file():
         raise ConfigError(
@@ -168,13 +171,13 @@ def _eval_file(folder: Path, section: EvalSection) -> Path:
 
 def _check_trackers(config: TrainConfig) -> None:
     trainer = config.trainer
-    asked = {
+    trackers = {
         "tensorboard": trainer.tensorboard,
         "wandb": trainer.wandb_project is not None,
         "trackio": trainer.trackio_project is not None,
     }
-    for package, is_asked in asked.items():
-        if is_asked and importlib.util.find_spec(package) is None:
+    for package, is_wanted in trackers.items():
+        if is_wanted and importlib.util.find_spec(package) is None:
             raise missing_extra("track", f"metrics to {package}")
 
 
@@ -184,7 +187,7 @@ def _beside(folder: Path, name: str) -> Path | None:
 
 
 def check_launcher(section: LauncherSection) -> None:
-    """Raises an EngineError where what a launcher needs is not there; starts nothing."""
+    """Raises an EngineError if the launcher's package or cluster is missing; starts nothing."""
     if section.kind == "accelerate":
         if importlib.util.find_spec("accelerate") is None:
             raise missing_extra("train", "launcher: accelerate")

@@ -1,4 +1,4 @@
-"""Going on with a run that ended early: what a checkpoint knows of its run; needs no torch."""
+"""Resuming a run that ended early: what a checkpoint keeps of its run; needs no torch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from stillroom.tools.source import ToolResult
 from stillroom.types import BegunTurn, RunStatus, SampledTurn
 
 STATE = "training_state.json"
-# These say how a run is kept and watched, or in how many passes and processes it computes the
-# same.
-FREE_KEYS = frozenset(
+# They say how a run is kept and watched, or in how many passes and processes it computes the
+# same numbers.
+_FREE_KEYS = frozenset(
     {
         "description",
         "evals",
@@ -48,26 +48,26 @@ FREE_KEYS = frozenset(
         "trainer.wandb_project",
     }
 )
-"""Keys of config.yml that may be others when a run goes on."""
+"""Keys of config.yml that may change when a run is resumed."""
 
 
-class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """What the held-out rows have said so far."""
+class BestValidation(msgspec.Struct, frozen=True, kw_only=True):
+    """The best validation loss so far, and how long ago that was."""
 
     best_loss: float | None = None
     best_step: int = 0
     num_worse: int = 0
-    """Validations in a row since the best one."""
+    """The number of validations since the best one."""
 
-    def after(self, step: int, loss: float) -> "Validation":
-        """Returns what is known once the rows' loss after a step is."""
+    def after(self, step: int, loss: float) -> "BestValidation":
+        """Returns the state after one more validation, whose loss is that of `step`."""
         if self.best_loss is None or loss < self.best_loss:
-            return Validation(best_loss=loss, best_step=step)
+            return BestValidation(best_loss=loss, best_step=step)
         return msgspec.structs.replace(self, num_worse=self.num_worse + 1)
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run computes from; all of it is the same when it goes on."""
+class RunInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run computes from; all of it must be the same when the run is resumed."""
 
     config: dict[str, Any]
     files: list[FileRecord]
@@ -83,39 +83,39 @@ class KnownTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CarriedRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout that goes on under newer weights, as exact tokens; no cache of older weights."""
+    """A rollout that goes on under newer weights, as exact tokens: the KV cache is not kept."""
 
     iteration: int
-    """In which it began, from 0."""
+    """The iteration that it began in, from 0."""
     index: int
-    """Its place among that iteration's rollouts."""
+    """Its index among the rollouts of that iteration."""
     turns: list[KnownTurn]
     begun: BegunTurn | None = None
-    """Of the turn that was being sampled."""
+    """The tokens so far of the turn that was being sampled."""
 
 
 class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
-    """All of training_state.json in a checkpoint; its tensors lie beside it."""
+    """The content of a checkpoint's training_state.json; the tensors lie beside it."""
 
     step: int
     trained_tokens: int
     seconds: float
-    validation: Validation
-    asked: Asked | None
+    validation: BestValidation
+    inputs: RunInputs | None = msgspec.field(name="asked")
     carried: list[CarriedRollout] = []
-    """Rollouts that are under way (distill)."""
+    """The rollouts that go on in a later iteration (distill)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The checkpoint a run goes on from."""
+    """The checkpoint that a run is resumed from."""
 
     run_id: str
     checkpoint: Path
     state: TrainingState
 
     def recorded_metrics(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yields the steps that the run has recorded, with the values that were finite."""
+        """Yields each step that the run has recorded, with the values that were finite."""
         for step, values in RunFolder(self.checkpoint.parents[1]).read_metrics():
             yield step, {name: value for name, value in values.items() if value is not None}
 
@@ -129,7 +129,7 @@ class RunToResume(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_to_resume(workspace: Workspace, run_id: str) -> RunToResume:
-    """Returns what a training run was asked to do. Raises an EngineError if it can't go on."""
+    """Returns the request of a training run. Raises an EngineError if the run can't be resumed."""
     run = RunFolder(_run_folder(workspace, run_id))
     try:
         status = run.read().status
@@ -148,7 +148,7 @@ def run_to_resume(workspace: Workspace, run_id: str) -> RunToResume:
 
 
 def find_resume_point(workspace: Workspace, run_id: str) -> ResumePoint:
-    """Returns the latest checkpoint of a run, or of the run that it went on from itself."""
+    """Returns the latest checkpoint of a run, or else of the run that it was resumed from."""
     seen: list[str] = []
     following: str | None = run_id
     while following is not None and following not in seen:
@@ -164,13 +164,13 @@ def find_resume_point(workspace: Workspace, run_id: str) -> ResumePoint:
 
 
 def latest_checkpoint(run: Path) -> Path | None:
-    """Returns the newest checkpoint of a run's folder that a run can go on from, or None."""
-    found = sorted((run / CHECKPOINTS).glob(f"step_*/{STATE}"))
-    return found[-1].parent if found else None
+    """Returns the newest checkpoint in a run's folder that can be resumed from, or None."""
+    states = sorted((run / CHECKPOINTS).glob(f"step_*/{STATE}"))
+    return states[-1].parent if states else None
 
 
 def read_state(checkpoint: Path) -> TrainingState:
-    """Returns what a checkpoint knows of its run. Raises DataError if it is damaged."""
+    """Returns a checkpoint's training state. Raises DataError if its file is damaged."""
     path = checkpoint / STATE
     try:
         return msgspec.json.decode(path.read_bytes(), type=TrainingState)
@@ -181,18 +181,19 @@ def read_state(checkpoint: Path) -> TrainingState:
         ) from error
 
 
-def check_unchanged(before: Asked | None, after: Asked, *, run_id: str) -> None:
-    """Raises RunError that names what is not as it was when the run began."""
+def check_unchanged(before: RunInputs | None, after: RunInputs, *, run_id: str) -> None:
+    """Raises RunError that names all inputs that are not as they were when the run began."""
     if before is None:
         return
-    told = [
+    changes = [
         *_config_changes(before.config, after.config),
         *_file_changes(before.files, after.files),
         *_model_changes(before.models, after.models),
     ]
-    if told:
+    if changes:
         raise RunError(
-            f"run {run_id!r} cannot go on, for what it is made of has changed: {'; '.join(told)}",
+            f"run {run_id!r} cannot go on, for what it is made of has changed: "
+            + "; ".join(changes),
             "put it back as it was, or start a new run from its last checkpoint with the override "
             "model.path=<that folder>",
         )
@@ -202,7 +203,7 @@ def _config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iter
     old, new = dict(_leaves(before)), dict(_leaves(after))
     for key in sorted(old.keys() | new.keys()):
         # A key that one of the two versions of stillroom doesn't know says nothing in the other.
-        if key not in FREE_KEYS and old.get(key) != new.get(key):
+        if key not in _FREE_KEYS and old.get(key) != new.get(key):
             yield f"{key} was {old.get(key)!r} and is {new.get(key)!r}"
 
 
@@ -219,8 +220,8 @@ def _file_changes(before: list[FileRecord], after: list[FileRecord]) -> Iterator
     then = {Path(file.path).name: file.sha256 for file in before}
     for name in sorted(now.keys() | then.keys()):
         if now.get(name) != then.get(name):
-            what = "is new" if name not in then else "is gone" if name not in now else "differs"
-            yield f"{name} {what} (SHA-256 {_short(then.get(name))} → {_short(now.get(name))})"
+            change = "is new" if name not in then else "is gone" if name not in now else "differs"
+            yield f"{name} {change} (SHA-256 {_short(then.get(name))} → {_short(now.get(name))})"
 
 
 def _model_changes(before: list[ModelRecord], after: list[ModelRecord]) -> Iterator[str]:

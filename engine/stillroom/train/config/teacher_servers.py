@@ -1,4 +1,4 @@
-"""From config.yml's `teacher` section to the client of its server; needs no torch."""
+"""Builds the client of a served teacher from config.yml's `teacher` section; needs no torch."""
 
 import httpx
 
@@ -16,9 +16,10 @@ def served_teacher(
     top_k: int | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> ServedTeacher:
-    """Returns the client of the server that scores; nothing is sent yet.
+    """Returns the client of the server that scores; it sends nothing yet.
 
-    Raises InputError if its key is missing.
+    top_k: how many of its likeliest tokens the server returns at each position; None: none.
+    Raises InputError if the server's key is missing.
     """
     section = teacher.section
     provider = "sglang" if section.provider == "sglang" else "vllm"

@@ -1,18 +1,23 @@
-"""Checkpoints: a folder that is complete or not there."""
+"""Writes and reads checkpoints: folders that are complete or do not exist.
+
+Tensors are written and read as safetensors only, so a checkpoint from elsewhere runs no code.
+"""
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stillroom.demo import DEMO_MODELS
-from stillroom.errors import RunError
+from stillroom.errors import ModelError, RunError
 from stillroom.files import write_json
 from stillroom.lineage import (
     FOLDER_MANIFEST,
@@ -21,6 +26,7 @@ from stillroom.lineage import (
     record_folder,
     write_manifest,
 )
+from stillroom.models.load import read_weights
 from stillroom.models.resolve import (
     CHECKPOINTS,
     FINAL,
@@ -29,29 +35,31 @@ from stillroom.models.resolve import (
     ModelLocation,
 )
 from stillroom.train.config.resume import STATE, TrainingState
-from stillroom.train.loop.snapshot import TENSORS, save_snapshot
 from stillroom.train.student.model import Student
-from stillroom.train.student.sharding import whole_weights
+from stillroom.train.student.sharding import set_weights, whole_weights
+
+_TENSORS = "training_state.safetensors"
+_CPU_RANDOM, _CUDA_RANDOM, _OPTIMIZER = "random.cpu", "random.cuda", "optimizer."
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """What a run trains from."""
+class RunSources:
+    """The sources of a run, which the manifests of its checkpoints name."""
 
     files: Recording
-    """config.yml, the rows, and the user's Python files, as they are when the run begins."""
+    """config.yml, the rows and the user's Python files, as they were when the run began."""
     models: Sequence[ModelRecord]
     request: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """What a checkpoint holds beside the weights, for the run to go on bit for bit."""
+    """What a checkpoint holds beside the weights, so that the run can go on bit for bit."""
 
     state: TrainingState
     optimizer: Mapping[str, Tensor]
     random: Sequence[Mapping[str, Tensor]]
-    """The random numbers of each process."""
+    """The state of the random number generators of each process, by rank."""
 
 
 def save_checkpoint(
@@ -61,13 +69,13 @@ def save_checkpoint(
     method: str,
     step: int,
     is_final: bool,
-    origin: Origin | None = None,
+    sources: RunSources | None = None,
     snapshot: RunSnapshot | None = None,
 ) -> Path:
     """Writes the student's weights (or adapter) and tokenizer; returns the checkpoint's folder.
 
-    With an `origin` the folder holds its manifest, with a `snapshot` what a run goes on from.
-    Of several processes all call this, for weights may be shared out, and the first one writes.
+    With `sources` the folder holds a manifest, with a `snapshot` the state to resume from.
+    All processes must call this, because weights may be sharded; the first one writes.
     Raises RunError if it cannot be written; the checkpoints before it are whole.
     """
     folder = final_checkpoint(run) if is_final else run / CHECKPOINTS / step_name(step)
@@ -90,14 +98,13 @@ def save_checkpoint(
         )
         student.loaded.tokenizer.save_pretrained(temporary)
         if snapshot is not None:
-            save_snapshot(temporary, snapshot.optimizer, snapshot.random)
-            write_json(temporary / STATE, snapshot.state)
+            _save_snapshot(temporary, snapshot)
 
-    return _written(folder, write, record=record, origin=origin)
+    return _written(folder, write, record=record, sources=sources)
 
 
 def step_name(step: int) -> str:
-    """Returns the name of a step's checkpoint; names sort as the steps do."""
+    """Returns the folder name of a step's checkpoint; the names sort like the steps."""
     return f"step_{step:06d}"
 
 
@@ -107,39 +114,39 @@ def final_checkpoint(run: Path) -> Path:
 
 
 def adopt_checkpoint(checkpoint: Path, run: Path) -> None:
-    """Copies a checkpoint of the run that this one goes on from into this run's folder."""
+    """Copies a checkpoint of the run that is resumed into the new run's folder."""
     folder = run / CHECKPOINTS / checkpoint.name
     temporary = _partial(folder)
     shutil.copytree(checkpoint, temporary, dirs_exist_ok=True)
     temporary.rename(folder)
 
 
-def promote_checkpoint(run: Path, *, step: int, origin: Origin | None = None) -> Path:
-    """Makes the checkpoint of an earlier step the final one; returns the final one's folder."""
+def promote_checkpoint(run: Path, *, step: int, sources: RunSources | None = None) -> Path:
+    """Copies the checkpoint of an earlier step as the final one; returns the copy's folder."""
     best, folder = run / CHECKPOINTS / step_name(step), final_checkpoint(run)
     record = msgspec.json.decode((best / RECORD).read_bytes(), type=CheckpointRecord)
 
     def write(temporary: Path) -> None:
-        left_out = shutil.ignore_patterns(STATE, TENSORS, FOLDER_MANIFEST)
-        shutil.copytree(best, temporary, ignore=left_out, dirs_exist_ok=True)
+        # A final checkpoint is a model, not a place to resume from, and gets its own manifest.
+        ignored = shutil.ignore_patterns(STATE, _TENSORS, FOLDER_MANIFEST)
+        shutil.copytree(best, temporary, ignore=ignored, dirs_exist_ok=True)
 
-    return _written(folder, write, record=record, origin=origin)
+    return _written(folder, write, record=record, sources=sources)
 
 
-def prune_checkpoints(run: Path, *, keep: int, also: Collection[int]) -> None:
-    """Deletes the oldest checkpoints of steps beyond the last `keep`, but not the steps `also`."""
-    kept = {step_name(step) for step in also}
-    found = sorted((run / CHECKPOINTS).glob("step_*"))
-    for folder in found[: max(0, len(found) - keep)]:
-        if folder.name not in kept:
-            # Renamed first: no half of a checkpoint is ever seen.
+def prune_checkpoints(run: Path, *, keep: int, best_step: int) -> None:
+    """Deletes the oldest checkpoints of steps beyond the last `keep`, except the best step's."""
+    folders = sorted((run / CHECKPOINTS).glob("step_*"))
+    for folder in folders[: max(0, len(folders) - keep)]:
+        if folder.name != step_name(best_step):
+            # Renamed first, so that nobody sees a checkpoint that is half deleted.
             going = folder.with_name(f".{folder.name}.going")
             folder.rename(going)
             shutil.rmtree(going)
 
 
 def _partial(folder: Path) -> Path:
-    """Returns where a checkpoint is written until it is whole."""
+    """Returns the folder that a checkpoint is written to until it is complete."""
     return folder.with_name(f".{folder.name}.partial")
 
 
@@ -148,21 +155,21 @@ def _written(
     write: Callable[[Path], None],
     *,
     record: CheckpointRecord,
-    origin: Origin | None,
+    sources: RunSources | None,
 ) -> Path:
-    """Has a checkpoint written beside its place and moves it there once it is whole."""
+    """Writes a checkpoint beside its place and moves it there once it is complete."""
     temporary = _partial(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         write(temporary)
         write_json(temporary / RECORD, record)
-        if origin is not None:
-            _write_manifest(temporary, folder, record, origin)
+        if sources is not None:
+            _write_manifest(temporary, folder, record, sources)
         _wait_for_disk(temporary)
         temporary.rename(folder)
     except (OSError, SafetensorError) as error:
-        # What is left of it would keep a full disk full.
+        # A partial checkpoint would keep a full disk full.
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(
             f"the checkpoint of step {record.step} could not be written: {error}",
@@ -172,14 +179,14 @@ def _written(
 
 
 def _write_manifest(
-    temporary: Path, folder: Path, record: CheckpointRecord, origin: Origin
+    temporary: Path, folder: Path, record: CheckpointRecord, sources: RunSources
 ) -> None:
     write_manifest(
         temporary,
         written=msgspec.structs.replace(record_folder(temporary), path=str(folder)),
         operation="start_training",
-        inputs=[*origin.files.records(), *origin.models],
-        request=origin.request,
+        inputs=[*sources.files.records(), *sources.models],
+        request=sources.request,
         counts={"step": record.step},
         run_id=record.run_id,
     )
@@ -195,5 +202,70 @@ def _wait_for_disk(folder: Path) -> None:
 
 
 def _lasting_name(base: ModelLocation) -> str:
-    """Returns a name that finds the base again: a demo or hub name, else the folder's full path."""
+    """Returns a name that finds the base again: a demo or hub name, else its full path."""
     return base.name if base.name in DEMO_MODELS else base.location
+
+
+def random_state() -> dict[str, Tensor]:
+    """Returns the state of this process's random number generators."""
+    state = {_CPU_RANDOM: torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state[_CUDA_RANDOM] = torch.cuda.get_rng_state()
+    return state
+
+
+def _save_snapshot(folder: Path, snapshot: RunSnapshot) -> None:
+    tensors = {_OPTIMIZER + name: t.contiguous() for name, t in snapshot.optimizer.items()}
+    for rank, state in enumerate(snapshot.random):
+        tensors |= {_of_rank(name, rank): tensor for name, tensor in state.items()}
+    save_file(tensors, folder / _TENSORS)
+    write_json(folder / STATE, snapshot.state)
+
+
+def restore_snapshot(folder: Path, *, rank: int = 0) -> dict[str, Tensor]:
+    """Restores a process's random number generators and returns the optimiser's tensors."""
+    try:
+        tensors = load_file(folder / _TENSORS)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"the checkpoint {folder} cannot be resumed: {error}",
+            f"delete {folder.name}, and the checkpoint before it is taken",
+        ) from error
+    # A run resumed in more processes than before: the new ones keep their own random state.
+    if (state := tensors.get(_of_rank(_CPU_RANDOM, rank))) is not None:
+        torch.set_rng_state(state)
+    if (
+        torch.cuda.is_available()
+        and (state := tensors.get(_of_rank(_CUDA_RANDOM, rank))) is not None
+    ):
+        torch.cuda.set_rng_state(state)
+    return {
+        name.removeprefix(_OPTIMIZER): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(_OPTIMIZER)
+    }
+
+
+def _of_rank(name: str, rank: int) -> str:
+    return name if rank == 0 else f"{name}.{rank}"
+
+
+def restore_weights(student: Student, folder: Path) -> None:
+    """Loads the trained weights of a checkpoint into the student, in place."""
+    module: Any = student.module
+    if student.is_adapter:
+        adapter = load_file(folder / "adapter_model.safetensors")
+        if student.root is not None:
+            names = {name: name.replace(".default", "") for name, _ in module.named_parameters()}
+            set_weights(module, {n: adapter[key] for n, key in names.items() if key in adapter})
+            return
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(module, adapter)
+        return
+    location = ModelLocation(folder.name, str(folder), is_local=True)
+    weights = read_weights(location, dtype=module.dtype).state_dict()
+    if student.root is not None:
+        set_weights(module, weights)
+        return
+    module.load_state_dict(weights)

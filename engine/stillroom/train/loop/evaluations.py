@@ -1,6 +1,6 @@
-"""How the student does on prompts of their own while it is trained, as `evals` of config.yml ask.
+"""Evaluates the student while it is trained, on prompts that `evals` of config.yml name.
 
-Each evaluation draws with the same seed, so that two steps differ by their weights alone.
+Each evaluation samples with the same seed, so that two steps differ by their weights alone.
 """
 
 import time
@@ -27,7 +27,7 @@ from stillroom.rollout.episode.collect import (
 from stillroom.settings import Workspace
 from stillroom.train.config.request import TrainingPlan
 from stillroom.train.config.schema import EvalSection
-from stillroom.train.loop.student_stage import StudentStage, open_student_stage
+from stillroom.train.loop.student_environment import StudentEnvironment, open_student_environment
 from stillroom.train.student.model import Student
 from stillroom.types import SamplingSettings, TeacherRecord
 
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluations:
+class TrainingEvaluations:
     """The evaluations of one training run."""
 
     workspace: Workspace
@@ -43,14 +43,14 @@ class Evaluations:
     student: Student
     reporter: Reporter
     prompts: Mapping[str, Sequence[Task]]
-    """By the evaluation's name."""
+    """The prompts of each evaluation, by its name."""
 
     def check(self) -> None:
-        """Opens what the evaluations need once, before anything is trained.
+        """Opens the tools and rewards of the evaluations once, before anything is trained.
 
         Raises:
             ConfigError: the student's weights are sharded over several processes.
-            InputError: nothing judges a task.
+            InputError: neither a reward nor an expected answer judges a task.
             ModelError: the student cannot be sampled.
         """
         if self.plan.config.evals and self.student.peers.is_sharded:
@@ -64,7 +64,7 @@ class Evaluations:
             _in_own_loop(self._check_one, section)
 
     def measure(self, step: int, total: int) -> dict[str, float]:
-        """Returns the metrics of the evaluations that are due; none where the run is to stop."""
+        """Returns the metrics of the evaluations that are due; none if the run is cancelled."""
         started, metrics = time.monotonic(), dict[str, float]()
         was_training = self.student.module.training
         for section in self.plan.config.evals:
@@ -75,8 +75,8 @@ class Evaluations:
 
     async def _check_one(self, section: EvalSection) -> None:
         tasks = self.prompts[section.name]
-        async with self._stage(tasks) as stage:
-            unjudged = [task for task in tasks if not stage.rewarder.can_judge(task)]
+        async with self._environment(tasks) as environment:
+            unjudged = [task for task in tasks if not environment.rewarder.can_judge(task)]
         if unjudged:
             raise InputError(
                 f"nothing judges {len(unjudged)} of {len(tasks)} prompts of the evaluation "
@@ -92,42 +92,44 @@ class Evaluations:
             answers = self._answers(section, max(counts), temperature)
             if answers is None:
                 return {}
-            metrics |= self._told(section.name, step, counts, answers)
+            metrics |= self._pass_metrics(section.name, step, counts, answers)
         return metrics
 
     def _answers(
         self, section: EvalSection, num: int, temperature: float
     ) -> "list[_Answer] | None":
-        """Returns what became of `num` rollouts of each prompt; None if the run is to stop.
+        """Returns the outcomes of `num` rollouts of each prompt; None if the run is cancelled.
 
-        Each of the processes that train together does a part of them.
+        Each of the processes that train together samples a share of them.
         """
         peers = self.student.peers
         config, tasks = self.plan.config, self.prompts[section.name]
         specs = specs_for(tasks, num)
-        mine = [specs[index] for index in peers.share([1] * len(specs))]
+        share = [specs[index] for index in peers.share([1] * len(specs))]
         sampling = SamplingSettings(
             temperature=temperature, max_tokens=config.rollout.max_tokens, seed=config.trainer.seed
         )
-        found = _in_own_loop(self._sample, tasks, mine, sampling) if mine else []
+        outcomes = _in_own_loop(self._sample, tasks, share, sampling) if share else []
         if peers.is_any(self.reporter.is_cancelled()):
             return None
-        return [answer for part in peers.gathered(found) for answer in part]
+        return [answer for part in peers.gathered(outcomes) for answer in part]
 
-    def _stage(self, tasks: Sequence[Task]) -> AbstractAsyncContextManager[StudentStage]:
-        return open_student_stage(
+    def _environment(
+        self, tasks: Sequence[Task]
+    ) -> AbstractAsyncContextManager[StudentEnvironment]:
+        return open_student_environment(
             self.workspace, self.plan, self.student, tasks, is_judge_optional=False
         )
 
     async def _sample(
         self, tasks: Sequence[Task], specs: Sequence[RolloutSpec], sampling: SamplingSettings
     ) -> "list[_Answer]":
-        """Returns what became of the rollouts; not of all of them if the run is to stop."""
+        """Returns the outcomes of the rollouts, or of some of them if the run is cancelled."""
         config, answers = self.plan.config, list[_Answer]()
         teacher = TeacherRecord(provider="student", model=config.model.path, settings=sampling)
         async with (
-            self._stage(tasks) as stage,
-            stage.policy(sampling, num_rollouts=len(specs)) as policy,
+            self._environment(tasks) as environment,
+            environment.policy(sampling, num_rollouts=len(specs)) as policy,
         ):
             with anyio.CancelScope() as scope:
 
@@ -138,32 +140,33 @@ class Evaluations:
 
                 await collect_rollouts(
                     specs,
-                    stage.rollout_context(policy, teacher),
+                    environment.rollout_context(policy, teacher),
                     concurrency=config.rollout.concurrency,
                     on_outcome=keep,
                 )
         return answers
 
-    def _told(
+    def _pass_metrics(
         self, name: str, step: int, counts: Sequence[int], answers: "Sequence[_Answer]"
     ) -> dict[str, float]:
-        """Returns pass@k for each k, and notes it with its interval."""
+        """Returns pass@k for each k, and reports it with its confidence interval."""
         failures = [answer.failure for answer in answers if answer.failure is not None]
         judged = [(answer.task_id, answer.is_right) for answer in answers if not answer.failure]
         metrics = dict[str, float]()
         for k in counts:
-            found = passing_tasks(judged, k)
-            if found is None:
+            estimate = passing_tasks(judged, k)
+            if estimate is None:
                 self.reporter.note(
                     f"{name} at step {step}: pass@{k} is not measured, since rollouts failed, the "
                     f"first with: {failures[0]}"
                 )
                 continue
-            metrics[f"eval/{name}/pass{k}"] = found.value
-            low, high = found.low or 0.0, found.high or 0.0
-            interval = f" [{low:.3f}, {high:.3f}]" if found.low is not None else ""
+            metrics[f"eval/{name}/pass{k}"] = estimate.value
+            low, high = estimate.low or 0.0, estimate.high or 0.0
+            interval = f" [{low:.3f}, {high:.3f}]" if estimate.low is not None else ""
             self.reporter.note(
-                f"{name} at step {step}: pass@{k} {found.value:.3f}{interval} of {found.n} prompts"
+                f"{name} at step {step}: pass@{k} {estimate.value:.3f}{interval} of "
+                f"{estimate.n} prompts"
             )
         if failures:
             metrics[f"eval/{name}/failed"] = len(failures) / len(answers)
@@ -172,12 +175,12 @@ class Evaluations:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What became of one rollout."""
+    """The outcome of one rollout."""
 
     task_id: str
     is_right: bool
     failure: str | None
-    """What ended it, if that was no answer: it counts neither as right nor as wrong."""
+    """The error that ended the rollout; it then counts neither as right nor as wrong."""
 
 
 def _answer_of(outcome: Outcome) -> _Answer:
@@ -187,13 +190,13 @@ def _answer_of(outcome: Outcome) -> _Answer:
 
 
 def _in_own_loop(work: Callable[..., Awaitable[_T]], *arguments: object) -> _T:
-    """Runs the work in an event loop of its own, also where one runs already."""
+    """Runs the work in a thread with its own event loop: on-policy training runs in one already."""
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(anyio.run, work, *arguments).result()
 
 
 def read_prompts(plan: TrainingPlan) -> dict[str, Sequence[Task]]:
-    """Returns the prompts of each evaluation. Raises DataError for a row that is none."""
+    """Returns the prompts of each evaluation. Raises DataError for a row that is no prompt."""
     return {
         section.name: load_tasks(plan.eval_files[section.name])[: section.n]
         for section in plan.config.evals

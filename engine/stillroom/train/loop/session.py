@@ -1,36 +1,38 @@
-"""What every training method shares: the student, its settings, and what it tells and saves."""
+"""The session of a training run, the same for all methods: steps, metrics and checkpoints."""
 
-import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from stillroom.errors import DivergedError, RunCancelledError
 from stillroom.reporting import Reporter
 from stillroom.train.config.resume import (
-    Asked,
+    BestValidation,
     CarriedRollout,
     ResumePoint,
+    RunInputs,
     TrainingState,
-    Validation,
 )
 from stillroom.train.config.schema import TrainConfig
-from stillroom.train.loop.alarms import find_alarms
 from stillroom.train.loop.checkpoints import (
-    Origin,
     RunSnapshot,
+    RunSources,
     adopt_checkpoint,
     final_checkpoint,
     promote_checkpoint,
     prune_checkpoints,
+    random_state,
+    restore_snapshot,
+    restore_weights,
     save_checkpoint,
     step_name,
 )
-from stillroom.train.loop.evaluations import Evaluations
-from stillroom.train.loop.snapshot import random_state, restore_snapshot, restore_weights
+from stillroom.train.loop.evaluations import TrainingEvaluations
+from stillroom.train.loop.row_batches import batches_of, epoch_order
 from stillroom.train.student.collective import Collective
 from stillroom.train.student.memory import peak_memory_gb
 from stillroom.train.student.model import Student
@@ -39,21 +41,21 @@ from stillroom.train.student.sharding import own_part
 
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a training run came to."""
+    """The result of a training run."""
 
     checkpoint: str
     """Folder of the final checkpoint."""
     method: str
     steps: int
     kept_step: int
-    """Whose weights the final checkpoint has: with early_stop those of the lowest val_loss."""
+    """The step that the final checkpoint is of; with early_stop that of the lowest val_loss."""
     rows: int
     """Rows, pairs or prompts that were trained on."""
     skipped: dict[str, int]
     """Rows that were left out, by reason."""
     trained_tokens: int
     metrics: dict[str, float]
-    """The last step's."""
+    """The metrics of the last step."""
     seconds: float
 
 
@@ -66,6 +68,17 @@ class Phase:
     last_step: int
 
 
+class MethodProgress(Protocol):
+    """What a method remembers from step to step; the session saves and restores it."""
+
+    carried: list[CarriedRollout]
+    """The rollouts that go on in a later step; kept in checkpoints."""
+
+    def alarms_after(self, metrics: Mapping[str, float]) -> Sequence[str]:
+        """Takes in the metrics of one more step and returns what is wrong now."""
+        ...
+
+
 @dataclass(slots=True)
 class Session:
     """One training run in this process."""
@@ -73,72 +86,74 @@ class Session:
     config: TrainConfig
     student: Student
     run: Path
+    """The run's folder."""
     reporter: Reporter
     started: float
-    origin: Origin | None = None
-    """For the checkpoints' manifests."""
+    """The monotonic clock when the run began, less the seconds before it was resumed."""
+    sources: RunSources | None = None
+    """The files, models and request that the checkpoints' manifests name."""
     resumed: ResumePoint | None = None
-    """The checkpoint this run goes on from."""
-    asked: Asked | None = None
-    """What must not change when the run goes on."""
-    evaluations: Evaluations | None = None
+    """The checkpoint that this run goes on from."""
+    inputs: RunInputs | None = None
+    """What must be the same when the run is resumed."""
+    evaluations: TrainingEvaluations | None = None
+    progress: MethodProgress | None = None
+    """Set by a method that remembers more than the weights (distill)."""
     trained_tokens: int = 0
     step: int = 0
-    """How many steps are done."""
+    """The number of steps that are done."""
     saved_step: int = 0
-    """Of the latest checkpoint; at step 0 there is nothing to save."""
-    validation: Validation = field(default_factory=Validation)
-    carried: list[CarriedRollout] = field(default_factory=list[CarriedRollout])
-    """Rollouts that were begun before this step and go on after it (distill)."""
-    history: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
-    """The metrics of the steps so far, also of those before the run was resumed (distill)."""
+    """The step of the latest checkpoint; at step 0 there is nothing to save."""
+    validation: BestValidation = field(default_factory=BestValidation)
     last_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     _optimizer: Optimizer | None = None
 
     def begin(self, optimizer: Optimizer, *, substeps: int = 1, first_step: int = 0) -> None:
-        """Takes the optimiser into the checkpoints; goes on from one if the run is resumed.
+        """Registers the optimiser for the checkpoints; a resumed run's state is restored here.
 
-        Comes after all that the weights of the run's start decide (a reference's scores, say).
-        The optimiser is that of the steps after `first_step`; a later phase begins again.
+        Call this after everything that needs the weights of the run's start (the scores of a DPO
+        reference, say), because it overwrites them. The optimiser takes the steps after
+        `first_step`, each in `substeps` updates; a later phase calls this again.
         """
         self._optimizer = optimizer
         if (point := self.resumed) is None or self.step > 0:
             return
         state = point.state
         restore_weights(self.student, point.checkpoint)
-        kept = restore_snapshot(point.checkpoint, rank=self._peers.rank)
+        tensors = restore_snapshot(point.checkpoint, rank=self._peers.rank)
         if state.step > first_step:
-            optimizer.restore(kept, num_steps=(state.step - first_step) * substeps)
+            optimizer.restore(tensors, num_steps=(state.step - first_step) * substeps)
         self.step, self.trained_tokens = state.step, state.trained_tokens
-        self.carried = list(state.carried)
+        if self.progress is not None:
+            self.progress.carried = list(state.carried)
         self.validation = state.validation
         self.started -= state.seconds
         if self._peers.is_first and (best := state.validation.best_step):
             adopt_checkpoint(point.checkpoint.with_name(step_name(best)), self.run)
-        self._tell_again(point)
+        self._report_again(point)
 
     def batches(
         self, num_rows: int, *, size: int | None = None, num_epochs: int | None = None
     ) -> Iterator[tuple[int, Sequence[int]]]:
-        """Yields the epoch (from 0) and the rows of each step that is left.
+        """Yields the epoch (from 0) and the rows of each step that has not been taken yet.
 
-        size, num_epochs: of a phase that has its own.
+        size, num_epochs: for a phase with its own; default: those of the configuration.
         Ends early where `trainer.early_stop` says so.
         """
         data, trainer = self.config.data, self.config.trainer
         step = 0
         for epoch in range(num_epochs or trainer.num_epochs):
             order = epoch_order(num_rows, epoch, trainer.seed)
-            for chosen in batches_of(order, size or data.batch_size):
+            for rows in batches_of(order, size or data.batch_size):
                 step += 1
                 if self.is_stalled:
                     return
                 if step > self.step:
-                    yield epoch, chosen
+                    yield epoch, rows
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the held-out rows have not got better for as long as early_stop allows."""
+        """Whether val_loss has not improved for as many validations as early_stop allows."""
         patience = self.config.trainer.early_stop
         return patience is not None and self.validation.num_worse >= patience
 
@@ -150,12 +165,12 @@ class Session:
         *,
         phase: Phase | None = None,
     ) -> None:
-        """Tells of step 1 … total, saves a checkpoint if one is due, and stops if asked to.
+        """Reports step 1 … total, saves a checkpoint if one is due, and stops a cancelled run.
 
-        A run of several phases says in which it is, for how long that takes is told by phase.
+        A run of several phases names the phase, since progress is reported by phase.
         Raises RunCancelledError after writing a checkpoint.
         """
-        within = phase or Phase(self.config.dataset_type, 0, total)
+        phase = phase or Phase(self.config.dataset_type, 0, total)
         self.step = step
         evaluated = self.evaluations.measure(step, total) if self.evaluations else {}
         seconds = time.monotonic() - self.started
@@ -163,21 +178,21 @@ class Session:
             **metrics,
             **evaluated,
             "tokens_per_s": self.trained_tokens / seconds,
-            # Of the process that holds most.
+            # The largest of all processes: the one that runs out of memory first.
             "memory_gb": self._peers.largest(peak_memory_gb(self.student.loaded.device)),
         }
         self.reporter.metrics(step, self.last_metrics)
         self._watch(self.last_metrics)
         self.reporter.progress(
-            step - within.first_step,
-            within.last_step - within.first_step,
+            step - phase.first_step,
+            phase.last_step - phase.first_step,
             unit="steps",
-            phase=within.name,
+            phase=phase.name,
         )
         is_best = self._validated(step, metrics.get("val_loss"))
         every = self.config.trainer.save_step
-        is_stage = step == within.last_step < total
-        is_due = is_best or is_stage or (every > 0 and step % every == 0 and step < total)
+        is_phase_end = step == phase.last_step < total
+        is_due = is_best or is_phase_end or (every > 0 and step % every == 0 and step < total)
         is_stopping = self._peers.is_any(self.reporter.is_cancelled())
         if is_due or is_stopping:
             self._checkpoint(step)
@@ -185,7 +200,7 @@ class Session:
             raise RunCancelledError
 
     def stop_before_update(self, step: int) -> None:
-        """Stops where the weights are those of `step`, if asked to.
+        """Stops a cancelled run while the weights are still those of `step`.
 
         Raises RunCancelledError after writing a checkpoint.
         """
@@ -194,17 +209,17 @@ class Session:
             raise RunCancelledError
 
     @property
-    def is_told_to_stop(self) -> bool:
-        """Whether this process knows that the run has been asked to stop."""
+    def is_cancelled(self) -> bool:
+        """Whether this process has seen that the run is cancelled; others may see it later."""
         return self.reporter.is_cancelled()
 
     def finish(self, step: int, *, rows: int, skipped: Mapping[str, int]) -> TrainResult:
-        """Writes the final checkpoint (with early_stop: the best one) and returns the result."""
+        """Writes the final checkpoint (with early_stop of the best step) and returns the result."""
         kept_step = self.validation.best_step or step
         if kept_step < step:
             folder = final_checkpoint(self.run)
             if self._peers.is_first:
-                promote_checkpoint(self.run, step=kept_step, origin=self.origin)
+                promote_checkpoint(self.run, step=kept_step, sources=self.sources)
         else:
             folder = self._save(step, is_final=True)
         return TrainResult(
@@ -220,14 +235,12 @@ class Session:
         )
 
     def _watch(self, metrics: Mapping[str, float]) -> None:
-        """Tells what has gone wrong in the iterations so far (distill)."""
-        if self.config.dataset_type == "distill":
-            self.history.append(metrics)
-            alarms = find_alarms(self.history)
-            self.reporter.alarms([f"{alarm.name}: {alarm.text}" for alarm in alarms])
+        """Reports what is wrong now, for a method that looks out for it."""
+        if self.progress is not None:
+            self.reporter.alarms(self.progress.alarms_after(metrics))
 
     def _validated(self, step: int, loss: float | None) -> bool:
-        """Returns whether the step is the best so far and must be kept for the end."""
+        """Returns whether the step has the lowest val_loss so far; its checkpoint is then kept."""
         if loss is None or self.config.trainer.early_stop is None:
             return False
         self.validation = self.validation.after(step, loss)
@@ -241,6 +254,7 @@ class Session:
         return self.student.peers
 
     def _checkpoint(self, step: int) -> None:
+        # A run that is cancelled right after a checkpoint of this step has nothing new to save.
         if self.saved_step != step:
             is_finite = all(bool(own_part(p).isfinite().all()) for p in self.student.trainable())
             if self._peers.is_any(not is_finite):
@@ -253,7 +267,7 @@ class Session:
             self.reporter.note(f"checkpoint written: {folder}")
             keep = self.config.trainer.keep_checkpoints
             if keep is not None and self._peers.is_first:
-                prune_checkpoints(self.run, keep=keep, also=[self.validation.best_step])
+                prune_checkpoints(self.run, keep=keep, best_step=self.validation.best_step)
 
     def _save(self, step: int, *, is_final: bool) -> Path:
         return save_checkpoint(
@@ -262,7 +276,7 @@ class Session:
             method=self.config.dataset_type,
             step=step,
             is_final=is_final,
-            origin=self.origin,
+            sources=self.sources,
             snapshot=None if is_final else self._snapshot(step),
         )
 
@@ -274,27 +288,15 @@ class Session:
             trained_tokens=self.trained_tokens,
             seconds=round(time.monotonic() - self.started, 3),
             validation=self.validation,
-            asked=self.asked,
-            carried=self.carried,
+            inputs=self.inputs,
+            carried=[] if self.progress is None else self.progress.carried,
         )
         return RunSnapshot(state, self._optimizer.state(), self._peers.gathered(random_state()))
 
-    def _tell_again(self, point: ResumePoint) -> None:
-        """Puts the steps that are done into this run's metrics, so that its curves are whole."""
+    def _report_again(self, point: ResumePoint) -> None:
+        """Copies the metrics of the steps before into this run, so that its curves are whole."""
         for step, values in point.recorded_metrics():
             if step <= point.state.step:
                 self.reporter.metrics(step, values)
                 self._watch(values)
         self.reporter.note(f"goes on from step {point.state.step} of {point.run_id}")
-
-
-def epoch_order(num_rows: int, epoch: int, seed: int) -> Sequence[int]:
-    """Returns the rows' order in an epoch; the same for the same seed."""
-    order = list(range(num_rows))
-    random.Random(seed * 1_000_003 + epoch).shuffle(order)
-    return order
-
-
-def batches_of(order: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Returns the order cut into batches; the last one may be smaller."""
-    return [order[start : start + size] for start in range(0, len(order), size)]

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
 from stillroom.train.config.schema import TrainConfig
-from stillroom.train.loop.session import Phase, Session, batches_of
+from stillroom.train.loop.row_batches import batches_of
+from stillroom.train.loop.session import Phase, Session
 from stillroom.train.methods.sft import accumulate_nll
 from stillroom.train.student.encode import EncodedSft, encode_sft
 from stillroom.train.student.optimizer import Optimizer

@@ -10,8 +10,8 @@ from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow
 from stillroom.models.batches import TokenSequence
 from stillroom.train.config.schema import DpoSection
-from stillroom.train.loop.held_out import hold_out
-from stillroom.train.loop.session import Session, TrainResult, batches_of
+from stillroom.train.loop.row_batches import batches_of, hold_out
+from stillroom.train.loop.session import Session, TrainResult
 from stillroom.train.methods.losses import preference_loss, sum_by_sequence
 from stillroom.train.student.collective import Collective
 from stillroom.train.student.encode import TokenPair, encode_pairs

@@ -8,8 +8,8 @@ import torch
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
 from stillroom.models.batches import TokenSequence
-from stillroom.train.loop.held_out import hold_out
-from stillroom.train.loop.session import Session, TrainResult, batches_of
+from stillroom.train.loop.row_batches import batches_of, hold_out
+from stillroom.train.loop.session import Session, TrainResult
 from stillroom.train.student.encode import encode_sft
 from stillroom.train.student.model import Student
 from stillroom.train.student.optimizer import Optimizer

@@ -5,16 +5,27 @@ reverse KL to the teacher on exactly the tokens that were sampled.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 
 import anyio
 
-from stillroom.data.formats import Task
+from stillroom.data.formats import SftRow, Task
+from stillroom.policy.check import check_decoding
+from stillroom.settings import Workspace
+from stillroom.train.config.request import TrainingPlan
+from stillroom.train.config.resume import CarriedRollout
 from stillroom.train.loop.session import Phase, Session, TrainResult
-from stillroom.train.loop.student_stage import StudentStage
-from stillroom.train.methods.cold_start import cold_start_steps, train_cold_start
+from stillroom.train.loop.student_environment import StudentEnvironment, open_student_environment
+from stillroom.train.methods.cold_start import (
+    cold_start_steps,
+    encode_cold_start,
+    train_cold_start,
+)
+from stillroom.train.on_policy.alarms import find_alarms
 from stillroom.train.on_policy.policy_update import update_student
+from stillroom.train.on_policy.preflight import check_before_rollouts
 from stillroom.train.on_policy.rollout_metrics import rollout_metrics
 from stillroom.train.on_policy.student_rollouts import (
     IterationRollouts,
@@ -23,31 +34,75 @@ from stillroom.train.on_policy.student_rollouts import (
     sample_rollouts,
     sequences_of,
 )
-from stillroom.train.on_policy.teachers import Teachers
+from stillroom.train.on_policy.teachers import Teachers, load_teachers
 from stillroom.train.student.encode import EncodedSft
 from stillroom.train.student.optimizer import Optimizer
+
+
+@dataclass(slots=True)
+class DistillProgress:
+    """What distillation remembers from iteration to iteration."""
+
+    carried: list[CarriedRollout] = field(default_factory=list[CarriedRollout])
+    """The rollouts that go on in the next iteration."""
+    history: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
+    """The metrics of the steps so far, with those before the run was resumed."""
+
+    def alarms_after(self, metrics: Mapping[str, float]) -> list[str]:
+        """Takes in the metrics of one more step and returns what is wrong now."""
+        self.history.append(metrics)
+        return [f"{alarm.name}: {alarm.text}" for alarm in find_alarms(self.history)]
+
+
+def distill(
+    workspace: Workspace,
+    session: Session,
+    plan: TrainingPlan,
+    tasks: Sequence[Task],
+    cold_rows: Sequence[SftRow],
+) -> TrainResult:
+    """Trains on the rows of a cold start, if there are any, and then on the student's rollouts.
+
+    Raises an EngineError if student and teacher do not fit, before the first rollout.
+    """
+    config = plan.config
+    check_decoding(session.student.loaded)
+    teachers = load_teachers(workspace, config, session.student)
+    if config.curriculum.teacher_share:
+        for teacher in teachers.local.values():
+            check_decoding(teacher.loaded)
+    for note in check_before_rollouts(workspace, config, session.student):
+        session.reporter.note(note)
+    cold_start = encode_cold_start(session, cold_rows) if cold_rows else None
+    environment = open_student_environment(
+        workspace, plan, session.student, tasks, is_judge_optional=True
+    )
+    return anyio.run(train_on_policy, session, tasks, teachers, environment, cold_start)
 
 
 async def train_on_policy(
     session: Session,
     tasks: Sequence[Task],
     teachers: Teachers,
-    stage: AbstractAsyncContextManager[StudentStage],
-    first: EncodedSft | None = None,
+    opening: AbstractAsyncContextManager[StudentEnvironment],
+    cold_start: EncodedSft | None = None,
 ) -> TrainResult:
     """Trains for the configured iterations and returns the result with the final checkpoint.
 
-    Before them it takes a cold start's steps on the rows `first`.
+    The steps of a cold start come first, on the rows `cold_start`.
     """
     config = session.config
+    progress = DistillProgress()
+    # Before the first `begin`, which restores what a resumed run carries.
+    session.progress = progress
     batches = prompt_batches(tasks, config)
-    first_step = cold_start_steps(config, len(first.sequences)) if first else 0
+    first_step = cold_start_steps(config, len(cold_start.sequences)) if cold_start else 0
     last_step, substeps = first_step + len(batches), config.algorithm.substeps
-    async with teachers, stage as opened:
-        for note in opened.notes:
+    async with teachers, opening as environment:
+        for note in environment.notes:
             session.reporter.note(note)
-        if first is not None:
-            await anyio.to_thread.run_sync(train_cold_start, session, first, last_step)
+        if cold_start is not None:
+            await anyio.to_thread.run_sync(train_cold_start, session, cold_start, last_step)
         optimizer = Optimizer(
             session.student.trainable(),
             config.trainer,
@@ -58,14 +113,17 @@ async def train_on_policy(
         phase = Phase(config.dataset_type, first_step, last_step)
         for iteration in range(session.step - first_step, len(batches)):
             clock = time.monotonic()
-            sampled = await sample_rollouts(session, opened, teachers, batches, iteration)
+            sampled = await sample_rollouts(
+                session, environment, teachers, batches, iteration, carried=progress.carried
+            )
             sampled_s, clock = time.monotonic() - clock, time.monotonic()
             metrics = await _learn(session, sampled, teachers, optimizer, iteration)
             metrics |= {"sample_s": sampled_s, "update_s": time.monotonic() - clock}
-            session.carried = sampled.carried
+            progress.carried = sampled.carried
             session.after_step(first_step + iteration + 1, last_step, metrics, phase=phase)
     num_prompts = min(len(tasks), sum(map(len, batches)))
-    return session.finish(last_step, rows=num_prompts, skipped=first.skipped if first else {})
+    skipped = cold_start.skipped if cold_start else {}
+    return session.finish(last_step, rows=num_prompts, skipped=skipped)
 
 
 async def _learn(

@@ -19,7 +19,7 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import TrainConfig
-from stillroom.train.loop.session import epoch_order
+from stillroom.train.loop.row_batches import epoch_order
 from stillroom.train.on_policy.advantages import decayed, reward_advantages
 from stillroom.train.on_policy.student_rollouts import SampledSequence
 from stillroom.train.on_policy.token_losses import KnownTokens, token_losses

@@ -1,4 +1,4 @@
-"""What is measured of student and teacher before the first rollout is paid for.
+"""Checks of student and teacher before the first rollout is paid for.
 
 Shapes: N sampled tokens.
 """
@@ -29,7 +29,7 @@ from stillroom.types import Message, SamplingSettings
 PROBE: list[Message] = [
     {"role": "user", "content": "Name three colours, and say why you like them."}
 ]
-"""What the student answers for the measurement."""
+"""The prompt that the student answers for the measurement."""
 _NUM_TOKENS = 24
 _NUM_ANSWERS = 2
 # Nats a token, on average: rounding in half precision adds up over the layers.
@@ -37,48 +37,48 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _HALF_TOLERANCE = 0.1
 
 
-def check_contract(workspace: Workspace, config: TrainConfig, student: Student) -> list[str]:
-    """Returns what was found of the student and a served teacher, as notes.
+def check_before_rollouts(workspace: Workspace, config: TrainConfig, student: Student) -> list[str]:
+    """Checks the student's probabilities and each served teacher; returns notes for the user.
 
-    One in this process is checked as it is loaded (`pairing`).
-    Raises an EngineError if rollouts could not be scored as they are meant.
+    A teacher in this process is checked as it is loaded (`models.pairing`).
+    Raises an EngineError if the teacher could not score rollouts correctly.
     """
-    notes = check_numbers(student, config.algorithm)
-    most = min(student.loaded.max_context, config.rollout.max_context_window)
+    notes = check_agreement(student, config.algorithm)
+    max_context = min(student.loaded.max_context, config.rollout.max_context_window)
     return notes + check_teacher_server(
-        workspace, config, student.loaded.tokenizer, max_context=most
+        workspace, config, student.loaded.tokenizer, max_context=max_context
     )
 
 
 def check_teacher_server(
     workspace: Workspace, config: TrainConfig, tokenizer: Any, *, max_context: int
 ) -> list[str]:
-    """Returns what was found of a served teacher, as notes; none of one in this process."""
+    """Checks each served teacher and returns notes; none for teachers in this process."""
     notes: list[str] = []
-    for one in dict.fromkeys(config.teachers):
-        if one.section.is_served:
-            served = served_teacher(workspace, one, top_k=config.algorithm.num_teacher_tokens)
+    for teacher in dict.fromkeys(config.teachers):
+        if teacher.section.is_served:
+            served = served_teacher(workspace, teacher, top_k=config.algorithm.num_teacher_tokens)
             check = functools.partial(check_served, max_context=max_context)
-            notes += anyio.run(check, workspace, one.tokenizer, served, tokenizer)
+            notes += anyio.run(check, workspace, teacher.tokenizer, served, tokenizer)
     return notes
 
 
-def check_numbers(student: Student, algorithm: AlgorithmSection) -> list[str]:
-    """Returns what sampler, trainer and teacher's code say of the same tokens, as notes.
+def check_agreement(student: Student, algorithm: AlgorithmSection) -> list[str]:
+    """Checks that sampler, trainer and the teacher's code agree on probabilities; returns a note.
 
-    The student is its own teacher here, which must find nothing to teach.
+    The student is its own teacher here, so the divergence must be zero.
     Raises ModelError if they differ by more than rounding.
     """
     answers = _answers(student)
     if not answers:
         return ["the student's first token ended its turn, so nothing was measured"]
-    sequences = [TokenSequence(one.ids, one.sampled) for one in answers]
+    sequences = [TokenSequence(answer.ids, answer.sampled) for answer in answers]
     batch = student.collate(sequences)
-    twin = LocalTeacher(student.loaded)
+    same_model = LocalTeacher(student.loaded)
     with torch.no_grad():
-        scores = score_with_teacher(student, twin, batch, batch, algorithm)
-    told = [value for one in answers for value in one.trace().sampled_logprobs]
-    sampler_N = torch.tensor(told, device=scores.student_N.device)
+        scores = score_with_teacher(student, same_model, batch, batch, algorithm)
+    logprobs = [value for answer in answers for value in answer.trace().sampled_logprobs]
+    sampler_N = torch.tensor(logprobs, device=scores.student_N.device)
     gap = (scores.student_N - sampler_N).abs().mean().item()
     kl = (scores.student_N - scores.teacher_N).abs().mean().item()
     tolerance = _TOLERANCE.get(student.loaded.model.dtype, _HALF_TOLERANCE)
@@ -95,14 +95,14 @@ def check_numbers(student: Student, algorithm: AlgorithmSection) -> list[str]:
             f"set model.precision: fp32, or {OFF_POLICY_ROUTE}",
         )
     note = (
-        f"sampler and trainer agree to {gap:.1e} nats a token over {len(told)} sampled tokens; the "
-        f"student as its own teacher has a KL of {kl:.1e}"
+        f"sampler and trainer agree to {gap:.1e} nats a token over {len(logprobs)} sampled tokens; "
+        f"the student as its own teacher has a KL of {kl:.1e}"
     )
     return [note]
 
 
 def _answers(student: Student) -> list[DecodedSequence]:
-    """Returns short answers as they are sampled in training."""
+    """Returns short answers of the student, sampled as they are in training."""
     loaded = student.loaded
     student.module.eval()
     prompt = ChatRenderer(loaded.tokenizer).prompt_ids(PROBE, [])

@@ -20,9 +20,10 @@ from stillroom.rollout.journal.records import RolloutKey
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.resume import CarriedRollout
 from stillroom.train.config.schema import TrainConfig
-from stillroom.train.loop.session import Session, epoch_order
+from stillroom.train.loop.row_batches import epoch_order
+from stillroom.train.loop.session import Session
+from stillroom.train.loop.student_environment import StudentEnvironment
 from stillroom.train.loop.student_server import open_served_student
-from stillroom.train.loop.student_stage import StudentStage
 from stillroom.train.on_policy.curriculum import Limits, limits_at
 from stillroom.train.on_policy.student_policy import StudentPolicy, StudentRollout
 from stillroom.train.on_policy.teachers import Teachers
@@ -104,20 +105,22 @@ class IterationRollouts:
 
 async def sample_rollouts(
     session: Session,
-    stage: StudentStage,
+    environment: StudentEnvironment,
     teachers: Teachers,
     batches: Sequence[Sequence[Task]],
     iteration: int,
+    *,
+    carried: Sequence[CarriedRollout],
 ) -> IterationRollouts:
-    """Samples an iteration's rollouts, and goes on with those that the session carries into it.
+    """Samples the rollouts of an iteration and goes on with those `carried` into it.
 
-    A served teacher scores each as it ends, while others are still being sampled. With
+    A served teacher scores each rollout as it ends, while others are still being sampled. With
     rollout.max_staleness 0, and in the last iteration, all of them come to their end.
     """
     config = session.config
     num_new = len(batches[iteration]) * config.data.group_size
     new = [CarriedRollout(iteration=iteration, index=i, turns=[]) for i in range(num_new)]
-    all_begun = dict(_begun(config, batches, each) for each in [*session.carried, *new])
+    all_begun = dict(_begun(config, batches, each) for each in [*carried, *new])
     begun = _own_share(session.student.peers, all_begun)
     done: dict[RolloutKey, SampledRollout] = {}
 
@@ -130,7 +133,7 @@ async def sample_rollouts(
             if is_failed
             else SampledRollout(outcome, begun[key], told)
         )
-        if session.is_told_to_stop:
+        if session.is_cancelled:
             raise RunCancelledError
 
     is_last = iteration + 1 == len(batches)
@@ -142,10 +145,12 @@ async def sample_rollouts(
     if config.rollout.max_staleness and not is_last:
         num_left_over = int(num_new * config.rollout.stragglers)
     try:
-        async with _open_policy(session, stage, sampling, begun, teachers, num_left_over) as policy:
+        async with _open_policy(
+            session, environment, sampling, begun, teachers, num_left_over
+        ) as policy:
             await collect_rollouts(
                 [RolloutSpec(rollout.task, key.sample) for key, rollout in begun.items()],
-                stage.rollout_context(
+                environment.rollout_context(
                     policy, record, max_turns=limits_of(config, iteration).max_turns
                 ),
                 # Beside those that are sampled there are those that a server scores.
@@ -210,7 +215,7 @@ def _begun(
 @asynccontextmanager
 async def _open_policy(
     session: Session,
-    stage: StudentStage,
+    environment: StudentEnvironment,
     sampling: SamplingSettings,
     begun: Mapping[RolloutKey, StudentRollout],
     teachers: Teachers,
@@ -224,18 +229,18 @@ async def _open_policy(
         if is_helped:
             teacher = teachers.local[0].loaded
             helper = await stack.enter_async_context(
-                stage.policy(sampling, num_rollouts=len(begun), turns=turns, instead=teacher)
+                environment.policy(sampling, num_rollouts=len(begun), turns=turns, instead=teacher)
             )
         student = (
-            stage.policy(sampling, num_rollouts=len(begun), turns=turns)
-            if stage.server is None
+            environment.policy(sampling, num_rollouts=len(begun), turns=turns)
+            if environment.server is None
             else open_served_student(
-                stage.server,
+                environment.server,
                 session.student,
                 session.config,
                 sampling,
                 run=session.run,
-                variables=stage.variables,
+                variables=environment.variables,
             )
         )
         yield StudentPolicy(

@@ -85,7 +85,7 @@ class Spread:
         )
 
 
-ALONE = Spread()
+ONE_PROCESS = Spread()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def memory_parts(
     process_bytes: int,
     teacher_bytes: int = 0,
     cache_bytes: int = 0,
-    spread: Spread = ALONE,
+    spread: Spread = ONE_PROCESS,
 ) -> dict[str, float]:
     """Returns the bytes that training holds at most, by what they are for.
 

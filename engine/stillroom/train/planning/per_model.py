@@ -1,4 +1,4 @@
-"""model.path may be a list: one run for each of its models, one after the other."""
+"""A list in model.path: one request for each model, and the forecast of all their runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +15,11 @@ from stillroom.train.planning.forecast import TrainingForecast
 _Request = TypeVar("_Request", bound=PlanTraining)
 
 
-def one_for_each_model(workspace: Workspace, request: _Request) -> list[_Request]:
-    """Returns the request, or where model.path is a list one for each, with it as an override.
+def requests_per_model(workspace: Workspace, request: _Request) -> list[_Request]:
+    """Returns the request, or where model.path is a list one request for each of its models.
 
-    Raises ConfigError for a list that holds no names, or one twice.
+    Each names its model in an override.
+    Raises ConfigError for a list that holds anything but names, or a name twice.
     """
     config_file = workspace.existing(request.config, what="config")
     paths = _model_paths(config_file, request.overrides)
@@ -29,12 +30,12 @@ def one_for_each_model(workspace: Workspace, request: _Request) -> list[_Request
 
 
 def _model_paths(config_file: Path, overrides: Sequence[str]) -> list[str] | None:
-    """Returns the models of a list; None where model.path is none."""
+    """Returns the models in model.path; None if model.path is no list."""
     section: Any = read_config(config_file, overrides).get("model")
-    given: Any = section.get("path") if isinstance(section, dict) else None
-    if not isinstance(given, list):
+    value: Any = section.get("path") if isinstance(section, dict) else None
+    if not isinstance(value, list):
         return None
-    paths: list[Any] = given
+    paths: list[Any] = value
     if not paths or not all(isinstance(path, str) for path in paths):
         raise ConfigError(
             f"{config_file}: model.path is a list of {paths!r}, which are not models",
@@ -52,30 +53,31 @@ def _as_yaml(path: str) -> str:
     return msgspec.json.encode(path).decode()
 
 
-def planned_together(
+def combined_forecast(
     requests: Sequence[PlanTraining], forecasts: Sequence[TrainingForecast]
 ) -> TrainingForecast:
-    """Returns the forecast of runs that follow one another: the one that needs most memory.
+    """Returns one forecast for runs that follow one another.
 
-    Its disk and time are those of all, and its notes tell of each.
+    Memory is that of the run that needs most, disk and time are those of all runs together, and
+    the notes name each run.
     """
     if len(forecasts) == 1:
         return forecasts[0]
-    largest = max(forecasts, key=lambda one: (not one.fits, one.memory_gb))
-    seconds = [one.seconds for one in forecasts if one.seconds is not None]
+    largest = max(forecasts, key=lambda forecast: (not forecast.fits, forecast.memory_gb))
+    seconds = [each.seconds for each in forecasts if each.seconds is not None]
     notes = [
-        f"{request.overrides[-1]}: {one.steps} steps, {one.memory_gb:.2f} GB"
-        + (f", {one.seconds:.0f} s" if one.seconds is not None else "")
-        + ("" if one.fits else ", does not fit")
-        for request, one in zip(requests, forecasts, strict=True)
+        f"{request.overrides[-1]}: {each.steps} steps, {each.memory_gb:.2f} GB"
+        + (f", {each.seconds:.0f} s" if each.seconds is not None else "")
+        + ("" if each.fits else ", does not fit")
+        for request, each in zip(requests, forecasts, strict=True)
     ]
     return msgspec.structs.replace(
         largest,
         seconds=sum(seconds) if len(seconds) == len(forecasts) else None,
-        disk_gb=sum(one.disk_gb for one in forecasts),
-        fits=all(one.fits for one in forecasts),
+        disk_gb=sum(each.disk_gb for each in forecasts),
+        fits=all(each.fits for each in forecasts),
         notes=[
-            f"{len(forecasts)} runs, one after the other; told is the one that needs most memory",
+            f"{len(forecasts)} runs, one after another; memory is that of the run that needs most",
             *notes,
             *largest.notes,
         ],

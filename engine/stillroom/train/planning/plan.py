@@ -15,14 +15,14 @@ from stillroom.models.load import context_length
 from stillroom.settings import Workspace
 from stillroom.train.config.request import PlanTraining, TrainingPlan, plan_request
 from stillroom.train.config.schema import TrainConfig
-from stillroom.train.loop.held_out import hold_out
+from stillroom.train.loop.row_batches import hold_out
 from stillroom.train.methods.cold_start import cold_start_steps
 from stillroom.train.planning import forecast, trial
 from stillroom.train.planning.forecast import GB, RowTokens, TrainingForecast
 from stillroom.train.planning.processes import shared_speed, spread_notes
 from stillroom.train.planning.trial_rollouts import try_iteration
 from stillroom.train.planning.unloaded_models import (
-    Planned,
+    UnloadedStudent,
     check_models,
     count_teacher_bytes,
     largest_pass,
@@ -107,7 +107,7 @@ def _with_iteration(
 
 def _forecast(
     workspace: Workspace,
-    planned: Planned,
+    planned: UnloadedStudent,
     rows: RowTokens,
     parts: dict[str, float],
     free: float,
@@ -174,7 +174,7 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
     return notes
 
 
-def _rendered(plan: TrainingPlan, planned: Planned) -> _Rows:
+def _rendered(plan: TrainingPlan, planned: UnloadedStudent) -> _Rows:
     config = planned.config
     max_length = config.model.row_length(context_length(planned.empty))
     renderer = ChatRenderer(planned.tokenizer, include_thinking=config.rollout.include_thinking)

@@ -8,7 +8,7 @@ import torch
 
 from stillroom.errors import ConfigError
 from stillroom.train.config.schema import LauncherSection
-from stillroom.train.planning.forecast import ALONE, Speed, Spread
+from stillroom.train.planning.forecast import ONE_PROCESS, Speed, Spread
 from stillroom.train.student.sharding import gathered_bytes
 
 
@@ -30,7 +30,7 @@ def process_count(section: LauncherSection) -> int:
 def spread_of(launcher: LauncherSection, empty: Any, device: torch.device) -> Spread:
     """Returns over how many processes a run is spread; `empty` is the model without weights."""
     if launcher.kind == "local":
-        return ALONE
+        return ONE_PROCESS
     size = process_count(launcher)
     return Spread(
         size,

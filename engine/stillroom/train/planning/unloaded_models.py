@@ -24,7 +24,7 @@ _FEW_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class UnloadedStudent:
     """The student without weights, and what is trained on."""
 
     config: TrainConfig
@@ -40,7 +40,7 @@ class Planned:
         return spread_of(self.config.launcher, self.empty, self.device)
 
 
-def load_without_weights(workspace: Workspace, config: TrainConfig) -> Planned:
+def load_without_weights(workspace: Workspace, config: TrainConfig) -> UnloadedStudent:
     """Returns what is planned. Raises an EngineError if the student is not fit for it."""
     location = locate_model(workspace, config.model.path)
     tokenizer = load_tokenizer(location)
@@ -49,7 +49,9 @@ def load_without_weights(workspace: Workspace, config: TrainConfig) -> Planned:
     base = adapter_base(workspace, location) if location.is_adapter else location
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     empty = empty_model(base, precision=student_precision(config.model), device=device)
-    return Planned(config, location, tokenizer, empty, _student_size(empty, config.model), device)
+    return UnloadedStudent(
+        config, location, tokenizer, empty, _student_size(empty, config.model), device
+    )
 
 
 def _student_size(empty: Any, section: ModelSection) -> ModelSize:
@@ -69,7 +71,7 @@ def _student_size(empty: Any, section: ModelSection) -> ModelSize:
     return size
 
 
-def count_teacher_bytes(workspace: Workspace, planned: Planned) -> int:
+def count_teacher_bytes(workspace: Workspace, planned: UnloadedStudent) -> int:
     """Returns the teachers' weights; raises ModelError unless it reads tokens as the student."""
     total, nothing = 0, frozenset[int]()
     for teacher in dict.fromkeys(planned.config.teachers):
@@ -87,7 +89,7 @@ def count_teacher_bytes(workspace: Workspace, planned: Planned) -> int:
     return total
 
 
-def check_models(workspace: Workspace, planned: Planned) -> list[str]:
+def check_models(workspace: Workspace, planned: UnloadedStudent) -> list[str]:
     """Returns what was found of the teacher; raises an EngineError for what would end the run."""
     config = planned.config
     here = dict.fromkeys(t.path for t in config.teachers if not t.section.is_served)
@@ -96,7 +98,7 @@ def check_models(workspace: Workspace, planned: Planned) -> list[str]:
     return checks + check_teacher_server(workspace, config, planned.tokenizer, max_context=most)
 
 
-def largest_pass(planned: Planned, rows: RowTokens) -> tuple[int, int]:
+def largest_pass(planned: UnloadedStudent, rows: RowTokens) -> tuple[int, int]:
     """Returns the tokens of the largest pass with gradient, and the bytes sampling caches."""
     config = planned.config
     most = config.model.microbatch_tokens or max_pass_tokens(max_positions(planned.size.vocab_size))
@@ -117,7 +119,7 @@ def largest_pass(planned: Planned, rows: RowTokens) -> tuple[int, int]:
 
 
 def settings_of_less_memory(
-    planned: Planned, rows: RowTokens, parts: dict[str, float], free: float
+    planned: UnloadedStudent, rows: RowTokens, parts: dict[str, float], free: float
 ) -> list[str]:
     """Returns the settings that need less memory, with what they need."""
     config, needs = planned.config, dict[str, float]()

@@ -13,7 +13,7 @@ from fakes.reporters import KeptReporter
 from fakes.training import make_project, write_run_files
 from stillroom.errors import InputError, RunError
 from stillroom.train.config.request import StartTraining, resolve_resume
-from stillroom.train.config.resume import Validation, find_resume_point
+from stillroom.train.config.resume import BestValidation, find_resume_point
 from stillroom.types import RunStatus
 
 SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]
@@ -218,7 +218,7 @@ def test_a_damaged_checkpoint_names_itself(tmp_path, tiny_models):
     tensors = project.checkpoint("step_000002", "killed") / "training_state.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-100])
 
-    with pytest.raises(Exception, match="step_000002 cannot be gone on from"):
+    with pytest.raises(Exception, match="step_000002 cannot be resumed"):
         project.train("resumed", resume="killed")
 
 
@@ -296,9 +296,9 @@ def test_early_stopping_goes_on_over_a_kill(tmp_path, tiny_models, method):
 
 
 def test_a_validation_counts_what_is_no_better():
-    seen = Validation()
+    seen = BestValidation()
     for step, loss in enumerate([3.0, 2.0, 2.0, 2.5], start=1):
         seen = seen.after(step, loss)
 
     assert (seen.best_loss, seen.best_step, seen.num_worse) == (2.0, 2, 2)
-    assert seen.after(5, 1.0) == Validation(best_loss=1.0, best_step=5)
+    assert seen.after(5, 1.0) == BestValidation(best_loss=1.0, best_step=5)

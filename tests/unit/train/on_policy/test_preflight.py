@@ -13,7 +13,7 @@ from stillroom.serving.preflight import check_served
 from stillroom.train.config.distill_sections import AlgorithmSection, TeacherSection
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.config.teacher_servers import served_teacher
-from stillroom.train.on_policy.preflight import check_numbers
+from stillroom.train.on_policy.preflight import check_agreement
 from stillroom.train.planning.plan import plan_training
 
 
@@ -22,7 +22,7 @@ from stillroom.train.planning.plan import plan_training
 def test_sampler_trainer_and_a_teacher_that_is_the_student_agree(tiny_models, rank, loss_fn):
     student = make_student(tiny_models, tiny_models.folder("qwen3", "chatml"), rank=rank)
 
-    (note,) = check_numbers(student, AlgorithmSection(loss_fn=loss_fn))
+    (note,) = check_agreement(student, AlgorithmSection(loss_fn=loss_fn))
 
     gap, kl = re.findall(r"\d\.\de[-+]\d\d", note)
     assert float(gap) < 1e-5
@@ -41,7 +41,7 @@ def test_a_sampler_of_other_weights_than_the_trainers_is_refused(tiny_models, mo
     monkeypatch.setattr(student.head, "logits", moved)
 
     with pytest.raises(ModelError, match="sampler and trainer differ by") as caught:
-        check_numbers(student, AlgorithmSection())
+        check_agreement(student, AlgorithmSection())
     assert "generate_rollouts" in caught.value.fix
 
 
@@ -199,6 +199,6 @@ def test_logits_of_a_student_are_not_moved_by_the_check(tiny_models):
     student = make_student(tiny_models, tiny_models.folder("llama", "chatml"))
     before = torch.get_rng_state()
 
-    check_numbers(student, AlgorithmSection())
+    check_agreement(student, AlgorithmSection())
 
     assert torch.equal(before, torch.get_rng_state())

@@ -1,17 +1,18 @@
-"""What goes wrong in on-policy distillation, read from the metrics of its iterations. Pure.
+"""Finds what goes wrong in on-policy distillation in the metrics of its iterations. Pure.
 
-Each threshold is where a failure that others have described is well under way and a healthy run
-is not; what a curriculum changes by itself is not compared.
+A threshold lies where a failure that the literature describes is well under way and a healthy run
+never gets. Iterations with other curriculum limits are not compared with each other.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 History = Sequence[Mapping[str, float]]
-"""The metrics of the iterations so far, the first one first."""
+"""The metrics of the iterations so far, in order."""
 
 _WINDOW = 5
-"""Iterations whose mean is compared: one alone says little."""
+"""Iterations whose mean is compared, because one alone varies too much."""
 _FEW = 3
 _MANY = 4 * _WINDOW
 # A quarter cut off: what is learnt from them ends in the middle of a thought.
@@ -36,14 +37,14 @@ class Alarm:
 
     name: str
     text: str
-    """What is seen, and what to change."""
+    """What is wrong, and what to change."""
 
 
 def find_alarms(history: History) -> list[Alarm]:
     """Returns what is wrong now, the worst first; a run that has just begun has no alarms."""
     steady = _steady([metrics for metrics in history if "teacher_kl" in metrics])
-    found = (detect(steady) for detect in _DETECTORS)
-    return [alarm for alarm in found if alarm is not None]
+    results = (detect(steady) for detect in _DETECTORS)
+    return [alarm for alarm in results if alarm is not None]
 
 
 def _failed(history: History) -> Alarm | None:
@@ -71,16 +72,16 @@ def _truncated(history: History) -> Alarm | None:
 
 
 def _longer(history: History) -> Alarm | None:
-    first, last = _ends(history, "response_tokens")
-    if first is None or last is None or first <= 0:
+    before, now = _ends(history, "response_tokens")
+    if before is None or now is None or before <= 0:
         return None
     cut_before, cut_now = _ends(history, "truncated")
     is_cut_more = (cut_now or 0.0) - (cut_before or 0.0) >= _RISE
-    if last < _LONGER * first or (last < _MUCH_LONGER * first and not is_cut_more):
+    if now < _LONGER * before or (now < _MUCH_LONGER * before and not is_cut_more):
         return None
     return Alarm(
         "length_inflation",
-        f"answers grow from {first:.0f} to {last:.0f} tokens: compare with the teacher's own "
+        f"answers grow from {before:.0f} to {now:.0f} tokens: compare with the teacher's own "
         "(evaluate_model); if they are shorter, lower trainer.learning_rate to a third, set "
         "algorithm.mask_special_tokens: false so that ending is learnt, or cut rollouts with "
         "curriculum.prefix_tokens",
@@ -88,30 +89,30 @@ def _longer(history: History) -> Alarm | None:
 
 
 def _repeats(history: History) -> Alarm | None:
-    first, last = _ends(history, "repetition")
-    if first is None or last is None:
+    before, now = _ends(history, "repetition")
+    if before is None or now is None:
         return None
-    if last < _MOST_REPEATED or last - first < _REPEATED_RISE:
+    if now < _MOST_REPEATED or now - before < _REPEATED_RISE:
         return None
     return Alarm(
         "repetition",
-        f"{last:.0%} of what the student writes it has written before in the same turn (at first "
-        f"{first:.0%}): it runs in circles, where the teacher scores every round well; go back to "
+        f"{now:.0%} of what the student writes it has written before in the same turn (at first "
+        f"{before:.0%}): it runs in circles, where the teacher scores every round well; go back to "
         "a checkpoint before, lower trainer.learning_rate to a third, and lower "
         "rollout.max_tokens or set curriculum.prefix_tokens",
     )
 
 
 def _collapsed(history: History) -> Alarm | None:
-    first, last = _ends(history, "entropy")
+    before, now = _ends(history, "entropy")
     kl_first, kl_last = _ends(history, "teacher_kl")
-    if first is None or last is None or kl_first is None or kl_last is None:
+    if before is None or now is None or kl_first is None or kl_last is None:
         return None
-    if last >= _LEAST_ENTROPY * first or kl_last <= max(_NEAR, _NO_NEARER * kl_first):
+    if now >= _LEAST_ENTROPY * before or kl_last <= max(_NEAR, _NO_NEARER * kl_first):
         return None
     return Alarm(
         "entropy_collapse",
-        f"the student's entropy fell from {first:.3f} to {last:.3f} nats per token and it is not "
+        f"the student's entropy fell from {before:.3f} to {now:.3f} nats per token and it is not "
         "nearer to the teacher: it says one thing only; go back to a checkpoint before, lower "
         "trainer.learning_rate to a third, or use algorithm.loss_fn: full_reverse_kl (jsd covers "
         "more of what the teacher would say)",
@@ -122,13 +123,13 @@ def _not_nearer(history: History) -> Alarm | None:
     if len(history) < _MANY:
         return None
     window = max(_WINDOW, len(history) // 4)
-    first, last = _ends(history, "teacher_kl", window)
-    if first is None or last is None or last <= max(_NEAR, _NOT_FALLEN * first):
+    before, now = _ends(history, "teacher_kl", window)
+    if before is None or now is None or now <= max(_NEAR, _NOT_FALLEN * before):
         return None
     return Alarm(
         "kl_not_falling",
-        f"teacher_kl is {last:.3f} nats per token after {len(history)} iterations and was "
-        f"{first:.3f}: start from an SFT student (cold_start does it in the same run); then raise "
+        f"teacher_kl is {now:.3f} nats per token after {len(history)} iterations and was "
+        f"{before:.3f}: start from an SFT student (cold_start does it in the same run); then raise "
         "algorithm.kl_penalty_coef or take loss_fn: full_reverse_kl if nothing moves (grad_norm "
         "is small), or lower trainer.learning_rate to a third if it jumps",
     )
@@ -138,7 +139,7 @@ def _risen(history: History) -> Alarm | None:
     values = _values(history, "teacher_kl")
     if len(values) < 2 * _WINDOW:
         return None
-    means = [_mean(values[i : i + _WINDOW]) for i in range(len(values) - _WINDOW + 1)]
+    means = [fmean(values[i : i + _WINDOW]) for i in range(len(values) - _WINDOW + 1)]
     lowest, last = min(means), means[-1]
     if last <= max(_NEAR, _RISEN * lowest):
         return None
@@ -190,17 +191,13 @@ def _steady(history: History) -> History:
 
 
 def _values(history: History, name: str) -> list[float]:
-    return list(_given(history, name))
-
-
-def _given(history: History, name: str) -> Iterator[float]:
-    return (metrics[name] for metrics in history if name in metrics)
+    return [metrics[name] for metrics in history if name in metrics]
 
 
 def _last(history: History, name: str, count: int) -> float | None:
     """Returns the mean of the last values; None while there are fewer."""
     values = _values(history, name)
-    return _mean(values[-count:]) if len(values) >= count else None
+    return fmean(values[-count:]) if len(values) >= count else None
 
 
 def _ends(history: History, name: str, window: int = _WINDOW) -> tuple[float | None, float | None]:
@@ -208,8 +205,4 @@ def _ends(history: History, name: str, window: int = _WINDOW) -> tuple[float | N
     values = _values(history, name)
     if len(values) < 2 * window:
         return None, None
-    return _mean(values[:window]), _mean(values[-window:])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return fmean(values[:window]), fmean(values[-window:])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stillroom.train.loop.alarms import find_alarms
+from stillroom.train.on_policy.alarms import find_alarms
 
 HEALTHY = {
     "teacher_kl": 0.2,

@@ -1,4 +1,4 @@
-"""What the student acts with: its tools, the rewards that judge it, and how it is asked."""
+"""The student's environment: its tools, its rewards, and how it is sampled."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
@@ -28,20 +28,20 @@ from stillroom.types import SamplingSettings, TeacherRecord
 
 
 @dataclass(frozen=True, slots=True)
-class StudentStage:
-    """All that the student's rollouts share, however often it is sampled."""
+class StudentEnvironment:
+    """What all rollouts of the student share over a whole run."""
 
     student: Student
     rollout: RolloutSection
     tools: ToolSource | None
     rewarder: Rewarder
     variables: Mapping[str, Any]
-    """What the student's chat template reads beside the conversation."""
+    """Variables of the chat template beside the conversation (a reasoning mode, say)."""
     cut_reply: CutText | None
     notes: Sequence[str]
     """What a user should be told of the tools."""
     server: ModelServer | None = None
-    """What samples the student; None: this process."""
+    """The server that samples the student; None: this process samples it."""
 
     def policy(
         self,
@@ -51,9 +51,10 @@ class StudentStage:
         turns: anyio.Lock | None = None,
         instead: LoadedModel | None = None,
     ) -> HFPolicy:
-        """Returns the student as it is now, to be sampled; its weights are read while it is.
+        """Returns a policy that samples the student with its current weights.
 
-        `instead` is a model that takes the student's place; both share the lock `turns`.
+        instead: a model that takes the student's place (the teacher, in a curriculum).
+        turns: the lock that several policies share, so that one forward pass runs at a time.
         """
         self.student.module.eval()
         return HFPolicy(
@@ -69,7 +70,7 @@ class StudentStage:
     def rollout_context(
         self, policy: Policy, teacher: TeacherRecord, *, max_turns: int | None = None
     ) -> RolloutContext:
-        """Returns what rollouts by a policy share; `teacher` is how their rows name it."""
+        """Returns the context of rollouts by a policy, which their rows name as `teacher`."""
         rollout = self.rollout
         return RolloutContext(
             policy,
@@ -84,24 +85,24 @@ class StudentStage:
 
 
 @asynccontextmanager
-async def open_student_stage(
+async def open_student_environment(
     workspace: Workspace,
     plan: TrainingPlan,
     student: Student,
     tasks: Sequence[Task],
     *,
     is_judge_optional: bool,
-) -> AsyncGenerator[StudentStage]:
-    """Starts what the student's tools and rewards come from, as config.yml's `rollout` says.
+) -> AsyncGenerator[StudentEnvironment]:
+    """Starts the processes of the student's tools and rewards, as config.yml's `rollout` says.
 
     Raises:
         ConfigError: the chat template does not know `rollout.reasoning_mode`.
-        DataError: a task names a tool or reward that there is not.
-        InputError: two sources of tools have the same name for a tool.
+        DataError: a task names a tool or reward that does not exist.
+        InputError: two sources of tools offer a tool of the same name.
     """
     rollout, tokenizer = plan.config.rollout, student.loaded.tokenizer
     variables = reasoning_variables(tokenizer.chat_template, rollout.reasoning_mode)
-    most = rollout.max_tool_response
+    max_reply = rollout.max_tool_response
     server = student_server(workspace, plan.config)
     tools_plan = ToolsPlan(workspace, _options(plan), plan.tools_file, plan.rewards_file)
     async with (
@@ -110,20 +111,20 @@ async def open_student_stage(
     ):
         rewarder = Rewarder(stage.pool)
         rewarder.check(tasks, is_judge_optional=is_judge_optional)
-        yield StudentStage(
+        yield StudentEnvironment(
             student,
             rollout,
             stage.tools,
             rewarder,
             variables,
-            cut_at_tokens(tokenizer, most) if most is not None else None,
+            cut_at_tokens(tokenizer, max_reply) if max_reply is not None else None,
             stage.notes,
             server,
         )
 
 
 def _options(plan: TrainingPlan) -> RolloutOptions:
-    """Returns where tools and rewards are, in the words that all rollouts share."""
+    """Returns the options of tools and rewards in the form that all rollouts take."""
     rollout = plan.config.rollout
     return RolloutOptions(
         model=plan.config.model.path,

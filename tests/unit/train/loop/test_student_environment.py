@@ -9,7 +9,7 @@ from fakes.websites import Response, open_website
 from stillroom.data.formats import load_tasks
 from stillroom.errors import ConfigError, InputError
 from stillroom.train.config.request import PlanTraining, StartTraining, plan_request
-from stillroom.train.loop.student_stage import open_student_stage
+from stillroom.train.loop.student_environment import open_student_environment
 from stillroom.train.planning.plan import plan_training
 from stillroom.types import SamplingSettings
 
@@ -102,7 +102,9 @@ def asked_text(project, tiny_models, family) -> str:
     student = make_student(tiny_models, start)
 
     async def ask() -> str:
-        stage = open_student_stage(project.workspace, plan, student, tasks, is_judge_optional=True)
+        stage = open_student_environment(
+            project.workspace, plan, student, tasks, is_judge_optional=True
+        )
         sampling = SamplingSettings(temperature=1.0, max_tokens=1, seed=0)
         async with (
             stage as opened,
@@ -144,7 +146,7 @@ def test_the_student_may_have_a_browser(project, tiny_models):
             plan = plan_request(project.workspace, StartTraining())
             tasks = load_tasks(plan.train_file)
             student = make_student(tiny_models, tiny_models.folder("llama", "clerk"))
-            stage = open_student_stage(
+            stage = open_student_environment(
                 project.workspace, plan, student, tasks, is_judge_optional=True
             )
             async with stage as opened:
