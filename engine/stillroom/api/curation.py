@@ -76,7 +76,7 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validati
     found = validation.validate_dataset(workspace, request)
     report, counts = found.report, None
     if request.model is not None and report.good:
-        places = tuple(msgspec.structs.astuple(place) for place in found.survey.places)
+        places = tuple(msgspec.structs.astuple(place) for place in found.statistics.places)
         asked = CountTokens(model=request.model, format=found.row_format, places=places)
         counts = count_with_model(workspace, asked)
         report = msgspec.structs.replace(
@@ -89,7 +89,7 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validati
     if found.page is not None:
         from stillroom.report.pages.dataset import write_dataset_page
 
-        write_dataset_page(found.page, report, found.survey, counts)
+        write_dataset_page(found.page, report, found.statistics, counts)
     return report
 
 

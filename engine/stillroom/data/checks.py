@@ -1,4 +1,4 @@
-"""What can be wrong with a row: every check yields problems instead of stopping at the first."""
+"""Checks of the fields of a row. Each yields all problems instead of stopping at the first."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -11,14 +11,14 @@ import msgspec
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _VALUE = msgspec.json.Decoder()
-_Given = TypeVar("_Given")
-_T = TypeVar("_T")
+_Encoded = TypeVar("_Encoded")
+_Decoded = TypeVar("_Decoded")
 ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a row: the field, what is wrong with it, and the edit that mends it."""
+    """One fault of a row: the field, the fault, and the edit that mends it."""
 
     field: str
     message: str
@@ -83,11 +83,11 @@ def _content(message: dict[str, Any], where: str) -> Iterator[Problem]:
         yield Problem(f"{where}.content", "is missing", "write the text of the message")
     elif isinstance(content, list):
         parts = cast("list[Any]", content)
-        bad = [p for p in parts if not (isinstance(p, dict) and "type" in p)]
-        if bad:
+        bad_parts = [part for part in parts if not (isinstance(part, dict) and "type" in part)]
+        if bad_parts:
             yield Problem(
                 f"{where}.content",
-                f"holds a part that is {describe(bad[0])}",
+                f"holds a part that is {describe(bad_parts[0])}",
                 'write parts as {"type": "text", "text": "…"}',
             )
     else:
@@ -157,7 +157,7 @@ def number_problems(row: dict[str, Any], field: str) -> Iterator[Problem]:
 
 
 def as_number(value: Any) -> float | None:
-    """Returns a JSON number as a float; None of anything else and of what no float can hold."""
+    """Returns a JSON number as a float; None for anything else and for what no float can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -180,7 +180,7 @@ def name_list_problems(row: dict[str, Any], field: str) -> Iterator[Problem]:
 
 
 def docker_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields everything wrong with the container that a row asks for."""
+    """Yields everything wrong with the container that a row names."""
     image, env = row.get("docker"), row.get("docker_env")
     if image is not None and not (isinstance(image, str) and _IMAGE.fullmatch(image)):
         yield Problem(
@@ -204,11 +204,8 @@ def docker_problems(row: dict[str, Any]) -> Iterator[Problem]:
         yield Problem("docker_env", "needs docker", "name the container, or leave docker_env out")
 
 
-RowCheck = Callable[[dict[str, Any]], Iterator[Problem]]
-
-
 def decode_row(data: bytes) -> dict[str, Any] | Problem:
-    """Returns the JSON object a line holds, or the problem with it."""
+    """Returns the JSON object that a line holds, or the problem with it."""
     try:
         value = decode_deeper(_VALUE.decode, data, 8)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -218,10 +215,11 @@ def decode_row(data: bytes) -> dict[str, Any] | Problem:
     return cast("dict[str, Any]", value)
 
 
-def decode_deeper(decode: Callable[[_Given], _T], data: _Given, frames: int) -> _T:
-    """Decodes from `frames` deeper in the stack, which bounds how deep a value may be nested.
+def decode_deeper(decode: Callable[[_Encoded], _Decoded], data: _Encoded, frames: int) -> _Decoded:
+    """Decodes from `frames` calls deeper in the stack.
 
-    So what is read here can be written, and read again, from any place less deep than that.
+    Decoders refuse values that are nested deeper than the stack allows. A value that passes here
+    can therefore be written, and read again, anywhere that is less deep in the stack than this.
     """
     return decode_deeper(decode, data, frames - 1) if frames else decode(data)
 

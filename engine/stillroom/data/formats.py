@@ -1,4 +1,4 @@
-"""The row formats: prompts in, rollouts, SFT rows and preference pairs, each with its checks."""
+"""The four row formats (prompts, rollouts, SFT, preference pairs), their checks and readers."""
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -29,11 +29,11 @@ from stillroom.errors import DataError
 from stillroom.files import content_hash
 from stillroom.types import Message, ToolSchema, Trajectory
 
-VALIDATE_HINT = "mend the line, then list every problem with `stillroom validate-dataset {path}`"
+_VALIDATE_HINT = "mend the line, then list every problem with `stillroom validate-dataset {path}`"
 
 
 class RowFormat(StrEnum):
-    """What a data file holds, one row a line."""
+    """The kinds of rows that a data file can hold, one row a line."""
 
     PROMPTS = "prompts"
     ROLLOUTS = "rollouts"
@@ -52,16 +52,16 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     reward_names: list[str] | None
     variables: dict[str, Any]
     tool_schemas: list[ToolSchema] | None = None
-    """What the model is shown of the tools in `tool_names`, where the row says it itself."""
+    """The schemas of the tools in `tool_names`, where the row itself gives them."""
     docker: str | None = None
     """The container with the task's tools: `local/NAME` is Dockerfile.NAME, else an image."""
     docker_env: dict[str, str] = {}
     dataset: int = 0
-    """Which of several files it is from."""
+    """The index of the task's file, where a run has several."""
 
 
 class SftRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One supervised row: the assistant turns of `messages` are what is trained."""
+    """One supervised row; the assistant turns of `messages` are trained."""
 
     messages: list[Message]
     tools: list[ToolSchema]
@@ -69,7 +69,7 @@ class SftRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DpoRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One preference: both answers continue the same prompt."""
+    """One preference pair; both answers continue the same prompt."""
 
     prompt: list[Message]
     chosen: list[Message]
@@ -77,12 +77,12 @@ class DpoRow(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[ToolSchema]
 
 
-def prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
+def _prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
     """Yields everything wrong with a prompt row."""
     if "messages" in row:
-        found = list(message_problems(row["messages"]))
-        yield from found
-        if not found and row["messages"][-1]["role"] == "assistant":
+        problems = list(message_problems(row["messages"]))
+        yield from problems
+        if not problems and row["messages"][-1]["role"] == "assistant":
             yield Problem(
                 "messages",
                 "ends with an assistant message, so nothing is left to answer",
@@ -90,8 +90,8 @@ def prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
             )
     elif "prompt" in row:
         if not isinstance(row["prompt"], str) or not row["prompt"].strip():
-            given = describe(row["prompt"])
-            yield Problem("prompt", f"must be a text, not {given}", "write the prompt's text")
+            prompt = describe(row["prompt"])
+            yield Problem("prompt", f"must be a text, not {prompt}", "write the prompt's text")
     elif REQUEST in row:
         yield from prompt_row_problems(row)
     else:
@@ -105,23 +105,23 @@ def prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
     yield from docker_problems(row)
 
 
-def sft_problems(row: dict[str, Any]) -> Iterator[Problem]:
+def _sft_problems(row: dict[str, Any]) -> Iterator[Problem]:
     """Yields everything wrong with a supervised row."""
-    found = list(message_problems(row.get("messages")))
-    yield from found
-    if not found and not any(message["role"] == "assistant" for message in row["messages"]):
+    problems = list(message_problems(row.get("messages")))
+    yield from problems
+    if not problems and not any(message["role"] == "assistant" for message in row["messages"]):
         yield Problem("messages", "holds no assistant message to train on", "add the answer")
     yield from tool_schema_problems(row.get("tools"))
     yield from object_problems(row, "metadata")
 
 
-def dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
+def _dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
     """Yields everything wrong with a preference row."""
     for field in ("prompt", "chosen", "rejected"):
-        found = list(message_problems(row.get(field), field))
-        # A continuation may begin with a tool's reply to a call that stands in the prompt.
-        yield from (p for p in found if not p.field.endswith("tool_call_id"))
-        if not found and field != "prompt" and row[field][0]["role"] != "assistant":
+        problems = list(message_problems(row.get(field), field))
+        # A continuation may hold a tool's reply to a call that stands in the prompt.
+        yield from (p for p in problems if not p.field.endswith("tool_call_id"))
+        if not problems and field != "prompt" and row[field][0]["role"] != "assistant":
             yield Problem(field, "must begin with an assistant message", "begin with the answer")
     if row.get("chosen") is not None and row.get("chosen") == row.get("rejected"):
         yield Problem("rejected", "is the same as chosen", "drop the row: it teaches nothing")
@@ -130,15 +130,16 @@ def dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
 
 
 CHECKS = {
-    RowFormat.PROMPTS: prompt_problems,
+    RowFormat.PROMPTS: _prompt_problems,
     RowFormat.ROLLOUTS: rollout_problems,
-    RowFormat.SFT: sft_problems,
-    RowFormat.DPO: dpo_problems,
+    RowFormat.SFT: _sft_problems,
+    RowFormat.DPO: _dpo_problems,
 }
+"""For each format the check that yields everything wrong with a row."""
 
 
 def detect_format(row: dict[str, Any]) -> RowFormat | None:
-    """Returns which format a row is written in, or None if it is like none of them."""
+    """Returns the format that a row is written in, or None if it looks like none of them."""
     if "chosen" in row or "rejected" in row:
         return RowFormat.DPO
     if layout_of(row) is not None:
@@ -154,7 +155,7 @@ def detect_format(row: dict[str, Any]) -> RowFormat | None:
 def task_from_row(row: dict[str, Any]) -> Task:
     """Returns the task of a prompt row that has no problems.
 
-    The id is a hash of all that shapes the answer, so the same row always has the same id.
+    The id is a hash of everything that shapes the answer, so the same row always has the same id.
     """
     if REQUEST in row and "messages" not in row and "prompt" not in row:
         return _task_from_request(row)
@@ -173,7 +174,7 @@ def task_from_row(row: dict[str, Any]) -> Task:
 
 
 def _task_from_request(row: dict[str, Any]) -> Task:
-    """Returns the task of a NeMo Gym row; all it says beside the prompt is in the metadata."""
+    """Returns the task of a NeMo Gym row; its fields beside the prompt become metadata."""
     schemas = cast("list[ToolSchema] | None", request_schemas(row))
     settings = {k: v for k, v in row[REQUEST].items() if k not in ("input", "tools") and v}
     return Task(
@@ -206,19 +207,18 @@ def read_rows(path: Path, expected: RowFormat) -> Iterator[dict[str, Any]]:
 
 
 def _row_error(path: Path, number: int, problems: list[Problem]) -> DataError:
-    first = problems[0]
+    problem = problems[0]
     more = f" (and {len(problems) - 1} more on this line)" if len(problems) > 1 else ""
-    what = f"{first.field} {first.message}" if first.field else f"the line {first.message}"
     return DataError(
-        f"{path}:{number}: {what}{more}",
-        f"{first.fix}; {VALIDATE_HINT.format(path=path)}",
+        f"{path}:{number}: {problem.field or 'the line'} {problem.message}{more}",
+        f"{problem.fix}; {_VALIDATE_HINT.format(path=path)}",
     )
 
 
 def load_tasks(path: Path) -> list[Task]:
     """Returns the tasks of a prompts file (.txt: one prompt a line; .jsonl: one row a line).
 
-    A row that stands in the file twice gives two tasks with the same id.
+    A row that is in the file twice becomes two tasks with the same id.
     Raises DataError at the first bad row.
     """
     tasks = [task_from_row(row) for row in read_rows(path, RowFormat.PROMPTS)]
@@ -228,7 +228,7 @@ def load_tasks(path: Path) -> list[Task]:
 
 
 def load_datasets(paths: Sequence[Path]) -> list[Task]:
-    """Returns the tasks of several prompts files, each of which says which file it is from."""
+    """Returns the tasks of several prompts files; `dataset` is the index of a task's file."""
     return [
         msgspec.structs.replace(task, dataset=dataset)
         for dataset, path in enumerate(paths)
@@ -258,5 +258,5 @@ def load_dpo_rows(path: Path) -> list[DpoRow]:
 
 
 def decode_trajectory(data: bytes) -> Trajectory:
-    """Returns the rollout a line holds. Raises msgspec.DecodeError if it isn't one of ours."""
+    """Returns the rollout that a line holds. Raises msgspec.DecodeError if it isn't one of ours."""
     return msgspec.json.decode(data, type=Trajectory)

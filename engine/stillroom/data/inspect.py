@@ -1,4 +1,4 @@
-"""Rows as a person reads them, and as the trainer sees them: which tokens are trained."""
+"""Rows shown as text: their conversations, or with a student the tokens that would be trained."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -32,7 +32,7 @@ _MAX_TEXT = 4000
 
 
 class InspectExamples(BaseModel):
-    """Ask to see rows; with a model also the mask of what its training would train."""
+    """Ask to see rows; with a model, also which of their tokens its training would train."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -67,11 +67,11 @@ class ExamplesPage(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
     next_start: int | None
     html: str | None = None
-    """The page that was written, if one was asked for."""
+    """The page that was written, if one was requested."""
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """Some rows: as an agent reads them, and as a page shows them."""
+    """Some rows as an agent reads them, and the same rows as a page shows them."""
 
     page: ExamplesPage
     rows: list[RowView]
@@ -80,7 +80,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 def inspect_examples(
     workspace: Workspace, request: InspectExamples, *, tokenizer: Any = None
 ) -> Inspection:
-    """Returns the asked rows; `tokenizer` (of the student) is needed for the mask."""
+    """Returns the requested rows; the mask needs the student's `tokenizer`."""
     path = workspace.existing(request.path, what="path")
     renderer = None
     if tokenizer is not None:
@@ -146,7 +146,7 @@ def _view(where: str, data: bytes, renderer: ChatRenderer | None, *, limit: int)
 
 
 def _chat_row(row: dict[str, Any], row_format: RowFormat) -> dict[str, Any]:
-    """Returns a row without problems with its conversation as chat messages."""
+    """Returns a row that has no problems, with its conversation as chat messages."""
     if row_format is RowFormat.ROLLOUTS:
         return as_rollout(row)
     return {"messages": task_from_row(row).messages} if row_format is RowFormat.PROMPTS else row
@@ -159,13 +159,14 @@ def _sequences(
         return []
     views: list[SequenceView] = []
     for title, rendered in titled_sequences(row, renderer):
-        said = [*row["prompt"], *row[title]] if title in ("chosen", "rejected") else row["messages"]
-        views.append(sequence_view(title, rendered, said, renderer, limit=limit))
+        is_side = title in ("chosen", "rejected")
+        messages = [*row["prompt"], *row[title]] if is_side else row["messages"]
+        views.append(sequence_view(title, rendered, messages, renderer, limit=limit))
     return views
 
 
 def _example(view: RowView) -> Example:
-    """Returns a row as text; with the student's template also how many tokens it has."""
+    """Returns a row as text, and with a student how many tokens it has."""
     sequences = view.sequences
     if view.raw is not None:
         text = view.raw
@@ -185,7 +186,7 @@ def _example(view: RowView) -> Example:
 
 
 def mask_text(sequence: SequenceView) -> str:
-    """Returns the text of the tokens, with ⟦ ⟧ around what is trained."""
+    """Returns the text of the tokens, with ⟦ ⟧ around the trained ones."""
     parts: list[str] = []
     for is_trained, pieces in groupby(sequence.pieces, key=lambda piece: piece.is_trained):
         text = "".join(piece.text for piece in pieces)

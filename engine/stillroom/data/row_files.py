@@ -1,4 +1,4 @@
-"""Which files hold rows, and their rows one by one: .jsonl, .txt, and .json with one row each."""
+"""Finding the files that hold rows (.jsonl, .txt, .json) and reading their rows one by one."""
 
 import itertools
 import os
@@ -22,15 +22,15 @@ _JSON = msgspec.json.Decoder(msgspec.Raw)
 
 
 def read_row_lines(path: Path) -> Iterator[Line]:
-    """Yields the rows of a file; the whole of a .json document is one row.
+    """Yields the rows of a file as lines; a whole .json document is one row.
 
-    A document's blanks are taken out of `data`; nothing else is changed.
+    The blanks between a document's tokens are removed from `data`; nothing else is changed.
     """
     return itertools.chain.from_iterable(read_row_blocks(path))
 
 
 def read_row_blocks(path: Path) -> Iterator[list[Line]]:
-    """Yields the same rows, those of a block of the file at a time."""
+    """Yields the same rows as read_row_lines, in lists of those in one block of the file."""
     document = _document(path) if path.suffix == ".json" else None
     if document is not None:
         yield [document]
@@ -53,13 +53,13 @@ def _too_long() -> Problem:
 
 
 class RowReader:
-    """Reads rows again from where they stand, of a few files at a time."""
+    """Reads single rows again by their places, with a few files open at a time."""
 
     def __init__(self) -> None:
         self._open: dict[Path, BinaryIO] = {}
 
     def read(self, path: Path, offset: int, num_bytes: int) -> bytes:
-        """Returns the bytes of a row as read_row_lines gave them.
+        """Returns the bytes of a row as read_row_lines yielded them.
 
         Raises DataError if the file has become shorter since.
         """
@@ -82,13 +82,13 @@ class RowReader:
 
 
 def _document(path: Path) -> Line | None:
-    """Returns the one row of a .json file; None where each line is a row, or nothing is one."""
-    first = next(read_lines(path, max_bytes=MAX_ROW_BYTES), None)
-    if first is None or first.is_cut or _is_json(first.data):
+    """Returns the one row of a .json file; None if its lines are the rows, or it has none."""
+    first_line = next(read_lines(path, max_bytes=MAX_ROW_BYTES), None)
+    if first_line is None or first_line.is_cut or _is_json(first_line.data):
         return None
     num_bytes = path.stat().st_size
     if num_bytes > MAX_ROW_BYTES:
-        return None if _holds_rows(path) else Line(1, 0, num_bytes, first.data, is_cut=True)
+        return None if _holds_rows(path) else Line(1, 0, num_bytes, first_line.data, is_cut=True)
     data = path.read_bytes()
     start = len(BOM) if data.startswith(BOM) else 0
     if not _is_json(data[start:]):
@@ -97,7 +97,7 @@ def _document(path: Path) -> Line | None:
 
 
 def _holds_rows(path: Path) -> bool:
-    """Whether one of the first lines is a JSON object: a broken one may stand before it."""
+    """Returns whether one of the first lines is a JSON object; broken lines may precede it."""
     lines = itertools.islice(read_lines(path, max_bytes=MAX_ROW_BYTES), 20)
     return any(line.data.startswith(b"{") and _is_json(line.data) for line in lines)
 
@@ -115,21 +115,21 @@ def _is_json(data: bytes) -> bool:
 
 
 def rollout_files(path: Path) -> list[Path]:
-    """Returns the files with rows that `path` names: itself, or those of a folder, in order.
+    """Returns the files with rows at `path`: the file itself, or those in a folder, in order.
 
-    Of a folder its .jsonl and .json files, and the .json files one folder deeper: rnow's
-    `rollouts/rollout_N/sample_M.json`.
+    In a folder these are the .jsonl and .json files, and the .json files one folder deeper, where
+    rnow writes `rollouts/rollout_N/sample_M.json`.
     """
     if path.is_file():
         return [path]
-    found = [f for pattern in ("*.jsonl", "*.json", "*/*.json") for f in path.glob(pattern)]
-    files = [f for f in found if f.is_file() and _is_visible(f, path)]
+    matches = [f for pattern in ("*.jsonl", "*.json", "*/*.json") for f in path.glob(pattern)]
+    files = [f for f in matches if f.is_file() and _is_visible(f, path)]
     if not files:
         raise DataError(
             f"the folder {path} holds no .jsonl or .json files with rollouts",
             "give the file that generate_rollouts wrote, or the folder it wrote to",
         )
-    return sorted(files, key=lambda file: _in_order(file, path))
+    return sorted(files, key=lambda file: _sort_key(file, path))
 
 
 def _is_visible(file: Path, folder: Path) -> bool:
@@ -137,7 +137,7 @@ def _is_visible(file: Path, folder: Path) -> bool:
     return not is_hidden and not file.name.endswith(_MANIFEST)
 
 
-def _in_order(file: Path, folder: Path) -> list[tuple[int, str]]:
+def _sort_key(file: Path, folder: Path) -> list[tuple[int, str]]:
     """Returns a key that puts sample_2 before sample_10."""
     parts = re.split(r"(\d+)", str(file.relative_to(folder)))
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

@@ -1,4 +1,4 @@
-"""How many tokens rows have for a student, and which of them its training would leave out."""
+"""Counting rows' tokens for a student, and the rows that its training would leave out."""
 
 from collections import Counter
 from pathlib import Path
@@ -14,16 +14,16 @@ from stillroom.data.distribution import Bar, Distribution, Quantiles
 from stillroom.data.formats import RowFormat, task_from_row
 from stillroom.data.layouts.detect import as_rollout
 from stillroom.data.row_files import RowReader
-from stillroom.data.survey import RowPlace
+from stillroom.data.statistics import RowPlace
 from stillroom.errors import ModelError
 
 _MAX_BYTES = 24 << 20
-"""Of rows: more would keep somebody waiting."""
+"""Counting stops after this many bytes of rows, so that nobody waits long."""
 NOTHING_TRAINED = "no assistant token to train"
 
 
 class CountTokens(BaseModel):
-    """Ask how many tokens some rows have."""
+    """Ask how many tokens some rows have; `places` are RowPlaces as tuples."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -33,26 +33,26 @@ class CountTokens(BaseModel):
 
 
 class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the student makes of the rows. Of several sequences of a row the longest counts."""
+    """The rows' tokens for a student. A row of several sequences counts with its longest one."""
 
     rows: int
-    """That were looked at."""
+    """The number of rows that were looked at."""
     tokens: Quantiles | None
     trained: Quantiles | None
-    """Tokens that are trained."""
+    """Tokens a row that are trained."""
     bars: list[Bar]
     left_out: dict[str, int]
     """Rows that training would leave out, by reason."""
 
 
 def count_tokens(request: CountTokens, tokenizer: Any) -> TokenCounts:
-    """Returns the tokens of the rows for a student's tokenizer and chat template."""
+    """Returns how many tokens the rows have with a student's tokenizer and chat template."""
     renderer = ChatRenderer(tokenizer)
     tokens, trained = Distribution(), Distribution()
     left_out: Counter[str] = Counter()
     rows = num_bytes = 0
     with RowReader() as reader:
-        for place in (RowPlace(*given) for given in request.places):
+        for place in (RowPlace(*values) for values in request.places):
             num_bytes += place.num_bytes
             if rows and num_bytes > _MAX_BYTES:
                 break
@@ -81,8 +81,7 @@ def _read(reader: RowReader, place: RowPlace, row_format: RowFormat) -> dict[str
     path = Path(place.path)
     decode = decode_text_row if path.suffix == ".txt" else decode_row
     row = decode(reader.read(path, place.offset, place.num_bytes))
-    # A row that was good a moment ago.
-    if isinstance(row, Problem):
+    if isinstance(row, Problem):  # it had no problem when its place was noted
         raise ModelError(f"{path} has changed while it was read", "run it again")
     return as_rollout(row) if row_format is RowFormat.ROLLOUTS else row
 
@@ -90,7 +89,7 @@ def _read(reader: RowReader, place: RowPlace, row_format: RowFormat) -> dict[str
 def _lengths(
     row: dict[str, Any], row_format: RowFormat, renderer: ChatRenderer
 ) -> list[tuple[int, int]]:
-    """Returns of every sequence of a row how many tokens it has, and how many are trained."""
+    """Returns for each sequence of a row how many tokens it has and how many are trained."""
     if row_format is RowFormat.PROMPTS:
         task = task_from_row(row)
         schemas = cast("list[Any]", task.tool_schemas or [])

@@ -1,4 +1,4 @@
-"""Checking a whole data file: every problem with its line, then what the file holds."""
+"""Checking a whole data file: every problem with its line, and statistics of the good rows."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -13,7 +13,7 @@ from stillroom.data.checks import Problem
 from stillroom.data.distribution import Quantiles
 from stillroom.data.formats import CHECKS, RowFormat, detect_format
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines, rollout_files
-from stillroom.data.survey import RowPlace, Survey
+from stillroom.data.statistics import DatasetStatistics, RowPlace
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
 from stillroom.settings import Workspace
@@ -48,7 +48,7 @@ class ValidateDataset(BaseModel):
 
 
 class RowProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem and where it is."""
+    """One problem and the line that has it."""
 
     where: str
     """`file:line`."""
@@ -58,7 +58,7 @@ class RowProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a data file holds. rows = good + bad, always."""
+    """The contents of a data file. `rows` is always good + bad."""
 
     path: str
     format: str
@@ -68,96 +68,97 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     num_problems: int
     problems: list[RowProblem]
     duplicates: int
-    """Good rows that say the same as an earlier one."""
+    """Good rows with the same conversation and metadata as an earlier row."""
     size_bytes: int
-    """Of all rows, good and bad."""
+    """The size of all rows, good and bad."""
     messages: Quantiles | None
-    """Per row, as everything below."""
+    """Messages a good row."""
     turns: Quantiles | None
-    """Messages of the assistant."""
+    """Messages of the assistant a good row."""
     characters: Quantiles | None
-    """Of texts and calls."""
+    """Characters of texts and calls a good row."""
     rewards: Quantiles | None
     categories: dict[str, int]
     layouts: dict[str, int]
-    """Good rollouts by the system whose layout they have: stillroom, rnow, nemo_gym."""
+    """Good rollouts by the system in whose layout they are written: stillroom, rnow, nemo_gym."""
     failed: int
     """Good rollouts that an infrastructure failure ended; they have no reward."""
     success_unknown: int
-    """Good rollouts that do not say whether they succeeded: curation goes by reward or answer."""
+    """Good rollouts without `success`: curation judges them by their reward or answer."""
     tokens: Quantiles | None = None
-    """For the student, of `token_rows` good rows."""
+    """The student's tokens a row, for `token_rows` good rows."""
     trained_tokens: Quantiles | None = None
     token_rows: int | None = None
+    """How many good rows had their tokens counted."""
     left_out: dict[str, int] = {}
-    """Of those rows the ones that training would leave out, by reason."""
+    """How many of those rows training would leave out, by reason."""
     report: str | None = None
     """The page that was written."""
     problems_file: str | None = None
-    """All problems, one a line, if there are any."""
+    """The file with all problems, one a line, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
-class Validation:
-    """The report, and what a page shows beside it."""
+class DatasetValidation:
+    """The report, and the statistics that a page shows beside it."""
 
     report: ValidationReport
-    survey: Survey
+    statistics: DatasetStatistics
     row_format: RowFormat
     page: Path | None
-    """Where to write the page."""
+    """Where the page is to be written."""
 
 
-def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validation:
-    """Returns every problem of the file (listed up to `max_problems`) and what it holds.
+def validate_dataset(workspace: Workspace, request: ValidateDataset) -> DatasetValidation:
+    """Checks every row of the file and returns its problems and its statistics.
 
-    All problems are written beside the page, if there is to be one.
-    Raises DataError if the file is empty or its format cannot be told.
+    The report lists `max_problems` of them; all are written to a file beside the page, if a page is
+    to be written. Raises DataError if the file is empty or none of its rows has a known format.
     """
     path = workspace.existing(request.path, what="path")
     row_format = _format_of(path, request.format)
     page = _page_path(workspace, path, request.report)
     side = page.with_suffix(".problems.jsonl") if page else None
-    survey = Survey(row_format, request.category_field)
-    found = _Found(request.max_problems)
+    statistics = DatasetStatistics(row_format, request.category_field)
+    totals = _Totals(request.max_problems)
     with atomic_output(side) if side else nullcontext() as writer:
         for row in _rows(path):
             problems = _problems(row.value, row_format)
-            found.add(row, problems, writer)
+            totals.add(row, problems, writer)
             if isinstance(row.value, dict) and not problems:
-                survey.add(row.value, row.place)
-    if side is not None and not found.num_problems:
+                statistics.add(row.value, row.place)
+    if side is not None and not totals.num_problems:
         side.unlink()
     report = ValidationReport(
         path=workspace.shown(path),
         format=row_format,
-        rows=found.rows,
-        good=found.rows - found.bad,
-        bad=found.bad,
-        num_problems=found.num_problems,
-        problems=found.listed,
-        duplicates=survey.duplicates,
-        size_bytes=found.size_bytes,
-        messages=survey.messages.quantiles(),
-        turns=survey.turns.quantiles(),
-        characters=survey.characters.quantiles(),
-        rewards=survey.rewards.quantiles(),
-        categories=dict(survey.categories.most_common(50)),
-        layouts=dict(sorted(survey.layouts.items())),
-        failed=survey.failed,
-        success_unknown=survey.success_unknown,
+        rows=totals.rows,
+        good=totals.rows - totals.bad,
+        bad=totals.bad,
+        num_problems=totals.num_problems,
+        problems=totals.listed,
+        duplicates=statistics.duplicates,
+        size_bytes=totals.size_bytes,
+        messages=statistics.messages.quantiles(),
+        turns=statistics.turns.quantiles(),
+        characters=statistics.characters.quantiles(),
+        rewards=statistics.rewards.quantiles(),
+        categories=dict(statistics.categories.most_common(50)),
+        layouts=dict(sorted(statistics.layouts.items())),
+        failed=statistics.failed,
+        success_unknown=statistics.success_unknown,
         report=workspace.shown(page) if page else None,
-        problems_file=workspace.shown(side) if side and found.num_problems else None,
+        problems_file=workspace.shown(side) if side and totals.num_problems else None,
     )
-    return Validation(report, survey, row_format, page)
+    return DatasetValidation(report, statistics, row_format, page)
 
 
-def _page_path(workspace: Workspace, path: Path, asked: str) -> Path | None:
-    """Returns where the page goes: beside the data, or in the workspace where that lies outside."""
-    if asked == NONE:
+def _page_path(workspace: Workspace, path: Path, requested: str) -> Path | None:
+    """Returns the path of the page; `auto` means beside the data, if that is in the workspace."""
+    if requested == NONE:
         return None
-    if asked != AUTO:
-        return workspace.output_file(asked, what="report")
+    if requested != AUTO:
+        return workspace.output_file(requested, what="report")
     is_inside = path.resolve().is_relative_to(workspace.root.resolve())
     folder = path.resolve().parent if is_inside and path != workspace.root else workspace.root
     return workspace.output_file(folder / "reports" / f"{path.name or 'data'}.html", what="report")
@@ -165,15 +166,15 @@ def _page_path(workspace: Workspace, path: Path, asked: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row or the problem of its line, and where it is."""
+    """A row or the problem of its line, and its place."""
 
     where: str
     place: RowPlace
     value: dict[str, Any] | Problem
 
 
-class _Found:
-    """Counts rows and problems, lists the first ones and writes all."""
+class _Totals:
+    """Counts rows and problems, lists the first problems and writes all of them."""
 
     def __init__(self, max_listed: int) -> None:
         self._max_listed = max_listed

@@ -28,7 +28,7 @@ from stillroom.curate.rows.facts import (
     supervised_facts,
 )
 from stillroom.data.checks import Problem, decode_deeper, decode_row, tool_schema_problems
-from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of, own_problems
+from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of, stillroom_problems
 from stillroom.data.layouts.foreign import ORIGIN
 from stillroom.data.row_files import decode_line, read_row_blocks, rollout_files
 from stillroom.errors import DataError
@@ -290,7 +290,7 @@ def _checked_rollout(line: Line) -> tuple[RolloutLayout, bytes]:
 
 def _serious_problems(row: dict[str, Any]) -> Iterator[Problem]:
     """Yields what is wrong with a rollout of ours, apart from what curation can do without."""
-    for problem in own_problems(row):
+    for problem in stillroom_problems(row):
         is_absent = problem.field in ("id", "task_id") and row.get(problem.field) is None
         if not is_absent and not (problem.field == "messages" and row.get("messages") == []):
             yield problem

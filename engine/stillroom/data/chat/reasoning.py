@@ -1,4 +1,4 @@
-"""How much a model is asked to think, in the words that its own chat template knows."""
+"""Turning a reasoning mode into the variables that a model's own chat template reads."""
 
 import re
 from collections.abc import Mapping
@@ -15,25 +15,25 @@ _SWITCHES = ("enable_thinking", "thinking")
 _EFFORT = "reasoning_effort"
 _GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 _LEVELS = {"minimal": "low", "xhigh": "high", "enabled": "medium"}
-"""Levels that templates with efforts (gpt-oss) have not, and the nearest one that they have."""
+"""Modes that templates with effort levels (gpt-oss) lack, and the nearest level that they have."""
 
 
 def reasoning_variables(chat_template: str, mode: ReasoningMode | None) -> Mapping[str, Any]:
-    """Returns what a chat template must be given for a mode; nothing for None.
+    """Returns the chat template's variables for a reasoning mode; none for None.
 
-    A level is told to templates that know levels; to those with a switch it means on.
-    Raises ConfigError for a template that does not know what is asked of it, and ModelError for
-    one that cannot be read.
+    A template with effort levels receives the level. For a template with a switch, any level means
+    on. Raises ConfigError for a template that has no such choice, and ModelError for one that
+    cannot be read.
     """
     if mode is None:
         return {}
-    known = _variables_of(chat_template)
-    if mode not in _OFF and _EFFORT in known:
+    variables = _variables_of(chat_template)
+    if mode not in _OFF and _EFFORT in variables:
         return {_EFFORT: _LEVELS.get(mode, mode)}
     for switch in _SWITCHES:
-        if switch in known:
+        if switch in variables:
             return {switch: mode not in _OFF}
-    if _EFFORT in known:
+    if _EFFORT in variables:
         raise ConfigError(
             f"rollout.reasoning_mode: {mode}: this model always thinks; its chat template knows "
             "only how much",
@@ -47,12 +47,12 @@ def reasoning_variables(chat_template: str, mode: ReasoningMode | None) -> Mappi
 
 
 def _variables_of(chat_template: str) -> set[str]:
-    """Returns what a template reads that it has not set itself."""
+    """Returns the variables that a template reads and does not set itself."""
     import jinja2
     from jinja2 import meta
 
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701
-    # A tag of transformers', which says nothing of variables.
+    # transformers' own tag: jinja2 does not know it, and it reads no variables.
     plain = _GENERATION_TAGS.sub("", chat_template)
     try:
         return meta.find_undeclared_variables(environment.parse(plain))

@@ -1,8 +1,8 @@
-"""A conversation becomes tokens: the prompt to answer, the reply to tools, the mask to train on.
+"""Conversations as tokens: the prompt to answer, the replies of tools, the mask to train on.
 
-Text is encoded in the pieces in which it comes about when the model is sampled (everything up to
-the assistant's header, then the assistant's turn, then the tools' replies), so a rendered training
-row has the very tokens the model would see and write.
+Text is encoded in the same pieces as when the model is sampled: everything up to the assistant's
+header, then the assistant's turn, then the tools' replies. So a rendered training row has exactly
+the tokens that the model would see and write.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ __all__ = ["ChatRenderer", "RenderedConversation", "plain_text"]
 
 @dataclass(frozen=True, slots=True)
 class RenderedConversation:
-    """A conversation as tokens; `trained` is True on the assistant's tokens and end of turn."""
+    """A conversation as tokens; `trained` is True on the assistant's tokens and ends of turns."""
 
     text: str
     ids: list[int]
@@ -29,8 +29,8 @@ class RenderedConversation:
 class ChatRenderer:
     """Renders conversations with a tokenizer's own chat template.
 
-    `tokenizer` is a transformers tokenizer; `variables` are what its template reads beside the
-    conversation. Raises ModelError where the template does not allow an exact answer.
+    `tokenizer` is a transformers tokenizer; `variables` are those that its template reads beside
+    the conversation. Raises ModelError where the template does not allow an exact answer.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ChatRenderer:
         self._turns = TurnFinder(self._template)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        """Returns the tokens of the conversation so far and the header of the answer to come."""
+        """Returns the tokens of the conversation so far and of the next answer's header."""
         return self._encode(self._template.text(messages, tools, add_generation_prompt=True))
 
     def reply_ids(
@@ -56,16 +56,15 @@ class ChatRenderer:
         replies: Sequence[Message],
         tools: Sequence[ToolSchema],
     ) -> list[int]:
-        """Returns the tokens that follow an assistant's turn: the replies to it, the next header.
+        """Returns the tokens that follow an assistant's turn: the replies and the next header.
 
         They begin right after the turn's end-of-turn token, so they can be appended to sampled
-        tokens without encoding those again. After a turn that calls no tool it is the user who
-        replies; what the model thought before stays in front of it, also where its template would
-        leave that out.
+        tokens without encoding those again. After a turn without tool calls the user replies; the
+        model's earlier thinking then stays in the context, even if its template would drop it.
         """
         if not call.get("tool_calls"):
             return self._encode(self._after_answer(replies, tools))
-        # Some templates give the last turn an empty thinking block, which a reply then takes away.
+        # Some templates give the last turn an empty thinking block and drop it once tools reply.
         for turn in (_stand_in(call, thinking="x"), _stand_in(call)):
             before = self._template.text([*PROBE, turn], tools, include_thinking=True)
             after = self._template.text(
@@ -84,7 +83,7 @@ class ChatRenderer:
         )
 
     def _after_answer(self, replies: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        """Returns what the template writes after the end of an answer that a user replies to."""
+        """Returns the template's text after the end of an answer that a user replies to."""
         answer: Message = {"role": "assistant", "content": SENTINEL}
         before = self._template.text(PROBE, tools)
         after = self._template.text([*PROBE, answer, *replies], tools, add_generation_prompt=True)
@@ -106,25 +105,25 @@ class ChatRenderer:
     ) -> list[RenderedConversation]:
         """Returns the fewest token sequences that train every turn as the model has to write it.
 
-        That is one, unless the template shows an earlier turn otherwise once the conversation goes
-        on (without its thinking, say): then such a turn is trained in a sequence that ends with it
-        or with a later turn that leaves it whole, and is context in the others. The first
-        `num_given_turns` assistant turns are context and not trained.
+        One sequence is enough, unless the template changes an earlier turn once the conversation
+        goes on, for example by dropping its thinking. Such a turn is trained in a sequence that
+        ends with it, or with a later turn that leaves it whole; in other sequences it is context.
+        The first `num_given_turns` assistant turns are context and not trained.
         """
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        left, upto = turns[num_given_turns:], len(messages)
-        if not left:
+        untrained, end = turns[num_given_turns:], len(messages)
+        if not untrained:
             return [self._encoded(self._template.text(messages, tools), [])]
         rendered: list[RenderedConversation] = []
-        while left:
-            text, spans = self._turns.find(messages[:upto], tools, left)
-            here = [index for index in left if index in spans]
-            if here:
-                rendered.append(self._encoded(text, [spans[index] for index in here]))
-            elif upto == left[-1] + 1:
-                raise _rewritten(left[-1])
-            left = [index for index in left if index not in spans]
-            upto = left[-1] + 1 if left else 0
+        while untrained:
+            text, spans = self._turns.find(messages[:end], tools, untrained)
+            whole = [index for index in untrained if index in spans]
+            if whole:
+                rendered.append(self._encoded(text, [spans[index] for index in whole]))
+            elif end == untrained[-1] + 1:
+                raise _rewritten(untrained[-1])
+            untrained = [index for index in untrained if index not in spans]
+            end = untrained[-1] + 1 if untrained else 0
         return rendered[::-1]
 
     def conversation(
@@ -134,9 +133,9 @@ class ChatRenderer:
         *,
         num_given_turns: int = 0,
     ) -> RenderedConversation:
-        """Returns the whole conversation with the mask of what is trained, as one sequence.
+        """Returns the whole conversation as one sequence, with its training mask.
 
-        Raises ModelError where it takes more than one; see `sequences`.
+        Raises ModelError where that takes several sequences; see `sequences`.
         """
         rendered = self.sequences(messages, tools, num_given_turns=num_given_turns)
         if len(rendered) > 1:
@@ -172,11 +171,11 @@ class ChatRenderer:
         return RenderedConversation(text, ids, trained)
 
     def _encoded_by_offsets(self, text: str, spans: Sequence[Span]) -> RenderedConversation:
-        """Encodes the text at once, for tokenizers whose pieces do not add up to the whole."""
+        """Encodes the text as a whole, for tokenizers whose pieces do not add up to it."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         trained = [
-            any(start <= first and last <= end for start, end in spans) and first < last
-            for first, last in encoded["offset_mapping"]
+            any(start <= begin and end <= stop for start, stop in spans) and begin < end
+            for begin, end in encoded["offset_mapping"]
         ]
         return RenderedConversation(text, list(encoded["input_ids"]), trained)
 
@@ -203,16 +202,19 @@ def _rewritten(index: int) -> ModelError:
 
 
 def _stand_in(call: Message, *, thinking: str | None = None) -> Message:
-    """Returns a turn with the same calls; for what follows only their names and ids can matter."""
+    """Returns a turn with the same calls, but no text and no arguments.
+
+    Of a turn, only its calls' names and ids can change how a template renders what follows.
+    """
     stand_in: Message = {"role": "assistant", "content": ""}
     if thinking is not None:
         stand_in["reasoning_content"] = thinking
     stand_in["tool_calls"] = [
         {
-            "id": made["id"],
+            "id": tool_call["id"],
             "type": "function",
-            "function": {"name": made["function"]["name"], "arguments": "{}"},
+            "function": {"name": tool_call["function"]["name"], "arguments": "{}"},
         }
-        for made in call.get("tool_calls", [])
+        for tool_call in call.get("tool_calls", [])
     ]
     return stand_in

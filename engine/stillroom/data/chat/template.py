@@ -1,4 +1,4 @@
-"""A tokenizer's own chat template: conversations as text, and the marks of an assistant's turn."""
+"""A tokenizer's own chat template: conversations as text, and the tokens around a turn."""
 
 import json
 import re
@@ -13,13 +13,13 @@ PROBE: list[Message] = [{"role": "user", "content": "x"}]
 SENTINEL = "0123456789"
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""Names under which rows hold thinking and templates look for it."""
+"""The names under which rows hold thinking and templates look for it."""
 
 
 class ChatTemplate:
     """Renders conversations as text. `tokenizer` is a transformers tokenizer.
 
-    `variables` are what the template reads beside the conversation (enable_thinking, say).
+    `variables` are those that the template reads beside the conversation, e.g. enable_thinking.
     Raises ModelError where the template refuses a conversation.
     """
 
@@ -36,7 +36,7 @@ class ChatTemplate:
 
     @cached_property
     def is_tagged(self) -> bool:
-        """Whether the template itself marks what the assistant says."""
+        """Whether the template itself marks the assistant's text with generation tags."""
         return _GENERATION_TAG.search(self._tokenizer.chat_template) is not None
 
     @cached_property
@@ -60,7 +60,7 @@ class ChatTemplate:
 
     @cached_property
     def lead(self) -> str:
-        """What a last turn begins with before its first word, e.g. an empty thinking block."""
+        """The text that a last turn begins with by itself, e.g. an empty thinking block."""
         before = self.text(PROBE, [], add_generation_prompt=True)
         answered = self._probe_answer
         return answered[len(before) :].partition(SENTINEL)[0] if answered.startswith(before) else ""
@@ -82,7 +82,7 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         include_thinking: bool | None = None,
     ) -> str:
-        """Returns the conversation as text; with the header of an answer to come if asked for."""
+        """Returns the conversation as text, if requested with the header of the next answer."""
         return self._render(
             messages,
             tools,
@@ -147,15 +147,15 @@ def _for_template(message: Message, *, include_thinking: bool) -> dict[str, Any]
 
 
 def thinking_of(message: Message) -> str:
-    """Returns what a message holds of thinking apart from its content; "" if nothing."""
-    held = (cast("dict[str, Any]", message).get(name) for name in _THINKING_FIELDS)
-    return next((text for text in held if isinstance(text, str) and text), "")
+    """Returns the thinking that a message holds apart from its content; "" if it has none."""
+    values = (cast("dict[str, Any]", message).get(name) for name in _THINKING_FIELDS)
+    return next((text for text in values if isinstance(text, str) and text), "")
 
 
 def without_thinking(message: Message) -> Message:
-    """Returns the message without what it holds of thinking apart from its content."""
-    kept = {key: value for key, value in message.items() if key not in _THINKING_FIELDS}
-    return cast("Message", kept)
+    """Returns the message without the thinking that it holds apart from its content."""
+    others = {key: value for key, value in message.items() if key not in _THINKING_FIELDS}
+    return cast("Message", others)
 
 
 def _arguments(call: Any) -> Any:

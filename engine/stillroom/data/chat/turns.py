@@ -1,8 +1,8 @@
-"""Where the assistant's turns stand in a rendered conversation, and whether each is whole there.
+"""Finds the assistant's turns in a rendered conversation, and whether each is whole there.
 
-A turn is as its model writes it when it is the last one. Many templates show earlier turns in
-another way: they drop their thinking, end them with another token, or move the tools. A turn is
-found in a text only where the text has it as it is written.
+A turn that is the last one is rendered as its model writes it. Many templates change earlier
+turns: they drop the thinking, end the turn with another token, or move the tools. A turn counts as
+found only where the text has it exactly as its model writes it.
 """
 
 import re
@@ -32,7 +32,7 @@ class _Written:
     turn: str
 
     def whole_in(self, text: str) -> str:
-        """Returns the text if this turn stands in it as written, else one in which it does."""
+        """Returns the text if it holds this turn as written, else one that does."""
         return text if text.startswith(self.before + self.turn) else self.before + self.turn
 
 
@@ -45,16 +45,16 @@ class TurnFinder:
     def find(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], wanted: Collection[int]
     ) -> tuple[str, dict[int, Span]]:
-        """Returns the text and, by the index of its message, the span of every whole wanted turn.
+        """Returns the rendered text, and the spans of the `wanted` turns by their message's index.
 
-        A span ends with the turn's end-of-turn token. A turn that the text has otherwise than it
-        is written is missing. Raises ModelError where a turn cannot be told from its header.
+        A span ends with the turn's end-of-turn token. A turn that the text does not hold exactly as
+        written has no span. Raises ModelError where a turn cannot be told from its header.
         """
         text, likely = self._likely(messages, tools)
         if not likely and len(messages) - 1 in wanted:
-            # With this turn in place a template may show the ones before it in another way.
+            # Once this turn is there, a template may render the turns before it differently.
             text = self._written(messages, tools).whole_in(text)
-        found: dict[int, Span] = {}
+        spans: dict[int, Span] = {}
         turns = (index for index, message in enumerate(messages) if message["role"] == "assistant")
         for number, index in enumerate(turns):
             if index not in wanted:
@@ -63,13 +63,13 @@ class TurnFinder:
             if span is None or not self._is_plain(text[slice(*span)], messages, index):
                 span = self._exact(text, span, messages[: index + 1], tools)
             if span is not None:
-                found[index] = span
-        return text, found
+                spans[index] = span
+        return text, spans
 
     def _likely(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> tuple[str, list[Span]]:
-        """Returns the text and where the turns should be; no spans if that cannot be said."""
+        """Returns the text and the likely spans of all turns; no spans if they are uncertain."""
         num_turns = sum(message["role"] == "assistant" for message in messages)
         if self._template.is_tagged:
             text, tagged = self._template.tagged(messages, tools)
@@ -80,33 +80,33 @@ class TurnFinder:
         return text, spans if len(spans) == num_turns and self._is_steady else []
 
     def _is_plain(self, turn: str, messages: Sequence[Message], index: int) -> bool:
-        """Returns whether the text is all of the turn, and plainly nothing else.
+        """Returns whether the text plainly is the whole turn and nothing else.
 
-        If not, it may still be the turn: a template may trim, escape or leave out what it likes.
+        A text that is not may still be the turn: a template may trim, escape or drop parts.
         """
         message, header = messages[index], self._template.header
-        said = [plain_text(message).strip(), *_called(message)]
+        parts = [plain_text(message).strip(), *_called_names(message)]
         if self._template.include_thinking:
-            said.append(thinking_of(message).strip())
+            parts.append(thinking_of(message).strip())
         after = plain_text(messages[index + 1]).strip() if index + 1 < len(messages) else ""
         is_alone = not (after and after in turn) and not (header and header in turn)
-        return is_alone and all(part in turn for part in said)
+        return is_alone and all(part in turn for part in parts)
 
     def _exact(
         self, text: str, span: Span | None, upto: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> Span | None:
-        """Returns where the last turn of `upto` stands in the text as it is written; else None."""
+        """Returns the span where the text holds the last turn of `upto` as written, or None."""
         written = self._written(upto, tools)
         lead = self._template.lead if self._template.lead.strip() else ""
-        # An empty thinking block that only the last turn gets is nothing that it says.
-        if span is not None and written.turn in (here := text[slice(*span)], lead + here):
+        # The empty thinking block that only a last turn begins with may be missing.
+        if span is not None and written.turn in (turn := text[slice(*span)], lead + turn):
             return span
         start = len(written.before)
         is_here = text.startswith(written.before) and text.startswith(written.turn, start)
         return (start, start + len(written.turn)) if is_here else None
 
     def _written(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> _Written:
-        """Returns the last turn as it is written when nothing has followed it yet."""
+        """Returns the last turn as its model writes it, before anything has followed it."""
         if self._template.is_tagged:
             text, tagged = self._template.tagged(messages, tools)
             if not tagged:
@@ -129,7 +129,7 @@ class TurnFinder:
         return written
 
     def _without_history(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        """Returns what the last message adds where no earlier one has thinking to be dropped."""
+        """Returns the text that the last message adds if no earlier message has thinking."""
         bare = [*map(without_thinking, messages[:-1]), messages[-1]]
         before = self._template.text(bare[:-1], tools, add_generation_prompt=True)
         text = self._template.text(bare, tools)
@@ -139,23 +139,23 @@ class TurnFinder:
 
     @cached_property
     def _is_steady(self) -> bool:
-        """Whether what comes before a turn stays as it was when the conversation goes on."""
+        """Whether the text before a turn stays the same when the conversation goes on."""
         for num_before, messages, tools in _probes():
             try:
-                first = self._template.text(
+                earlier = self._template.text(
                     messages[:num_before], tools, add_generation_prompt=True
                 )
                 later = self._template.text(messages, tools)
             except ModelError:  # a template without tools, say
                 continue
-            if not later.startswith(first):
+            if not later.startswith(earlier):
                 return False
         return True
 
     def _veiled(self, text: str, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        """Returns the text with letters for header and end of turn where the messages quote them.
+        """Returns the text with headers and ends of turns that messages quote overwritten with x.
 
-        What stands at a place in it stands at the same place in `text`.
+        Everything keeps its place, so that spans in the result are spans in `text`.
         """
         quoted = [_veil(message, self._marks) for message in messages]
         schemas = [_veil(tool, self._marks) for tool in tools]
@@ -165,7 +165,7 @@ class TurnFinder:
 
     @cached_property
     def _marks(self) -> re.Pattern[str]:
-        """Matches what could be taken for a header or the end of a turn."""
+        """A pattern of the texts that could be taken for a header or for the end of a turn."""
         header = self._template.header
         marks = {token for token in self._template.control if token in header}
         marks |= {header.strip(), self._template.end_of_turn} - {""}
@@ -197,12 +197,12 @@ class TurnFinder:
         if after >= 0 and not text[end:after].strip():
             return start, after + len(end_of_turn)
         # A call may end with a token of its own.
-        said = text[start:end].rstrip()
-        is_ended = any(said.endswith(token) for token in self._template.control)
-        return (start, start + len(said)) if is_ended else (start, end)
+        turn = text[start:end].rstrip()
+        is_ended = any(turn.endswith(token) for token in self._template.control)
+        return (start, start + len(turn)) if is_ended else (start, end)
 
     def _is_blank(self, text: str) -> bool:
-        """Returns whether there is nothing but blanks and control tokens."""
+        """Returns whether a text holds only blanks and control tokens."""
         for token in self._template.control:
             text = text.replace(token, "")
         return not text.strip()
@@ -240,16 +240,16 @@ def _no_telling(index: int) -> ModelError:
     )
 
 
-def _called(message: Message) -> list[str]:
+def _called_names(message: Message) -> list[str]:
     return [call["function"]["name"] for call in message.get("tool_calls") or []]
 
 
 def _veil(value: Any, marks: re.Pattern[str]) -> Any:
-    """Returns the value with as many letters for every mark in its texts."""
+    """Returns the value with every mark in its texts overwritten by as many letters x."""
     if isinstance(value, str):
-        return marks.sub(lambda found: "x" * len(found[0]), value)
+        return marks.sub(lambda match: "x" * len(match[0]), value)
     if isinstance(value, dict):
-        return {key: _veil(held, marks) for key, held in cast("dict[str, Any]", value).items()}
+        return {key: _veil(item, marks) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        return [_veil(held, marks) for held in cast("list[Any]", value)]
+        return [_veil(item, marks) for item in cast("list[Any]", value)]
     return value

@@ -1,4 +1,4 @@
-"""Rows for people: whose words each token is, and which tokens are trained."""
+"""Rows for people to read: tokens as text, with the role that wrote each and the training mask."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
@@ -10,30 +10,30 @@ from stillroom.data.chat.render import ChatRenderer, RenderedConversation
 from stillroom.data.chat.template import plain_text
 
 MAX_TOKENS_SHOWN = 12_000
-TEMPLATE = "template"
-"""The role of what no message says: headers, ends of turns, tool schemas."""
+_TEMPLATE = "template"
+"""The role of tokens that no message holds: headers, ends of turns, tool schemas."""
 _WINDOW = 4
-"""Tokens before one that may change how it reads, as a blank at the beginning of a text does."""
+"""How many tokens before one may change its text; a leading blank, for example, may vanish."""
 _MAX_SPLIT = 8
-"""Tokens that one character may be made of."""
+"""How many tokens one character may consist of."""
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """A token as text; several where a character is made of several."""
+class ShownToken(msgspec.Struct, frozen=True, array_like=True):
+    """A token as text, or several tokens that together make one character."""
 
     text: str
     ids: list[int]
     is_trained: bool
     role: str
-    """Of the message that says it, else `template`."""
+    """The role of the message that holds it, else `template`."""
 
 
 class SequenceView(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence of tokens as the trainer sees it."""
 
     title: str | None
-    """Where a row is several sequences."""
-    pieces: list[Piece]
+    """Set where a row becomes several sequences."""
+    pieces: list[ShownToken]
     num_tokens: int
     num_trained: int
     num_left_out: int
@@ -48,14 +48,14 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowView(msgspec.Struct, frozen=True, kw_only=True):
-    """One row as a page shows it: tokens where a model was given, else conversations."""
+    """One row as a page shows it: its tokens if there is a model, else its conversations."""
 
     where: str
     format: str
     reward: float | None
     problem: str | None
     raw: str | None
-    """The line itself, where it has a problem."""
+    """The line itself, if it has a problem."""
     sections: list[Section] = []
     sequences: list[SequenceView] = []
 
@@ -68,11 +68,11 @@ def _page_name(name: str | None) -> str | None:
 
 
 PageName = Annotated[str | None, AfterValidator(_page_name)]
-"""The name of a page to write, of a request."""
+"""The type of a request's field that names a page to write."""
 
 
 def sections_of(row: dict[str, Any]) -> list[Section]:
-    """Returns the conversations of a row in our layout that has no problems."""
+    """Returns the conversations of a row, which must be in our layout and have no problems."""
     if "chosen" in row:
         return [
             Section(title=name, messages=row[name]) for name in ("prompt", "chosen", "rejected")
@@ -83,7 +83,7 @@ def sections_of(row: dict[str, Any]) -> list[Section]:
 def titled_sequences(
     row: dict[str, Any], renderer: ChatRenderer
 ) -> list[tuple[str | None, RenderedConversation]]:
-    """Returns the token sequences that training makes of a row, each with a title if several."""
+    """Returns the token sequences that training makes of a row, titled if there are several."""
     tools = row.get("tools") or []
     if "chosen" not in row:
         rendered = renderer.sequences(row["messages"], tools)
@@ -92,11 +92,13 @@ def titled_sequences(
             (f"sequence {number} of {total}" if total > 1 else None, one)
             for number, one in enumerate(rendered, start=1)
         ]
-    given = sum(message["role"] == "assistant" for message in row["prompt"])
+    num_given_turns = sum(message["role"] == "assistant" for message in row["prompt"])
     return [
         (
             side,
-            renderer.conversation([*row["prompt"], *row[side]], tools, num_given_turns=given),
+            renderer.conversation(
+                [*row["prompt"], *row[side]], tools, num_given_turns=num_given_turns
+            ),
         )
         for side in ("chosen", "rejected")
     ]
@@ -110,15 +112,15 @@ def sequence_view(
     *,
     limit: int,
 ) -> SequenceView:
-    """Returns the first `limit` tokens of a sequence one by one, with the role of who says each."""
+    """Returns the first `limit` tokens of a sequence one by one, each with its role."""
     shown = RenderedConversation(
         conversation.text, conversation.ids[:limit], conversation.trained[:limit]
     )
-    spans, at = _said(conversation.text, messages), 0
-    pieces: list[Piece] = []
+    spans, at = _message_spans(conversation.text, messages), 0
+    pieces: list[ShownToken] = []
     for text, ids, is_trained in token_texts(shown, renderer.decode):
         role = "assistant" if is_trained else _role_at(spans, at, at + len(text))
-        pieces.append(Piece(text, ids, is_trained, role))
+        pieces.append(ShownToken(text, ids, is_trained, role))
         at += len(text)
     return SequenceView(
         title=title,
@@ -132,9 +134,9 @@ def sequence_view(
 def token_texts(
     conversation: RenderedConversation, decode: Callable[[list[int]], str]
 ) -> Iterator[tuple[str, list[int], bool]]:
-    """Yields the tokens with their texts, which add up to the text of all.
+    """Yields `(text, ids, is_trained)` token by token; the texts add up to the whole text.
 
-    Tokens that are a part of a character only, and trained alike, come together.
+    Tokens that are only a part of a character, and are trained alike, are yielded together.
     """
     ids, trained = conversation.ids, conversation.trained
     start = 0
@@ -148,23 +150,23 @@ def token_texts(
         start = end
 
 
-def _said(text: str, messages: Sequence[Any]) -> list[tuple[int, int, str]]:
-    """Returns where the messages' contents stand in the text, in their order.
+def _message_spans(text: str, messages: Sequence[Any]) -> list[tuple[int, int, str]]:
+    """Returns `(start, end, role)` for the messages' contents in the text, in their order.
 
-    It colours a page, no more: what is trained never hangs on it.
+    This only colours a page; the training mask does not depend on it.
     """
     spans: list[tuple[int, int, str]] = []
     at = 0
     for message in messages:
-        said = plain_text(message).strip()
-        found = text.find(said, at) if said else -1
-        if found >= 0:
-            at = found + len(said)
-            spans.append((found, at, message["role"]))
+        content = plain_text(message).strip()
+        start = text.find(content, at) if content else -1
+        if start >= 0:
+            at = start + len(content)
+            spans.append((start, at, message["role"]))
     return spans
 
 
 def _role_at(spans: list[tuple[int, int, str]], start: int, end: int) -> str:
     while spans and spans[0][1] <= start:
         spans.pop(0)
-    return spans[0][2] if spans and spans[0][0] < end else TEMPLATE
+    return spans[0][2] if spans and spans[0][0] < end else _TEMPLATE

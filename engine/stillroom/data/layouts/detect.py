@@ -1,4 +1,4 @@
-"""In which layout a rollout row is written: ours, rnow's, or NeMo Gym's; each becomes ours."""
+"""Tells whether a rollout row has our layout, rnow's or NeMo Gym's, and converts it into ours."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 class RolloutLayout(StrEnum):
-    """Who writes rollouts so."""
+    """The system whose layout a rollout row has."""
 
     STILLROOM = "stillroom"
     RNOW = "rnow"
@@ -33,8 +33,8 @@ class RolloutLayout(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutRules:
-    """What is wrong with a row of a layout, and the ways to our row and back."""
+class _LayoutRules:
+    """The check of a layout's rows, and the conversions into our layout and back."""
 
     problems: Callable[[Row], Iterator[Problem]]
     read: Callable[[Row], Row]
@@ -42,7 +42,7 @@ class LayoutRules:
 
 
 def layout_of(row: Row) -> RolloutLayout | None:
-    """Returns the layout of a rollout row; None where it is no rollout of any."""
+    """Returns the layout of a rollout row; None if the row is no rollout."""
     if "stop_reason" in row and ("task_id" in row or "messages" in row):
         return RolloutLayout.STILLROOM
     if is_rnow(row):
@@ -50,23 +50,23 @@ def layout_of(row: Row) -> RolloutLayout | None:
     return RolloutLayout.NEMO_GYM if is_nemo_gym_rollout(row) else None
 
 
-def own_problems(row: Row) -> Iterator[Problem]:
-    """Yields everything wrong with a rollout row of ours."""
+def stillroom_problems(row: Row) -> Iterator[Problem]:
+    """Yields everything wrong with a rollout row in our layout."""
     yield from message_problems(row.get("messages"))
     yield from tool_schema_problems(row.get("tools"))
     yield from number_problems(row, "reward")
     yield from object_problems(row, "metadata")
     if not isinstance(row.get("success"), bool | None):
-        given = describe(row["success"])
-        yield Problem("success", f"must be true, false or null, not {given}", "write one of them")
+        value = describe(row["success"])
+        yield Problem("success", f"must be true, false or null, not {value}", "write one of them")
     errors = row.get("tool_errors")
     if errors is not None and (isinstance(errors, bool) or not isinstance(errors, int)):
-        given = describe(errors)
-        yield Problem("tool_errors", f"must be a whole number, not {given}", "count the errors")
+        value = describe(errors)
+        yield Problem("tool_errors", f"must be a whole number, not {value}", "count the errors")
     for field in ("id", "task_id", "stop_reason"):
         if not isinstance(row.get(field), str):
-            given = describe(row.get(field))
-            yield Problem(field, f"must be a string, not {given}", "write the rollout again")
+            value = describe(row.get(field))
+            yield Problem(field, f"must be a string, not {value}", "write the rollout again")
 
 
 def _same(row: Row) -> Row:
@@ -74,9 +74,9 @@ def _same(row: Row) -> Row:
 
 
 RULES = {
-    RolloutLayout.STILLROOM: LayoutRules(own_problems, _same, _same),
-    RolloutLayout.RNOW: LayoutRules(rnow_problems, rollout_from_rnow, rnow_from_rollout),
-    RolloutLayout.NEMO_GYM: LayoutRules(
+    RolloutLayout.STILLROOM: _LayoutRules(stillroom_problems, _same, _same),
+    RolloutLayout.RNOW: _LayoutRules(rnow_problems, rollout_from_rnow, rnow_from_rollout),
+    RolloutLayout.NEMO_GYM: _LayoutRules(
         nemo_gym_problems, rollout_from_nemo_gym, nemo_gym_from_rollout
     ),
 }
@@ -88,5 +88,5 @@ def rollout_problems(row: Row) -> Iterator[Problem]:
 
 
 def as_rollout(row: Row) -> Row:
-    """Returns our row of a rollout of any layout that has no problems."""
+    """Returns a rollout row of any layout in our layout; it must have no problems."""
     return RULES[layout_of(row) or RolloutLayout.STILLROOM].read(row)

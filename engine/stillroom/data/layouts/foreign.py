@@ -1,7 +1,8 @@
-"""What the rollout layouts of other systems have in common: our row out of theirs, and back.
+"""What the converters of other systems' rollout layouts share.
 
-A row of theirs becomes `{…our fields…, "origin": {"format": …, "row": their row}}`. A row of ours
-becomes theirs with all that they have no place for under "stillroom". Both ways back are exact.
+A foreign row becomes `{…our fields…, "origin": {"format": …, "row": the foreign row}}`. Our row
+becomes a foreign one with every field that the other layout lacks under "stillroom". So both
+conversions can be undone exactly.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,40 +17,43 @@ ORIGIN, REST = "origin", "stillroom"
 
 
 def original(row: Row, layout: str) -> Row | None:
-    """Returns the row that ours was read from, if that had this layout."""
+    """Returns the foreign row that ours was read from, if that had this layout."""
     origin = as_object(row.get(ORIGIN))
-    theirs = origin.get("row") if origin.get("format") == layout else None
-    return cast("Row", theirs) if isinstance(theirs, dict) else None
+    foreign = origin.get("row") if origin.get("format") == layout else None
+    return cast("Row", foreign) if isinstance(foreign, dict) else None
 
 
 def changes(row: Row, before: Row) -> Row:
-    """Returns the fields of our row that are not as they were when it was read."""
-    gone = {key: None for key in before if key not in row}
-    return gone | {key: value for key, value in row.items() if before.get(key, row) != value}
+    """Returns the fields of our row that have changed since it was read; None for removed ones."""
+    removed = {key: None for key in before if key not in row}
+    return removed | {key: value for key, value in row.items() if before.get(key, row) != value}
 
 
 def restored(row: Row, messages: Callable[[], Any], write: Callable[[Row], Row]) -> Row | None:
-    """Returns our row that `row` was written from; None if it was not, or was changed since."""
+    """Returns our row from which a foreign row was written.
+
+    None if the foreign row was not written from one of ours, or was changed since.
+    """
     rest = row.get(REST)
     if not isinstance(rest, dict):
         return None
     ours = dict(cast("Row", rest))
     if "messages" not in ours:
         ours["messages"] = messages()
-    # Anybody may have written anything there.
+    # The file may have been edited, so this is checked like any row.
     if [*message_problems(ours["messages"]), *tool_schema_problems(ours.get("tools"))]:
         return None
     return ours if write(ours) == row else None
 
 
 def leading(messages: Sequence[Row]) -> list[Row]:
-    """Returns the messages before the first of the assistant."""
+    """Returns the messages before the assistant's first one."""
     roles = [message["role"] for message in messages]
     return list(messages[: roles.index("assistant")] if "assistant" in roles else messages)
 
 
 def prompt_length(messages: Sequence[Row], turns: Any) -> int:
-    """Returns how many messages were given; the last `turns` of the assistant were sampled."""
+    """Returns how many messages are the prompt, where the assistant's last `turns` were sampled."""
     sampled = [index for index, m in enumerate(messages) if m["role"] == "assistant"]
     if isinstance(turns, int) and 0 < turns <= len(sampled):
         return sampled[-turns]
@@ -57,20 +61,20 @@ def prompt_length(messages: Sequence[Row], turns: Any) -> int:
 
 
 def task_id_of(row: Row, identity: Any) -> str:
-    """Returns the row's own task_id, else a hash of what tells its task from others."""
-    given = row.get("task_id")
-    return given if isinstance(given, str) and given else content_hash(identity)
+    """Returns the row's task_id, or else a hash of the values that identify its task."""
+    task_id = row.get("task_id")
+    return task_id if isinstance(task_id, str) and task_id else content_hash(identity)
 
 
 def ending(messages: Sequence[Row], *, is_failed: bool, is_truncated: bool) -> StopReason:
-    """Returns why a rollout ended, as far as its messages say it."""
+    """Returns why a rollout ended, judged by its messages and these two flags."""
     last = messages[-1] if messages else {"role": "user"}
     is_open = last["role"] != "assistant" or bool(last.get("tool_calls"))
     return stop_reason(is_failed=is_failed, is_truncated=is_truncated, is_open=is_open)
 
 
 def stop_reason(*, is_failed: bool, is_truncated: bool, is_open: bool) -> StopReason:
-    """Returns why a rollout ended; `is_open` says that its last message is not an answer."""
+    """Returns why a rollout ended; `is_open` means that its last message is not an answer."""
     if is_failed:
         return StopReason.ERROR
     if is_truncated:
@@ -79,16 +83,16 @@ def stop_reason(*, is_failed: bool, is_truncated: bool, is_open: bool) -> StopRe
 
 
 def as_object(value: Any) -> Row:
-    """Returns an object as it is, and an empty one of anything else."""
+    """Returns the value if it is an object, else an empty object."""
     return cast("Row", value) if isinstance(value, dict) else {}
 
 
 def numbers_by_name(value: Any) -> dict[str, float]:
-    """Returns the entries of an object that are numbers."""
+    """Returns the entries of an object whose values are numbers."""
     named = as_object(value)
     return {name: number for name in named if (number := as_number(named[name])) is not None}
 
 
 def count(value: Any) -> int:
-    """Returns a number of tokens; 0 of what is none."""
+    """Returns a number of tokens; 0 for anything that is not a positive whole number."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

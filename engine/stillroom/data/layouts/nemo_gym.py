@@ -1,6 +1,6 @@
-"""Prompts and rollouts of NeMo Gym: a Responses request, the response's items, a reward.
+"""Prompts and rollouts in NeMo Gym's layout: a Responses API request, its response, a reward.
 
-Rows of its offline tutorial have the items as `output` beside the request.
+Rows of its offline tutorial have the response's items as `output` beside the request.
 """
 
 from collections.abc import Iterator
@@ -46,34 +46,34 @@ _OUR_FIELDS = frozenset(
 
 
 def is_nemo_gym_rollout(row: Row) -> bool:
-    """Returns whether a row has a response, so that it is more than a prompt."""
+    """Returns whether a row is a NeMo Gym rollout: more than a prompt, since it has a response."""
     has_items = isinstance(row.get("output"), list) and (REQUEST in row or "reward" in row)
     return "conversation" not in row and (has_items or (REQUEST in row and "response" in row))
 
 
-def request_problems(row: Row) -> Iterator[Problem]:
+def _request_problems(row: Row) -> Iterator[Problem]:
     """Yields everything wrong with the request of a prompt or rollout row."""
     request = row.get(REQUEST)
     if not isinstance(request, dict):
         yield Problem(REQUEST, f"must be an object, not {describe(request)}", "write an object")
         return
-    given = cast("Row", request).get("input")
+    request_input = cast("Row", request).get("input")
     where = f"{REQUEST}.input"
-    if isinstance(given, str):
-        if not given.strip():
+    if isinstance(request_input, str):
+        if not request_input.strip():
             yield Problem(where, "is empty", "write the prompt's text")
-    elif given == []:
+    elif request_input == []:
         yield Problem(where, "is empty", "write the prompt's messages")
     else:
-        yield from item_problems(given, where)
+        yield from item_problems(request_input, where)
     yield from flat_tool_problems(cast("Row", request).get("tools"), f"{REQUEST}.tools")
 
 
 def prompt_row_problems(row: Row) -> Iterator[Problem]:
     """Yields everything wrong with a prompt row."""
-    found = list(request_problems(row))
-    yield from found
-    if not found:
+    problems = list(_request_problems(row))
+    yield from problems
+    if not problems:
         messages = request_messages(row)
         yield from message_problems(messages, f"{REQUEST}.input")
         if messages[-1]["role"] == "assistant":
@@ -87,36 +87,36 @@ def prompt_row_problems(row: Row) -> Iterator[Problem]:
 def request_messages(row: Row) -> list[Row]:
     """Returns the chat messages of a request without problems; its instructions come first."""
     request: Row = row[REQUEST]
-    given = request["input"]
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
+    items = request["input"]
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
     instructions = request.get("instructions")
-    first = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
-    return [*first, *messages_from_items(given)]
+    system = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
+    return [*system, *messages_from_items(items)]
 
 
 def request_schemas(row: Row) -> list[Row] | None:
-    """Returns the tools of a request in the chat form; None where it names none."""
+    """Returns the tool schemas of a request in the chat form; None if it has none."""
     return schemas_from_flat(row[REQUEST].get("tools")) or None
 
 
 def row_metadata(row: Row) -> Row:
-    """Returns what a row says beside our fields, with its own metadata on top."""
-    more = {key: value for key, value in row.items() if key not in _OUR_FIELDS}
-    return more | as_object(row.get("metadata"))
+    """Returns a row's fields that we have no field for, overlaid with its metadata."""
+    extra = {key: value for key, value in row.items() if key not in _OUR_FIELDS}
+    return extra | as_object(row.get("metadata"))
 
 
 def nemo_gym_problems(row: Row) -> Iterator[Problem]:
     """Yields everything wrong with a rollout row."""
     response: Any = row.get("response")
-    found = list(request_problems(row)) if REQUEST in row else []
+    problems = list(_request_problems(row)) if REQUEST in row else []
     if response is not None and not isinstance(response, dict):
-        found.append(_no_response(response))
+        problems.append(_no_response(response))
     else:
         where = "output" if _stands_at_top(row) else "response.output"
-        found += item_problems(_output(row), where)
-    yield from found
-    if not found:
+        problems += item_problems(_output(row), where)
+    yield from problems
+    if not problems:
         yield from message_problems(_messages(row), "the conversation")
     yield from number_problems(row, "reward")
     yield from object_problems(row, "metadata")
@@ -137,20 +137,20 @@ def _output(row: Row) -> Any:
 
 
 def _messages(row: Row) -> list[Row]:
-    given = request_messages(row) if REQUEST in row else []
-    # One after the other: the answer's first turn must not run into one that was given.
-    return [*given, *messages_from_items(_output(row))]
+    prompt = request_messages(row) if REQUEST in row else []
+    # Converted apart, so that the answer's first turn is not merged with a turn of the prompt.
+    return [*prompt, *messages_from_items(_output(row))]
 
 
 def rollout_from_nemo_gym(row: Row) -> Row:
-    """Returns our row of a NeMo Gym rollout that has no problems."""
-    ours = restored(row, lambda: _messages(row), nemo_gym_from_rollout)
-    return ours if ours is not None else _read(row)
+    """Returns a NeMo Gym rollout, which must have no problems, in our layout."""
+    restored_row = restored(row, lambda: _messages(row), nemo_gym_from_rollout)
+    return restored_row if restored_row is not None else _read(row)
 
 
 def _read(row: Row) -> Row:
     messages = _messages(row)
-    given = request_messages(row) if REQUEST in row else []
+    prompt = request_messages(row) if REQUEST in row else []
     response: Row = row.get("response") or {}
     failure = _failure(row, response)
     is_truncated = bool(response.get("incomplete_details"))
@@ -159,8 +159,8 @@ def _read(row: Row) -> Row:
     task, sample = row.get("_ng_task_index"), row.get("_ng_rollout_index")
     return {
         "id": _id_of(row, response),
-        # Environments that hold the task themselves give all tasks the same prompt.
-        "task_id": task_id_of(row, {"messages": given, "task": task}),
+        # The index counts too: some environments hold the task and give all the same prompt.
+        "task_id": task_id_of(row, {"messages": prompt, "task": task}),
         "sample": count(sample),
         "messages": messages,
         "tools": (request_schemas(row) if REQUEST in row else None) or [],
@@ -169,7 +169,7 @@ def _read(row: Row) -> Row:
         "rewards": numbers_by_name(row.get("rewards")),
         "success": success if isinstance(success, bool) and not failure else None,
         "stop_reason": ending(messages, is_failed=bool(failure), is_truncated=is_truncated),
-        "turns": sum(m["role"] == "assistant" for m in messages[len(given) :]),
+        "turns": sum(m["role"] == "assistant" for m in messages[len(prompt) :]),
         "truncated": is_truncated,
         "error": failure,
         "usage": {
@@ -181,9 +181,9 @@ def _read(row: Row) -> Row:
 
 
 def _id_of(row: Row, response: Row) -> str:
-    for given in (row.get("id"), response.get("id")):
-        if isinstance(given, str) and given:
-            return given
+    for candidate in (row.get("id"), response.get("id")):
+        if isinstance(candidate, str) and candidate:
+            return candidate
     return f"{row.get('_ng_task_index')}-{row.get('_ng_rollout_index')}"
 
 
@@ -196,39 +196,39 @@ def _failure(row: Row, response: Row) -> dict[str, str] | None:
 
 
 def nemo_gym_from_rollout(row: Row) -> Row:
-    """Returns a rollout of ours as NeMo Gym would have written it.
+    """Returns our rollout in NeMo Gym's layout.
 
-    One that was read from its layout becomes what it was, with what has changed since.
+    A rollout that was read from that layout becomes the original row, with its changes since.
     """
-    theirs = original(row, LAYOUT)
-    if theirs is None:
+    gym_row = original(row, LAYOUT)
+    if gym_row is None:
         return _written(row)
-    before = _read(theirs)
+    before = _read(gym_row)
     changed = changes(row, before)
     messages = changed.pop("messages", None)
     if not changed.keys() <= {"reward", "rewards", "success"}:
         return _written(row)
     if messages is not None:
-        given = request_messages(theirs) if REQUEST in theirs else []
-        if messages[: len(given)] != given:
+        prompt = request_messages(gym_row) if REQUEST in gym_row else []
+        if messages[: len(prompt)] != prompt:
             return _written(row)
-        items = items_from_messages(messages[len(given) :])
-        if _stands_at_top(theirs):
+        items = items_from_messages(messages[len(prompt) :])
+        if _stands_at_top(gym_row):
             changed["output"] = items
         else:
-            changed["response"] = theirs["response"] | {"output": items}
-    return theirs | changed
+            changed["response"] = gym_row["response"] | {"output": items}
+    return gym_row | changed
 
 
 def _written(row: Row) -> Row:
     messages: list[Row] = row["messages"]
     start = prompt_length(messages, row.get("turns"))
-    given, sampled = messages[:start], messages[start:]
+    prompt, sampled = messages[:start], messages[start:]
     teacher, usage = as_object(row.get("teacher")), as_object(row.get("usage"))
     settings, failure = as_object(teacher.get("settings")), row.get("error")
-    told = as_object(failure)
+    error = as_object(failure)
     request = {
-        "input": items_from_messages(given),
+        "input": items_from_messages(prompt),
         "tools": flat_from_schemas(row.get("tools") or []),
         "temperature": settings.get("temperature"),
         "top_p": settings.get("top_p"),
@@ -239,7 +239,7 @@ def _written(row: Row) -> Row:
         "object": "response",
         "model": teacher.get("model"),
         "output": items_from_messages(sampled),
-        "error": {"code": told.get("class"), "message": told.get("message", failure)}
+        "error": {"code": error.get("class"), "message": error.get("message", failure)}
         if failure
         else None,
         "incomplete_details": {"reason": "max_output_tokens"} if row.get("truncated") else None,
@@ -248,7 +248,7 @@ def _written(row: Row) -> Row:
             "output_tokens": count(usage.get("completion_tokens")),
         },
     }
-    theirs: Row = {
+    gym_row: Row = {
         REQUEST: request,
         "response": response,
         "reward": row.get("reward"),
@@ -257,7 +257,7 @@ def _written(row: Row) -> Row:
         "_ng_rollout_index": row.get("sample"),
         "metadata": row.get("metadata") or {},
     }
-    # Items have no place for some of what a message may hold.
-    is_whole = _messages(theirs) == messages
+    # Items cannot hold every field of a message; where one would be lost, our messages go along.
+    is_whole = _messages(gym_row) == messages
     rest = {key: value for key, value in row.items() if key != "messages" or not is_whole}
-    return theirs | {REST: rest}
+    return gym_row | {REST: rest}

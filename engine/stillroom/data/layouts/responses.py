@@ -1,4 +1,4 @@
-"""Items of the Responses API and chat messages: each becomes the other."""
+"""Converting items of the Responses API into chat messages, and back."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -96,20 +96,20 @@ def messages_from_items(items: Sequence[Item]) -> list[ChatMessage]:
             case "function_call_output":
                 content = _chat_content(item.get("output")) or ""
                 reply = {"role": "tool", "tool_call_id": item["call_id"], "content": content}
-                turns.hear(reply)
+                turns.add(reply)
             case _ if item["role"] == "assistant":
                 turns.say(item)
             case _:
                 role = "system" if item["role"] == "developer" else item["role"]
-                kept = {key: item[key] for key in ("tool_call_id", "name") if key in item}
+                extra = {key: item[key] for key in ("tool_call_id", "name") if key in item}
                 content = _chat_content(item.get("content")) or ""
-                turns.hear({"role": role, "content": content} | kept)
+                turns.add({"role": role, "content": content} | extra)
     turns.close()
     return turns.messages
 
 
 class _Turns:
-    """Chat messages as they come about; the open one is the assistant's that still grows."""
+    """Builds chat messages; the open one is an assistant message that may still grow."""
 
     def __init__(self) -> None:
         self.messages: list[ChatMessage] = []
@@ -126,7 +126,7 @@ class _Turns:
     def say(self, item: Item) -> None:
         content, calls = _chat_content(item.get("content")) or "", item.get("tool_calls") or []
         if not content and not calls and self._follows_assistant():
-            return  # some environments end with an empty message
+            return  # some environments end a rollout with an empty message
         if self._open and self._open["content"]:
             self.close()
         turn = self._turn()
@@ -140,7 +140,7 @@ class _Turns:
     def call(self, call: dict[str, Any]) -> None:
         self._turn().setdefault("tool_calls", []).append(call)
 
-    def hear(self, message: ChatMessage) -> None:
+    def add(self, message: ChatMessage) -> None:
         self.close()
         self.messages.append(message)
 
@@ -166,7 +166,7 @@ def _reasoning_text(item: Item) -> str:
 
 
 def _chat_content(content: Any) -> Any:
-    """Returns text where all parts are text, else the parts as chat completions know them."""
+    """Returns a text if all parts are text, else the parts in the form of chat completions."""
     if content is None or isinstance(content, str):
         return content
     parts = cast("list[Item]", content)
@@ -190,7 +190,7 @@ def _chat_part(part: Item) -> Item:
 
 
 def items_from_messages(messages: Sequence[ChatMessage]) -> list[Item]:
-    """Returns the items of chat messages; what items have no place for is left out."""
+    """Returns the items of chat messages; fields that items do not have are left out."""
     items: list[Item] = []
     for message in messages:
         items += _items_of(message, len(items))
@@ -212,8 +212,8 @@ def _items_of(message: ChatMessage, number: int) -> list[Item]:
     if content or not calls:
         text = {"type": "output_text", "text": content or "", "annotations": []}
         parts = [text] if content is None or isinstance(content, str) else content
-        said = {"type": "message", "id": f"msg_{number}", "role": role, "status": "completed"}
-        items.append({**said, "content": parts})
+        item = {"type": "message", "id": f"msg_{number}", "role": role, "status": "completed"}
+        items.append({**item, "content": parts})
     for call in calls:
         function = call.get("function") or {}
         items.append(
@@ -248,7 +248,7 @@ def flat_tool_problems(tools: Any, field: str) -> Iterator[Problem]:
 
 
 def schemas_from_flat(tools: Sequence[Item] | None) -> list[Item]:
-    """Returns tool schemas in the chat form: what stood flat stands under `function`."""
+    """Returns tool schemas in the chat form, which nests the fields of a tool under `function`."""
     return [_nested(tool) for tool in tools or []]
 
 

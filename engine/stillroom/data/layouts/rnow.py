@@ -1,4 +1,4 @@
-"""Rollouts as rnow writes them: one JSON file each, with the chat under `conversation`.
+"""Rollouts in rnow's layout: one JSON file each, with the chat under `conversation`.
 
 Source: rnow 0.4, `rollouts/rollout_N/sample_M.json`.
 """
@@ -33,7 +33,7 @@ from stillroom.errors import FailureClass
 
 LAYOUT = "rnow"
 _NO_REWARD = ("error", "timeout")
-_THEIR_NAME = {
+_RNOW_NAMES = {
     "messages": "conversation",
     "reward": "total_reward",
     "rewards": "rewards",
@@ -50,7 +50,7 @@ def is_rnow(row: Row) -> bool:
 
 
 def rnow_problems(row: Row) -> Iterator[Problem]:
-    """Yields everything wrong with a rollout of rnow's."""
+    """Yields everything wrong with a rollout in rnow's layout."""
     yield from message_problems(row.get("conversation"), "conversation")
     yield from number_problems(row, "total_reward")
     yield from object_problems(row, "metadata")
@@ -66,14 +66,14 @@ def rnow_problems(row: Row) -> Iterator[Problem]:
 
 
 def is_rnow_reward(value: Any) -> bool:
-    """Whether a named reward is a number, or the word for why there is none."""
+    """Returns whether a named reward is a number, or rnow's word for why there is none."""
     return value in _NO_REWARD or as_number(value) is not None
 
 
 def rollout_from_rnow(row: Row) -> Row:
-    """Returns our row of a rollout of rnow's that has no problems."""
-    ours = restored(row, lambda: row["conversation"], rnow_from_rollout)
-    return ours if ours is not None else _read(row)
+    """Returns a rollout of rnow's, which must have no problems, in our layout."""
+    restored_row = restored(row, lambda: row["conversation"], rnow_from_rollout)
+    return restored_row if restored_row is not None else _read(row)
 
 
 def _read(row: Row) -> Row:
@@ -89,7 +89,7 @@ def _read(row: Row) -> Row:
         "messages": messages,
         "tools": row.get("tools") or [],
         "metadata": row.get("metadata") or {},
-        # Theirs has 0 where a reward failed; that is not what the answer was worth.
+        # rnow writes 0 where a reward failed, which says nothing about the answer.
         "reward": None if failure else as_number(row.get("total_reward")),
         "rewards": numbers_by_name(row.get("rewards")),
         "success": success if isinstance(success, bool) and not failure else None,
@@ -106,38 +106,38 @@ def _read(row: Row) -> Row:
 
 
 def failure_of(row: Row) -> dict[str, str] | None:
-    """Returns what went wrong in a rollout, but for the answer; None if nothing did."""
+    """Returns the infrastructure failure of a rollout; None if there was none."""
     failed = [name for name, v in as_object(row.get("rewards")).items() if v in _NO_REWARD]
     if failed:
-        kind, what = FailureClass.REWARD, f"no value of {', '.join(failed)}"
+        kind, message = FailureClass.REWARD, f"no value of {', '.join(failed)}"
     elif row.get("completed") == "error" or row.get("error"):
-        kind, what = FailureClass.INTERNAL, str(row.get("error") or "the rollout failed")
+        kind, message = FailureClass.INTERNAL, str(row.get("error") or "the rollout failed")
     elif row.get("completed") is False:
-        kind, what = FailureClass.INTERNAL, "the rollout was not completed"
+        kind, message = FailureClass.INTERNAL, "the rollout was not completed"
     else:
         return None
-    told: Any = row.get("errors")
-    texts = [str(error) for error in cast("list[Any]", told)] if isinstance(told, list) else []
-    return {"class": kind.value, "message": "; ".join([what, *texts])[:500]}
+    errors: Any = row.get("errors")
+    texts = [str(error) for error in cast("list[Any]", errors)] if isinstance(errors, list) else []
+    return {"class": kind.value, "message": "; ".join([message, *texts])[:500]}
 
 
 def rnow_from_rollout(row: Row) -> Row:
-    """Returns a rollout of ours as rnow would have written it.
+    """Returns our rollout in rnow's layout.
 
-    One that was read from rnow's layout becomes what it was, with what has changed since.
+    A rollout that was read from rnow's layout becomes the original row, with its changes since.
     """
-    theirs = original(row, LAYOUT)
-    if theirs is None:
+    rnow_row = original(row, LAYOUT)
+    if rnow_row is None:
         return _written(row)
-    changed = changes(row, _read(theirs))
-    if not changed.keys() <= _THEIR_NAME.keys():
+    changed = changes(row, _read(rnow_row))
+    if not changed.keys() <= _RNOW_NAMES.keys():
         return _written(row)
-    return theirs | {_THEIR_NAME[name]: value for name, value in changed.items()}
+    return rnow_row | {_RNOW_NAMES[name]: value for name, value in changed.items()}
 
 
 def _written(row: Row) -> Row:
     failure, usage = row.get("error"), as_object(row.get("usage"))
-    told = as_object(failure).get("message", failure)
+    message = as_object(failure).get("message", failure)
     success = row.get("success")
     prompt_tokens = count(usage.get("prompt_tokens"))
     return {
@@ -146,7 +146,7 @@ def _written(row: Row) -> Row:
         "success": not failure if success is None else success,
         "total_reward": row.get("reward"),
         "rewards": row.get("rewards") or {},
-        "errors": [told] if failure else [],
+        "errors": [message] if failure else [],
         "turns": row.get("turns"),
         "truncated": row.get("truncated") is True,
         "totalTokens": prompt_tokens + count(usage.get("completion_tokens")),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.data.formats import RowFormat
-from stillroom.data.survey import Survey
+from stillroom.data.statistics import DatasetStatistics
 from stillroom.data.token_counts import TokenCounts
 from stillroom.data.validate import ValidationReport
 from stillroom.report.charts.bar import HEIGHT, WIDTH, BarChart, bar_chart, distribution_chart
@@ -41,7 +41,7 @@ class CategoryShare:
 
 
 def write_dataset_page(
-    path: Path, report: ValidationReport, survey: Survey, counts: TokenCounts | None
+    path: Path, report: ValidationReport, statistics: DatasetStatistics, counts: TokenCounts | None
 ) -> None:
     """Writes the page about a validated file."""
     html = render_page(
@@ -49,8 +49,8 @@ def write_dataset_page(
         report=report,
         lead=_lead(report),
         figures=list(_figures(report, counts)),
-        charts=list(_charts(report, survey, counts)),
-        categories=_shares(survey),
+        charts=list(_charts(report, statistics, counts)),
+        categories=_shares(statistics),
         counts=counts,
         width=WIDTH,
         height=HEIGHT,
@@ -80,13 +80,13 @@ def _figures(report: ValidationReport, counts: TokenCounts | None) -> Iterator[D
 
 
 def _charts(
-    report: ValidationReport, survey: Survey, counts: TokenCounts | None
+    report: ValidationReport, statistics: DatasetStatistics, counts: TokenCounts | None
 ) -> Iterator[BarChart]:
     planned = (
-        (survey.rewards, "Reward", "a row"),
-        (survey.turns, "Turns", "answers of the assistant a row"),
-        (survey.messages, "Messages", "a row"),
-        (survey.characters, "Characters", "of texts and calls a row"),
+        (statistics.rewards, "Reward", "a row"),
+        (statistics.turns, "Turns", "answers of the assistant a row"),
+        (statistics.messages, "Messages", "a row"),
+        (statistics.characters, "Characters", "of texts and calls a row"),
     )
     for values, title, unit in planned:
         is_charted = report.format != RowFormat.PROMPTS or title != "Turns"
@@ -98,16 +98,16 @@ def _charts(
         yield bar_chart(counts.bars, counts.tokens, total, "Tokens", "for the student, a row")
 
 
-def _shares(survey: Survey) -> Sequence[CategoryShare]:
-    total = survey.categories.total() + survey.uncategorized
-    shown = survey.categories.most_common(_MAX_CATEGORIES)
-    rest = survey.categories.total() - sum(num for _, num in shown)
-    named = [*shown, ("(others)", rest), ("(none)", survey.uncategorized)]
+def _shares(statistics: DatasetStatistics) -> Sequence[CategoryShare]:
+    total = statistics.categories.total() + statistics.uncategorized
+    shown = statistics.categories.most_common(_MAX_CATEGORIES)
+    rest = statistics.categories.total() - sum(num for _, num in shown)
+    named = [*shown, ("(others)", rest), ("(none)", statistics.uncategorized)]
     largest = max((num for _, num in named), default=1)
     return [
         CategoryShare(
             label, f"{count(num)} · {percent(num / total)}", round(100 * num / largest, 2)
         )
         for label, num in named
-        if num and survey.categories
+        if num and statistics.categories
     ]

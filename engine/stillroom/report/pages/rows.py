@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stillroom.data.chat.views import Piece, RowView, Section, SequenceView
+from stillroom.data.chat.views import RowView, Section, SequenceView, ShownToken
 from stillroom.data.inspect import InspectExamples, Inspection
 from stillroom.report.conversation import ShownConversation, chat_messages, conversation
 from stillroom.report.environment import render_page, write_page
@@ -100,7 +100,7 @@ def _sequence(sequence: SequenceView) -> TokenBlock:
     )
 
 
-def _tokens(pieces: Sequence[Piece]) -> Iterator[Token]:
+def _tokens(pieces: Sequence[ShownToken]) -> Iterator[Token]:
     for piece in pieces:
         text = piece.text.replace("\r", "␍").replace("\n", _NEWLINE)
         ids = ", ".join(map(str, piece.ids))

@@ -1,4 +1,4 @@
-"""What the good rows of a data file hold, gathered row by row."""
+"""Statistics of the good rows of a data file, gathered row by row."""
 
 import hashlib
 import random
@@ -13,20 +13,20 @@ from stillroom.data.formats import RowFormat, task_from_row
 from stillroom.data.layouts.detect import RolloutLayout, as_rollout, layout_of
 from stillroom.files import canonical_json
 
-MAX_COUNTED_ROWS = 1000
-"""Rows whose tokens are counted; of more, so many at random."""
+_MAX_PLACES = 1000
+"""How many rows have their tokens counted; in a larger file they are drawn at random."""
 
 
 class RowPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Where a row stands."""
+    """Where a row is: its file, and its bytes in that file."""
 
     path: str
     offset: int
     num_bytes: int
 
 
-class Survey:
-    """Collects what good rows hold: distributions, categories, duplicates, a sample of places."""
+class DatasetStatistics:
+    """Distributions, categories, duplicates, and a random sample of the places of good rows."""
 
     def __init__(self, row_format: RowFormat, category_field: str) -> None:
         self._format, self._category_field = row_format, category_field
@@ -49,9 +49,9 @@ class Survey:
             row = as_rollout(row)
             self.failed += row.get("error") is not None
             self.success_unknown += row.get("success") is None and row.get("error") is None
-        messages = conversation_of(row, self._format)
+        messages = _conversation_of(row, self._format)
         metadata = _metadata(row, self._format)
-        self._add_identity([messages, metadata])
+        self._count_duplicate([messages, metadata])
         self.messages.add(len(messages))
         self.turns.add(sum(message.get("role") == "assistant" for message in messages))
         self.characters.add(sum(map(_num_characters, messages)))
@@ -64,22 +64,23 @@ class Survey:
             self.categories[str(category)] += 1
         self._sample(place)
 
-    def _add_identity(self, said: Any) -> None:
-        # 8 bytes of a hash: among a million rows two differ but agree in one of 40 million files.
-        digest = hashlib.blake2b(canonical_json(said), digest_size=8).digest()
+    def _count_duplicate(self, content: Any) -> None:
+        # 8 bytes of a hash are enough: of files with a million rows, one in 40 million has two
+        # different rows with the same hash.
+        digest = hashlib.blake2b(canonical_json(content), digest_size=8).digest()
         identity = int.from_bytes(digest)
         self.duplicates += identity in self._seen
         self._seen.add(identity)
 
     def _sample(self, place: RowPlace) -> None:
         self._count += 1
-        if len(self.places) < MAX_COUNTED_ROWS:
+        if len(self.places) < _MAX_PLACES:
             self.places.append(place)
-        elif (slot := self._chance.randrange(self._count)) < MAX_COUNTED_ROWS:
+        elif (slot := self._chance.randrange(self._count)) < _MAX_PLACES:
             self.places[slot] = place
 
 
-def conversation_of(row: dict[str, Any], row_format: RowFormat) -> list[Any]:
+def _conversation_of(row: dict[str, Any], row_format: RowFormat) -> list[Any]:
     """Returns all messages of a row without problems."""
     if row_format is RowFormat.DPO:
         return [*row["prompt"], *row["chosen"], *row["rejected"]]
@@ -95,7 +96,7 @@ def _metadata(row: dict[str, Any], row_format: RowFormat) -> dict[str, Any]:
 
 
 def _num_characters(message: dict[str, Any]) -> int:
-    """Returns how long the texts and the calls of a message are."""
+    """Returns the length of the texts and the calls of a message."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content or ""}]
     calls = message.get("tool_calls") or []
