@@ -15,7 +15,7 @@ class EngineError(Exception):
 
 
 class InputError(EngineError):
-    """A request cannot be carried out as asked: wrong argument, missing file, path not allowed."""
+    """A request cannot be carried out: a wrong argument, a missing file, a path not allowed."""
 
 
 class ConfigError(EngineError):
@@ -27,7 +27,7 @@ class DataError(EngineError):
 
 
 class ModelError(EngineError):
-    """A model, tokenizer or chat template cannot be loaded or used as asked."""
+    """A model, tokenizer or chat template cannot be loaded or used as requested."""
 
 
 class TeacherError(EngineError):
@@ -39,7 +39,7 @@ class ToolFileError(EngineError):
 
 
 class RunError(EngineError):
-    """A run does not exist, is owned by another process, or cannot do what is asked of it."""
+    """A run does not exist, is owned by another process, or cannot be changed as requested."""
 
 
 class DivergedError(EngineError):
@@ -53,7 +53,6 @@ class MissingExtraError(EngineError):
 class FailureClass(StrEnum):
     """What made a rollout fail: infrastructure, never the quality of an answer."""
 
-    AUTH = "auth"
     BAD_REQUEST = "bad_request"
     BAD_RESPONSE = "bad_response"
     CONNECTION = "connection"
@@ -79,9 +78,9 @@ class CallFailedError(Exception):
 
 
 class RunCancelledError(Exception):
-    """Raised inside a run when its cancellation was asked for; never an error of the user's.
+    """Raised inside a run that is to be cancelled; it never stands for a mistake of the user.
 
-    `result` is what the run came to until then, where that can be said.
+    `result` is the run's result up to then, if it has one.
     """
 
     def __init__(self, result: object = None) -> None:
@@ -89,9 +88,9 @@ class RunCancelledError(Exception):
         self.result = result
 
 
-def missing_extra(extra: str, what: str) -> MissingExtraError:
-    """Returns the error that names the command which installs `extra`."""
+def missing_extra(extra: str, feature: str) -> MissingExtraError:
+    """Returns the error that says which command installs the extra that a feature needs."""
     return MissingExtraError(
-        f"{what} needs the optional dependencies [{extra}], which are not installed",
+        f"{feature} needs the optional dependencies [{extra}], which are not installed",
         f"run `pip install 'stillroom[{extra}]'` in the environment that runs stillroom",
     )

@@ -35,7 +35,7 @@ def content_hash(value: Any) -> str:
 def file_sha256(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -> str:
     """Returns the SHA-256 of a file's bytes in hex, read in constant memory.
 
-    What is read at once is large: a thread that hashes then seldom asks others for their turn.
+    Its reads are large, so that a hashing thread seldom has to wait for the interpreter's lock.
     """
     digest, buffer = hashlib.sha256(), memoryview(bytearray(2 * _BLOCK))
     with path.open("rb", buffering=0) as stream:
@@ -45,9 +45,9 @@ def file_sha256(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Writes a whole document: a reader sees the old bytes or the new ones, never a part.
+    """Writes a whole document: a reader sees the old bytes or the new ones, never a mixture.
 
-    `durable` also waits for the disk; leave it off for progress that is written again soon.
+    `durable` also waits for the disk; turn it off for progress that is soon written again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -72,9 +72,9 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
 
 @contextmanager
 def atomic_output(path: Path) -> Generator["LineWriter"]:
-    """Gives a writer whose lines appear under `path` only when the block ends without an error."""
+    """Yields a writer whose lines appear under `path` only if the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own: two calls that write the same output must not write into one file.
+    # A random name: two calls that write the same output must not share one temporary file.
     temporary = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
     try:
         with temporary.open("xb", buffering=0) as stream, LineWriter(stream) as writer:
@@ -88,7 +88,7 @@ def atomic_output(path: Path) -> Generator["LineWriter"]:
 
 
 class LineWriter:
-    """Writes JSONL rows to an open binary stream, in blocks, and counts and hashes them."""
+    """Writes JSONL rows to an open binary stream in blocks; counts and hashes them."""
 
     def __init__(self, stream: FileIO) -> None:
         self._stream = stream
@@ -104,9 +104,10 @@ class LineWriter:
         self.write_raw(msgspec.json.encode(row))
 
     def write_raw(self, *parts: Buffer, source: bytes | None = None) -> None:
-        """Writes the parts of one already encoded row (without a newline) as a line.
+        """Writes the parts of one encoded row (without a newline) as a line.
 
-        `source` is what the parts are views of: it is in memory for as long as they wait.
+        `source` is the buffer that the parts are views of. It stays in memory while they wait to
+        be written, so its size is what counts towards a full block.
         """
         self._parts += parts
         self._parts.append(b"\n")
@@ -120,7 +121,7 @@ class LineWriter:
             self.flush()
 
     def append_file(self, path: Path, *, num_rows: int) -> None:
-        """Writes the lines of a file that another writer has written."""
+        """Copies the lines of a file that another writer has written."""
         with path.open("rb", buffering=0) as stream:
             while block := stream.read(4 * _BLOCK):
                 self._parts.append(block)
@@ -128,7 +129,7 @@ class LineWriter:
         self.num_rows += num_rows
 
     def flush(self) -> None:
-        """Hands all that was written to the system."""
+        """Passes all waiting lines to the operating system."""
         if not self._parts:
             return
         block = b"".join(self._parts)
@@ -145,7 +146,7 @@ class LineWriter:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of what was flushed, in hex."""
+        """The SHA-256 of the flushed bytes, in hex."""
         return self._digest.hexdigest()
 
     def __enter__(self) -> Self:
@@ -157,35 +158,35 @@ class LineWriter:
 
 
 class _BackgroundSync:
-    """Waits for the disk in a thread of its own, so that in the end there is little to wait for."""
+    """Syncs a file in a thread while it is being written, so that the last sync is short."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
         self._thread = ThreadPoolExecutor(1)
-        self._going_on: Future[None] | None = None
+        self._pending: Future[None] | None = None
 
     @property
     def is_idle(self) -> bool:
-        return self._going_on is None or self._going_on.done()
+        return self._pending is None or self._pending.done()
 
     def start(self) -> None:
-        """Begins unless it is at it, and raises what the disk said the last time."""
+        """Starts a sync unless one is running, and raises the error of the last one."""
         if self.is_idle:
             self._raise()
-            self._going_on = self._thread.submit(os.fsync, self._handle)
+            self._pending = self._thread.submit(os.fsync, self._handle)
 
     def close(self) -> None:
-        """Waits for what goes on, and raises what the disk said."""
+        """Waits for the running sync, and raises its error."""
         self._thread.shutdown()
         self._raise()
 
     def _raise(self) -> None:
-        if self._going_on is not None:
-            self._going_on.result()
+        if self._pending is not None:
+            self._pending.result()
 
 
 class _BackgroundSha256:
-    """Hashes blocks in a thread of its own, holding a few of them at a time."""
+    """Hashes blocks in a thread, with only a few of them waiting at a time."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
@@ -218,7 +219,7 @@ class AppendLog:
         self._sync = _BackgroundSync(self._stream.fileno())
 
     def append(self, row: Any, *, durable: bool = False) -> None:
-        """Writes one row and hands it to the system; `durable` also waits for the disk."""
+        """Writes one row and passes it to the operating system; `durable` waits for the disk."""
         self._is_synced = False
         self._stream.write(msgspec.json.encode(row) + b"\n")
         self._stream.flush()
@@ -227,18 +228,18 @@ class AppendLog:
             self._is_synced = True
 
     def sync_soon(self) -> None:
-        """Lets another thread wait for the disk, if none does, and raises what it met last time."""
+        """Syncs in another thread unless one is doing so, and raises the error of the last sync."""
         if self._sync.is_idle:
             self._is_synced = True
             self._sync.start()
 
     def remove(self) -> None:
-        """Takes the file away with all that it holds; nothing may be appended any more."""
+        """Deletes the file; nothing may be appended any more."""
         self.path.unlink()
         self._is_synced = True
 
     def close(self) -> None:
-        """Waits for the disk and closes the file, also where the disk takes no more."""
+        """Waits for the disk and closes the file, even if the disk is full."""
         try:
             self._stream.flush()
             if not self._is_synced:
@@ -262,7 +263,7 @@ class AppendLog:
 
 
 def cut_torn_line(path: Path) -> int:
-    """Cuts off what follows the last newline of a file; returns how many bytes that was."""
+    """Cuts off the bytes after the last newline of a file and returns how many there were."""
     if not path.exists():
         return 0
     with path.open("r+b") as stream:

@@ -14,26 +14,26 @@ _BLANKS = b"\r\n \t"
 _LAST_BLANK = 0x20
 """No blank is a larger byte."""
 _BLOCK = 256 << 10
-"""What is read at once: with the lines that are made of it, it stays in a core's own cache."""
+"""Bytes that are read at once; such a block and its lines fit into a core's own cache."""
 _KEPT_WHEN_FREE = 4 << 20
 _BEGINNING = 200
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """One line of a file: its bytes without blanks around them, and where they stand."""
+    """One line of a file: its bytes without the blanks around them, and their place."""
 
     number: int
-    """From 1."""
+    """The number of the line, from 1."""
     offset: int
-    """Of the first byte of `data` in the file."""
+    """The place of the first byte of `data` in the file."""
     num_bytes: int
-    """From `offset`, in the file; of a line that is cut, only of its beginning."""
+    """The length of `data` in the file; of a line that is cut, the length of its beginning."""
     view: bytes | memoryview
-    """`data` without a copy: a part of what was read at once, which it holds in memory."""
+    """`data` without a copy: a part of the block that was read, which it keeps in memory."""
     is_cut: bool = False
-    """Whether it was too long, and `data` is no more than its beginning."""
+    """Whether the line was too long, so that `data` is only its beginning."""
     is_ascii: bool = False
-    """Whether all that was read at once is ASCII; if not, the line itself may still be."""
+    """Whether the whole block is ASCII; if not, the line itself may still be."""
 
     @property
     def data(self) -> bytes:
@@ -55,27 +55,27 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def source(self) -> bytes:
-        """What was read at once, of which `view` is a part."""
+        """The block that was read, of which `view` is a part."""
         view = self.view
         return cast("bytes", view.obj) if isinstance(view, memoryview) else view
 
 
 def read_lines(path: Path, *, max_bytes: int | None = None) -> Iterator[Line]:
-    """Yields the non-blank lines of a file in constant memory; BOM and CRLF are taken off.
+    """Yields the non-blank lines of a file in constant memory, without BOM and line ends.
 
-    Of a line of over `max_bytes` only the beginning is given; the rest is never held in memory.
+    A line of over `max_bytes` is cut to its beginning; the rest is never held in memory.
     """
     return itertools.chain.from_iterable(read_line_blocks(path, max_bytes=max_bytes))
 
 
 def read_line_blocks(path: Path, *, max_bytes: int | None = None) -> Iterator[list[Line]]:
-    """Yields the same lines, those that were read at once at a time."""
+    """Yields the same lines as read_lines, in lists of those that were read at once."""
     with path.open("rb", buffering=0) as stream:
         yield from _Reader(stream.fileno(), max_bytes or sys.maxsize).blocks()
 
 
 class _Reader:
-    """Reads a file from line to line: what it has given away it does not hold."""
+    """Reads a file line by line, and holds no line once it has been yielded."""
 
     def __init__(self, handle: int, limit: int) -> None:
         _keep_freed_memory()
@@ -83,7 +83,7 @@ class _Reader:
         self._number = 0
 
     def blocks(self) -> Iterator[list[Line]]:
-        """Yields all lines that end in what is read at once, or a longer one by itself."""
+        """Yields the lines that end in one block, or a line longer than a block by itself."""
         start = len(BOM) if os.pread(self._handle, len(BOM), 0) == BOM else 0
         while block := os.pread(self._handle, _BLOCK, start):
             if size := block.rfind(b"\n") + 1:
@@ -93,28 +93,28 @@ class _Reader:
             end = self._end_of_line(start + len(block))
             yield self._long_line(block, start, end)
             if os.pread(self._handle, 1, end - 1) != b"\n":
-                return  # what is written behind it by now belongs to this line
+                return  # the file may have grown since, but that text belongs to this line
             start = end
 
     def _lines(self, block: bytes, start: int, size: int) -> list[Line]:
         """Returns the lines of the first bytes of a block that begins at `start` in the file."""
         lines: list[Line] = []
         view = memoryview(block)
-        number, limit, first = self._number, self._limit, 0
+        number, limit, begin = self._number, self._limit, 0
         # Once for the block: for each line it would mean a copy of it.
         is_ascii = block.isascii()
-        while first < size:
-            end = block.find(b"\n", first)
+        while begin < size:
+            end = block.find(b"\n", begin)
             number += 1
-            if end - first >= limit:
-                lines.append(self._cut(number, start + first, block[first:end]))
-            elif block[first] > _LAST_BLANK and block[end - 1] > _LAST_BLANK:
-                line = view[first:end]
-                lines.append(Line(number, start + first, end - first, line, False, is_ascii))
-            elif data := block[first:end].strip(_BLANKS):
-                offset = start + block.index(data, first)
+            if end - begin >= limit:
+                lines.append(self._cut(number, start + begin, block[begin:end]))
+            elif block[begin] > _LAST_BLANK and block[end - 1] > _LAST_BLANK:
+                line = view[begin:end]
+                lines.append(Line(number, start + begin, end - begin, line, False, is_ascii))
+            elif data := block[begin:end].strip(_BLANKS):
+                offset = start + block.index(data, begin)
                 lines.append(Line(number, offset, len(data), data))
-            first = end + 1
+            begin = end + 1
         self._number = number
         return lines
 
@@ -128,13 +128,13 @@ class _Reader:
         return [Line(self._number, start + raw.index(data), len(data), data)] if data else []
 
     def _cut(self, number: int, start: int, raw: bytes) -> Line:
-        """Returns what is told of a line that is too long."""
+        """Returns a line that is too long, cut to its beginning."""
         raw = raw[: min(self._limit, _BEGINNING)]
         data = raw.strip(_BLANKS)
         return Line(number, start + raw.index(data), len(data), data, is_cut=True)
 
     def _end_of_line(self, place: int) -> int:
-        """Returns where the line ends that goes on at a place in the file, its newline counted."""
+        """Returns the place behind the next newline from a place in the file, or the file's end."""
         while block := os.pread(self._handle, _BLOCK, place):
             if size := block.find(b"\n") + 1:
                 return place + size
@@ -145,8 +145,8 @@ class _Reader:
 def _keep_freed_memory() -> None:
     """Makes the C library keep the memory of freed blocks for the next ones.
 
-    Else it gives it back to the system with each block and asks for new pages, which costs as much
-    as to read them. glibc raises its bounds for that when it frees a block as large as this one;
-    nothing ever touches its pages.
+    Otherwise it returns the memory to the system with each block and asks for new pages, which
+    costs as much as reading the file. glibc raises its threshold for that when it frees one block
+    as large as this one, whose pages are never touched.
     """
     bytes(_KEPT_WHEN_FREE)

@@ -1,4 +1,4 @@
-"""What a stage tells about itself while it works, whoever listens."""
+"""How a running stage reports its progress, metrics, notes and alarms."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -11,10 +11,10 @@ _CANCEL_POLL_S = 0.2
 
 
 class Reporter(Protocol):
-    """The listener of a running stage."""
+    """Receives the reports of a running stage."""
 
     def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
-        """Tells that `done` of `total` units of this phase are finished."""
+        """Reports that `done` of `total` units of this phase are finished."""
         ...
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -22,11 +22,11 @@ class Reporter(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Records something a person should be able to read later."""
+        """Records a text that a person should be able to read later."""
         ...
 
     def alarms(self, current: Sequence[str]) -> None:
-        """Tells what is wrong now and what to change; replaces what was told before."""
+        """Reports the present problems and their remedies; replaces the ones reported before."""
         ...
 
     def is_cancelled(self) -> bool:
@@ -49,7 +49,7 @@ async def cancel_when_asked(reporter: Reporter, scope: anyio.CancelScope) -> Non
 
 
 class SilentReporter:
-    """Listens to nothing; for library use and tests."""
+    """Ignores all reports; for library use and tests."""
 
     def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
         """Ignores progress."""

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 from stillroom.errors import InputError
 from stillroom.versions import find_version
 
-WORKSPACE_VARIABLE = "STILLROOM_WORKSPACE"
+_WORKSPACE_VARIABLE = "STILLROOM_WORKSPACE"
 
-# A word of the name, also with more behind it: AWS_ACCESS_KEY_ID, but not TOKENIZERS_PARALLELISM.
+# A whole word of the name, wherever it is: AWS_ACCESS_KEY_ID, but not TOKENIZERS_PARALLELISM.
 _SECRET_NAME = re.compile(
     r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(?=_|\d|$)", re.IGNORECASE
 )
@@ -33,69 +33,69 @@ class Workspace:
         """Where run folders live."""
         return self.root / "runs"
 
-    def path(self, given: str | Path) -> Path:
-        """Returns the absolute path of `given`, which may be relative to the workspace.
+    def path(self, name: str | Path) -> Path:
+        """Returns the absolute path of a name, which may be relative to the workspace.
 
-        Raises InputError for what no file can be called.
+        Raises InputError for a name that no file can have.
         """
         try:
-            path = self.root / Path(given).expanduser()
+            path = self.root / Path(name).expanduser()
             with suppress(FileNotFoundError, NotADirectoryError):
                 path.stat()
         # RuntimeError: no such user after a `~`; ValueError: NUL or half a surrogate pair.
         except (OSError, RuntimeError, ValueError) as error:
             raise InputError(
-                f"path {str(given)[:200]!r} cannot be used: {error}", "give a plain file path"
+                f"path {str(name)[:200]!r} cannot be used: {error}", "give a plain file path"
             ) from error
         return path
 
-    def existing(self, given: str | Path, *, what: str) -> Path:
-        """Returns the path of something that is read, also of a version (`name@tag`, `name@hash`).
+    def existing(self, name: str | Path, *, what: str) -> Path:
+        """Returns the path of a file or folder to read, or of a version (`name@tag`, `name@hash`).
 
-        Raises InputError if it isn't there.
+        Raises InputError, which calls it by `what`, if it does not exist.
         """
-        path = self.path(given)
+        path = self.path(name)
         if not path.exists() and (version := find_version(self.root, path)) is not None:
             return version
         if not path.exists():
             raise InputError(
-                f"{what} {str(given)!r} does not exist (looked at {path})",
+                f"{what} {str(name)!r} does not exist (looked at {path})",
                 _nearby_files(path) or f"create it, or give a path relative to {self.root}",
             )
         return path
 
-    def writable(self, given: str | Path, *, what: str) -> Path:
-        """Returns the path of something to write. Raises InputError outside the workspace."""
-        path = self.path(given)
-        # resolve() follows links, so a link that leads outside is seen for what it is.
+    def writable(self, name: str | Path, *, what: str) -> Path:
+        """Returns the path of an output. Raises InputError if it is outside the workspace."""
+        path = self.path(name)
+        # resolve() follows links, so a link that leads outside the workspace is refused.
         resolved = path.resolve()
         if not resolved.is_relative_to(self.root.resolve()):
             raise InputError(
-                f"{what} {str(given)!r} is outside the workspace {self.root}",
+                f"{what} {str(name)!r} is outside the workspace {self.root}",
                 "give a path inside the workspace, or start stillroom with --workspace set to a "
                 "folder that holds it",
             )
         return resolved
 
-    def output_file(self, given: str | Path, *, what: str) -> Path:
-        """Returns the path of a file to write. Raises InputError also where a folder is."""
-        path = self.writable(given, what=what)
+    def output_file(self, name: str | Path, *, what: str) -> Path:
+        """Returns the path of a file to write. Raises InputError also if it is a folder."""
+        path = self.writable(name, what=what)
         if path.is_dir():
             raise InputError(
-                f"{what} {str(given)!r} is a folder", "give the path of a file, e.g. in that folder"
+                f"{what} {str(name)!r} is a folder", "give the path of a file, e.g. in that folder"
             )
         above = next((parent for parent in path.parents if parent.exists()), path)
         if not above.is_dir():
             raise InputError(
-                f"{what} {str(given)!r} would be inside {self.shown(above)}, which is a file",
+                f"{what} {str(name)!r} would be inside {self.shown(above)}, which is a file",
                 "give the path of a file in a folder",
             )
         return path
 
     def read_key(self, name: str | None) -> str | None:
-        """Returns the secret `name` of the environment, else of the workspace's .env file.
+        """Returns the secret `name` from the environment, or else from the workspace's .env file.
 
-        None if it is in neither, or none is named.
+        None if it is in neither, or if `name` is None.
         """
         if not name:
             return None
@@ -122,9 +122,9 @@ def _nearby_files(path: Path) -> str | None:
 
 def open_workspace(root: str | Path | None = None) -> Workspace:
     """Returns the workspace at `root`, else at $STILLROOM_WORKSPACE, else the current folder."""
-    given = Path(root or os.environ.get(WORKSPACE_VARIABLE) or Path.cwd())
-    # Not Path.expanduser, which has a RuntimeError for a user that does not exist.
-    chosen = Path(os.path.expanduser(given)).absolute()  # noqa: PTH111
+    path = Path(root or os.environ.get(_WORKSPACE_VARIABLE) or Path.cwd())
+    # Not Path.expanduser, which raises a RuntimeError for a user that does not exist.
+    chosen = Path(os.path.expanduser(path)).absolute()  # noqa: PTH111
     if not chosen.is_dir():
         raise InputError(
             f"the workspace {str(chosen)!r} is not a folder",
@@ -136,7 +136,8 @@ def open_workspace(root: str | Path | None = None) -> Workspace:
 def read_key(name: str) -> str | None:
     """Returns the secret in the environment variable `name`, or None if it isn't set.
 
-    Blanks around it go: a key read from a file brings a line end that no header may hold.
+    Blanks around it are removed: a key read from a file may end with a newline, which no HTTP
+    header may hold.
     """
     return os.environ.get(name, "").strip() or None
 
@@ -156,16 +157,16 @@ def proxy_for(url: str) -> str | None:
 
 
 def _dot_env(path: Path) -> dict[str, str]:
-    """Returns the NAME=value lines of a .env file; what is no such line is passed over."""
+    """Returns the NAME=value lines of a .env file; other lines are skipped."""
     if not path.is_file():
         return {}
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = (_DOT_ENV_LINE.match(line) for line in lines)
-    return {line["name"]: line["value"].strip().strip("\"'") for line in found if line}
+    matches = (_DOT_ENV_LINE.match(line) for line in lines)
+    return {match["name"]: match["value"].strip().strip("\"'") for match in matches if match}
 
 
 def training_environment() -> dict[str, str]:
-    """Returns the environment for training on files alone: no secret but the hub's token."""
+    """Returns the environment for a training process: without secrets, except the hub's token."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -174,10 +175,10 @@ def training_environment() -> dict[str, str]:
 
 
 def tracking_environment(workspace: Workspace, *, has_wandb: bool) -> dict[str, str]:
-    """Returns what a training run's trackers read: trackio's folder, and W&B's key if asked."""
-    found = {"TRACKIO_DIR": os.environ.get("TRACKIO_DIR") or str(workspace.runs / "trackio")}
+    """Returns the variables for a run's trackers: trackio's folder, and W&B's key if it is used."""
+    variables = {"TRACKIO_DIR": os.environ.get("TRACKIO_DIR") or str(workspace.runs / "trackio")}
     key = workspace.read_key("WANDB_API_KEY") if has_wandb else None
-    return found | ({"WANDB_API_KEY": key} if key else {})
+    return variables | ({"WANDB_API_KEY": key} if key else {})
 
 
 def tool_environment(*, without: frozenset[str] = frozenset()) -> dict[str, str]:

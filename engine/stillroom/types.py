@@ -1,4 +1,4 @@
-"""The words every layer shares: messages, tool calls, turns, trajectories, usage."""
+"""The types that every layer shares: messages, tool calls, turns, rollouts, usage."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -11,7 +11,7 @@ from stillroom.errors import FailureClass
 Role = Literal["system", "user", "assistant", "tool"]
 
 
-class FunctionCall(TypedDict, total=False):
+class _FunctionCall(TypedDict, total=False):
     """The function half of a tool call; `arguments` is a JSON string, as models write it."""
 
     name: Required[str]
@@ -23,9 +23,9 @@ class ToolCall(TypedDict, total=False):
 
     id: Required[str]
     type: Literal["function"]
-    function: Required[FunctionCall]
+    function: Required[_FunctionCall]
     extra_content: Any
-    """What the endpoint must be sent back with the call, as it came."""
+    """Data that must be sent back to the endpoint with the call, unchanged."""
 
 
 class Message(TypedDict, total=False):
@@ -54,12 +54,12 @@ class StopReason(StrEnum):
     MAX_TOKENS = "max_tokens"
     CONTEXT_WINDOW = "context_window"
     CONTENT_FILTER = "content_filter"
-    """The endpoint kept back the rest of the turn."""
+    """The endpoint withheld the rest of the turn."""
     ERROR = "error"
 
 
 class RunKind(StrEnum):
-    """What a run does."""
+    """The kind of work that a run does."""
 
     ROLLOUTS = "rollouts"
     SFT = "sft"
@@ -71,7 +71,7 @@ class RunKind(StrEnum):
 
 
 class RunStatus(StrEnum):
-    """Where a run stands."""
+    """The state of a run."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -79,11 +79,11 @@ class RunStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
-    """Its process ended without saying so: killed, out of memory, or the machine went down."""
+    """Its process ended without a report: killed, out of memory, or the machine went down."""
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the status cannot change any more."""
         return self not in (RunStatus.STARTING, RunStatus.RUNNING)
 
 
@@ -108,32 +108,32 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def total_usd(costs: Iterable[float | None]) -> float | None:
-    """Returns the sum in US dollars; None once one of them is unknown."""
-    known = list(costs)
-    return None if None in known else sum(cost for cost in known if cost is not None)
+    """Returns the sum in US dollars; None if one of the costs is unknown."""
+    all_costs = list(costs)
+    return None if None in all_costs else sum(cost for cost in all_costs if cost is not None)
 
 
 class Answerer(msgspec.Struct, frozen=True, kw_only=True):
-    """Who answered a call, as the endpoint says it."""
+    """The model that answered a call, as the endpoint names it."""
 
     model: str
     fingerprint: str | None = None
-    """Of how it was served."""
+    """The endpoint's fingerprint of how the model was served."""
 
 
 class CallTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """How many calls, and what they were billed."""
+    """The number of some calls, their tokens and their cost."""
 
     calls: int = 0
     usage: Usage = Usage()
     cost_usd: float | None = 0.0
     """None where a price is unknown."""
     answered_by: tuple[Answerer, ...] = ()
-    """Who answered, as the endpoint says it; several where that changed on the way."""
+    """The models that answered; several where that changed on the way."""
 
     @classmethod
     def of(cls, turn: "SampledTurn") -> "CallTotals":
-        """Returns those of one call."""
+        """Returns the totals of one call."""
         answerers = () if turn.answered_by is None else (turn.answered_by,)
         return cls(calls=1, usage=turn.usage, cost_usd=turn.cost_usd, answered_by=answerers)
 
@@ -159,9 +159,9 @@ class TokenTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sampled_logprobs(self) -> list[float]:
-        """Of the sampled tokens only, in order (nats)."""
-        marked = zip(self.sampled, self.logprobs, strict=True)
-        return [logprob for is_sampled, logprob in marked if is_sampled]
+        """The log-probabilities of the sampled tokens only, in order (nats)."""
+        pairs = zip(self.sampled, self.logprobs, strict=True)
+        return [logprob for is_sampled, logprob in pairs if is_sampled]
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +175,7 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 2048
     seed: int | None = None
     reasoning_effort: str | None = None
-    """How much an endpoint's model should reason, where it can be told."""
+    """How much an endpoint's model should reason, where the endpoint has such a setting."""
 
 
 class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,22 +188,22 @@ class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: Literal["stop", "length", "context", "filter"]
     usage: Usage
     cost_usd: float | None = None
-    """What the call cost; None where the price is unknown."""
+    """The cost of the call; None where the price is unknown."""
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
     answered_by: Answerer | None = None
-    """None where an endpoint does not say it, and in-process."""
+    """None for in-process models, and where an endpoint does not say it."""
 
 
 class BegunTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampled tokens of a turn that is not at its end, with their log-probabilities (nats)."""
+    """The sampled tokens of an unfinished turn, with their log-probabilities (nats)."""
 
     ids: list[int]
     logprobs: list[float]
 
 
 class TeacherRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Who produced a rollout, and with which settings."""
+    """The model that produced a rollout, and its sampling settings."""
 
     provider: str
     model: str
@@ -213,8 +213,8 @@ class TeacherRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """One finished rollout: a line of a rollouts file.
 
-    What it took in all is `usage`, that of `judge` and that of `dropped`; `cost_usd` is that of
-    all three.
+    The tokens it took in all are `usage`, those of `judge` and those of `dropped`; `cost_usd` is
+    the cost of all three.
     """
 
     id: str
@@ -232,18 +232,18 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     tool_errors: int
     error: Failure | None
     usage: Usage
-    """Of the turns in `messages`."""
+    """The tokens of the turns in `messages`."""
     cost_usd: float | None
     teacher: TeacherRecord
-    """Who was asked."""
+    """The model that was called."""
     started_at: str
     duration_s: float
     judge: CallTotals | None = None
-    """Of the judge's calls; None where no judge was asked."""
+    """The totals of the judge's calls; None without a judge."""
     dropped: CallTotals | None = None
-    """Of calls before the rollout was begun again, since its tools' state was lost."""
+    """The totals of calls before the rollout was begun again, because tools lost their state."""
     tokens: TokenTrace | None = None
     variables: dict[str, Any] = {}
-    """Of the task's row: what its rewards may read beside the metadata."""
+    """The variables of the task's row, which its rewards may read beside the metadata."""
     answered_by: tuple[Answerer, ...] = ()
-    """Who answered, as the endpoint says it; several where that changed on the way."""
+    """The models that answered; several where that changed on the way."""

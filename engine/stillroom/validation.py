@@ -1,4 +1,4 @@
-"""From pydantic's errors to sentences that name the field, what is wrong, and the nearest name."""
+"""Turns pydantic's errors into sentences with the field, its fault, and the nearest known name."""
 
 import difflib
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 
 def describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
-    """Returns all faults of a validation as one text, without links or type names of pydantic."""
+    """Returns all faults of a validation as one text, without pydantic's links and type names."""
     return "; ".join(_sentence(fault, model) for fault in error.errors(include_url=False))
 
 
@@ -31,8 +31,8 @@ def _sentence(fault: Any, model: type[BaseModel]) -> str:
         case "value_error":
             return f"{where + ': ' if where else ''}{fault['ctx']['error']}"
         case _:
-            given = repr(fault["input"])
-            shown = given if len(given) <= 60 else given[:57] + "…"
+            value = repr(fault["input"])
+            shown = value if len(value) <= 60 else value[:57] + "…"
             return f"{where}: {fault['msg'][0].lower()}{fault['msg'][1:]}, not {shown}"
 
 

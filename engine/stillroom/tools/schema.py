@@ -11,7 +11,7 @@ from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_sch
 from stillroom.errors import ToolFileError
 from stillroom.types import ToolSchema
 
-INJECTED = "args"
+_INJECTED = "args"
 _PLAIN: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
     int: {"type": "integer"},
@@ -32,13 +32,13 @@ _CHECKED: dict[Any, Callable[[], CoreSchema]] = {
 
 
 class ArgumentError(Exception):
-    """The model called a tool with arguments that do not fit; the text is meant for the model."""
+    """A model's arguments do not fit the tool's parameters; the text is meant for the model."""
 
 
 def tool_schema(function: Callable[..., Any], *, name: str | None = None) -> ToolSchema:
-    """Returns the schema of a tool that is called by `name`, by default the function's own.
+    """Returns the schema of a tool; its name is `name`, by default the function's own.
 
-    Raises ToolFileError without a docstring or a type.
+    Raises ToolFileError for a function without a docstring or with a parameter without a type.
     """
     description = inspect.getdoc(function)
     if not description:
@@ -62,11 +62,11 @@ def tool_schema(function: Callable[..., Any], *, name: str | None = None) -> Too
 
 
 class ArgumentChecker:
-    """Checks and converts the arguments of one tool; text becomes a number where that is exact."""
+    """Checks and converts the arguments of one tool; text becomes a number if that is exact."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         parameters = inspect.signature(function).parameters
-        # core_schema and not create_model: a parameter may be called `json` or `copy`.
+        # core_schema and not create_model, since parameters may be called `json` or `copy`.
         fields = {
             name: core_schema.typed_dict_field(
                 core_schema_of(kind),
@@ -79,7 +79,7 @@ class ArgumentChecker:
         )
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Returns the arguments as the function's types. Raises ArgumentError for the model."""
+        """Returns the arguments converted to the parameters' types. Raises ArgumentError."""
         try:
             return self._validator.validate_python(arguments)
         except ValidationError as error:
@@ -90,10 +90,10 @@ class ArgumentChecker:
 
 
 def core_schema_of(kind: Any) -> CoreSchema:
-    """Returns how pydantic checks a type.
+    """Returns the pydantic-core schema that checks a type.
 
-    Types that are common in tools are told here, as importing pydantic to ask it takes longer than
-    all else that a worker does before its first call.
+    Types that are common in tools are translated here. Importing pydantic for them takes longer
+    than everything else that a worker does before its first call.
     """
     origin, inner = get_origin(kind), get_args(kind)
     if plain := _CHECKED.get(kind):
@@ -105,8 +105,8 @@ def core_schema_of(kind: Any) -> CoreSchema:
     if origin is dict:
         return core_schema.dict_schema(core_schema_of(inner[0]), core_schema_of(inner[1]))
     if origin in (Union, types.UnionType) and type(None) in inner:
-        some = Union[tuple(one for one in inner if one is not type(None))]  # noqa: UP007
-        return core_schema.nullable_schema(core_schema_of(some))
+        others = Union[tuple(one for one in inner if one is not type(None))]  # noqa: UP007
+        return core_schema.nullable_schema(core_schema_of(others))
     if origin in (Union, types.UnionType):
         return core_schema.union_schema([core_schema_of(one) for one in inner])
     from pydantic import TypeAdapter
@@ -116,7 +116,7 @@ def core_schema_of(kind: Any) -> CoreSchema:
 
 def wants_task(function: Callable[..., Any]) -> bool:
     """Returns whether a tool has the parameter `args` that receives the task's metadata."""
-    return INJECTED in inspect.signature(function).parameters
+    return _INJECTED in inspect.signature(function).parameters
 
 
 def _parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
@@ -124,18 +124,18 @@ def _parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
         hints = get_type_hints(function)
     except (AttributeError, NameError, SyntaxError, TypeError) as error:
         raise _broken(function, f"has a type that is not known: {error}", "import it") from error
-    found: dict[str, Any] = {}
+    types_by_name: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise _broken(function, f"takes *{name}", "name every parameter")
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise _broken(function, f"takes {name!r} by position only", "take the / out")
-        if name == INJECTED:
+        if name == _INJECTED:
             continue
         if name not in hints:
             raise _broken(function, f"has no type for parameter {name!r}", "write e.g. `item: str`")
-        found[name] = hints[name]
-    return found
+        types_by_name[name] = hints[name]
+    return types_by_name
 
 
 def _json_type(function: Callable[..., Any], name: str, kind: Any) -> dict[str, Any]:
@@ -155,16 +155,16 @@ def _json_type(function: Callable[..., Any], name: str, kind: Any) -> dict[str, 
         return _union(function, name, inner)
     raise _broken(
         function,
-        f"has a type the model cannot be told of parameter {name!r}: {kind!r}",
+        f"has a type of parameter {name!r} that JSON schema cannot express: {kind!r}",
         "use str, int, float, bool, list, dict, Literal, Optional or a union of these",
     )
 
 
 def _union(function: Callable[..., Any], name: str, inner: tuple[Any, ...]) -> dict[str, Any]:
     members = [_json_type(function, name, kind) for kind in inner]
-    some = [member for member in members if member != {"type": "null"}]
-    if len(some) == 1 and len(members) == 2 and set(some[0]) == {"type"}:
-        return {"type": [some[0]["type"], "null"]}
+    others = [member for member in members if member != {"type": "null"}]
+    if len(others) == 1 and len(members) == 2 and set(others[0]) == {"type"}:
+        return {"type": [others[0]["type"], "null"]}
     return {"anyOf": members}
 
 

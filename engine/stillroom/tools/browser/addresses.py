@@ -1,7 +1,7 @@
 """Which addresses the browser may reach: the public web, and what a user allows by name.
 
-Two checks, and both must pass: of the host as it is written, and of every address it resolves to.
-Only whoever dials can apply the second one, to the very address that is dialled.
+Two checks must both pass: of the host as it is written, and of every address that it resolves to.
+The proxy applies the second one itself, because it must hold for the very address that is dialled.
 """
 
 import re
@@ -23,13 +23,13 @@ import idna
 from stillroom.errors import InputError
 
 IPAddress = IPv4Address | IPv6Address
-IPNetwork = IPv4Network | IPv6Network
+_IPNetwork = IPv4Network | IPv6Network
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 # Source: https://fetch.spec.whatwg.org/#port-blocking
 # fmt: off
-UNSAFE_PORTS = frozenset({
+_UNSAFE_PORTS = frozenset({
     0, 1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101,
     102, 103, 104, 109, 110, 111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179, 389, 427,
     465, 512, 513, 514, 515, 526, 530, 531, 532, 540, 548, 554, 556, 563, 587, 601, 636, 989, 990,
@@ -82,10 +82,10 @@ _REFUSED_V6 = {
     "fec0::/10": "a private address",
     "ff00::/8": "a multicast address",
 }
-_REFUSED: list[tuple[IPNetwork, str]] = [
-    (ip_network(block), what) for block, what in (_REFUSED_V4 | _REFUSED_V6).items()
+_REFUSED: list[tuple[_IPNetwork, str]] = [
+    (ip_network(block), description) for block, description in (_REFUSED_V4 | _REFUSED_V6).items()
 ]
-# What an allowed *name* may still not lead to: nobody means these by a name.
+# Addresses that even an allowed *name* may not lead to: metadata endpoints, multicast and the like.
 _NEVER_BY_NAME = tuple(
     ip_network(block)
     for block in (
@@ -100,7 +100,7 @@ _LOCAL_SUFFIXES = (
 )  # fmt: skip
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
-# Browsers read a host that ends so as an IPv4 address, whatever comes before.
+# Browsers read a host whose last label looks like this as an IPv4 address.
 _NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PLAIN_IPV4 = re.compile(r"(0|[1-9][0-9]{0,2})(\.(0|[1-9][0-9]{0,2})){3}")
 _AUTHORITY = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(:(?P<port>[0-9]{1,5}))?", re.ASCII)
@@ -108,12 +108,12 @@ _ISATAP = frozenset({0x00005EFE, 0x02005EFE})
 
 
 class AddressRefusedError(Exception):
-    """An address that may not be reached; the text is meant for the model."""
+    """An address may not be reached; the text is meant for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request goes: a host that passed the check of its spelling, and a port."""
+    """The target of a request: a host whose spelling has passed the check, and a port."""
 
     host: str
     """A name in lower case or an IP address, without brackets."""
@@ -129,21 +129,21 @@ class Target:
 
 
 class AddressPolicy:
-    """Says what may be reached. Raises AddressRefusedError for everything else.
+    """Decides which targets may be reached, and raises AddressRefusedError for all others.
 
-    allow: what may be reached besides the public web, each as `host`, `host:port` or a CIDR block.
-    A host is allowed as it is spelled, so another name for the same address is not; a block
-    is allowed under every name.
+    allow: targets besides the public web, each as `host`, `host:port` or a CIDR block. A host is
+    allowed only as it is spelled here, so another name for the same address is not; the addresses
+    of a block are allowed under every name.
     """
 
     def __init__(self, allow: Iterable[str] = ()) -> None:
-        self._networks: list[IPNetwork] = []
+        self._networks: list[_IPNetwork] = []
         self._hosts: set[tuple[str, int | None]] = set()
         for entry in allow:
             self._add(entry)
 
     def check_url(self, url: str) -> Target:
-        """Returns where a URL leads, if its spelling may be followed at all."""
+        """Returns the target of a URL whose spelling passes the check."""
         if not url.isprintable() or "\\" in url or url != url.strip() or " " in url:
             raise AddressRefusedError("the URL has a blank, backslash or control character in it")
         try:
@@ -157,18 +157,18 @@ class AddressPolicy:
         return self.check_authority(parts.netloc, default_port=_DEFAULT_PORTS[parts.scheme])
 
     def check_authority(self, authority: str, *, default_port: int | None) -> Target:
-        """Returns the target of `host[:port]`, as it stands in a URL."""
-        found = _AUTHORITY.fullmatch(authority)
-        port = (found["port"] or default_port) if found else None
-        if not found or port is None:
+        """Returns the target of `host[:port]`, as it is written in a URL."""
+        match = _AUTHORITY.fullmatch(authority)
+        port = (match["port"] or default_port) if match else None
+        if not match or port is None:
             raise AddressRefusedError("the host is not written as host:port")
-        return self.check_target(found["host"], int(port))
+        return self._check_target(match["host"], int(port))
 
-    def check_target(self, host: str, port: int) -> Target:
+    def _check_target(self, host: str, port: int) -> Target:
         """Returns the target of a host (an IPv6 address in brackets) and a port."""
         target = Target(_canonical_host(host), port)
-        # No list allows these: browsers do not speak to them either.
-        if port in UNSAFE_PORTS or not 0 < port < 65536:
+        # `allow` has no say here: browsers refuse these ports as well.
+        if port in _UNSAFE_PORTS or not 0 < port < 65536:
             raise AddressRefusedError(f"port {port} is not one for web pages")
         address = target.address
         if address is not None:
@@ -178,7 +178,7 @@ class AddressPolicy:
         return target
 
     def check_address(self, address: IPAddress | str, target: Target) -> IPAddress:
-        """Returns one address that `target` resolved to, if it may be dialled."""
+        """Returns an address that `target` resolved to, if it may be dialled."""
         parsed = _parse_ip(address) if isinstance(address, str) else address
         if parsed is None:
             raise AddressRefusedError(f"{target.host} resolves to no IP address")
@@ -204,11 +204,11 @@ class AddressPolicy:
                 return
             # An IPv6 address without brackets is a host as well.
             authority = f"[{entry}]" if _parse_ip(entry) and ":" in entry else entry
-            found = _AUTHORITY.fullmatch(authority)
-            if not found:
-                raise ValueError("it is neither")
-            port = int(found["port"]) if found["port"] else None
-            self._hosts.add((_canonical_host(found["host"]), port))
+            match = _AUTHORITY.fullmatch(authority)
+            if not match:
+                raise ValueError("it is neither a host nor a block")
+            port = int(match["port"]) if match["port"] else None
+            self._hosts.add((_canonical_host(match["host"]), port))
         except (ValueError, AddressRefusedError) as error:
             raise InputError(
                 f"{entry!r} is no address to allow: {error}",
@@ -218,10 +218,10 @@ class AddressPolicy:
 
 
 def why_not_public(address: IPAddress) -> str | None:
-    """Returns what an address is instead of a public one; None for a public one."""
-    for network, what in _REFUSED:
+    """Returns the kind of a non-public address, e.g. "a private address"; None for a public one."""
+    for network, description in _REFUSED:
         if address in network:
-            return what
+            return description
     if isinstance(address, IPv6Address):
         if address.scope_id is not None:
             return "an address with a zone"
@@ -233,7 +233,7 @@ def why_not_public(address: IPAddress) -> str | None:
 
 
 def _canonical_host(host: str) -> str:
-    """Returns the host in the one spelling that is used from here on; refuses odd spellings."""
+    """Returns the host in its canonical spelling. Raises AddressRefusedError for odd spellings."""
     if host.startswith("["):
         return _canonical_ipv6(host)
     name = host.lower()
@@ -259,7 +259,7 @@ def _canonical_ipv6(host: str) -> str:
 
 
 def _ascii_name(name: str) -> str:
-    # Full-width and circled letters and digits are other ways to write ASCII, of no honest use.
+    # Full-width and circled letters and digits only disguise ASCII; no honest URL has them.
     if unicodedata.normalize("NFKC", name).isascii():
         raise AddressRefusedError("the host is written with look-alikes of ASCII characters")
     try:

@@ -1,4 +1,4 @@
-"""One Chromium and the Playwright driver that steers it: started, shut down and killed as one."""
+"""One Chromium and the Playwright driver that steers it, started and ended together."""
 
 import os
 import shutil
@@ -19,20 +19,21 @@ from playwright.async_api import Error as PlaywrightError
 from stillroom.errors import InputError
 from stillroom.settings import tool_environment
 from stillroom.tools.browser.proxy import ProxyAccess
+from stillroom.tools.processes import kill
 
-LAUNCH_TIMEOUT_S = 60.0
+_LAUNCH_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 
 _SYSTEM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _MAC_PATH = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
-# No key of the user's is anywhere near the pages.
+# Only these are passed on, so that no key of the user is in reach of a page.
 _KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "FONTCONFIG_PATH", "TZ"})
 
 _BLINK_SETTINGS = (
     "primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4,"
     "imagesEnabled=false"
 )
-# The proxy is the only way out: no name is resolved here, and nothing goes by UDP.
+# The proxy must be the only way out: Chromium resolves no name itself and sends nothing by UDP.
 _ARGUMENTS = (
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
     "--disable-quic",
@@ -46,8 +47,8 @@ _ARGUMENTS = (
     "--no-pings",
     "--disable-gpu",
     "--js-flags=--max-old-space-size=512",
-    # Nobody looks at pictures. The last of several --blink-settings counts, so this has
-    # Playwright's values as well.
+    # Images are off, as the model reads only text. The last of several --blink-settings wins, so
+    # this repeats Playwright's own values.
     f"--blink-settings={_BLINK_SETTINGS}",
 )
 
@@ -58,33 +59,33 @@ class ChromiumOptions:
 
     proxy_url: str
     executable: Path | None = None
-    """Playwright's own or the system's if not given."""
+    """By default Playwright's own Chromium, or else the system's."""
     sandbox: bool | None = None
-    """Chromium's sandbox; by default on, save for root, for whom it cannot work."""
+    """Chromium's sandbox; by default on, except for root, for whom it does not work."""
 
 
 class Chromium:
-    """A running browser. It is gone, with all its processes, after `aclose`."""
+    """A running browser; after `aclose` it has ended with all its processes."""
 
     def __init__(
         self, playwright: Playwright, browser: Browser, folder: Path, drivers: set[psutil.Process]
     ) -> None:
         self._playwright, self._browser = playwright, browser
         self._folder, self._drivers = folder, drivers
-        # Known from the start: once the driver is gone, nothing tells whose they are.
+        # Listed at the start: once the driver has ended, nothing shows that they were its children.
         self._family = _families(drivers)
 
     @classmethod
     async def launch(cls, options: ChromiumOptions) -> Self:
-        """Starts a browser. Raises InputError, with the fix, if there is none that works."""
+        """Starts a browser. Raises InputError if none is installed or it does not start."""
         folder = Path(tempfile.mkdtemp(prefix="stillroom-browse-"))
         before = _own_drivers()
         playwright: Playwright | None = None
         browser: Browser | None = None
-        # A launch that is cut short would leave processes that nobody knows of.
+        # Shielded: a cancelled launch would leave processes that nobody ends.
         with anyio.CancelScope(shield=True):
             try:
-                with anyio.fail_after(LAUNCH_TIMEOUT_S):
+                with anyio.fail_after(_LAUNCH_TIMEOUT_S):
                     playwright = await async_playwright().start()
                     browser = await _launch(playwright, options, folder)
             except BaseException as error:
@@ -98,11 +99,11 @@ class Chromium:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can still be used; false once it crashed or was killed."""
+        """Whether the browser can still be used; false once it has crashed or was killed."""
         return self._browser.is_connected()
 
     async def new_context(self, access: ProxyAccess, proxy_url: str) -> BrowserContext:
-        """Opens what one session sees: cookies, storage and pages of its own."""
+        """Opens a browser context for one session, with its own cookies, storage and pages."""
         return await self._browser.new_context(
             accept_downloads=False,
             locale="en-US",
@@ -113,7 +114,7 @@ class Chromium:
         )
 
     async def aclose(self) -> None:
-        """Ends the browser and its driver, by force where they do not end by themselves."""
+        """Ends the browser and its driver, by force if they do not end by themselves."""
         with anyio.CancelScope(shield=True):
             family = self._family | _families(self._drivers) | self._drivers
             await _end(self._playwright, self._browser, family, self._folder)
@@ -130,7 +131,7 @@ async def _launch(playwright: Playwright, options: ChromiumOptions, folder: Path
         args=list(_ARGUMENTS),
         # Pop-ups that nobody clicked for stay closed.
         ignore_default_args=["--disable-popup-blocking"],
-        # No credential: what belongs to no session gets nowhere.
+        # Without a credential, so that requests of no session are refused.
         proxy={"server": options.proxy_url},
         env={**environment, "HOME": str(folder), "TMPDIR": str(folder)},
         handle_sigint=False,
@@ -139,12 +140,12 @@ async def _launch(playwright: Playwright, options: ChromiumOptions, folder: Path
     )
 
 
-def _find_chromium(own: Path) -> Path:
-    if own.is_file():
-        return own
-    found = next(filter(None, map(shutil.which, _SYSTEM_NAMES)), None)
-    if found is not None:
-        return Path(found)
+def _find_chromium(playwrights: Path) -> Path:
+    if playwrights.is_file():
+        return playwrights
+    executable = next(filter(None, map(shutil.which, _SYSTEM_NAMES)), None)
+    if executable is not None:
+        return Path(executable)
     if _MAC_PATH.is_file():
         return _MAC_PATH
     raise InputError(
@@ -155,11 +156,11 @@ def _find_chromium(own: Path) -> Path:
 
 
 def _cannot_start(error: Exception) -> InputError:
-    first = next(iter(str(error).splitlines()), "") or "it did not answer in time"
+    reason = next(iter(str(error).splitlines()), "") or "it did not answer in time"
     fix = "run `playwright install --with-deps chromium`, which also installs what Chromium needs"
     if "sandbox" in str(error).lower():
         fix = "allow user namespaces (see Chromium's message in the log), or start without sandbox"
-    return InputError(f"Chromium for the tool `browse` does not start: {first}", fix)
+    return InputError(f"Chromium for the tool `browse` does not start: {reason}", fix)
 
 
 async def _end(
@@ -173,12 +174,15 @@ async def _end(
     if browser is not None:
         with anyio.move_on_after(CLOSE_TIMEOUT_S), suppress(PlaywrightError):
             await browser.close()
-    # The driver would wait long for a browser that does not end.
-    _kill([process for process in processes if process not in drivers])
+    # Before the driver stops, which would wait long for a browser that does not end.
+    for process in processes:
+        if process not in drivers:
+            kill(process)
     if playwright is not None:
         with anyio.move_on_after(CLOSE_TIMEOUT_S), suppress(PlaywrightError):
             await playwright.stop()
-    _kill(drivers)
+    for driver in drivers:
+        kill(driver)
     with anyio.move_on_after(CLOSE_TIMEOUT_S):
         while any(map(_is_running, processes)):  # noqa: ASYNC110 - no event tells
             await anyio.sleep(0.01)
@@ -197,23 +201,17 @@ def _is_driver(process: psutil.Process) -> bool:
 
 
 def _families(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
-    found: set[psutil.Process] = set()
+    children: set[psutil.Process] = set()
     for process in processes:
+        # Raises if the process has ended, so another one with the same number is not meant.
         with suppress(psutil.Error):
-            found.update(process.children(recursive=True))
-    return found
+            children.update(process.children(recursive=True))
+    return children
 
 
 def _is_running(process: psutil.Process) -> bool:
     try:
-        # One that ended may stay listed until its new parent takes note.
+        # An ended process may stay listed as a zombie until its new parent has waited for it.
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-
-
-def _kill(processes: Iterable[psutil.Process]) -> None:
-    for process in processes:
-        # psutil signals no process that only has an old one's number.
-        with suppress(psutil.Error):
-            process.kill()

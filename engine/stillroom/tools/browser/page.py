@@ -1,6 +1,6 @@
-"""What a model reads of a web page: its text, what can be clicked, and where the page ends.
+"""A web page as a model reads it: its text and its links, buttons and fields, in portions.
 
-All of it is a stranger's words, so all of it stands between two marks that no page can know.
+All of that was written by strangers, so it stands between two marks that no page can know.
 """
 
 import secrets
@@ -10,19 +10,20 @@ import msgspec
 from playwright.async_api import CDPSession, Page
 from playwright.async_api import Error as PlaywrightError
 
-MAX_HTML_CHARS = 1_500_000
-MAX_TEXT_CHARS = 400_000
-MAX_ELEMENTS = 400
-# Shorter than this, what was taken for the main content is likely a banner.
-MIN_MAIN_CHARS = 200
+_MAX_HTML_CHARS = 1_500_000
+_MAX_TEXT_CHARS = 400_000
+_MAX_ELEMENTS = 400
+# A main content shorter than this is likely a banner.
+_MIN_MAIN_CHARS = 200
 REF_ATTRIBUTE = "data-stillroom-ref"
 
-# Of a reply's characters, for the text and for the elements while both need more.
+# The text's share of a reply's characters; the list of elements has the rest.
 _TEXT_SHARE = 0.75
 _ATTEMPTS = 3
 
-# Runs in a world of its own: a page can change neither it nor the built-ins it calls. Everything
-# of `document` is taken from its prototype, as an element called `body` would stand before it.
+# Runs in an isolated world, where a page can change neither it nor the built-ins that it calls.
+# Properties of `document` are read from its prototype, since a form field called `body` would
+# hide `document.body`.
 _SNAPSHOT = """
 (limits => {
   const get = name =>
@@ -89,19 +90,19 @@ _SNAPSHOT = """
 
 
 class Element(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to click or type into; its number is its place in the list, from 1."""
+    """A link, button or field; its number is its place in the list, from 1."""
 
     kind: str
     name: str
     detail: str
 
     def line(self, ref: int) -> str:
-        """How it is listed."""
+        """Returns the element's line in the list."""
         return " ".join(filter(None, (f"[{ref}]", self.kind, f'"{self.name}"', self.detail)))
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What the browser says of a page at one moment."""
+    """The state of a page at one moment."""
 
     url: str
     title: str
@@ -121,7 +122,7 @@ async def take_snapshot(page: Page) -> Snapshot:
         try:
             return await _take_snapshot(page)
         except PlaywrightError:
-            # A page that has just been left for another one.
+            # The browser may just be leaving the page for another one.
             if attempt == _ATTEMPTS - 1 or page.is_closed():
                 raise
             await page.wait_for_load_state("domcontentloaded")
@@ -130,9 +131,9 @@ async def take_snapshot(page: Page) -> Snapshot:
 
 async def _take_snapshot(page: Page) -> Snapshot:
     limits = {
-        "html": MAX_HTML_CHARS,
-        "text": MAX_TEXT_CHARS,
-        "elements": MAX_ELEMENTS,
+        "html": _MAX_HTML_CHARS,
+        "text": _MAX_TEXT_CHARS,
+        "elements": _MAX_ELEMENTS,
         "attribute": REF_ATTRIBUTE,
     }
     cdp: CDPSession = await page.context.new_cdp_session(page)
@@ -165,7 +166,7 @@ class Document:
     texts: list[str]
     lists: list[str]
     notes: list[str] = field(default_factory=list[str])
-    """What the tool itself has to say, outside the marks."""
+    """Notes of the tool itself, shown outside the marks."""
 
     @property
     def num_pages(self) -> int:
@@ -200,14 +201,14 @@ class Document:
 
 
 def make_document(snapshot: Snapshot, main_text: str, *, max_chars: int) -> Document:
-    """Divides a page so that a portion's text and list together have `max_chars` at most.
+    """Divides a page into portions whose text and list together have at most `max_chars`.
 
-    main_text: what was found to be the page's main content; its whole text is used if that is
-    next to nothing.
+    main_text: the page's extracted main content; if that is next to nothing, the whole text of the
+    page is used.
     """
     text = main_text.strip()
     whole = snapshot.text.strip()
-    if len(text) < MIN_MAIN_CHARS and len(text) < len(whole) / 2:
+    if len(text) < _MIN_MAIN_CHARS and len(text) < len(whole) / 2:
         text = whole
     text = _clean(text)
     listed = _clean("\n".join(e.line(n) for n, e in enumerate(snapshot.elements, start=1)))
@@ -225,11 +226,11 @@ def make_document(snapshot: Snapshot, main_text: str, *, max_chars: int) -> Docu
 
 
 def split_text(text: str, max_chars: int) -> list[str]:
-    """Splits at line ends where there are any, else anywhere; no part is longer than asked."""
+    """Splits a text at line ends if possible, else anywhere, into parts of at most `max_chars`."""
     parts: list[str] = []
     start = 0
     while len(text) - start > max_chars:
-        # Never at `start` itself: each part must take something.
+        # The search begins after `start`, so that no part is empty.
         end = text.rfind("\n", start + max(max_chars // 2, 1), start + max_chars)
         if end < 0:
             end = start + max_chars
@@ -245,5 +246,5 @@ def _portion(parts: list[str], page: int) -> str:
 
 def _clean(text: str) -> str:
     """Returns the text without control characters and halves of surrogate pairs."""
-    kept = "".join(c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))
-    return kept.encode("utf-8", "replace").decode("utf-8")
+    printable = "".join(c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))
+    return printable.encode("utf-8", "replace").decode("utf-8")
