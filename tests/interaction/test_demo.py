@@ -22,6 +22,7 @@ TINY = DemoSettings(num_rollouts=60, num_heldout=30, num_iterations=2, num_kl_pr
 NUM_STEPS = 6
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_whole_chain_ends_with_its_table_and_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

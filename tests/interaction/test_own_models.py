@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 from mcp import Client
 
 from fakes.projects import read_rows
@@ -52,6 +53,7 @@ async def finished(client: Client, tool: str, arguments: dict[str, Any]) -> dict
     return run
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_chain_runs_on_a_folder_and_prompts_of_ones_own(tmp_path: Path, tiny_models) -> None:
     write_project(tmp_path, tiny_models.folder("llama", "clerk"))
 
@@ -86,7 +88,8 @@ def test_the_chain_runs_on_a_folder_and_prompts_of_ones_own(tmp_path: Path, tiny
                 },
             )
             assert evaluated["result"]["accuracy"]["n"] == 12
-            assert evaluated["result"]["teacher_kl"]["value"] >= 0
+            # It has learnt from itself, so rounding decides on which side of zero this is.
+            assert evaluated["result"]["teacher_kl"]["value"] >= -1e-6
             asked = {"model": distilled["run_id"], "output": "exports/clerk"}
             exported = await finished(client, "export_model", asked)
             assert exported["next_step"].endswith(exported["result"]["serve"])

@@ -140,6 +140,7 @@ def test_every_example_names_a_tool_or_is_a_configuration(document: Path, tmp_pa
             load_config(config)
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
     skill = SKILLS / "off-policy-distillation"
     references = (skill / "references/preferences.md", skill / "references/export.md")
@@ -147,16 +148,19 @@ def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
     assert calls == 18
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_rollout_quality_skill_works_as_written(tmp_path: Path) -> None:
     calls = follow_documents(tmp_path, SKILLS / "rollout-quality" / "SKILL.md")
     assert calls == 11
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_on_policy_skill_works_as_written(tmp_path: Path) -> None:
     calls = follow_documents(tmp_path, SKILLS / "on-policy-distillation" / "SKILL.md")
     assert calls == 11
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_configuration_skill_works_as_written(tmp_path: Path) -> None:
     calls = follow_documents(tmp_path, SKILLS / "distillation-config" / "SKILL.md")
     assert calls == 2

@@ -1,0 +1,137 @@
+"""A stand-in for `python -m` that has loaded torch and transformers beforehand.
+
+Loading them takes longer than most runs of the tests. So one process loads them once, and forks
+itself for each program that is to be run; what is forked has its own process id, session, files,
+folder and environment, like a process that was started anew. `sys.executable` is then a small
+program that asks for the fork and waits for its end; all else it hands on to the real Python.
+
+For tests of a whole chain of runs. Those of the processes themselves start real ones.
+"""
+
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MODULES = ("stillroom.jobs.worker", "stillroom.jobs.inline", "stillroom_mcp")
+_CLIENT = """#!{python} -SE
+import json, os, socket, sys
+options, module, arguments = sys.argv[1:3], sys.argv[3:4], sys.argv[4:]
+if options != ["-P", "-m"] or module[0] not in {modules!r}:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+asked = dict(module=module[0], arguments=arguments, folder=os.getcwd(), env=dict(os.environ))
+data = json.dumps(asked).encode()
+with socket.socket(socket.AF_UNIX) as line:
+    line.connect({address!r})
+    socket.send_fds(line, [len(data).to_bytes(8, "big")], [0, 1, 2])
+    line.sendall(data)
+    code = line.recv(16)
+sys.exit(int(code or b"1"))
+"""
+
+
+@contextmanager
+def warm_python(folder: Path) -> Iterator[Path]:
+    """Yields the program that stands in for Python; its parts lie in `folder`."""
+    address, client = folder / "socket", folder / "python"
+    text = _CLIENT.format(python=sys.executable, modules=MODULES, address=str(address))
+    client.write_text(text, encoding="utf-8")
+    client.chmod(0o755)
+    command = [sys.executable, "-P", __file__, str(address), str(client)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"ready\n"
+            yield client
+        finally:
+            server.kill()
+
+
+def main() -> None:
+    """Loads what takes long, and then forks for every connection."""
+    address, client = sys.argv[1:]
+    _load()
+    sys.executable = client
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # What is collected in a fork would be copied for it first.
+    gc.freeze()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        while True:
+            line, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                _run_and_tell(line)
+            line.close()
+
+
+def _load() -> None:
+    import peft  # noqa: F401
+    import transformers.models.llama.modeling_llama
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+
+    import stillroom.evaluate.run
+    import stillroom.export.run
+    import stillroom.train.run  # noqa: F401
+
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork would lose threads"
+
+
+def _run_and_tell(line: socket.socket) -> None:
+    """Runs the program in a process of its own and tells its exit code on the line."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    length, files, _, _ = socket.recv_fds(line, 8, 3)
+    data = b""
+    while len(data) < int.from_bytes(length, "big"):
+        data += line.recv(1 << 16)
+    if (pid := os.fork()) == 0:
+        line.close()
+        _become(json.loads(data), files)
+    for file in files:
+        os.close(file)
+    _, status = os.waitpid(pid, 0)
+    try:
+        line.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+    finally:
+        os._exit(0)
+
+
+def _become(asked: dict[str, Any], files: list[int]) -> None:
+    """Turns this process into the program, and ends it with its exit code."""
+    code = 1
+    try:
+        os.setsid()
+        for target, file in enumerate(files):
+            os.dup2(file, target)
+            os.close(file)
+        os.chdir(asked["folder"])
+        os.environ.clear()
+        os.environ.update(asked["env"])
+        sys.argv = [asked["module"], *asked["arguments"]]
+        runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
