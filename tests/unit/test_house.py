@@ -1,11 +1,12 @@
-"""Where modules lie, and how large they may be."""
+"""Where modules lie, how large they may be, and what things may not be called."""
 
+import ast
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from fakes.source_tree import ROOT, imports_of, modules
+from fakes.source_tree import PACKAGES, ROOT, imports_of, modules, tree_of
 
 MAX_MODULES_IN_A_FOLDER = 18
 MAX_LINES_IN_A_FILE = 500
@@ -71,3 +72,16 @@ def test_no_file_is_too_long_to_be_read_at_once():
         for path in modules().values()
     }
     assert {f: n for f, n in num_lines.items() if n > MAX_LINES_IN_A_FILE} == {}
+
+
+def test_no_two_public_classes_of_a_package_have_the_same_name():
+    places = defaultdict[tuple[str, str], list[str]](list)
+    for name, path in modules().items():
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[name.partition(".")[0], node.name].append(name)
+    assert {name: where for (_, name), where in places.items() if len(where) > 1} == {}
+
+
+def test_nothing_needs_a_compiler():
+    assert [path for package in PACKAGES for path in (ROOT / package).rglob("*.[ch]")] == []
