@@ -22,14 +22,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-MODULES = ("stillroom.jobs.worker", "stillroom.jobs.inline", "stillroom_mcp")
 _CLIENT = """#!{python} -SE
 import json, os, socket, sys
-options, module, arguments = sys.argv[1:3], sys.argv[3:4], sys.argv[4:]
-if options != ["-P", "-m"] or module[0] not in {modules!r}:
+if sys.argv[1:3] != ["-P", "-m"] or not sys.argv[3].startswith("stillroom"):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
-asked = dict(module=module[0], arguments=arguments, folder=os.getcwd(), env=dict(os.environ))
-data = json.dumps(asked).encode()
+program = dict(arguments=sys.argv[3:], folder=os.getcwd(), environment=dict(os.environ))
+data = json.dumps(program).encode()
 with socket.socket(socket.AF_UNIX) as line:
     line.connect({address!r})
     socket.send_fds(line, [len(data).to_bytes(8, "big")], [0, 1, 2])
@@ -43,7 +41,7 @@ sys.exit(int(code or b"1"))
 def warm_python(folder: Path) -> Iterator[Path]:
     """Yields the program that stands in for Python; its parts lie in `folder`."""
     address, client = folder / "socket", folder / "python"
-    text = _CLIENT.format(python=sys.executable, modules=MODULES, address=str(address))
+    text = _CLIENT.format(python=sys.executable, address=str(address))
     client.write_text(text, encoding="utf-8")
     client.chmod(0o755)
     command = [sys.executable, "-P", __file__, str(address), str(client)]
@@ -109,7 +107,7 @@ def _run_and_tell(line: socket.socket) -> None:
         os._exit(0)
 
 
-def _become(asked: dict[str, Any], files: list[int]) -> None:
+def _become(program: dict[str, Any], files: list[int]) -> None:
     """Turns this process into the program, and ends it with its exit code."""
     code = 1
     try:
@@ -117,11 +115,11 @@ def _become(asked: dict[str, Any], files: list[int]) -> None:
         for target, file in enumerate(files):
             os.dup2(file, target)
             os.close(file)
-        os.chdir(asked["folder"])
+        os.chdir(program["folder"])
         os.environ.clear()
-        os.environ.update(asked["env"])
-        sys.argv = [asked["module"], *asked["arguments"]]
-        runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+        os.environ.update(program["environment"])
+        sys.argv = program["arguments"]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
