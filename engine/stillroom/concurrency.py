@@ -1,14 +1,10 @@
-"""Two patterns around anyio's task groups that several packages need."""
+"""A task group for background work, for the several packages that need one."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import anyio
 from anyio.abc import TaskGroup
-
-from stillroom.reporting import Reporter
-
-_CANCEL_POLL_S = 0.2
 
 
 @asynccontextmanager
@@ -28,11 +24,3 @@ async def background_tasks() -> AsyncGenerator[TaskGroup]:
             group.cancel_scope.cancel()
     if block_error is not None:
         raise block_error
-
-
-async def cancel_with_run(reporter: Reporter, scope: anyio.CancelScope) -> None:
-    """Cancels `scope` as soon as the run has been asked to stop; otherwise it never returns."""
-    # A signal handler sets the flag, so there is no event to wait for.
-    while not reporter.is_cancelled():  # noqa: ASYNC110
-        await anyio.sleep(_CANCEL_POLL_S)
-    scope.cancel()

@@ -12,9 +12,9 @@ def describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
     return "; ".join(_sentence(fault, model) for fault in error.errors(include_url=False))
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, known_names: Sequence[str]) -> str:
     """Returns " (did you mean 'x'?)" for a misspelt name, or "" if none is near."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, known_names, n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -23,8 +23,8 @@ def _sentence(fault: Any, model: type[BaseModel]) -> str:
     where = ".".join(path)
     match fault["type"]:
         case "extra_forbidden":
-            known = _fields_at(model, path[:-1])
-            hint = nearest(path[-1], known) or f" (known: {', '.join(known)})"
+            field_names = _fields_at(model, path[:-1])
+            hint = nearest(path[-1], field_names) or f" (known: {', '.join(field_names)})"
             return f"{where} is not known{hint}"
         case "missing":
             return f"{where} is required"

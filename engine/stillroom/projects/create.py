@@ -1,4 +1,4 @@
-"""Writing a new project folder from a template; nothing that exists is overwritten."""
+"""Writes a new project folder from a template; existing files are never overwritten."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ class CreateProject(BaseModel):
 
 
 class ProjectResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written."""
+    """The folder and the files that were written."""
 
     folder: str
     template: str
@@ -59,7 +59,7 @@ def create_project(workspace: Workspace, request: CreateProject) -> ProjectResul
 def _files(request: CreateProject) -> Iterator[tuple[str, bytes]]:
     """Yields the name and content of each file of the template."""
     for path in sorted((_TEMPLATES / request.template).iterdir()):
-        # Dot files would be lost in some archives, so they are kept without the dot.
+        # Some archives drop dot files, so the template keeps this one without the dot.
         name = ".gitignore" if path.name == "gitignore" else path.name
         yield name, path.read_bytes()
     if request.template != "starter":

@@ -1,4 +1,4 @@
-"""Checking a machine before anything is spent: what is there, what is missing, how to get it."""
+"""Checks a machine before anything is spent: what is installed, what is missing, how to get it."""
 
 import importlib.metadata
 import platform
@@ -28,7 +28,7 @@ _LOW_DISK_GB = 5
 
 
 class CheckSetup(BaseModel):
-    """Ask whether this machine can do what is planned."""
+    """Ask whether this machine can do the planned work."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,24 +41,24 @@ class CheckSetup(BaseModel):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at."""
+    """The outcome of one check."""
 
     name: str
     status: str
-    """ok, missing (something cannot be done), or note."""
+    """ok, missing (some work cannot be done without it), or note."""
     detail: str
     fix: str | None = None
 
 
 class SetupReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All checks; `ready` if nothing that was asked about is missing."""
+    """The outcomes of all checks; `ready` if none of them is `missing`."""
 
     ready: bool
     checks: list[Check]
 
 
 def check_setup(workspace: Workspace, request: CheckSetup) -> SetupReport:
-    """Returns what is there and what is missing; sends nothing and loads nothing."""
+    """Runs all checks and returns their outcomes; sends nothing and loads no model."""
     checks = [
         Check(
             name="stillroom",
@@ -69,7 +69,7 @@ def check_setup(workspace: Workspace, request: CheckSetup) -> SetupReport:
         *(_extra_check(extra, packages) for extra, packages in _EXTRAS.items()),
         _gpu_check(),
         _demo_check(),
-        *_asked_checks(workspace, request),
+        *_requested_checks(workspace, request),
     ]
     return SetupReport(ready=all(check.status != "missing" for check in checks), checks=checks)
 
@@ -89,9 +89,9 @@ def _workspace_check(workspace: Workspace) -> Check:
 
 def _extra_check(extra: str, packages: tuple[str, ...]) -> Check:
     try:
-        found = [f"{name} {importlib.metadata.version(name)}" for name in packages]
+        versions = [f"{name} {importlib.metadata.version(name)}" for name in packages]
     except importlib.metadata.PackageNotFoundError as error:
-        # Only training is needed by what can be asked for without naming an extra.
+        # Nothing but training is needed by requests that do not name an extra themselves.
         status = "missing" if extra == "train" else "note"
         return Check(
             name=f"[{extra}]",
@@ -99,7 +99,7 @@ def _extra_check(extra: str, packages: tuple[str, ...]) -> Check:
             detail=f"{error.name or 'a package'} is not installed",
             fix=f"pip install 'stillroom[{extra}]'",
         )
-    return Check(name=f"[{extra}]", status="ok", detail=", ".join(found))
+    return Check(name=f"[{extra}]", status="ok", detail=", ".join(versions))
 
 
 def _gpu_check() -> Check:
@@ -109,7 +109,7 @@ def _gpu_check() -> Check:
             name="gpu", status="note", detail="none found: fine for the demo, slow for real models"
         )
     try:
-        asked = subprocess.run(
+        query = subprocess.run(
             [command, "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader"],
             capture_output=True,
             timeout=10,
@@ -118,7 +118,7 @@ def _gpu_check() -> Check:
         )
     except (subprocess.SubprocessError, OSError) as error:
         return Check(name="gpu", status="note", detail=f"nvidia-smi failed: {error}")
-    return Check(name="gpu", status="ok", detail="; ".join(asked.stdout.strip().splitlines()))
+    return Check(name="gpu", status="ok", detail="; ".join(query.stdout.strip().splitlines()))
 
 
 def _demo_check() -> Check:
@@ -133,7 +133,7 @@ def _demo_check() -> Check:
     return Check(name="demo models", status="ok", detail=", ".join(DEMO_MODELS))
 
 
-def _asked_checks(workspace: Workspace, request: CheckSetup) -> Iterator[Check]:
+def _requested_checks(workspace: Workspace, request: CheckSetup) -> Iterator[Check]:
     if request.provider is not None and request.provider not in IN_PROCESS:
         yield _provider_check(workspace, request)
     if request.model is not None:

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from stillroom.data.checks import Problem, describe
 
-Item = dict[str, Any]
+_Item = dict[str, Any]
 ChatMessage = dict[str, Any]
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
@@ -22,12 +22,12 @@ def item_problems(items: Any, field: str) -> Iterator[Problem]:
         if not isinstance(item, dict):
             yield Problem(where, f"must be an object, not {describe(item)}", "write an item")
             continue
-        problem = _item_problem(cast("Item", item), where)
+        problem = _item_problem(cast("_Item", item), where)
         if problem is not None:
             yield problem
 
 
-def _item_problem(item: Item, where: str) -> Problem | None:
+def _item_problem(item: _Item, where: str) -> Problem | None:
     kind = item.get("type") or "message"
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
     if fields is None:
@@ -79,7 +79,7 @@ _FIELDS: dict[str, dict[str, _Check]] = {
 }
 
 
-def messages_from_items(items: Sequence[Item]) -> list[ChatMessage]:
+def messages_from_items(items: Sequence[_Item]) -> list[ChatMessage]:
     """Returns the chat messages of items that have no problems.
 
     Reasoning, text and calls that follow each other are one assistant message.
@@ -123,7 +123,7 @@ class _Turns:
             before = turn.get("reasoning_content")
             turn["reasoning_content"] = f"{before}\n{text}" if before else text
 
-    def say(self, item: Item) -> None:
+    def say(self, item: _Item) -> None:
         content, calls = _chat_content(item.get("content")) or "", item.get("tool_calls") or []
         if not content and not calls and self._follows_assistant():
             return  # some environments end a rollout with an empty message
@@ -160,7 +160,7 @@ class _Turns:
         )
 
 
-def _reasoning_text(item: Item) -> str:
+def _reasoning_text(item: _Item) -> str:
     parts = [*(item.get("content") or []), *(item.get("summary") or [])]
     return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
@@ -169,18 +169,18 @@ def _chat_content(content: Any) -> Any:
     """Returns a text if all parts are text, else the parts in the form of chat completions."""
     if content is None or isinstance(content, str):
         return content
-    parts = cast("list[Item]", content)
+    parts = cast("list[_Item]", content)
     if all(part.get("type") in _TEXT_PARTS for part in parts):
         return "".join(_part_text(part) for part in parts)
     return [_chat_part(part) for part in parts]
 
 
-def _part_text(part: Item) -> str:
+def _part_text(part: _Item) -> str:
     text = part.get("refusal") if part["type"] == "refusal" else part.get("text")
     return text if isinstance(text, str) else ""
 
 
-def _chat_part(part: Item) -> Item:
+def _chat_part(part: _Item) -> _Item:
     kind = part.get("type")
     if kind in _TEXT_PARTS:
         return {"type": "text", "text": _part_text(part)}
@@ -189,22 +189,22 @@ def _chat_part(part: Item) -> Item:
     return {"type": "unknown"} | part
 
 
-def items_from_messages(messages: Sequence[ChatMessage]) -> list[Item]:
+def items_from_messages(messages: Sequence[ChatMessage]) -> list[_Item]:
     """Returns the items of chat messages; fields that items do not have are left out."""
-    items: list[Item] = []
+    items: list[_Item] = []
     for message in messages:
         items += _items_of(message, len(items))
     return items
 
 
-def _items_of(message: ChatMessage, number: int) -> list[Item]:
+def _items_of(message: ChatMessage, number: int) -> list[_Item]:
     role, content = message["role"], message.get("content")
     if role == "tool":
         call_id = message.get("tool_call_id") or ""
         return [{"type": "function_call_output", "call_id": call_id, "output": content or ""}]
     if role != "assistant":
         return [{"type": "message", "role": role, "content": content}]
-    items: list[Item] = []
+    items: list[_Item] = []
     if reasoning := message.get("reasoning_content"):
         summary = [{"type": "summary_text", "text": reasoning}]
         items.append({"type": "reasoning", "id": f"rs_{number}", "summary": summary})
@@ -235,9 +235,9 @@ def flat_tool_problems(tools: Any, field: str) -> Iterator[Problem]:
     if not _are_objects(tools):
         yield _wrong(field, tools, "a list of tools")
         return
-    for index, tool in enumerate(cast("list[Item]", tools)):
+    for index, tool in enumerate(cast("list[_Item]", tools)):
         nested = tool.get("function")
-        function = cast("Item", nested) if isinstance(nested, dict) else tool
+        function = cast("_Item", nested) if isinstance(nested, dict) else tool
         if tool.get("type") != "function" or not isinstance(function.get("name"), str):
             yield Problem(
                 f"{field}[{index}]",
@@ -247,18 +247,18 @@ def flat_tool_problems(tools: Any, field: str) -> Iterator[Problem]:
             )
 
 
-def schemas_from_flat(tools: Sequence[Item] | None) -> list[Item]:
+def schemas_from_flat(tools: Sequence[_Item] | None) -> list[_Item]:
     """Returns tool schemas in the chat form, which nests the fields of a tool under `function`."""
     return [_nested(tool) for tool in tools or []]
 
 
-def _nested(tool: Item) -> Item:
+def _nested(tool: _Item) -> _Item:
     if isinstance(tool.get("function"), dict):
         return tool
     function = {key: value for key, value in tool.items() if key != "type"}
     return {"type": "function", "function": function}
 
 
-def flat_from_schemas(schemas: Sequence[Item]) -> list[Item]:
+def flat_from_schemas(schemas: Sequence[_Item]) -> list[_Item]:
     """Returns tools in the flat form of the Responses API."""
     return [{"type": "function", **schema["function"]} for schema in schemas]

@@ -202,7 +202,7 @@ class Connection:
         for _ in range(MAX_PAGES):
             page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor))
             for tool in page.tools:
-                schemas.setdefault(tool.name, schema_of(tool))
+                schemas.setdefault(tool.name, _schema_of(tool))
             cursor = page.next_cursor
             if not cursor:
                 return list(schemas.values())
@@ -213,7 +213,7 @@ class Connection:
 
         # Not call_tool: it lists the tools again, and refuses results for details of their form.
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
-        return result_of(await self._open_client().session.send_request(request, CallToolResult))
+        return _result_of(await self._open_client().session.send_request(request, CallToolResult))
 
     def _open_client(self) -> "Client":
         if self._client is None:
@@ -250,7 +250,7 @@ def leaf_of(error: BaseException | None) -> BaseException | None:
     return error
 
 
-def schema_of(tool: "types.Tool") -> ToolSchema:
+def _schema_of(tool: "types.Tool") -> ToolSchema:
     """Returns a tool as the model sees it; the input schema is as the server sent it."""
     function = {
         "name": tool.name,
@@ -260,7 +260,7 @@ def schema_of(tool: "types.Tool") -> ToolSchema:
     return {"type": "function", "function": function}
 
 
-def result_of(result: "types.CallToolResult") -> ToolResult:
+def _result_of(result: "types.CallToolResult") -> ToolResult:
     """Returns a tool's result as text for the model; other content is named with its size."""
     text = "\n".join(map(_block_text, result.content))
     if not text and result.structured_content is not None:
