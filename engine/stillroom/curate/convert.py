@@ -37,7 +37,7 @@ class ConvertRollouts(BaseModel):
 
 
 class SourceCount(msgspec.Struct, frozen=True, kw_only=True):
-    """What one file came to. read = converted + the sum of left_out, always."""
+    """The counts of one file. read = converted + the sum of left_out, always."""
 
     source: str
     read: int
@@ -46,7 +46,7 @@ class SourceCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConvertResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a conversion came to. read = converted + the sum of left_out, always."""
+    """The counts of a conversion. read = converted + the sum of left_out, always."""
 
     output: str
     read: int
@@ -77,7 +77,7 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
 
 
 class Conversion:
-    """Writes the rows of one file after the other, and counts."""
+    """Writes and counts the rows of one file after the other."""
 
     def __init__(self, rows: LineWriter, *, include_failed: bool) -> None:
         self._rows, self.include_failed = rows, include_failed
@@ -123,7 +123,7 @@ class Conversion:
         output: Path,
         inputs: Sequence[FileRecord],
     ) -> ConvertResult:
-        """Writes the manifest of the closed output, and returns what all files came to."""
+        """Writes the manifest of the closed output, and returns the counts of all files."""
         result = self._result(workspace.shown(output))
         write_manifest(
             output,
@@ -153,7 +153,7 @@ class Conversion:
 
 
 def supervised_row(facts: RowFacts, parts: RolloutParts) -> tuple[Buffer, ...]:
-    """Returns the row of a rollout in parts; its long fields are the very bytes they were."""
+    """Returns a rollout's supervised row in parts; the long ones are the very bytes of its line."""
     return (
         b'{"messages":',
         parts.messages,
@@ -184,7 +184,7 @@ def _together(name: str, counts: Sequence[SourceCount]) -> SourceCount:
 
 
 def reason_to_leave_out(facts: RowFacts, *, include_failed: bool) -> str | None:
-    """Returns why a rollout is not converted; None of one that is."""
+    """Returns the reason why a rollout is not converted; None if it is."""
     if facts.error is not None:
         return "ended by an infrastructure failure"
     if facts.num_turns == 0:

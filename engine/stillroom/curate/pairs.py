@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from stillroom.curate.pairing import (
-    Entry,
-    Index,
+from stillroom.curate.pair_candidates import (
+    IndexedRollout,
     PairReader,
     PairSide,
+    TaskIndex,
     both_answer,
     first_difference,
     index_rollouts,
@@ -68,7 +68,7 @@ class MakeDpoPairs(BaseModel):
 
 
 class PairsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What pairing came to."""
+    """The result of pairing: counts of what was read, paired and skipped."""
 
     output: str
     read: int
@@ -101,7 +101,7 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
 
 @dataclass(slots=True)
 class PairTally:
-    """What came of the rollouts that were compared."""
+    """Counts of the pairs that were written and of what was skipped."""
 
     skipped: Counter[str] = field(default_factory=Counter[str])
     """Rollouts, tasks and pairs, by reason."""
@@ -110,14 +110,14 @@ class PairTally:
     tasks_with_pairs: int = 0
 
     def take(self, other: "PairTally") -> None:
-        """Takes in what came of other tasks."""
+        """Takes in the counts of other tasks."""
         self.skipped.update(other.skipped)
         self.differences.extend(other.differences)
         self.tasks_with_pairs += other.tasks_with_pairs
 
 
 class Pairing:
-    """What is compared and what came of it; how that is done is left to others.
+    """The files, tasks and counts of a request, whether one process pairs them or a cluster.
 
     Raises InputError where the output must not be written.
     """
@@ -131,14 +131,15 @@ class Pairing:
         self.files = list(dict.fromkeys(file for side in self.sides for file in side))
         check_output(self.output, self.files)
         self.tally = PairTally()
-        self.better: Index = {}
-        self.worse: Index = {}
+        self.better: TaskIndex = {}
+        self.worse: TaskIndex = {}
         self._num_read = 0
 
-    def compare(self, indexes: Sequence[Index]) -> None:
-        """Takes the indexes of the sides; so far only whole rollouts were skipped."""
+    def compare(self, indexes: Sequence[TaskIndex]) -> None:
+        """Takes the indexes of the sides, before any pair was made."""
         skipped = self.tally.skipped
-        num_indexed = sum(len(e) for index in indexes for e in index.values())
+        # So far only whole rollouts were skipped, no tasks or pairs.
+        num_indexed = sum(len(rollouts) for index in indexes for rollouts in index.values())
         self._num_read = num_indexed + skipped.total()
         self.better, self.worse = indexes[0], indexes[-1]
         if num_alone := len(self.worse.keys() - self.better.keys()):
@@ -150,7 +151,7 @@ class Pairing:
             raise _no_pairs(self.better, self.worse, self.tally.skipped)
 
     def finish(self, rows: LineWriter, inputs: Sequence[FileRecord]) -> PairsResult:
-        """Writes the manifest of the closed output, and returns what pairing came to."""
+        """Writes the manifest of the closed output, and returns the result."""
         result = PairsResult(
             output=self._workspace.shown(self.output),
             read=self._num_read,
@@ -179,7 +180,9 @@ class PairWriter:
     ) -> None:
         self._request, self._tally, self._reader, self._rows = request, tally, reader, rows
 
-    def write_task(self, task_id: str, better: list[Entry], worse: list[Entry]) -> None:
+    def write_task(
+        self, task_id: str, better: list[IndexedRollout], worse: list[IndexedRollout]
+    ) -> None:
         """Writes the pairs of one task, those with the largest difference first."""
         if not worse:
             self._tally.skipped["task on the chosen side only"] += 1
@@ -201,7 +204,7 @@ class PairWriter:
         if not num_candidates:
             self._tally.skipped["task whose rewards differ too little"] += 1
 
-    def _write_pair(self, task_id: str, chosen: Entry, rejected: Entry) -> bool:
+    def _write_pair(self, task_id: str, chosen: IndexedRollout, rejected: IndexedRollout) -> bool:
         one, other = self._reader.read(chosen), self._reader.read(rejected)
         start = first_difference(one.messages, other.messages)
         if start is None:
@@ -248,7 +251,7 @@ def _pair_row(
     )
 
 
-def _no_pairs(better: Index, worse: Index, skipped: Counter[str]) -> DataError:
+def _no_pairs(better: TaskIndex, worse: TaskIndex, skipped: Counter[str]) -> DataError:
     """Returns the error of rollouts that make no pair."""
     shared = len(better.keys() & worse.keys())
     why = ", ".join(f"{count} × {reason}" for reason, count in skipped.items())

@@ -1,4 +1,7 @@
-"""A sample for a person to judge: some rows of every reward, of all categories alike."""
+"""A sample of rows for a person to judge, and the verdicts that come back.
+
+The sample has some rows of every band of rewards, with all categories as even as they can be.
+"""
 
 import hashlib
 import heapq
@@ -55,7 +58,7 @@ class SampleForReview(BaseModel):
 
 
 class ReviewRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A line to fill in: verdict becomes keep or drop, notes whatever should be remembered."""
+    """A line to fill in: `verdict` becomes keep or drop, `notes` hold any text."""
 
     id: str
     verdict: ReviewVerdict | None
@@ -80,7 +83,7 @@ class BandCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReviewSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What sampling came to. read = rows of all bands + left out, always."""
+    """The counts of a sample. read = rows of all bands + left out, always."""
 
     output: str
     page: str
@@ -95,7 +98,7 @@ class ReviewSample(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The result, and what the page shows."""
+    """The result, and the rows that the page shows."""
 
     result: ReviewSample
     rows: list[ReviewRow]
@@ -146,13 +149,13 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> Sampled
 
 
 class _Pool:
-    """Keeps of every band and category as many rows as could be asked of it, drawn by hash."""
+    """Keeps the rows of every band and category that may be sampled, drawn by hash."""
 
     def __init__(self, request: SampleForReview) -> None:
         self._request = request
         self._names = [*band_names(request.bands), NO_REWARD]
         # Rows without a reward: as many as of all bands, if there are no others.
-        self._most = dict(zip(self._names, [*request.counts, sum(request.counts)], strict=True))
+        self._limits = dict(zip(self._names, [*request.counts, sum(request.counts)], strict=True))
         self._kept: dict[str, dict[str, list[tuple[int, int, ReviewRow]]]] = {}
         self._sizes: Counter[str] = Counter()
         self._categories: set[str] = set()
@@ -170,7 +173,7 @@ class _Pool:
         kept = self._kept.setdefault(row.band, {}).setdefault(row.category, [])
         # Of the smallest hashes the largest goes first; so the rows' order does not matter.
         entry = (-_draw(self._request.seed, row), self.read, row)
-        if len(kept) < self._most[row.band]:
+        if len(kept) < self._limits[row.band]:
             heapq.heappush(kept, entry)
         elif kept:
             heapq.heappushpop(kept, entry)
@@ -185,9 +188,9 @@ class _Pool:
         if row.get("error") is not None and row_format is RowFormat.ROLLOUTS:
             return "ended by an infrastructure failure"
         reward = as_number(row.get("reward"))
-        said = {section.title or "messages": section.messages for section in sections_of(row)}
+        texts = {section.title or "messages": section.messages for section in sections_of(row)}
         return ReviewRow(
-            id=review_id(row, list(said.values())),
+            id=review_id(row, list(texts.values())),
             verdict=None,
             notes="",
             where=where,
@@ -195,7 +198,7 @@ class _Pool:
             band=band_of(reward, self._request.bands),
             category=self._category(row),
             reward=reward,
-            **said,
+            **texts,
         )
 
     def _category(self, row: Mapping[str, Any]) -> str:
@@ -212,10 +215,10 @@ class _Pool:
 
     def _of_band(self, band: str) -> Iterator[ReviewRow]:
         kept = self._kept.get(band, {})
-        most = self._most[band]
+        limit = self._limits[band]
         if band == NO_REWARD and len(self._kept) > 1:
-            most = max(self._request.counts)
-        taken = shares({name: len(rows) for name, rows in kept.items()}, most)
+            limit = max(self._request.counts)
+        taken = shares({name: len(rows) for name, rows in kept.items()}, limit)
         for name in sorted(kept):
             drawn = sorted(kept[name], reverse=True)[: taken[name]]
             yield from (row for _, _, row in drawn)
@@ -230,12 +233,12 @@ class _Pool:
         ]
 
 
-def review_id(row: Mapping[str, Any], said: Sequence[Any]) -> str:
-    """Returns by which id filter_dataset finds the row again: its own, else a hash of its words."""
-    own = row.get("id") or row.get("rollout_id")
-    if isinstance(own, str) and own:
-        return own
-    return content_hash(said[0] if len(said) == 1 else said)
+def review_id(row: Mapping[str, Any], conversations: Sequence[Any]) -> str:
+    """Returns the id by which filter_dataset finds a row again: its own, else a text hash."""
+    row_id = row.get("id") or row.get("rollout_id")
+    if isinstance(row_id, str) and row_id:
+        return row_id
+    return content_hash(conversations[0] if len(conversations) == 1 else conversations)
 
 
 def band_names(edges: Sequence[float]) -> list[str]:
@@ -254,23 +257,23 @@ def band_of(reward: float | None, edges: Sequence[float]) -> str:
 
 
 def shares(sizes: Mapping[str, int], total: int) -> dict[str, int]:
-    """Returns how many to take of each, as even as they allow, together `total` or all."""
+    """Returns how many to take of each name, as evenly as they allow; in total `total` or all."""
     taken: dict[str, int] = {}
-    left = min(total, sum(sizes.values()))
+    remaining = min(total, sum(sizes.values()))
     names = sorted(sizes, key=lambda name: (sizes[name], name))
     for number, name in enumerate(names):
-        taken[name] = min(sizes[name], left // (len(names) - number))
-        left -= taken[name]
+        taken[name] = min(sizes[name], remaining // (len(names) - number))
+        remaining -= taken[name]
     return taken
 
 
 def _draw(seed: int, row: ReviewRow) -> int:
-    said = f"{seed}:{row.id}:{row.where}".encode("utf-8", errors="replace")
-    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest())
+    identity = f"{seed}:{row.id}:{row.where}".encode("utf-8", errors="replace")
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest())
 
 
 def sections_of_review(row: ReviewRow) -> list[Section]:
-    """Returns the conversations of a row."""
+    """Returns the conversations of a reviewed row, each with its title."""
     named = (("messages", row.messages), ("prompt", row.prompt), ("chosen", row.chosen),
              ("rejected", row.rejected))  # fmt: skip
     return [

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 
@@ -68,10 +69,11 @@ class Distribution:
         self._count_pending()
         if not self._counts:
             return None
+        ordered = sorted(self._counts)
         return Quantiles(
             low=self._low,
-            median=self._at(0.5),
-            p95=self._at(0.95),
+            median=self._at(ordered, 0.5),
+            p95=self._at(ordered, 0.95),
             high=self._high,
             mean=self._total / self.count,
         )
@@ -87,7 +89,7 @@ class Distribution:
             return [Bar(low=value, high=value, count=counts[value]) for value in sorted(counts)]
         low, high = self._low, self._high
         # A few very large values must not press all others into one bar.
-        top = min(high, max(self._at(0.99) * 1.25, low + 1e-9))
+        top = min(high, max(self._at(sorted(counts), 0.99) * 1.25, low + 1e-9))
         width = (top - low) / _MAX_BARS
         filled: Counter[int] = Counter()
         for value, count in counts.items():
@@ -118,10 +120,10 @@ class Distribution:
             folded[math.ldexp(round(mantissa * _STEPS) / _STEPS, exponent)] += count
         self._counts = folded
 
-    def _at(self, share: float) -> float:
+    def _at(self, ordered: Sequence[float], share: float) -> float:
         """Returns the value below which this share of all values lies."""
         rank, passed = int(share * self._counts.total()), 0
-        for value in sorted(self._counts):
+        for value in ordered:
             passed += self._counts[value]
             if passed > rank:
                 return min(max(value, self._low), self._high)

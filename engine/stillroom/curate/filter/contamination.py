@@ -28,9 +28,9 @@ from stillroom.errors import DataError
 
 RUN = 3
 LEAST_OWN_SHARE = 0.75
-"""Of a prompt's own words that must be there."""
+"""The share of a prompt's distinctive words that must be there."""
 LEAST_TEMPLATE_SHARE = 0.85
-"""Of those of a prompt with boilerplate: one value of six is another task of its template."""
+"""The same for a prompt with boilerplate: one value of six makes another task of its template."""
 LEAST_WORDS_EMBEDDED = 8
 """A shorter prompt counts only where a message consists of it: `Why?` stands in many."""
 _LEAST_OWN_WORDS = 4
@@ -45,7 +45,7 @@ Run = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPrompt:
-    """A prompt that must not be trained on, and where it stands."""
+    """A prompt that must not be trained on, and its `file:line`."""
 
     where: str
     words: tuple[str, ...]
@@ -71,8 +71,8 @@ def evaluation_prompts(path: Path) -> Iterator[EvaluationPrompt]:
 def _messages(row: dict[str, Any] | Problem, where: str) -> list[Any]:
     row_format = None if isinstance(row, Problem) else detect_format(row)
     if isinstance(row, Problem) or row_format is None:
-        what = row.message if isinstance(row, Problem) else "is of no known format"
-        raise DataError(f"{where}: the line {what}", 'write e.g. {"prompt": "…"} on each line')
+        message = row.message if isinstance(row, Problem) else "is of no known format"
+        raise DataError(f"{where}: the line {message}", 'write e.g. {"prompt": "…"} on each line')
     problem = next(iter(CHECKS[row_format](row)), None)
     if problem is not None:
         raise DataError(f"{where}: {problem.field} {problem.message}", problem.fix)
@@ -89,41 +89,42 @@ def _messages(row: dict[str, Any] | Problem, where: str) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Contamination:
-    """Which evaluation prompt a row holds."""
+    """The evaluation prompt that a row holds."""
 
     where: str
     is_exact: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Own:
-    """What of a prompt is its own: no boilerplate."""
+class _Distinctive:
+    """The parts of a prompt that are distinctive: no boilerplate."""
 
     runs: frozenset[Run]
-    is_own: tuple[bool, ...]
+    is_distinctive: tuple[bool, ...]
     """For each word of the prompt."""
     num_words: int
 
     @property
     def least_words(self) -> float:
-        """How many of them must be there."""
-        is_free = self.num_words >= _FREE_SHARE * len(self.is_own)
+        """How many of the distinctive words must be there."""
+        is_free = self.num_words >= _FREE_SHARE * len(self.is_distinctive)
         return (LEAST_OWN_SHARE if is_free else LEAST_TEMPLATE_SHARE) * self.num_words
 
 
 @dataclass(frozen=True, slots=True)
 class CountedPrompt:
-    """A row's prompt, as far as it tells what is boilerplate."""
+    """The parts of a row's prompt that tell what is boilerplate."""
 
     identity: bytes
     runs: set[Run]
-    """Those that evaluation prompts have, too."""
+    """The runs that evaluation prompts have, too."""
 
 
 class ContaminationIndex:
     """The prompts of evaluation files, and what of them is boilerplate.
 
-    First show it every row's prompt with `count_prompt`; then ask it about each row.
+    First every row's prompt goes through `count_prompt`, then `close` ends the counting, then
+    `find` answers for each row.
     """
 
     def __init__(self, prompts: Iterable[EvaluationPrompt]) -> None:
@@ -134,13 +135,13 @@ class ContaminationIndex:
         )
         self._num_rows_with: Counter[Run] = Counter()
         self._seen: set[bytes] = set()
-        self._own: list[_Own] = []
+        self._distinctive: list[_Distinctive] = []
         self._prompts_with: dict[Run, list[int]] = {}
         self._whole: dict[tuple[str, ...], int] = {}
         self._starting: dict[Run, list[int]] = {}
 
     def count_prompt(self, text: str) -> CountedPrompt | None:
-        """Takes note of which runs a row's prompt has, and returns it; None of one seen before."""
+        """Counts the runs of a row's prompt, and returns them; None of a prompt seen before."""
         words = words_of(text)
         spaced = " ".join(words).encode("utf-8", errors="surrogatepass")
         identity = hashlib.blake2b(spaced, digest_size=16).digest()
@@ -157,26 +158,28 @@ class ContaminationIndex:
             self._num_rows_with.update(counted.runs)
 
     def close(self) -> None:
-        """Ends the counting: tells boilerplate from what is a prompt's own."""
+        """Ends the counting, and tells boilerplate from the distinctive words of each prompt."""
         many_prompts = _many(len(self._prompts), share=0.01)
         many_rows = _many(len(self._seen), share=0.02)
         shared = {run for run, count in self._num_prompts_with.items() if count >= many_prompts}
         prompts_with: defaultdict[Run, list[int]] = defaultdict(list)
         starting: defaultdict[Run, list[int]] = defaultdict(list)
         for number, prompt in enumerate(self._prompts):
-            own = _own(prompt.words, shared | self._frequent(prompt.words, many_rows))
-            self._own.append(own)
+            distinctive = _distinctive(
+                prompt.words, shared | self._frequent(prompt.words, many_rows)
+            )
+            self._distinctive.append(distinctive)
             self._whole[prompt.words] = number
             if len(prompt.words) < LEAST_WORDS_EMBEDDED:
                 continue
             starting[self._rarest(prompt.words)].append(number)
-            if own.num_words >= _LEAST_OWN_WORDS:
-                for run in own.runs:
+            if distinctive.num_words >= _LEAST_OWN_WORDS:
+                for run in distinctive.runs:
                     prompts_with[run].append(number)
         self._prompts_with, self._starting = dict(prompts_with), dict(starting)
 
     def find(self, texts: Iterable[str]) -> Contamination | None:
-        """Returns the evaluation prompt that a row's texts hold; one as it is comes first."""
+        """Returns the evaluation prompt that a row's texts hold; an exact one comes first."""
         near: Contamination | None = None
         for words in map(words_of, texts):
             exact = self._exact(words)
@@ -220,23 +223,23 @@ class ContaminationIndex:
             number
             # Not by most_common: the order of equals would be another one in each process.
             for number, count in sorted(shared.items(), key=lambda item: (-item[1], item[0]))
-            if count >= _LEAST_SHARED_RUNS * len(self._own[number].runs)
+            if count >= _LEAST_SHARED_RUNS * len(self._distinctive[number].runs)
         ]
         return next((number for number in likely if self._is_near(number, words, hits)), None)
 
     def _is_near(self, number: int, words: list[str], hits: set[Run]) -> bool:
-        prompt, own = self._prompts[number].words, self._own[number]
-        window = _densest_window(words, own.runs & hits, round(len(prompt) * _WINDOW) + RUN)
+        prompt, distinctive = self._prompts[number].words, self._distinctive[number]
+        window = _densest_window(words, distinctive.runs & hits, round(len(prompt) * _WINDOW) + RUN)
         if len(prompt) > _LONGEST_ALIGNED:
             # Aligning takes quadratic time; with so many words the runs alone are sure enough.
-            found = own.runs & set(_runs(window))
-            return len(found) >= _LEAST_RUNS_OF_LONG * len(own.runs)
+            shared = distinctive.runs & set(_runs(window))
+            return len(shared) >= _LEAST_RUNS_OF_LONG * len(distinctive.runs)
         matcher = difflib.SequenceMatcher(None, prompt, window, autojunk=False)
         matched = sum(
-            sum(own.is_own[block.a : block.a + block.size])
+            sum(distinctive.is_distinctive[block.a : block.a + block.size])
             for block in matcher.get_matching_blocks()
         )
-        return matched >= own.least_words
+        return matched >= distinctive.least_words
 
 
 def _runs(words: Sequence[str]) -> Iterator[Run]:
@@ -247,29 +250,29 @@ def _runs(words: Sequence[str]) -> Iterator[Run]:
 
 
 def _many(total: int, *, share: float) -> float:
-    """From how many of `total` texts on a run is boilerplate: half of few, a share of many."""
+    """Returns in how many of `total` texts a run is boilerplate: half of few, a share of many."""
     return max(3, min(20, total / 2), share * total)
 
 
-def _own(words: tuple[str, ...], shared: set[Run]) -> _Own:
-    is_own = [True] * len(words)
+def _distinctive(words: tuple[str, ...], shared: set[Run]) -> _Distinctive:
+    is_distinctive = [True] * len(words)
     runs = list(_runs(words))
     for start, run in enumerate(runs):
         if run in shared:
-            is_own[start : start + len(run)] = [False] * len(run)
-    own_runs = frozenset(run for run in runs if run not in shared)
-    return _Own(own_runs, tuple(is_own), sum(is_own))
+            is_distinctive[start : start + len(run)] = [False] * len(run)
+    runs_left = frozenset(run for run in runs if run not in shared)
+    return _Distinctive(runs_left, tuple(is_distinctive), sum(is_distinctive))
 
 
 def _densest_window(words: list[str], runs: frozenset[Run] | set[Run], length: int) -> list[str]:
     """Returns the stretch of at most `length` words that begins at a run and holds most of them."""
     starts = [start for start, run in enumerate(_runs(words)) if run in runs]
-    best_first, best_count, end = 0, 0, 0
-    for first, start in enumerate(starts):
+    best_start, best_count, end = 0, 0, 0
+    for index, start in enumerate(starts):
         while end < len(starts) and starts[end] < start + length:
             end += 1
-        if end - first > best_count:
-            best_first, best_count = start, end - first
+        if end - index > best_count:
+            best_start, best_count = start, end - index
     # The prompt's first words may be among the changed ones.
-    begin = max(0, best_first - length // 4)
-    return words[begin : best_first + length]
+    begin = max(0, best_start - length // 4)
+    return words[begin : best_start + length]

@@ -1,4 +1,4 @@
-"""Which language a text is written in."""
+"""Tells the language that a text is written in."""
 
 import re
 from typing import Any

@@ -29,7 +29,7 @@ _CACHED_SETS = 512
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A row as it is compared with others; the same in every process."""
+    """The numbers by which a row is compared with others; the same in every process."""
 
     numbers: "array[int]"
     digest: int
@@ -59,7 +59,7 @@ class Signer:
 
 
 class NearDuplicates:
-    """Collects signatures of rows; then says which row repeats which.
+    """Collects the signatures of rows, then tells which row repeats which.
 
     Holds 588 bytes a row; the words are read again where two rows may be alike.
     """
@@ -122,9 +122,9 @@ class NearDuplicates:
 
     def _num_equal(self, one: int, other: int) -> int:
         numbers = memoryview(self._signatures_NP)
-        left = numbers[one * _NUM_PERM : (one + 1) * _NUM_PERM]
-        right = numbers[other * _NUM_PERM : (other + 1) * _NUM_PERM]
-        return sum(map(eq, left, right))
+        one_numbers = numbers[one * _NUM_PERM : (one + 1) * _NUM_PERM]
+        other_numbers = numbers[other * _NUM_PERM : (other + 1) * _NUM_PERM]
+        return sum(map(eq, one_numbers, other_numbers))
 
 
 def _kept_before(row: int, link: "array[int]", dropped: dict[int, int]) -> int:
@@ -142,10 +142,10 @@ class _Cached:
         self._sets: OrderedDict[int, frozenset[str]] = OrderedDict()
 
     def __call__(self, row: int) -> frozenset[str]:
-        found = self._sets.pop(row, None)
-        if found is None:
-            found = self._read(row)
-        self._sets[row] = found
+        words = self._sets.pop(row, None)
+        if words is None:
+            words = self._read(row)
+        self._sets[row] = words
         if len(self._sets) > _CACHED_SETS:
             self._sets.popitem(last=False)
-        return found
+        return words

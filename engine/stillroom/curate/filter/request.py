@@ -1,4 +1,4 @@
-"""What can be asked of a filter, and what it came to."""
+"""The options of filter_dataset, its result, and the row format of its side file."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -11,10 +11,10 @@ from stillroom.data.distribution import Quantiles
 ANY_TOOL = "any"
 
 
-def _named(given: Any) -> Any:
-    """Returns the kind of duplicates that `true` has meant since before there were two."""
-    named = {True: "exact", "true": "exact", False: None, "false": None}
-    return named.get(given, given) if isinstance(given, bool | str) else given
+def _kind_of_duplicates(value: Any) -> Any:
+    """Returns the kind that true or false stands for: the option once had these values only."""
+    kinds = {True: "exact", "true": "exact", False: None, "false": None}
+    return kinds.get(value, value) if isinstance(value, bool | str) else value
 
 
 class FilterDataset(BaseModel):
@@ -46,7 +46,7 @@ class FilterDataset(BaseModel):
     drop_pii: bool = False
     dedupe: Annotated[
         Literal["exact", "near"] | None,
-        BeforeValidator(_named),
+        BeforeValidator(_kind_of_duplicates),
     ] = None
     decontaminate: Annotated[
         tuple[str, ...], Field(description="Evaluation files: drop rows with their prompts")
@@ -92,7 +92,7 @@ class FilterDataset(BaseModel):
 
 
 class Distributions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the values of some rows are distributed."""
+    """The distributions of rewards, turns, characters and tokens over some rows."""
 
     reward: Quantiles | None
     turns: Quantiles | None
@@ -103,7 +103,7 @@ class Distributions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What filtering came to. read = kept + the sum of dropped, always."""
+    """The counts of a filter. read = kept + the sum of dropped, always."""
 
     output: str
     read: int
@@ -122,7 +122,7 @@ class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DroppedRow(msgspec.Struct, frozen=True, gc=False):
-    """A line of the side file."""
+    """A line of the side file `OUTPUT.dropped`: a row that was dropped, and why."""
 
     file: str
     line: int

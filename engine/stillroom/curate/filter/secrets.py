@@ -1,4 +1,4 @@
-"""Secrets and personal data in a text, by kind; what was found is never returned or shown.
+"""Finds the kinds of secrets and personal data in a text, and never returns or shows them.
 
 A kind is recognised by a fixed mark (a key's prefix, a header) or by a checksum, not by looks
 alone: a filter that drops good rows for a random number is soon left out.
@@ -163,8 +163,8 @@ PERSONAL_DATA = (
 
 def kinds_in(text: str, kinds: tuple[SensitiveKind, ...]) -> list[str]:
     """Returns the names of the kinds that a text holds, each once, in the order of `kinds`."""
-    found = (kind.name for kind in kinds if _holds(text, kind))
-    return list(dict.fromkeys(found))
+    names = (kind.name for kind in kinds if _holds(text, kind))
+    return list(dict.fromkeys(names))
 
 
 def _holds(text: str, kind: SensitiveKind) -> bool:

@@ -1,8 +1,8 @@
 """filter_dataset over the files of a Ray cluster: the same rows and counts as in one process.
 
-What rows are by themselves is judged where they are read. What needs all of them is decided by the
-driver, in the order of the rows: success rates and shared words before, duplicates and categories
-after. Then each file is read once more and written.
+Filters that judge a row by itself run in the task that reads its file. Those that need all rows run
+in the driver, in the order of the rows: success rates and shared words before, duplicates and
+categories after. Then each file is read once more and written.
 """
 
 import functools
@@ -48,15 +48,15 @@ from stillroom.settings import Workspace
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """What all tasks know."""
+    """The request and the knowledge that all tasks share."""
 
     root: Path
     request: FilterDataset
     known: Knowledge
     """Without the renderer, which each process makes for itself."""
 
-    def here(self) -> Knowledge:
-        """Returns what is known, in this process."""
+    def with_renderer(self) -> Knowledge:
+        """Returns the knowledge with the renderer of this process."""
         renderer = None if self.request.model is None else _renderer(self.root, self.request.model)
         known = self.known
         return Knowledge(renderer, known.success_rates, known.evaluation, known.verdicts)
@@ -72,7 +72,7 @@ class _SurveyJob:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """The rows of a file: why to drop each, and by what the others are compared."""
+    """The rows of a file: the reasons to drop each, and the traits of those that pass."""
 
     reasons: list[Reasons]
     sizes: "array[int]"
@@ -159,9 +159,9 @@ def _jobs(parts: RayParts, files: list[Path], common: _Common) -> Iterator[_Writ
     shared = parts.ray.put(common)
     judged: list[_Judged | None] = [None] * len(files)
     if request.dedupe is not None or request.max_per_category is not None:
-        found = list(parts.each(_judge, [_JudgeJob(file, shared) for file in files]))
-        _decide(request, found)
-        judged = [*found]
+        judged_files = list(parts.each(_judge, [_JudgeJob(file, shared) for file in files]))
+        _decide(request, judged_files)
+        judged = [*judged_files]
     for number, (file, verdicts) in enumerate(zip(files, judged, strict=True)):
         kept, dropped = parts.path(number, "kept"), parts.path(number, "dropped")
         yield _WriteJob(file, shared, verdicts, kept, dropped)
@@ -169,9 +169,9 @@ def _jobs(parts: RayParts, files: list[Path], common: _Common) -> Iterator[_Writ
 
 def _judge(job: _JudgeJob) -> _Judged:
     common: _Common = _fetched(job.common)
-    # What compares rows is decided by the driver.
-    alone = common.request.model_copy(update={"dedupe": None})
-    judge, reader = RowJudge(alone, common.here()), TraitReader(common.request)
+    # The driver compares rows with each other.
+    without_dedupe = common.request.model_copy(update={"dedupe": None})
+    judge, reader = RowJudge(without_dedupe, common.with_renderer()), TraitReader(common.request)
     judged = _Judged([], array("q"), array("q"), [])
     for row in read_rows_to_filter(job.file):
         reasons, compared = judge.reasons(row), None
@@ -188,12 +188,12 @@ def _judge(job: _JudgeJob) -> _Judged:
     return judged
 
 
-def _decide(request: FilterDataset, found: list[_Judged]) -> None:
+def _decide(request: FilterDataset, judged_files: list[_Judged]) -> None:
     """Adds the reasons that come from other rows, in the order of the rows."""
     seen: dict[bytes, str] = {}
     passed = PassedRows(request)
     places: list[tuple[_Judged, int]] = []
-    for judged in found:
+    for judged in judged_files:
         for number, compared in enumerate(judged.compared):
             if compared is None:
                 continue
@@ -213,7 +213,7 @@ def _decide(request: FilterDataset, found: list[_Judged]) -> None:
 
 def _write(job: _WriteJob) -> _Part:
     common: _Common = _fetched(job.common)
-    known = common.here()
+    known = common.with_renderer()
     tally = FilterTally(common.request)
     rows = _judged_rows(job, common.request, known)
     with atomic_output(job.kept) as kept, atomic_output(job.dropped) as dropped:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stillroom.curate.pairing import Entry, Index, PairReader, index_rollouts
+from stillroom.curate.pair_candidates import IndexedRollout, PairReader, TaskIndex, index_rollouts
 from stillroom.curate.pairs import MakeDpoPairs, Pairing, PairsResult, PairTally, PairWriter
 from stillroom.curate.ray.parts import RayParts, ray_parts
 from stillroom.files import atomic_output
@@ -17,7 +17,7 @@ _ROLLOUTS_PER_JOB = 2000
 
 @dataclass(frozen=True, slots=True)
 class _Indexed:
-    index: Index
+    index: TaskIndex
     skipped: Counter[str]
     source: FileRecord
 
@@ -25,8 +25,8 @@ class _Indexed:
 @dataclass(frozen=True, slots=True)
 class _Task:
     task_id: str
-    better: list[Entry]
-    worse: list[Entry] | None
+    better: list[IndexedRollout]
+    worse: list[IndexedRollout] | None
     """None: they are compared with each other."""
 
 
@@ -62,8 +62,8 @@ def pair_on_ray(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
 
 def _indexed(
     parts: RayParts, side: list[Path], skipped: Counter[str], records: dict[Path, FileRecord]
-) -> Index:
-    index: Index = {}
+) -> TaskIndex:
+    index: TaskIndex = {}
     for path, part in zip(side, parts.each(_index, side), strict=True):
         for task_id, entries in part.index.items():
             index.setdefault(task_id, []).extend(entries)

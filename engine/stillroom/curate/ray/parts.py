@@ -39,7 +39,7 @@ class RayParts:
         return self.folder / f"{number:06d}.{kind}.jsonl"
 
     def each(self, work: Callable[[Job], Part], jobs: Iterable[Job]) -> Iterator[Part]:
-        """Yields what `work` returns of each job, in the order of the jobs.
+        """Yields the results of `work` for each job, in the order of the jobs.
 
         Raises the first EngineError of a task, and RunError for any other fault.
         """
@@ -72,7 +72,7 @@ class RayParts:
 
 @contextmanager
 def ray_parts(address: str | None, output: Path) -> Generator[RayParts]:
-    """Gives a cluster and a folder beside the output, which goes when the work is done."""
+    """Gives a cluster, and a folder beside the output that is removed when the work is done."""
     output.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.parts-", dir=output.parent))
     try:

@@ -1,1 +1,1 @@
-"""Rows as curation reads them: the fields that decide, beside the untouched bytes."""
+"""Rows as curation reads them: the facts that decide, beside the untouched bytes."""

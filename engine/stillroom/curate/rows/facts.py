@@ -20,6 +20,8 @@ SUPERVISED = "supervised row"
 """The `stop_reason` in the facts of a supervised row."""
 # Of the bytes that can begin a JSON value, only a string's quote sorts before this one.
 _AFTER_QUOTE = bytearray(b"#")
+# As a tuple: `str | None` would be put together anew for each row.
+_TEXT_OR_NONE = (str, type(None))
 
 
 class CalledFunction(msgspec.Struct, frozen=True, gc=False):
@@ -77,7 +79,7 @@ class CommonFields(msgspec.Struct, frozen=True, gc=False):
     errors: Any = None
     tools: msgspec.Raw = NULL
     stillroom: msgspec.Raw = NULL
-    rollout_id: Any = None
+    rollout_id: str | None = None
     output: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     responses_create_params: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
@@ -226,8 +228,8 @@ def _is_open(messages: list[MessageFacts]) -> bool:
 def layout_of_fields(row: CommonFields) -> RolloutLayout | None:
     """Returns the layout of a rollout, if these fields are enough to tell it; else None."""
     if isinstance(row.stop_reason, str):
-        is_plain = isinstance(row.id, str | None) and isinstance(row.task_id, str | None)
-        return RolloutLayout.STILLROOM if is_plain else None
+        has_text_ids = isinstance(row.id, _TEXT_OR_NONE) and isinstance(row.task_id, _TEXT_OR_NONE)
+        return RolloutLayout.STILLROOM if has_text_ids else None
     if row.stop_reason is None:
         return None
     has_outcome = row.completed is not None or row.success is not None
@@ -329,9 +331,8 @@ def is_plain_supervised(row: DecodedFields) -> bool:
         and row.conversation is None
         and row.output is msgspec.UNSET
         and row.responses_create_params is msgspec.UNSET
-        and isinstance(row.id, str | None)
-        and isinstance(row.rollout_id, str | None)
-        and isinstance(row.task_id, str | None)
+        and isinstance(row.id, _TEXT_OR_NONE)
+        and isinstance(row.task_id, _TEXT_OR_NONE)
     )
 
 

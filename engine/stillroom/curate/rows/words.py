@@ -1,4 +1,4 @@
-"""The words of a conversation, as they are compared: no case, no punctuation, no blanks."""
+"""The words of a conversation, as rows are compared by them: no case, punctuation or blanks."""
 
 import re
 import unicodedata
@@ -8,7 +8,7 @@ from typing import Any, cast
 # Chinese and Japanese put no blanks between words: there each character counts as one.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 _FOLDED = "".join(chr(c).lower() if _WORD.match(chr(c)) else " " for c in range(128))
-"""What the characters of ASCII become: a text of them alone is cut faster without `_WORD`."""
+"""The ASCII characters, folded: a text of them alone is cut faster without `_WORD`."""
 SHINGLE_WORDS = 3
 _SPOKEN = ("user", "assistant")
 _THINKING = ("reasoning_content", "reasoning", "thinking")

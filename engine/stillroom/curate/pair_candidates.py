@@ -1,4 +1,7 @@
-"""Which rollouts of a task make a pair, and where they part; only rewards and places are held."""
+"""The rollouts of each task that may make a pair, their order, and where two of them part.
+
+Of each rollout only its reward and its place in the file are held in memory.
+"""
 
 import heapq
 import itertools
@@ -19,8 +22,8 @@ Strategy = Literal["best_worst", "all", "adjacent"]
 _MAX_KEPT_BYTES = 16 << 20
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
-    """Where a rollout is, and what it is worth."""
+class IndexedRollout(msgspec.Struct, frozen=True, gc=False):
+    """The place of a rollout in its file, and its reward."""
 
     path: Path
     offset: int
@@ -28,15 +31,15 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     reward: float
     messages_field: Literal["messages", "conversation"]
     is_translated: bool
-    """Whether it is read by way of its row in our layout."""
+    """Whether it must be translated to our layout when it is read."""
 
 
-Index = dict[str, list[Entry]]
+TaskIndex = dict[str, list[IndexedRollout]]
 
 
-def index_rollouts(files: Iterable[Path], skipped: Counter[str]) -> Index:
-    """Returns where each task's rollouts are; those that cannot take part are counted."""
-    index: Index = {}
+def index_rollouts(files: Iterable[Path], skipped: Counter[str]) -> TaskIndex:
+    """Returns the places of each task's rollouts; those that cannot take part are counted."""
+    index: TaskIndex = {}
     for rollout in itertools.chain.from_iterable(map(read_curated_rows, files)):
         facts = rollout.facts
         if facts is None or rollout.layout is None or facts.task_id is None:
@@ -51,7 +54,7 @@ def index_rollouts(files: Iterable[Path], skipped: Counter[str]) -> Index:
             field = (
                 "conversation" if is_raw and rollout.layout is RolloutLayout.RNOW else "messages"
             )
-            entry = Entry(
+            entry = IndexedRollout(
                 rollout.path, line.offset, line.num_bytes, facts.reward, field, not is_raw
             )
             index.setdefault(facts.task_id, []).append(entry)
@@ -59,8 +62,12 @@ def index_rollouts(files: Iterable[Path], skipped: Counter[str]) -> Index:
 
 
 def ranked_pairs(
-    better: Sequence[Entry], worse: Sequence[Entry], strategy: Strategy, *, least: float
-) -> Iterator[tuple[Entry, Entry]]:
+    better: Sequence[IndexedRollout],
+    worse: Sequence[IndexedRollout],
+    strategy: Strategy,
+    *,
+    least: float,
+) -> Iterator[tuple[IndexedRollout, IndexedRollout]]:
     """Yields (chosen, rejected) with rewards at least `least` apart, the largest difference first.
 
     Needs memory for the rollouts of a task, not for all its pairs.
@@ -79,12 +86,12 @@ def ranked_pairs(
     return itertools.takewhile(lambda pair: _difference(pair) >= least, pairs)
 
 
-def _difference(pair: tuple[Entry, Entry]) -> float:
+def _difference(pair: tuple[IndexedRollout, IndexedRollout]) -> float:
     return pair[0].reward - pair[1].reward
 
 
 class PairSide(msgspec.Struct, frozen=True):
-    """What a pair takes from a rollout, as the very bytes it is written with."""
+    """The fields of a rollout that go into a pair, as the very bytes of its line."""
 
     messages: list[msgspec.Raw]
     tools: msgspec.Raw | bytes
@@ -104,14 +111,14 @@ _FIELDS = msgspec.json.Decoder(_Fields)
 
 
 class PairReader:
-    """Reads rollouts again; those of the task at hand are kept, as far as they are small."""
+    """Reads rollouts again, and keeps up to 16 MB of those of the present task in memory."""
 
     def __init__(self) -> None:
         self._rows = RowReader()
-        self._kept: dict[Entry, PairSide] = {}
+        self._kept: dict[IndexedRollout, PairSide] = {}
         self._num_bytes = 0
 
-    def read(self, entry: Entry) -> PairSide:
+    def read(self, entry: IndexedRollout) -> PairSide:
         """Returns the messages and fields of a rollout."""
         side = self._kept.get(entry)
         if side is None:
@@ -121,7 +128,7 @@ class PairReader:
                 self._num_bytes += entry.num_bytes
         return side
 
-    def _read(self, entry: Entry) -> PairSide:
+    def _read(self, entry: IndexedRollout) -> PairSide:
         data = self._rows.read(entry.path, entry.offset, entry.num_bytes)
         try:
             row = _FIELDS.decode((translate(data) or data) if entry.is_translated else data)
@@ -129,16 +136,15 @@ class PairReader:
             raise DataError(
                 f"{entry.path} has changed while it was read", "run it again"
             ) from error
-        is_theirs = entry.messages_field == "conversation"
         return PairSide(
-            messages=row.conversation if is_theirs else row.messages,
+            messages=(row.conversation if entry.messages_field == "conversation" else row.messages),
             tools=b"[]" if row.tools == NULL else row.tools,
             metadata=b"{}" if row.metadata == NULL else row.metadata,
             id=row.id if isinstance(row.id, str) and row.id else None,
         )
 
     def forget(self) -> None:
-        """Lets go of what was kept; a new task begins."""
+        """Drops the rollouts that were kept, before a new task begins."""
         self._kept.clear()
         self._num_bytes = 0
 
@@ -150,18 +156,21 @@ class PairReader:
 
 
 def first_difference(one: Sequence[msgspec.Raw], other: Sequence[msgspec.Raw]) -> int | None:
-    """Returns the index of the first message that differs, ids of tool calls apart."""
-    for index, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right and _said(left) != _said(right):
+    """Returns the index of the first message that differs, apart from the ids of tool calls.
+
+    None if the conversations are equal.
+    """
+    for index, (message, counterpart) in enumerate(zip(one, other, strict=False)):
+        if message != counterpart and _decoded(message) != _decoded(counterpart):
             return index
     shorter = min(len(one), len(other))
     return shorter if len(one) != len(other) else None
 
 
-def _said(message: msgspec.Raw) -> dict[str, Any]:
+def _decoded(message: msgspec.Raw) -> dict[str, Any]:
     return without_ids(msgspec.json.decode(message))
 
 
 def both_answer(one: Sequence[msgspec.Raw], other: Sequence[msgspec.Raw], index: int) -> bool:
-    """Whether both go on with an assistant's turn at `index`."""
-    return all(len(m) > index and _said(m[index])["role"] == "assistant" for m in (one, other))
+    """Whether both conversations go on with an assistant's turn at `index`."""
+    return all(len(m) > index and _decoded(m[index])["role"] == "assistant" for m in (one, other))
