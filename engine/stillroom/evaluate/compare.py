@@ -1,4 +1,4 @@
-"""Comparing evaluations on the tasks they share: paired differences with 95 % intervals."""
+"""Compares evaluations on the tasks that they share: paired differences with 95 % intervals."""
 
 from collections.abc import Sequence
 
@@ -24,11 +24,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     candidate: str
     baseline_accuracy: float
     candidate_accuracy: float
-    """Both on the shared tasks."""
+    """Both accuracies are on the shared tasks."""
     difference: Estimate
     """Candidate minus baseline, paired by task."""
     p_value: float
-    """Exact, two-sided: is the number of tasks won different from those lost?"""
+    """The exact two-sided p-value of the tasks won against the tasks lost."""
     tasks_won: int
     tasks_lost: int
     tasks_shared: int
@@ -40,7 +40,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(baseline: Evaluation, candidate: Evaluation) -> Comparison:
-    """Returns how the candidate differs. Raises InputError if they share fewer than two tasks."""
+    """Returns the candidate's differences. Raises InputError for fewer than two shared tasks."""
     before = {score.task_id: score for score in baseline.tasks}
     after = {score.task_id: score for score in candidate.tasks}
     shared = [task_id for task_id in before if task_id in after]

@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: evaluation.json in its run's folder."""
+"""The format of evaluation.json, which an evaluation writes to its run's folder."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ RESULT_FILE = "evaluation.json"
 
 
 class TaskScore(msgspec.Struct, frozen=True, kw_only=True):
-    """One task's outcome: means over its samples."""
+    """The means of one task over its samples."""
 
     task_id: str
     success: float
@@ -17,20 +17,20 @@ class TaskScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What an evaluation came to."""
+    """The result of an evaluation."""
 
     name: str
     model: str
     data: str
     accuracy: Estimate
     by_group: dict[str, dict[str, Estimate]]
-    """Field of the metadata → its value → accuracy."""
+    """The accuracy by metadata field, then by that field's value."""
     mean_reward: float
     mean_turns: float
     tool_errors: int
     truncated: int
     failed: int
-    """Rollouts that infrastructure ended; they count neither as right nor as wrong."""
+    """The number of rollouts that infrastructure ended: neither right nor wrong."""
     teacher: str | None
     teacher_kl: Estimate | None
     """Reverse KL per token (nats), KL(model || teacher), on the model's own samples at T 1."""
@@ -39,7 +39,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """All of evaluation.json: the result and each task's score, for paired comparisons."""
+    """The content of evaluation.json: the result, and each task's score for paired comparisons."""
 
     result: EvaluationResult
     tasks: list[TaskScore]

@@ -16,7 +16,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     value: float
     low: float | None
     high: float | None
-    """None where one task alone says nothing of the spread."""
+    """None where there is only one task, which says nothing of the spread."""
     n: int
 
 
@@ -28,7 +28,7 @@ def share_estimate(successes: int, n: int) -> Estimate:
     spread = _Z**2 / n
     centre = (share + spread / 2) / (1 + spread)
     half = _Z * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
-    # Of none or of all, the bound is the share itself but for rounding.
+    # For a share of 0 or 1 one bound is the share itself; rounding must not move it beyond.
     low, high = min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
     return Estimate(value=share, low=low, high=high, n=n)
 
@@ -38,9 +38,9 @@ def mean_estimate(
 ) -> Estimate:
     """Returns the mean of independent values with Student's interval.
 
-    For several samples of a task pass the task's mean, so that tasks are what is independent.
-    `limits` are the least and the most a value can be. Where all values came out the same they
-    bound how far off the mean may be for what was not seen (Clopper, Pearson 1934).
+    For several samples of a task pass the task's mean, since samples of a task are not independent.
+    `limits` are the lowest and the highest possible value. Where all values are the same they bound
+    how far unseen values may move the mean (Clopper, Pearson 1934).
     """
     n = len(values)
     if n == 0:
@@ -58,7 +58,7 @@ def mean_estimate(
 
 
 def ratio_estimate(sums: Sequence[float], sizes: Sequence[int]) -> Estimate:
-    """Returns sum(sums) / sum(sizes), e.g. nats per token, whose clusters are independent.
+    """Returns sum(sums) / sum(sizes), e.g. nats per token, where clusters are independent.
 
     Source: linearised variance of a ratio estimator (Cochran 1977, ch. 6).
     """
@@ -80,7 +80,7 @@ def excludes_zero(estimate: Estimate) -> bool:
 
 
 def t_quantile(degrees: int) -> float:
-    """Returns Student's 97.5 % quantile (error < 0.5 % from 3 degrees of freedom on).
+    """Returns Student's 97.5 % quantile (error below 0.5 % from 3 degrees of freedom on).
 
     Source: expansion in 1/degrees, Abramowitz & Stegun 26.7.5.
     """
@@ -88,15 +88,17 @@ def t_quantile(degrees: int) -> float:
     if degrees in exact:
         return exact[degrees]
     z, d = _Z, float(degrees)
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    fourth = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
-    return z + first / d + second / d**2 + third / d**3 + fourth / d**4
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / d**power for power, term in enumerate(terms, start=1))
 
 
 def sign_test_p(wins: int, losses: int) -> float:
-    """Returns the two-sided exact p-value of wins against losses among tasks that differ.
+    """Returns the exact two-sided p-value of a sign test: wins against losses, without ties.
 
     For answers that are right or wrong this is McNemar's exact test.
     """

@@ -1,4 +1,4 @@
-"""How many tasks are solved by at least one of k samples."""
+"""pass@k: the share of tasks that at least one of k samples solves."""
 
 import math
 from collections.abc import Iterable
@@ -12,22 +12,22 @@ def pass_at_k(num_right: int, num_samples: int, k: int) -> float:
     Source: Chen et al. 2021 (arXiv 2107.03374), equation 1.
     """
     if not 0 <= num_right <= num_samples or not 1 <= k <= num_samples:
-        raise ValueError(f"{num_right} of {num_samples} samples say nothing of {k}")
+        raise ValueError(f"pass@{k} cannot be estimated from {num_right} of {num_samples} samples")
     return 1 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
 
 def passing_tasks(answers: Iterable[tuple[str, bool]], k: int) -> Estimate | None:
-    """Returns the share of tasks that k samples solve, over the tasks that have so many.
+    """Returns the share of tasks that k samples solve, over the tasks that have k samples or more.
 
-    `answers`: of each sample its task's id, and whether it is right. None if no task has k.
+    `answers` has each sample's task id, and whether it is right. None if no task has k samples.
     """
     by_task: dict[str, list[bool]] = {}
     for task_id, is_right in answers:
         by_task.setdefault(task_id, []).append(is_right)
-    samples = [found for found in by_task.values() if len(found) >= k]
+    samples = [results for results in by_task.values() if len(results) >= k]
     if not samples:
         return None
-    shares = [pass_at_k(sum(found), len(found), k) for found in samples]
-    if all(len(found) == k for found in samples):
+    shares = [pass_at_k(sum(results), len(results), k) for results in samples]
+    if all(len(results) == k for results in samples):
         return share_estimate(round(sum(shares)), len(shares))
     return mean_estimate(shares, limits=(0.0, 1.0))

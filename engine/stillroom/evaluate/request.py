@@ -1,4 +1,4 @@
-"""What an evaluation is asked to do, and the plan that comes of it."""
+"""The request for an evaluation, and its plan: all that the request names, looked up once."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -39,7 +39,7 @@ class KLModels:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """A checked `EvaluateModel`: the rollouts, and the models that the KL is measured between."""
+    """A checked `EvaluateModel`: the rollouts, and the models between which the KL is measured."""
 
     request: EvaluateModel
     rollouts: RolloutPlan
@@ -48,9 +48,9 @@ class EvaluationPlan:
 
 
 def plan_evaluation(workspace: Workspace, request: EvaluateModel) -> EvaluationPlan:
-    """Returns the checked plan of an evaluation; no model is loaded.
+    """Returns the plan of an evaluation; no model is loaded.
 
-    Raises InputError for what can be known to be wrong before a process is started.
+    Raises InputError for everything that is known to be wrong before a process is started.
     """
     data = workspace.existing(request.data, what="data")
     rollouts = plan_rollouts(workspace, request, prompts=data)

@@ -1,4 +1,4 @@
-"""One evaluation: rollouts on held-out tasks, accuracy with intervals, KL to a teacher."""
+"""One evaluation: rollouts on held-out tasks, accuracy with intervals, the KL to a teacher."""
 
 import functools
 import time
@@ -33,7 +33,7 @@ from stillroom.types import Trajectory
 
 ROLLOUTS_FILE = "rollouts.jsonl"
 PHASE = "evaluate"
-_OTHER = "(none)"
+_NO_GROUP = "(none)"
 
 
 async def evaluate_model(
@@ -52,9 +52,9 @@ async def evaluate_model(
     )
     rollouts = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
     if not rollouts:
-        first = next(o for o in outcomes if isinstance(o, FailedRollout))
+        failed = next(outcome for outcome in outcomes if isinstance(outcome, FailedRollout))
         raise TeacherError(
-            f"every rollout failed, the first with: {first.failure.message}",
+            f"every rollout failed, the first with: {failed.failure.message}",
             "check the endpoint and the model's name, then evaluate again",
         )
     rows = folder / ROLLOUTS_FILE
@@ -160,7 +160,7 @@ def score_tasks(rollouts: Sequence[Trajectory], group_by: Sequence[str]) -> list
             success=fmean(rollout.success is True for rollout in group),
             reward=fmean(rollout.reward or 0.0 for rollout in group),
             groups={
-                name: str(group[0].metadata[name]) if name in group[0].metadata else _OTHER
+                name: str(group[0].metadata[name]) if name in group[0].metadata else _NO_GROUP
                 for name in group_by
             },
         )
@@ -169,7 +169,7 @@ def score_tasks(rollouts: Sequence[Trajectory], group_by: Sequence[str]) -> list
 
 
 def accuracy_of(scores: Sequence[TaskScore], *, is_single: bool) -> Estimate:
-    """Returns the share of success: Wilson's interval for one sample a task, else Student's."""
+    """Returns the share of successes: Wilson's interval for one sample a task, else Student's."""
     if is_single:
         return share_estimate(round(sum(score.success for score in scores)), len(scores))
     return mean_estimate([score.success for score in scores], limits=(0.0, 1.0))
@@ -181,7 +181,7 @@ def _by_group(
     grouped: dict[str, dict[str, Estimate]] = {}
     for name in group_by:
         values = sorted({score.groups[name] for score in scores})
-        if values == [_OTHER]:
+        if values == [_NO_GROUP]:
             continue
         grouped[name] = {
             value: accuracy_of(

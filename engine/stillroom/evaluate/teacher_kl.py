@@ -1,4 +1,4 @@
-"""How far a model is from a teacher: the exact reverse KL per token on the model's own samples.
+"""The distance of a model from a teacher: the exact reverse KL per token on the model's samples.
 
 Shapes: N sampled tokens of a batch.
 """
@@ -46,7 +46,7 @@ def measure_teacher_kl(
         )
     sums, sizes = _kl_of_each(sequences, LocalTeacher(student), LocalTeacher(teacher))
     if len(sums) == 1:
-        # One rollout says nothing of the spread.
+        # One rollout alone says nothing of the spread, so there is no interval.
         return Estimate(value=sums[0] / sizes[0], low=None, high=None, n=1)
     return ratio_estimate(sums, sizes)
 

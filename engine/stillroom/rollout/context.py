@@ -42,12 +42,13 @@ from stillroom.types import (
 
 @dataclass(frozen=True, slots=True)
 class ToolsAndRewards:
-    """What rollouts have around the policy."""
+    """The open tools of a run, and the process that computes its rewards."""
 
     pool: UserPool | None
+    """Runs the user's tools.py and rewards.py; None where there is neither."""
     tools: ToolSource | None
     notes: Sequence[str]
-    """What a user should be told of the tools."""
+    """What a user should know of the tools, e.g. of images that must be fetched."""
 
 
 @asynccontextmanager
@@ -66,9 +67,9 @@ async def open_tools_and_rewards(
             tool_timeout_s=plan.options.tool_timeout,
             reward_timeout_s=plan.options.reward_timeout,
         )
-        sources = ToolSources(plan.workspace, plan.options, tasks)
+        sources = _ToolSources(plan.workspace, plan.options, tasks)
         tools = await stack.enter_async_context(sources.open(pool))
-        check_tools(tasks, tools)
+        _check_tools(tasks, tools)
         yield ToolsAndRewards(pool, tools, sources.notes)
 
 
@@ -144,7 +145,7 @@ async def open_user_pool(
     tool_timeout_s: float,
     reward_timeout_s: float,
 ) -> UserPool | None:
-    """Starts the process for the user's files; None if there are none."""
+    """Starts the process that runs the user's Python files; returns None if there are none."""
     if tools_file is None and rewards_file is None:
         return None
     pool = UserPool(
@@ -156,7 +157,7 @@ async def open_user_pool(
     return await stack.enter_async_context(pool)
 
 
-def check_tools(tasks: Sequence[Task], tools: ToolSource | None) -> None:
+def _check_tools(tasks: Sequence[Task], tools: ToolSource | None) -> None:
     """Raises DataError if a task names a tool that does not exist."""
     known = {schema["function"]["name"] for schema in tools.schemas} if tools else set[str]()
     for task in tasks:
@@ -170,9 +171,9 @@ def check_tools(tasks: Sequence[Task], tools: ToolSource | None) -> None:
 
 
 def _limits_of(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str, float]]]:
-    """Returns how many conversations a policy could take, and the figures of its limits.
+    """Returns two functions: how many conversations the policy can take now, and its figures.
 
-    Behind an endpoint both are learnt as the run goes on.
+    What an endpoint allows is learnt as the run goes on; a model in this process has no limits.
     """
     if not isinstance(policy, OpenAITeacher):
         return lambda: 0, dict[str, float]
@@ -181,11 +182,11 @@ def _limits_of(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str
     def figures() -> dict[str, float]:
         pace = {}
         if limiter.pace is not None:
-            what = "calls" if limiter.unit is LimitUnit.REQUESTS else "tokens"
-            pace[f"{what}_per_s_allowed"] = round(limiter.pace, 2)
+            unit = "calls" if limiter.unit is LimitUnit.REQUESTS else "tokens"
+            pace[f"{unit}_per_s_allowed"] = round(limiter.pace, 2)
         return {"at_once_allowed": float(limiter.window), **pace}
 
-    # While some conversations are with their tools, others can have the teacher.
+    # A quarter more than the calls allowed: some conversations wait for their tools meanwhile.
     return lambda: limiter.window + limiter.window // 4, figures
 
 
@@ -196,7 +197,7 @@ async def _open_policy(
     spending: Spending | None,
     transport: httpx.AsyncBaseTransport | None,
 ) -> Policy:
-    """Returns who answers: the client of an endpoint, or a model that is loaded here."""
+    """Opens the policy: the client of an endpoint, or a model that is loaded into this process."""
     if isinstance(plan.policy, Endpoint):
         teacher = _teacher(plan, plan.policy, sampling, spending, transport)
         return await stack.enter_async_context(teacher)
@@ -231,8 +232,9 @@ def _teacher(
 async def _load_policy(
     plan: RolloutPlan, location: ModelLocation, sampling: SamplingSettings
 ) -> "HFPolicy":
-    """Loads the model into this process. Torch is imported here, so that checks do without."""
+    """Loads the model into this process and returns the policy that samples from it."""
     options = plan.options
+    # Imported only here: the server process checks requests with this package, without torch.
     try:
         from stillroom.models.heads import OutputHead
         from stillroom.models.load import load_model
@@ -252,12 +254,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MeteredPolicy:
-    """Lets each turn be sampled only if its worst case is within the budget."""
+    """A policy in this process whose turns count against a budget, as an endpoint's calls do.
+
+    A turn is sampled only if its worst case is within the budget.
+    """
 
     policy: Policy
     budget: Budget
     max_tokens: int
-    """Of a turn."""
+    """The most tokens that one turn may have."""
 
     @asynccontextmanager
     async def converse(
@@ -265,24 +270,30 @@ class MeteredPolicy:
     ) -> AsyncGenerator["MeteredConversation"]:
         """Opens a conversation that begins with the given messages."""
         async with self.policy.converse(messages, tools, seed_key=seed_key) as conversation:
-            most = _num_bytes([messages, tools]) + TEMPLATE_TOKENS
-            yield MeteredConversation(self, conversation, most)
+            # A token is at least a byte, so the bytes bound the tokens without a tokenizer.
+            max_prompt_tokens = _num_bytes([messages, tools]) + TEMPLATE_TOKENS
+            yield MeteredConversation(self, conversation, max_prompt_tokens)
 
 
 class MeteredConversation:
-    """One conversation, and the most tokens that its next prompt has."""
+    """One conversation that reserves the worst case of each turn in the budget."""
 
-    def __init__(self, meter: MeteredPolicy, conversation: PolicyConversation, most: int) -> None:
-        self._meter, self._conversation, self._most = meter, conversation, most
+    def __init__(
+        self, meter: MeteredPolicy, conversation: PolicyConversation, max_prompt_tokens: int
+    ) -> None:
+        self._meter, self._conversation = meter, conversation
+        # The most tokens that the next prompt can have.
+        self._max_prompt_tokens = max_prompt_tokens
 
     async def sample(self) -> SampledTurn:
         """Returns the next turn. Raises BudgetSpentError where it might take too much."""
-        budget, worst = self._meter.budget, Cost(self._most + self._meter.max_tokens)
+        budget = self._meter.budget
+        worst = Cost(self._max_prompt_tokens + self._meter.max_tokens)
         await budget.reserve(worst)
         try:
             turn = await self._conversation.sample()
         except BaseException:
-            # Nobody bills what was not finished.
+            # A turn of our own model that was not finished costs nothing.
             budget.give_back(worst)
             raise
         budget.settle(worst, Cost.of(turn.usage, turn.cost_usd), was_sent=False)
@@ -290,31 +301,32 @@ class MeteredConversation:
         return turn
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends what follows the last turn."""
-        self._most += _num_bytes(replies) + FRAME_TOKENS
+        """Appends the messages that follow the last turn."""
+        self._max_prompt_tokens += _num_bytes(replies) + FRAME_TOKENS
         self._conversation.reply(call, replies)
 
     def restore(self, turn: SampledTurn) -> None:
-        """Appends a turn that is already known."""
+        """Appends a turn that was sampled earlier."""
         self._conversation.restore(turn)
         self._follow(turn)
 
     def trace(self) -> TokenTrace | None:
-        """Returns the exact tokens."""
+        """Returns the exact tokens of the conversation."""
         return self._conversation.trace()
 
     def _follow(self, turn: SampledTurn) -> None:
-        self._most = turn.usage.prompt_tokens + turn.usage.completion_tokens + FRAME_TOKENS
+        usage = turn.usage
+        self._max_prompt_tokens = usage.prompt_tokens + usage.completion_tokens + FRAME_TOKENS
 
 
 def _num_bytes(value: object) -> int:
     return len(msgspec.json.encode(value))
 
 
-class ToolSources:
-    """tools.py, MCP servers, the browser and the containers of the rows, as the options name them.
+class _ToolSources:
+    """All places that a run's tools come from: tools.py, MCP servers, the browser, containers.
 
-    `notes` tells, once they are open, what a user should know of them.
+    Once they are open, `notes` holds what a user should know of them.
     """
 
     def __init__(
@@ -326,9 +338,9 @@ class ToolSources:
 
     @asynccontextmanager
     async def open(self, pool: UserPool | None) -> AsyncGenerator[ToolSource | None]:
-        """Gives all tools as one source, or None where there are none; `pool` is open already.
+        """Opens all tools as one source, or None where there are none; `pool` is open already.
 
-        Raises InputError if two of them have the same name, and what each source raises.
+        Raises InputError if two tools have the same name, and what each source raises.
         """
         sources: dict[str, ToolSource] = {}
         async with AsyncExitStack() as stack:
@@ -354,7 +366,7 @@ class ToolSources:
             server,
             tool_timeout_s=self._options.tool_timeout,
             folder=self._workspace.root,
-            # Other people's programs: they get the environment, but no teacher's key.
+            # MCP servers are other people's programs: they may not see a teacher's key.
             environment=tool_environment(without=TEACHER_KEYS),
         )
 
@@ -368,7 +380,7 @@ class ToolSources:
         return await stack.enter_async_context(browser)
 
     def _containers(self, fallback: ToolSource | None) -> DockerTools:
-        # The same run started again must know its containers, to remove what was left behind.
+        # The same for the same run started again: it finds and removes containers that a kill left.
         identity = content_hash({"root": str(self._workspace.root), **self._options.model_dump()})
         return DockerTools(
             self._tasks,

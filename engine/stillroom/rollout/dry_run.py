@@ -1,4 +1,4 @@
-"""A dry run: the tools are started and the files read as a run does, and no model is called."""
+"""A dry run: the files are read and the tools started as in a run, but no model is called."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -20,7 +20,7 @@ from stillroom.rollout.forecast import (
 )
 from stillroom.rollout.journal.journal import check_settings, journal_path
 from stillroom.rollout.journal.records import KnownSteps, RolloutKey, finished_rows, read_journal
-from stillroom.rollout.journal.shards import left_by_shards
+from stillroom.rollout.journal.shards import unmerged_steps
 from stillroom.rollout.request import GenerateRollouts, GenerationPlan
 from stillroom.rollout.rewards.judge import RESPONSE_FORMATS, judge_messages
 from stillroom.rollout.rewards.judge_request import JudgePlan
@@ -30,13 +30,13 @@ from stillroom.types import Message
 
 _NONCE = "0" * 16
 _SHORTEST_ANSWER = "-"
-"""An empty one is told in more words."""
+"""Not an empty one: a judge gets "(no answer)" for that, which is longer."""
 
 
 async def dry_run(
     plan: GenerationPlan, specs: Sequence[RolloutSpec], settings: Mapping[str, object]
 ) -> Forecast:
-    """Returns what a run would take: no model is called, no file written.
+    """Returns the calls, tokens and cost of a run; no model is called and no file written.
 
     Raises what the run would raise before its first call.
     """
@@ -44,7 +44,7 @@ async def dry_run(
     check_settings(output, settings)
     finished = finished_rows(output)
     known = read_journal(journal_path(output), finished).known
-    rows, steps = left_by_shards(output, finished)
+    rows, steps = unmerged_steps(output, finished)
     finished, known = finished | rows, known | steps
     todo = [spec for spec in specs if spec.key not in finished]
     tasks = [spec.task for spec in specs]
@@ -82,7 +82,7 @@ def _load(
     task = spec.task
     schemas = offered_tools(task, around.tools)
     goes_on = bool(schemas) or request.nudge_to_send is not None
-    # Of tools that keep state nothing may be replayed.
+    # Where tools keep state, recorded turns are not replayed: the state they led to is gone.
     is_replayed = around.tools is None or not around.tools.keeps_state
     steps = known.get(spec.key, KnownSteps())
     return RolloutLoad(
@@ -115,6 +115,6 @@ def _judge_loads(
 
 
 def _text_bytes(messages: Sequence[Message]) -> int:
-    """Returns the bytes of what is written in the messages; pictures have no fixed size."""
+    """Returns the bytes of the text in the messages; pictures have no fixed size."""
     contents = (message.get("content") for message in messages)
     return sum(len(content.encode()) for content in contents if isinstance(content, str))

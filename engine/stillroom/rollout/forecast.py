@@ -1,8 +1,9 @@
-"""What a rollout run will take, told without making a call."""
+"""The calls, tokens and cost that a rollout run will take, computed without making a call."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import msgspec
 
@@ -12,23 +13,24 @@ from stillroom.teachers.pricing import Price
 from stillroom.types import Usage
 
 _BYTES_PER_TOKEN = 4.0
-"""Of English text; what is expected."""
-_MOST_BYTES_PER_TOKEN = 8.0
+"""Expected of English text."""
+_MAX_BYTES_PER_TOKEN = 8.0
+"""Bounds the tokens of a prompt from below."""
 _EXPECTED_TURNS_WITH_TOOLS = 4.0
 _EXPECTED_REPLY_TOKENS = 200.0
 TEMPLATE_TOKENS = 512
-"""What a chat template may add to a call: default system texts, how to call tools, headers."""
+"""The most that a chat template adds to a call: system texts, how to call tools, headers."""
 FRAME_TOKENS = 64
-"""What it may add for a turn and for what follows it."""
+"""The most that a chat template adds for a turn and the messages that follow it."""
 ASSUMED_REPLY_TOKENS = 16_384
-"""Of the tools' replies to one turn, where nothing cuts them."""
+"""The most tokens of the tools' replies to one turn that is assumed where nothing cuts them."""
 _CUT_NOTE_BYTES = 80
-_MOST_BYTES_PER_CHARACTER = 4
+_MAX_BYTES_PER_CHARACTER = 4
 _CORRECTION_BYTES = 400
 
 
 class ForecastRange(msgspec.Struct, frozen=True):
-    """What is expected, between the least and the most that is possible."""
+    """An expected number between the lowest and the highest possible one."""
 
     low: float
     expected: float
@@ -36,7 +38,7 @@ class ForecastRange(msgspec.Struct, frozen=True):
 
 
 class JudgeForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What the judge will take."""
+    """The calls, tokens and cost of the judge."""
 
     calls: ForecastRange
     prompt_tokens: ForecastRange
@@ -46,7 +48,7 @@ class JudgeForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a dry run."""
+    """The result of a dry run."""
 
     dry_run: bool
     """Always true: no model was called and nothing was written."""
@@ -54,7 +56,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     already_done: int
     todo: int
     calls: ForecastRange
-    """Of the model, as are the tokens."""
+    """Calls of the model; the tokens are the model's too."""
     prompt_tokens: ForecastRange
     completion_tokens: ForecastRange
     judge: JudgeForecast | None
@@ -62,50 +64,50 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: ForecastRange | None
     """Of model and judge together; None where a price is unknown."""
     based_on: str
-    """Where the expectation comes from."""
+    """What the expected numbers are computed from."""
     assumes: list[str]
-    """What low and high hold under."""
+    """The assumptions under which low and high hold."""
     terms: str | None = None
-    """Where the provider says whether its outputs may train other models; the user should know
+    """The provider's page on whether its outputs may train other models; the user should know it
     before the first paid call."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeLoad:
-    """What a judge is sent for one rollout, as far as that is known before."""
+    """The size of the question that a judge gets for one rollout, as far as it is known before."""
 
     text_bytes: int
-    """Of the question's text alone, without the answer and the conversation."""
+    """The question's text alone, without the answer and the conversation."""
     request_bytes: int
-    """Of the question as it is sent."""
+    """The question as it is sent, in JSON."""
     is_certain: bool
-    """Whether it is asked in any case."""
+    """Whether the judge is asked in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutLoad:
-    """What is known before of one rollout that is to be done."""
+    """The size of one rollout that is to be done, as far as it is known before."""
 
     text_bytes: int
-    """Of the prompt's text alone."""
+    """The prompt's text alone."""
     request_bytes: int
-    """Of the messages and tool schemas as they are sent, which each call does."""
+    """The messages and tool schemas as each call sends them, in JSON."""
     max_turns: int
-    """One where nothing can follow the first turn."""
+    """1 where nothing can follow the first turn."""
     num_known: int = 0
-    """Turns that are on record and not sampled again."""
+    """The number of turns that are on record and not sampled again."""
     judge: JudgeLoad | None = None
     """None where no judge is asked."""
 
     @property
-    def most_calls(self) -> int:
-        """The most turns that are still to be sampled."""
+    def max_calls(self) -> int:
+        """The highest number of turns that are still to be sampled."""
         return max(self.max_turns - self.num_known, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """What bounds every rollout of a run."""
+    """The limits of every rollout of a run."""
 
     max_turns: int
     max_tokens: int
@@ -116,28 +118,28 @@ class CallRules:
     judge_sees_conversation: bool = False
 
     @property
-    def most_reply_tokens(self) -> int:
-        """The most that follows a turn: a user's nudge, or the tools' replies."""
+    def max_reply_tokens(self) -> int:
+        """The most tokens that follow a turn: the user's nudge, or the tools' replies."""
         nudge = len((self.nudge or "").encode())
-        return max(nudge, self.most_tool_tokens if self.has_tools else 0)
+        return max(nudge, self.max_tool_tokens if self.has_tools else 0)
 
     @property
-    def most_tool_tokens(self) -> int:
-        """The most that the tools reply to a turn; assumed where nothing cuts them."""
+    def max_tool_tokens(self) -> int:
+        """The most tokens of the tools' replies to a turn; assumed where nothing cuts them."""
         if self.max_tool_response is None:
             return ASSUMED_REPLY_TOKENS
-        return _MOST_BYTES_PER_CHARACTER * self.max_tool_response + _CUT_NOTE_BYTES
+        return _MAX_BYTES_PER_CHARACTER * self.max_tool_response + _CUT_NOTE_BYTES
 
     @property
     def expected_reply_tokens(self) -> float:
-        """What is expected to follow a turn."""
-        told = _EXPECTED_REPLY_TOKENS if self.has_tools else len(self.nudge or "") / 4
-        return min(told, float(self.most_reply_tokens))
+        """The number of tokens that is expected to follow a turn."""
+        expected = _EXPECTED_REPLY_TOKENS if self.has_tools else len(self.nudge or "") / 4
+        return min(expected, float(self.max_reply_tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Of model and judge; None where unknown."""
+    """The prices of the model's and the judge's tokens; None where one is unknown."""
 
     model: Price | None
     judge: Price | None = None
@@ -145,7 +147,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class RequestedRollouts:
-    """Which rollouts are asked for, and where rows of some are."""
+    """The number of requested rollouts, and the output that has rows of some of them."""
 
     requested: int
     output: str
@@ -158,25 +160,25 @@ def forecast(
     prices: Prices,
     counts: RequestedRollouts,
 ) -> Forecast:
-    """Returns what the rollouts that are still to do will take; `finished` are rows that are there.
+    """Returns the calls, tokens and cost of the rollouts that are still to do.
 
-    Such rows give the best guess; else each call is taken to use half of what it may write.
-    Without tools a rollout is one call, so their number is exact. The most holds under what
-    `assumes` says.
+    `finished` are the output's rows: the best guess follows from them; without any, a call is taken
+    to write half of the tokens that it may. Without tools a rollout is one call, so the number of
+    calls is exact. The highest numbers hold under what `assumes` says.
     """
     turns = _expected_turns(finished, rules)
     completion = _expected_completion(finished, rules.max_tokens, turns)
     fresh = [load for load in loads if not load.num_known]
-    calls = _span(
+    calls = _range(
         len(fresh),
-        sum(min(turns, load.most_calls) for load in loads),
-        sum(load.most_calls for load in loads),
+        sum(min(turns, load.max_calls) for load in loads),
+        sum(load.max_calls for load in loads),
     )
-    completions = _span(0, calls.expected * completion, calls.high * rules.max_tokens)
-    prompts = _span(
-        sum(load.text_bytes for load in fresh) / _MOST_BYTES_PER_TOKEN,
+    completions = _range(0, calls.expected * completion, calls.high * rules.max_tokens)
+    prompts = _range(
+        sum(load.text_bytes for load in fresh) / _MAX_BYTES_PER_TOKEN,
         _expected_prompt(loads, finished, rules, turns, completion),
-        sum(_most_prompt(load, rules) for load in loads),
+        sum(_max_prompt(load, rules) for load in loads),
     )
     judge = _judge_forecast(loads, rules, prices.judge, completion)
     cost = _cost(prices.model, prompts, completions)
@@ -189,7 +191,7 @@ def forecast(
         prompt_tokens=prompts,
         completion_tokens=completions,
         judge=judge,
-        cost_usd=_sum(cost, judge.cost_usd) if judge else cost,
+        cost_usd=_total_cost(cost, judge.cost_usd) if judge else cost,
         based_on=(
             f"{len(finished)} rows of {counts.output}" if finished else "the lengths of the prompts"
         ),
@@ -202,32 +204,32 @@ def _assumptions(rules: CallRules) -> list[str]:
         f"high: a token is at least a byte, a chat template adds at most {TEMPLATE_TOKENS} tokens "
         f"to a call and {FRAME_TOKENS} to a turn, and no call that broke off is billed"
     )
-    told = ["low: no rollout fails, and 8 bytes of text are at least a token", frame]
+    assumptions = ["low: no rollout fails, and 8 bytes of text are at least a token", frame]
     if rules.has_tools and rules.max_turns > 1:
         reason = (
             "set max_tool_response to bound each reply"
             if rules.max_tool_response is None
             else "one reply of max_tool_response characters at 4 bytes each"
         )
-        told.append(
-            f"high: the tools' replies to one turn take at most {rules.most_tool_tokens} tokens "
+        assumptions.append(
+            f"high: the tools' replies to one turn take at most {rules.max_tool_tokens} tokens "
             f"together ({reason})"
         )
-    return told
+    return assumptions
 
 
 def _expected_turns(seen: Sequence[FinishedRow], rules: CallRules) -> float:
-    most = float(rules.max_turns)
+    max_turns = float(rules.max_turns)
     if seen:
-        return min(most, sum(row.turns for row in seen) / len(seen))
-    return most if rules.nudge is not None else min(most, _EXPECTED_TURNS_WITH_TOOLS)
+        return min(max_turns, fmean(row.turns for row in seen))
+    return max_turns if rules.nudge is not None else min(max_turns, _EXPECTED_TURNS_WITH_TOOLS)
 
 
 def _expected_completion(seen: Sequence[FinishedRow], max_tokens: int, turns: float) -> float:
-    """Returns the tokens that a call is expected to write."""
+    """Returns the number of tokens that a call is expected to write."""
     if seen:
         per_call = sum(row.usage.completion_tokens for row in seen) / len(seen) / turns
-        # Some endpoints do not keep to it.
+        # Some endpoints write more than max_tokens.
         return min(float(max_tokens), per_call)
     return max_tokens / 2
 
@@ -239,26 +241,29 @@ def _expected_prompt(
     turns: float,
     completion: float,
 ) -> float:
-    told = sum(row.usage.prompt_tokens for row in seen)
-    if told:
-        return len(loads) * told / len(seen)
+    num_seen_tokens = sum(row.usage.prompt_tokens for row in seen)
+    if num_seen_tokens:
+        return len(loads) * num_seen_tokens / len(seen)
     growth = completion + rules.expected_reply_tokens
     return sum(
-        _grown(load.request_bytes / _BYTES_PER_TOKEN, growth, min(turns, load.most_calls))
+        _grown(load.request_bytes / _BYTES_PER_TOKEN, growth, min(turns, load.max_calls))
         for load in loads
     )
 
 
-def _most_prompt(load: RolloutLoad, rules: CallRules) -> float:
-    if not load.most_calls:
+def _max_prompt(load: RolloutLoad, rules: CallRules) -> float:
+    if not load.max_calls:
         return 0.0
-    growth = rules.max_tokens + rules.most_reply_tokens + FRAME_TOKENS
+    growth = rules.max_tokens + rules.max_reply_tokens + FRAME_TOKENS
     return _grown(load.request_bytes + TEMPLATE_TOKENS, growth, load.max_turns)
 
 
-def _grown(first: float, growth: float, turns: float) -> float:
-    """Returns the tokens that a rollout sends: each call has all that came before it."""
-    return first * turns + growth * turns * (turns - 1) / 2
+def _grown(prompt: float, growth: float, turns: float) -> float:
+    """Returns the prompt tokens of all calls of a rollout.
+
+    Each call sends the whole conversation so far, which grows by `growth` tokens with each turn.
+    """
+    return prompt * turns + growth * turns * (turns - 1) / 2
 
 
 def _judge_forecast(
@@ -266,23 +271,24 @@ def _judge_forecast(
 ) -> JudgeForecast | None:
     if not rules.judge_max_tokens:
         return None
-    asked = [load.judge for load in loads if load.judge is not None]
-    certain = [judge for judge in asked if judge.is_certain]
-    said = rules.judge_max_tokens
+    judged = [load.judge for load in loads if load.judge is not None]
+    certain = [judge for judge in judged if judge.is_certain]
+    max_tokens = rules.judge_max_tokens
     shown = rules.max_tokens + FRAME_TOKENS
     if rules.judge_sees_conversation:
-        shown += rules.max_turns * (rules.max_tokens + rules.most_reply_tokens + FRAME_TOKENS)
-    again = said + _CORRECTION_BYTES + FRAME_TOKENS
-    prompts = _span(
-        sum(judge.text_bytes for judge in certain) / _MOST_BYTES_PER_TOKEN,
-        sum(judge.request_bytes / _BYTES_PER_TOKEN + answer for judge in asked),
+        shown += rules.max_turns * (rules.max_tokens + rules.max_reply_tokens + FRAME_TOKENS)
+    retry = max_tokens + _CORRECTION_BYTES + FRAME_TOKENS
+    prompts = _range(
+        sum(judge.text_bytes for judge in certain) / _MAX_BYTES_PER_TOKEN,
+        sum(judge.request_bytes / _BYTES_PER_TOKEN + answer for judge in judged),
         sum(
-            _grown(judge.request_bytes + shown + TEMPLATE_TOKENS, again, MAX_TRIES)
-            for judge in asked
+            _grown(judge.request_bytes + shown + TEMPLATE_TOKENS, retry, MAX_TRIES)
+            for judge in judged
         ),
     )
-    calls = _span(len(certain), len(asked), MAX_TRIES * len(asked))
-    completions = _span(0, len(asked) * said / 4, calls.high * said)
+    calls = _range(len(certain), len(judged), MAX_TRIES * len(judged))
+    # A judgement is short: a quarter of what the judge may write is expected.
+    completions = _range(0, len(judged) * max_tokens / 4, calls.high * max_tokens)
     return JudgeForecast(
         calls=calls,
         prompt_tokens=prompts,
@@ -291,7 +297,7 @@ def _judge_forecast(
     )
 
 
-def _span(low: float, expected: float, high: float) -> ForecastRange:
+def _range(low: float, expected: float, high: float) -> ForecastRange:
     return ForecastRange(low, min(max(low, expected), high), high)
 
 
@@ -312,7 +318,7 @@ def _cost(
     )
 
 
-def _sum(one: ForecastRange | None, other: ForecastRange | None) -> ForecastRange | None:
+def _total_cost(one: ForecastRange | None, other: ForecastRange | None) -> ForecastRange | None:
     if one is None or other is None:
         return None
     return ForecastRange(one.low + other.low, one.expected + other.expected, one.high + other.high)

@@ -1,4 +1,4 @@
-"""What a rollout run is asked to do, and the plan that comes of it once everything is looked up."""
+"""The request for a rollout run, and its plan: all that the request names, looked up once."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,11 @@ TerminationPolicy = Literal["last_tool", "max_turns"]
 DEFAULT_NUDGE = (
     "Check your work, with the tools where they help, then state your complete answer again."
 )
-"""Asks for the whole answer: nobody knows which of the answers will be the last."""
+"""Asks for the whole answer again: only the last one counts, and any may be the last."""
 
 
 def nudge_for(policy: TerminationPolicy, nudge: str) -> str | None:
-    """Returns what the user says after a turn without a tool call; None: that turn is the end."""
+    """Returns the user's message after a turn without a tool call; None: that turn is the end."""
     return nudge if policy == "max_turns" else None
 
 
@@ -105,12 +105,12 @@ class RolloutOptions(JudgeOptions):
 
     @property
     def nudge_to_send(self) -> str | None:
-        """What the user says after a turn without a tool call; None: such a turn is the end."""
+        """The user's message after a turn without a tool call; None: such a turn is the end."""
         return nudge_for(self.termination_policy, self.nudge)
 
     @property
     def most_at_once(self) -> int:
-        """How many conversations with an endpoint there may be."""
+        """The highest number of conversations with an endpoint at once."""
         return max(self.concurrency, self.max_concurrency or _MAX_CONCURRENCY)
 
 
@@ -139,22 +139,22 @@ class GenerateRollouts(RolloutOptions):
 
 @dataclass(frozen=True, slots=True)
 class ToolsPlan:
-    """Where the tools and the rewards of rollouts come from."""
+    """The files and options that the tools and the rewards of rollouts come from."""
 
     workspace: Workspace
     options: RolloutOptions
-    """As they were given; the files that they name are in the other fields."""
+    """As the user gave them; the files that they name are in the other fields."""
     tools_file: Path | None
     rewards_file: Path | None
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan(ToolsPlan):
-    """Checked options with everything that they name: it is looked up once, here."""
+    """Checked options, with the files, the model or endpoint and the judge that they name."""
 
     prompts_file: Path
     policy: Endpoint | ModelLocation
-    """Where the answers come from: an endpoint, or a model that is loaded into the process."""
+    """The model that answers: behind an endpoint, or in files to load into the process."""
     judge: JudgePlan | None
 
     def load_tasks(self) -> list[Task]:
@@ -165,7 +165,7 @@ class RolloutPlan(ToolsPlan):
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """A checked `GenerateRollouts`: the rollouts, and what they are written to and may cost."""
+    """A checked `GenerateRollouts`: the rollouts, the output file and the price of tokens."""
 
     request: GenerateRollouts
     rollouts: RolloutPlan
@@ -179,22 +179,22 @@ class GenerationPlan:
 
 
 def plan_rollouts(workspace: Workspace, options: RolloutOptions, *, prompts: Path) -> RolloutPlan:
-    """Returns the checked plan of options whose prompts are in a file.
+    """Returns the plan of the options, for the prompts in a file.
 
-    Only names are looked up and small files read: no model is loaded and no call made, so that the
-    server can check a request with it.
-    Raises InputError for what can be known to be wrong before a process is started.
+    Names are looked up and small files read; no model is loaded and no call made, so that the
+    server process can check a request with it.
+    Raises InputError for everything that is known to be wrong before a process is started.
     """
     judge = plan_judge(workspace, options)
-    tools_file = user_file(workspace, options.tools, what="tools")
-    rewards_file = user_file(workspace, options.rewards, what="rewards")
+    tools_file = user_file(workspace, options.tools, kind="tools")
+    rewards_file = user_file(workspace, options.rewards, kind="rewards")
     if options.provider in IN_PROCESS and options.base_url is not None:
         raise InputError(
             f"base_url does not go with provider {options.provider!r}",
             "use provider openai for an endpoint, or leave base_url out",
         )
     policy = (
-        locate_policy(workspace, options)
+        _locate_policy(workspace, options)
         if options.provider in IN_PROCESS
         else endpoint_for(
             workspace, options.provider, base_url=options.base_url, api_key_env=options.api_key_env
@@ -204,16 +204,17 @@ def plan_rollouts(workspace: Workspace, options: RolloutOptions, *, prompts: Pat
 
 
 def plan_generation(workspace: Workspace, request: GenerateRollouts) -> GenerationPlan:
-    """Returns the checked plan of a rollout run.
+    """Returns the plan of a rollout run.
 
-    Raises InputError for what can be known to be wrong before a process is started, also for a
-    budget in dollars where a price is unknown.
+    Raises InputError for everything that is known to be wrong before a process is started, also
+    for a budget in dollars where a price is unknown.
     """
     prompts = workspace.existing(request.input, what="input")
     output = workspace.output_file(request.output, what="output")
     plan = plan_rollouts(workspace, request, prompts=prompts)
     has_budget = request.budget_usd is not None
     if plan.judge is not None and plan.judge.price is None and has_budget:
+        # Raises InputError, which says where a price can be written.
         known_price(workspace, plan.judge.file.model)
     if request.provider in IN_PROCESS or PROFILES[request.provider].is_local:
         return GenerationPlan(request, plan, output, FREE)
@@ -221,18 +222,18 @@ def plan_generation(workspace: Workspace, request: GenerateRollouts) -> Generati
     return GenerationPlan(request, plan, output, price)
 
 
-def user_file(workspace: Workspace, name: str, *, what: str) -> Path | None:
+def user_file(workspace: Workspace, name: str, *, kind: str) -> Path | None:
     """Returns the path of a tools or rewards file, or None for `none`."""
     if name == NO_FILE:
         return None
-    path = workspace.existing(name, what=f"{what} file")
+    path = workspace.existing(name, what=f"{kind} file")
     if path.suffix != ".py" or not path.is_file():
-        raise InputError(f"{what} file {name!r} is not a Python file", "give a .py file, or none")
+        raise InputError(f"{kind} file {name!r} is not a Python file", "give a .py file, or none")
     return path
 
 
-def locate_policy(workspace: Workspace, options: RolloutOptions) -> ModelLocation:
-    """Returns where an in-process model is; provider demo knows `teacher` and `student`."""
+def _locate_policy(workspace: Workspace, options: RolloutOptions) -> ModelLocation:
+    """Returns where the model is; for provider demo its name may be `teacher` or `student`."""
     name = options.model
     if options.provider == "demo" and not name.startswith("demo/"):
         name = f"demo/{name}"
@@ -240,7 +241,7 @@ def locate_policy(workspace: Workspace, options: RolloutOptions) -> ModelLocatio
 
 
 def sampling_settings(options: RolloutOptions, *, temperature: float) -> SamplingSettings:
-    """Returns how the policy samples."""
+    """Returns the settings that the policy samples with."""
     return SamplingSettings(
         temperature=temperature,
         top_p=options.top_p,
@@ -267,7 +268,7 @@ def with_system(tasks: list[Task], system: str | None) -> list[Task]:
 
 
 def select_entries(tasks: list[Task], *, n: int | None, entries: str | None) -> list[Task]:
-    """Returns the prompts that `entries` (e.g. "0,2,5-9", 0-based) and `n` choose."""
+    """Returns the tasks that `entries` (e.g. "0,2,5-9", 0-based) and `n` choose."""
     chosen = tasks if entries is None else [tasks[i] for i in _indices(entries, len(tasks))]
     return chosen[:n]
 
@@ -275,9 +276,9 @@ def select_entries(tasks: list[Task], *, n: int | None, entries: str | None) -> 
 def _indices(entries: str, length: int) -> list[int]:
     indices: list[int] = []
     for part in entries.split(","):
-        first, dash, last = part.strip().partition("-")
+        begin, dash, last = part.strip().partition("-")
         try:
-            start, end = int(first), int(last) if dash else int(first)
+            start, end = int(begin), int(last) if dash else int(begin)
         except ValueError:
             raise InputError(
                 f"entries {entries!r}: {part.strip()!r} is not a number or a range",
@@ -311,7 +312,7 @@ _SHAPING_OPTIONS = (
 
 
 def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]:
-    """Returns all that shapes what a rollout becomes; a run that resumes must have the same.
+    """Returns the settings that shape a rollout; a run that resumes must have the same ones.
 
     `weights` says which weights a model in this process has; None where that is not known.
     """

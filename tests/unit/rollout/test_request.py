@@ -114,11 +114,11 @@ def test_a_user_file_is_a_python_file_or_none(tmp_path: Path) -> None:
     (tmp_path / "tools.txt").touch()
     (tmp_path / "folder.py").mkdir()
 
-    assert user_file(workspace, "none", what="tools") is None
-    assert user_file(workspace, "tools.py", what="tools") == tmp_path / "tools.py"
+    assert user_file(workspace, "none", kind="tools") is None
+    assert user_file(workspace, "tools.py", kind="tools") == tmp_path / "tools.py"
     for name in ("tools.txt", "missing.py", "folder.py"):
         with pytest.raises(InputError, match="tools file"):
-            user_file(workspace, name, what="tools")
+            user_file(workspace, name, kind="tools")
 
 
 def test_what_can_be_known_to_be_wrong_is_refused_before_a_process_starts(

@@ -1,4 +1,4 @@
-"""Many rollouts at once: each task's samples through one policy, with tools and rewards."""
+"""Many rollouts at once: every sample of every task, with the same policy, tools and rewards."""
 
 import gc
 import time
@@ -48,20 +48,20 @@ from stillroom.types import (
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpec:
-    """One rollout to do."""
+    """One rollout to do: a task, and which of its samples."""
 
     task: Task
     sample: int
 
     @property
     def key(self) -> RolloutKey:
-        """The rollout's identity across processes."""
+        """The rollout's identity, the same in every process."""
         return RolloutKey(self.task.task_id, self.sample)
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRollout:
-    """A rollout that infrastructure ended: no row, no reward, to be done again."""
+    """A rollout that infrastructure ended: it has no row and no reward, and is done again later."""
 
     key: RolloutKey
     failure: Failure
@@ -70,7 +70,7 @@ class FailedRollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """All that rollouts share."""
+    """Everything that the rollouts of a run share."""
 
     policy: Policy
     teacher: TeacherRecord
@@ -78,21 +78,21 @@ class RolloutContext:
     rewarder: Rewarder
     max_turns: int
     nudge: str | None = None
-    """What the user says after a turn that calls no tool; None: such a turn ends the rollout."""
+    """The user's message after a turn that calls no tool; None: such a turn ends the rollout."""
     cut_reply: CutText | None = None
-    """Shortens what tools reply; None: the model reads all of it."""
+    """Shortens the tools' replies; None: the model reads all of them."""
     timeout_s: float | None = None
-    """Of a rollout with its rewards, once its tools are there."""
+    """For a rollout with its rewards, from when its tools are open."""
     figures: Callable[[], dict[str, float]] = dict[str, float]
-    """What can be told of the policy now, e.g. how fast its calls may go."""
+    """Returns figures of the policy now, e.g. how many calls a second are allowed."""
     notes: Sequence[str] = ()
-    """What a user should be told of the tools."""
+    """What a user should know of the tools."""
     width: Callable[[], int] = lambda: 0
-    """How many conversations the policy could take now; more than were asked for are begun."""
+    """Returns how many conversations the policy can take now; it may be more than `concurrency`."""
 
     @property
     def rules(self) -> TurnRules:
-        """When a rollout ends."""
+        """The rules that end a rollout."""
         return TurnRules(self.max_turns, self.nudge)
 
 
@@ -100,27 +100,27 @@ Outcome = Trajectory | FailedRollout
 
 
 def key_of(outcome: Outcome) -> RolloutKey:
-    """Returns which rollout an outcome belongs to."""
+    """Returns the key of the rollout that an outcome is of."""
     if isinstance(outcome, FailedRollout):
         return outcome.key
     return RolloutKey(outcome.task_id, outcome.sample)
 
 
 _WIDEN_EVERY_S = 0.05
-_COLLECT_EVERY = 50_000
+_ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
 _CUT_OFF = (StopReason.MAX_TOKENS, StopReason.CONTEXT_WINDOW, StopReason.CONTENT_FILTER)
 
 RecorderFor = Callable[[RolloutKey], EpisodeRecorder]
 
 
 def specs_for(tasks: Sequence[Task], samples_per_task: int) -> list[RolloutSpec]:
-    """Returns the rollouts to do; a task that stands twice gets twice the samples."""
-    counted: dict[str, int] = {}
+    """Returns the rollouts to do; a task that is listed twice gets twice the samples."""
+    num_samples: dict[str, int] = {}
     specs: list[RolloutSpec] = []
     for task in tasks:
-        first = counted.get(task.task_id, 0)
-        counted[task.task_id] = first + samples_per_task
-        specs += [RolloutSpec(task, first + i) for i in range(samples_per_task)]
+        begin = num_samples.get(task.task_id, 0)
+        num_samples[task.task_id] = begin + samples_per_task
+        specs += [RolloutSpec(task, begin + i) for i in range(samples_per_task)]
     return specs
 
 
@@ -132,16 +132,17 @@ async def collect_rollouts(
     on_outcome: Callable[[Outcome], Awaitable[None]],
     recorder_for: RecorderFor | None = None,
 ) -> str | None:
-    """Does the rollouts, at first `concurrency` at a time, and hands over each as it ends.
+    """Does the rollouts, `concurrency` at a time to begin with, and calls `on_outcome` for each.
 
-    Returns the limit of the budget that ended it early, or None.
+    Returns the limit of the budget that ended the work early, or None.
     """
     crew = _Crew(iter(specs), context, on_outcome, recorder_for)
-    with _seldom_collected():
+    with _rare_garbage_collection():
         async with anyio.create_task_group() as group:
             num_started = 0
             while not crew.is_done:
                 wanted = max(concurrency, context.width())
+                # Workers only increase: where the policy takes fewer, they wait for it.
                 for _ in range(wanted - num_started):
                     group.start_soon(crew.work)
                 num_started = max(num_started, wanted)
@@ -151,11 +152,16 @@ async def collect_rollouts(
 
 
 @contextmanager
-def _seldom_collected() -> Generator[None]:
-    """Lets Python look for cycles seldom: in hundreds of conversations that live on there are few,
-    and to look through them again and again is a tenth of a call's cost."""
+def _rare_garbage_collection() -> Generator[None]:
+    """Lets Python look for reference cycles less often.
+
+    Hundreds of conversations live on and hold few cycles; looking through them again and again
+    was measured at a tenth of a call's cost.
+    """
     before = gc.get_threshold()
-    gc.set_threshold(max(_COLLECT_EVERY, before[0]) if before[0] else 0, *before[1:])
+    gc.set_threshold(
+        max(_ALLOCATIONS_BETWEEN_COLLECTIONS, before[0]) if before[0] else 0, *before[1:]
+    )
     try:
         yield
     finally:
@@ -163,7 +169,7 @@ def _seldom_collected() -> Generator[None]:
 
 
 class _Crew:
-    """Workers that take one rollout after the other until none is left."""
+    """Workers that take one rollout after the other until all are done."""
 
     def __init__(
         self,
@@ -179,17 +185,17 @@ class _Crew:
 
     @property
     def is_done(self) -> bool:
-        """Whether no rollout is left to begin."""
+        """Whether all rollouts have begun."""
         return self.done.is_set()
 
     async def work(self) -> None:
-        """Does rollouts until none is left."""
+        """Does rollouts until all have begun."""
         for spec in self._waiting:
             recorder = self._recorder_for(spec.key) if self._recorder_for else ForgetfulRecorder()
             try:
                 outcome = await _one_rollout(spec, self._context, recorder)
             except BudgetSpentError as spent:
-                # What was done of it is on record; with more to spend it goes on from there.
+                # Its finished turns are on record: a run with a larger budget goes on from there.
                 self.stopped_by = spent.limit
                 break
             await self._on_outcome(outcome)
@@ -223,26 +229,26 @@ async def _one_rollout(
             return _trajectory(spec, context, played)
     except CallFailedError as error:
         failure = Failure(kind=error.kind, message=error.message)
-    # Of one conversation with a tool, though they are OSErrors.
+    # Before OSError below: these come from one conversation with a tool, not from a full disk.
     except (TimeoutError, ConnectionError) as error:
-        failure = _internal(error)
-    # What stops every rollout (a refused key, a full disk, a spent budget) stops the run.
+        failure = _internal_failure(error)
+    # A refused key, a full disk or a spent budget ends every rollout, so it ends the run.
     except (EngineError, BudgetSpentError, OSError, MemoryError):
         raise
-    # The rim of one rollout: a fault met by one conversation does not end the others.
+    # The rim of one rollout: a fault in one conversation does not end the others.
     except Exception as error:
-        failure = _internal(error)
+        failure = _internal_failure(error)
     return FailedRollout(spec.key, failure, episode.turns)
 
 
-def _internal(error: Exception) -> Failure:
+def _internal_failure(error: Exception) -> Failure:
     traceback.print_exc()
     return Failure(kind=FailureClass.INTERNAL, message=f"{type(error).__name__}: {error}")
 
 
 @contextmanager
 def _deadline(timeout_s: float | None) -> Generator[None]:
-    """Raises CallFailedError in place of what takes longer."""
+    """Ends what takes longer, with a CallFailedError."""
     if timeout_s is None:
         yield
         return
@@ -257,7 +263,7 @@ def _deadline(timeout_s: float | None) -> Generator[None]:
 async def _open_tools(
     task: Task, source: ToolSource | None, cut: CutText | None
 ) -> AsyncGenerator[OfferedTools]:
-    """Gives what a rollout may call; nothing is opened for a task without tools."""
+    """Opens the tools that a task may use; nothing is opened for a task without tools."""
     schemas = offered_tools(task, source)
     if source is None or not schemas:
         yield OfferedTools(schemas, None)
@@ -268,7 +274,7 @@ async def _open_tools(
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """A rollout that has come to its end."""
+    """A rollout that has come to its end, with its rewards."""
 
     episode: Episode
     judgement: Judgement

@@ -25,35 +25,37 @@ from stillroom.types import (
 )
 
 CutText = Callable[[str], str]
-"""Returns a reply as the model reads it."""
+"""Returns a tool's reply as the model reads it: cut where it is too long, and then marked so."""
 
 
-def cut_at_characters(most: int) -> CutText:
-    """Returns a cut after so many characters."""
+def cut_at_characters(max_characters: int) -> CutText:
+    """Returns a function that cuts a reply after this many characters."""
 
     def cut(text: str) -> str:
-        if len(text) <= most:
+        if len(text) <= max_characters:
             return text
-        return f"{text[:most]}\n[cut: {most} of {len(text)} characters are shown]"
+        kept = text[:max_characters]
+        return f"{kept}\n[cut: {max_characters} of {len(text)} characters are shown]"
 
     return cut
 
 
-def cut_at_tokens(tokenizer: Any, most: int) -> CutText:
-    """Returns a cut after so many tokens of a fast transformers tokenizer."""
+def cut_at_tokens(tokenizer: Any, max_tokens: int) -> CutText:
+    """Returns a function that cuts a reply after this many tokens of a fast tokenizer."""
 
     def cut(text: str) -> str:
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ends: list[tuple[int, int]] = encoded["offset_mapping"]
-        if len(ends) <= most:
+        if len(ends) <= max_tokens:
             return text
-        return f"{text[: ends[most - 1][1]]}\n[cut: {most} of {len(ends)} tokens are shown]"
+        kept = text[: ends[max_tokens - 1][1]]
+        return f"{kept}\n[cut: {max_tokens} of {len(ends)} tokens are shown]"
 
     return cut
 
 
 class PolicyConversation(Protocol):
-    """One rollout's side of a policy or teacher."""
+    """One rollout's conversation with a policy."""
 
     async def sample(self) -> SampledTurn:
         """Returns the next assistant turn.
@@ -64,20 +66,20 @@ class PolicyConversation(Protocol):
         ...
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends what follows the last turn: the tools' replies, or a user's message."""
+        """Appends the messages after the last turn: the tools' replies, or a user's message."""
         ...
 
     def restore(self, turn: SampledTurn) -> None:
-        """Appends a turn that is already known, instead of sampling it."""
+        """Appends a turn that was sampled earlier, instead of sampling it."""
         ...
 
     def trace(self) -> TokenTrace | None:
-        """Returns the exact tokens, where the policy is in-process."""
+        """Returns the exact tokens where the policy is in this process, else None."""
         ...
 
 
 class Policy(Protocol):
-    """Whoever answers: a student, an in-process teacher, or a teacher behind an API."""
+    """The model that answers: a student, a teacher in this process, or one behind an API."""
 
     def converse(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
@@ -88,7 +90,7 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class Episode:
-    """A rollout as it grows."""
+    """A rollout as it goes on; a finished one becomes a `Trajectory`."""
 
     messages: list[Message]
     stop_reason: StopReason = StopReason.ERROR
@@ -96,20 +98,20 @@ class Episode:
     tool_errors: int = 0
     usage: Usage = field(default_factory=Usage)
     cost_usd: float | None = 0.0
-    """Of the turns so far; None once the price of one is unknown."""
+    """The cost of the turns so far; None once the price of one is unknown."""
     answered_by: tuple[Answerer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRules:
-    """When a rollout ends."""
+    """The rules that end a rollout."""
 
     max_turns: int
     nudge: str | None = None
-    """What the user says after a turn that calls no tool; None: such a turn ends the rollout."""
+    """The user's message after a turn that calls no tool; None: such a turn ends the rollout."""
 
     def stop_reason(self, turn: SampledTurn, num_turns: int) -> StopReason | None:
-        """Returns why the rollout ends with its latest turn; None if it goes on."""
+        """Returns why the rollout ends with this turn; None if it goes on."""
         if turn.finish_reason == "length":
             return StopReason.MAX_TOKENS
         if turn.finish_reason == "context":
@@ -128,12 +130,12 @@ class TurnRules:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """What one task may call."""
+    """The tools that one task may use."""
 
     schemas: list[ToolSchema]
     session: ToolSession | None
     cut: CutText | None = None
-    """Shortens the replies."""
+    """Shortens the replies; None: they are not shortened."""
 
 
 async def play_episode(
@@ -143,11 +145,11 @@ async def play_episode(
     tools: OfferedTools,
     rules: TurnRules,
 ) -> None:
-    """Plays one rollout to its end; `episode` holds what has happened, also when a call fails.
+    """Plays one rollout to its end; `episode` is kept up to date, also when a call fails.
 
-    Every tool call gets a reply, also a malformed one and one to an unknown tool: the reply says
-    what was wrong, and the model may mend it. A turn that calls no tool ends the rollout, or the
-    user nudges and the model goes on.
+    Every tool call gets a reply. That to a malformed call, or to an unknown tool, says what was
+    wrong, so that the model can correct it. A turn that calls no tool ends the rollout, unless the
+    rules have a nudge: then the user says it and the model goes on.
     """
     while True:
         index = episode.turns
@@ -195,7 +197,7 @@ async def _results(
 
 
 def needs_lost_state(recorder: EpisodeRecorder, rules: TurnRules) -> bool:
-    """Returns whether a rollout would go on from what tools did in an earlier process."""
+    """Returns whether a rollout would go on from the state of tools in an earlier process."""
     turns: list[SampledTurn] = []
     has_replies = False
     while (turn := recorder.known_turn(len(turns))) is not None:
@@ -220,12 +222,12 @@ def _reply(call: ToolCall, result: ToolResult) -> Message:
 
 
 async def _call_tools(calls: Sequence[ToolCall], tools: OfferedTools) -> list[ToolResult]:
-    """Runs the calls of one turn side by side; the results stand in the order of the calls."""
+    """Runs the calls of one turn at the same time; the results are in the order of the calls."""
     results: list[ToolResult | None] = [None] * len(calls)
     failures: list[CallFailedError] = []
 
     async def run(index: int) -> None:
-        # Raised out of the group it would be inside an ExceptionGroup, which nobody expects.
+        # Raised out of the task group it would come wrapped in an ExceptionGroup.
         try:
             results[index] = await _call_tool(calls[index], tools)
         except CallFailedError as error:
@@ -243,14 +245,14 @@ async def _call_tools(calls: Sequence[ToolCall], tools: OfferedTools) -> list[To
 
 
 async def _call_tool(call: ToolCall, tools: OfferedTools) -> ToolResult:
-    name, written = call["function"]["name"], call["function"]["arguments"]
+    name, arguments_text = call["function"]["name"], call["function"]["arguments"]
     allowed = [schema["function"]["name"] for schema in tools.schemas]
     if tools.session is None or name not in allowed:
         known = f"the tools are: {', '.join(allowed)}" if allowed else "there are no tools"
         return error_result(f"unknown tool {name!r}; {known}")
     try:
-        # Strict JSON, so that what is read can be sent on: no NaN, no half surrogate pairs.
-        arguments: Any = msgspec.json.decode(written or "{}")
+        # Strict JSON without NaN and half surrogate pairs: the arguments are sent on to tools.
+        arguments: Any = msgspec.json.decode(arguments_text or "{}")
     except (ValueError, RecursionError) as error:
         return error_result(f"the arguments of {name} are not valid JSON ({error})")
     if not isinstance(arguments, dict):
@@ -259,7 +261,7 @@ async def _call_tool(call: ToolCall, tools: OfferedTools) -> ToolResult:
 
 
 def tool_task(task: Task) -> ToolTask:
-    """Returns what tools may know of a task."""
+    """Returns the part of a task that its tools may see."""
     return ToolTask(task.metadata, task.docker, task.docker_env)
 
 

@@ -1,7 +1,7 @@
-"""What is done and what is owed: an append-only record that lets a killed run go on.
+"""The output of a rollout run and its journal, which lets a killed run go on.
 
-Each finished model call and tool reply is on record before it is used. A finished rollout is a row
-of the output file; until then its steps stand in the journal, and a new process replays them.
+Each finished model call and tool reply is in the journal before it is used. A finished rollout is a
+row of the output file; until then its steps are in the journal, and a new process replays them.
 """
 
 import time
@@ -34,6 +34,7 @@ from stillroom.tools.source import ToolResult
 from stillroom.types import CallTotals, SampledTurn, Trajectory
 
 _SYNC_EVERY_S = 1.0
+"""At most what was recorded in this time is lost when the machine, not just the process, dies."""
 _SETTINGS = "settings.json"
 _WEIGHTS = "weights"
 
@@ -65,14 +66,14 @@ def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
             "choose another output",
         )
     before = msgspec.json.decode(path.read_bytes())
-    given = msgspec.json.decode(msgspec.json.encode(settings))
-    names = [*given, *(before.keys() - given.keys())]
-    if before.get(_WEIGHTS) is None or given.get(_WEIGHTS) is None:
-        # A model of the hub has no commit before it was fetched.
+    now = msgspec.json.decode(msgspec.json.encode(settings))
+    names = [*now, *(before.keys() - now.keys())]
+    if before.get(_WEIGHTS) is None or now.get(_WEIGHTS) is None:
+        # The commit of a model of the hub is not known before the model was fetched.
         names = [name for name in names if name != _WEIGHTS]
-    changed = [name for name in names if before.get(name) != given.get(name)]
+    changed = [name for name in names if before.get(name) != now.get(name)]
     if changed:
-        shown = "; ".join(f"{n} was {before.get(n)!r}, now {given.get(n)!r}" for n in changed)
+        shown = "; ".join(f"{n} was {before.get(n)!r}, now {now.get(n)!r}" for n in changed)
         raise InputError(
             f"{output} was begun with other settings: {shown}",
             "run with the settings it was begun with to go on, or choose another output",
@@ -85,11 +86,11 @@ def _is_begun(output: Path) -> bool:
 
 
 class RolloutStore:
-    """The output file of a rollout run with its journal; one process at a time.
+    """The output file of a rollout run with its journal, open in one process at a time.
 
-    `on_turn` hears of every new call; replayed ones are not new.
+    `on_turn` is called with every new model call; replayed calls are not new.
     Raises InputError if the settings differ from those the file was begun with, and DataError if
-    the file or its journal was damaged anywhere but in its last line.
+    the file or its journal is damaged anywhere but in its last line.
     """
 
     def __init__(
@@ -126,24 +127,24 @@ class RolloutStore:
         self._synced_at = time.monotonic()
         self._has_sent = False
         self.num_restarted = 0
-        """Rollouts that were begun again, because their tools' state could not be replayed."""
+        """The number of rollouts that were begun again, since their tools keep state."""
 
     @property
     def orphaned(self) -> Outstanding:
-        """What the last run had out, at most, if it was killed."""
+        """The most calls that the last run had out if it was killed, and their worst case."""
         return self._before.outstanding
 
     @property
     def lost(self) -> Outstanding:
-        """The same of all runs that were killed."""
+        """The same for all runs that were killed."""
         return self._before.lost + self._before.outstanding
 
     def recorder(self, key: RolloutKey) -> "StepRecorder":
-        """Returns what records and replays the steps of one rollout."""
+        """Returns the recorder of one rollout, which also replays the steps on record."""
         return StepRecorder(self, key, self.known.pop(key, None) or KnownSteps())
 
     def append(self, record: Record) -> None:
-        """Puts a step on record; the disk is waited for once a second, in another thread."""
+        """Appends a record to the journal; once a second another thread waits for the disk."""
         self._is_empty = False
         if isinstance(record, UnconfirmedRecord):
             self._unconfirmed = self._unconfirmed + Cost(record.tokens, record.usd)
@@ -154,38 +155,37 @@ class RolloutStore:
             self._journal.sync_soon()
 
     def finish(self, trajectory: Trajectory) -> None:
-        """Writes the row of a finished rollout."""
+        """Appends the row of a finished rollout to the output."""
         self._is_empty = False
         self._rows.append(trajectory)
         key = RolloutKey(trajectory.task_id, trajectory.sample)
         self.finished[key] = FinishedRow.of(trajectory)
 
     def record_unconfirmed(self, worst: Cost) -> None:
-        """Puts on record that a call broke off which may have been billed."""
+        """Records the worst case of a call that broke off and may have been billed."""
         self.append(UnconfirmedRecord(tokens=worst.tokens, usd=worst.usd))
 
-    def record_outstanding(self, most: Outstanding) -> None:
-        """Puts on record what may have been billed if nothing more is heard of this process."""
-        self._put(most, begins=not self._has_sent)
+    def record_outstanding(self, outstanding: Outstanding) -> None:
+        """Records the most that may be billed if this process is killed now."""
+        self._append_outstanding(outstanding, begins=not self._has_sent)
         self._has_sent = True
 
     def inherit(self, lost: Outstanding) -> None:
-        """Puts on record what other processes had out when they were killed."""
+        """Records the calls that other processes had out when they were killed."""
         self._is_empty = False
         self._unconfirmed = self._unconfirmed + lost.worst
-        self._put(lost, begins=True)
+        self._append_outstanding(lost, begins=True)
 
-    def _put(self, most: Outstanding, *, begins: bool) -> None:
-        tokens, usd = most.worst.tokens, most.worst.usd
+    def _append_outstanding(self, outstanding: Outstanding, *, begins: bool) -> None:
+        tokens, usd = outstanding.worst.tokens, outstanding.worst.usd
         self._journal.append(
-            OutstandingRecord(calls=most.calls, tokens=tokens, usd=usd, begins=begins)
+            OutstandingRecord(calls=outstanding.calls, tokens=tokens, usd=usd, begins=begins)
         )
 
     def spent(self) -> Cost:
-        """Returns what is on record as spent by earlier runs, calls that broke off or were out when
-        a run was killed included.
+        """Returns the cost of earlier runs, with calls that broke off or were out at a kill.
 
-        Where a row says less than the journal (older ones do), the journal is right.
+        Where a row says less than the journal (rows of older versions do), the journal is right.
         """
         by_step = self._before.spent
         by_row = {key: row.spent for key, row in self.finished.items()}
@@ -194,16 +194,16 @@ class RolloutStore:
         return sum(costs, start=self._before.unconfirmed + self.lost.worst)
 
     def paid(self) -> CallTotals:
-        """Returns all calls on record, those of unfinished rollouts included."""
+        """Returns all calls on record, also those of unfinished rollouts."""
         totals = [row.paid for row in self.finished.values()]
         by_step = self._before.paid
         totals += [paid for key, paid in by_step.items() if key not in self.finished]
         return sum(totals, start=CallTotals())
 
     def close(self, *, is_complete: bool) -> None:
-        """Closes the files; a journal that nothing depends on any more is removed.
+        """Closes the files, and removes a journal that nothing depends on any more.
 
-        What may have been billed stays on record: no row tells of it.
+        The cost of calls that broke off stays in the journal: no row holds it.
         """
         with ExitStack() as closing:
             closing.callback(self._lock.release)
@@ -212,9 +212,9 @@ class RolloutStore:
             if self._has_sent:
                 self.record_outstanding(Outstanding())
             if self._is_empty:
-                # Nothing was done, so that the next run may have other settings.
+                # Nothing was done: without a journal the next run may have other settings.
                 self._journal.remove()
-            # Steps that no recorder took belong to rollouts that were not asked for this time.
+            # Known steps that no recorder took are of rollouts that were not requested this time.
             elif is_complete and not self.known:
                 self._drop_steps()
 
@@ -223,12 +223,12 @@ class RolloutStore:
         if unconfirmed == Cost():
             self._journal.remove()
         else:
-            left = UnconfirmedRecord(tokens=unconfirmed.tokens, usd=unconfirmed.usd)
-            write_atomic(self._journal.path, msgspec.json.encode(left) + b"\n")
+            record = UnconfirmedRecord(tokens=unconfirmed.tokens, usd=unconfirmed.usd)
+            write_atomic(self._journal.path, msgspec.json.encode(record) + b"\n")
 
 
 class StepRecorder:
-    """The journal as one rollout sees it."""
+    """Records and replays the steps of one rollout in the journal."""
 
     def __init__(self, store: RolloutStore, key: RolloutKey, known: KnownSteps) -> None:
         self._store, self._key, self._known = store, key, known
@@ -242,32 +242,32 @@ class StepRecorder:
         return self._known.replies.get(index)
 
     def start_over(self) -> None:
-        """Drops what is known, on record too: the state of the tools that it led to is gone."""
+        """Drops the known steps, also on record: the state of the tools after them is gone."""
         task_id, sample = self._key
         self._put(RestartRecord(task_id=task_id, sample=sample))
         self._store.num_restarted += 1
 
     def dropped(self) -> CallTotals:
-        """Returns what was paid for and dropped, by this and by earlier runs."""
+        """Returns the calls that were paid for and dropped, by this and by earlier runs."""
         return self._known.dropped
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:
-        """Puts a finished turn on record."""
+        """Records a finished turn."""
         task_id, sample = self._key
         self._put(TurnRecord(task_id=task_id, sample=sample, index=index, turn=turn))
         self._store.on_turn(turn)
 
     def record_replies(self, index: int, replies: list[ToolResult]) -> None:
-        """Puts the tools' replies on record."""
+        """Records the tools' replies to a turn."""
         task_id, sample = self._key
         self._put(RepliesRecord(task_id=task_id, sample=sample, index=index, replies=replies))
 
     def judge_turns(self) -> list[SampledTurn]:
-        """Returns the judge's replies that came earlier."""
+        """Returns the judge's earlier replies."""
         return self._known.judge
 
     def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
-        """Puts a reply of the judge on record."""
+        """Records a reply of the judge."""
         task_id, sample = self._key
         self._put(JudgeRecord(task_id=task_id, sample=sample, index=index, turn=turn))
         self._store.on_turn(turn)

@@ -1,4 +1,4 @@
-"""The records of a rollout run's journal: what is written, how it is read back, who keeps it."""
+"""The records of a rollout run's journal: their format, how they are read, who keeps them."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from stillroom.types import Answerer, CallTotals, SampledTurn, Trajectory, Usage
 
 
 class RolloutKey(NamedTuple):
-    """Which rollout: the task and the number of its sample."""
+    """The identity of a rollout: its task and the number of its sample."""
 
     task_id: str
     sample: int
@@ -49,29 +49,32 @@ class JudgeRecord(msgspec.Struct, frozen=True, kw_only=True, tag="judge"):
 
 
 class RestartRecord(msgspec.Struct, frozen=True, kw_only=True, tag="restart"):
-    """What stands before this of the rollout counts no more: its tools' state is gone."""
+    """Earlier records of the rollout count no more: the state of its tools is gone."""
 
     task_id: str
     sample: int
     dropped: CallTotals | None = None
-    """Of calls that stand in another journal."""
+    """The dropped calls whose records are in another journal."""
 
 
 class UnconfirmedRecord(msgspec.Struct, frozen=True, kw_only=True, tag="unconfirmed"):
-    """A call that broke off and may have been billed; its worst case."""
+    """The worst case of a call that broke off and may have been billed."""
 
     tokens: int
     usd: float
 
 
 class OutstandingRecord(msgspec.Struct, frozen=True, kw_only=True, tag="outstanding"):
-    """The most that is out until the next of these: calls without an answer, their worst case."""
+    """The most that calls without an answer may cost, until the next record of this kind.
+
+    It is written before the calls go out, so that a run that is killed has them on record.
+    """
 
     calls: int
     tokens: int
     usd: float
     begins: bool = False
-    """The first of its process: what the one before it had out has had no answer."""
+    """The first record of a process: the calls of the process before it got no answer."""
 
 
 StepRecord = TurnRecord | RepliesRecord | JudgeRecord | RestartRecord
@@ -81,7 +84,10 @@ _T = TypeVar("_T")
 
 
 class FinishedRow(msgspec.Struct, frozen=True):
-    """The part of a row that counts."""
+    """The fields of a row that a run's counts and its budget need.
+
+    Millions of rows may be held, so their conversations are not.
+    """
 
     task_id: str
     sample: int
@@ -97,27 +103,27 @@ class FinishedRow(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, rollout: Trajectory) -> "FinishedRow":
-        """Returns what counts of a rollout."""
+        """Returns these fields of a rollout."""
         return cls(**{name: getattr(rollout, name) for name in cls.__struct_fields__})
 
     @property
     def judged_by(self) -> tuple[Answerer, ...]:
-        """Who answered as its judge."""
+        """The models that answered as its judge."""
         return self.judge.answered_by if self.judge is not None else ()
 
     @property
     def paid(self) -> CallTotals:
         """All calls that were paid for this rollout; the row's cost is that of all of them."""
-        more = [totals for totals in (self.judge, self.dropped) if totals is not None]
+        others = [totals for totals in (self.judge, self.dropped) if totals is not None]
         return CallTotals(
-            calls=self.turns + sum(totals.calls for totals in more),
-            usage=sum((totals.usage for totals in more), start=self.usage),
+            calls=self.turns + sum(totals.calls for totals in others),
+            usage=sum((totals.usage for totals in others), start=self.usage),
             cost_usd=self.cost_usd,
         )
 
     @property
     def spent(self) -> Cost:
-        """The same, as it counts against a budget."""
+        """The cost of these calls as it counts against a budget."""
         return Cost.of(self.paid.usage, self.cost_usd)
 
 
@@ -133,11 +139,11 @@ class KnownSteps:
     judge: list[SampledTurn] = field(default_factory=list[SampledTurn])
     """The judge's replies."""
     dropped: CallTotals = field(default_factory=CallTotals)
-    """Of calls before the rollout was begun again."""
+    """The calls before the rollout was begun again."""
 
     @property
     def unanswered_turn(self) -> int | None:
-        """The last turn, where it calls tools whose replies are not there yet."""
+        """The index of the last turn if it calls tools whose replies are not on record yet."""
         last = len(self.turns) - 1
         if last < 0 or last in self.replies or not self.turns[last].message.get("tool_calls"):
             return None
@@ -145,7 +151,7 @@ class KnownSteps:
 
     @property
     def next_turn(self) -> int | None:
-        """The turn that may come next; None before the replies to the last one are there."""
+        """The index of the turn that may come next; None while tools' replies are missing."""
         return len(self.turns) if self.unanswered_turn is None else None
 
     @property
@@ -155,9 +161,10 @@ class KnownSteps:
         return sum((CallTotals.of(turn) for turn in made), start=self.dropped)
 
     def add(self, record: StepRecord) -> None:
-        """Takes in what is on record next.
+        """Adds the next step on record.
 
-        A step that does not follow the one before it belongs to another conversation.
+        A step that does not follow the one before it is ignored: after a restart the journal may
+        hold steps of the conversation that was dropped.
         """
         match record:
             case RestartRecord():
@@ -173,7 +180,7 @@ class KnownSteps:
                 pass
 
     def records(self, key: RolloutKey) -> Iterator[StepRecord]:
-        """Yields the records that these steps come from."""
+        """Yields the records of these steps, as they are written to another journal."""
         task_id, sample = key
         if self.dropped.calls:
             yield RestartRecord(task_id=task_id, sample=sample, dropped=self.dropped)
@@ -188,23 +195,23 @@ class KnownSteps:
 
 @dataclass(slots=True)
 class JournalContent:
-    """What a journal holds."""
+    """The content of a journal."""
 
     known: dict[RolloutKey, KnownSteps] = field(default_factory=dict[RolloutKey, KnownSteps])
-    """Of unfinished rollouts."""
+    """The steps of unfinished rollouts."""
     paid: dict[RolloutKey, CallTotals] = field(default_factory=dict[RolloutKey, CallTotals])
-    """Of all rollouts on record."""
+    """The calls of all rollouts on record."""
     spent: dict[RolloutKey, Cost] = field(default_factory=dict[RolloutKey, Cost])
-    """The same, as it counts against a budget."""
+    """The cost of these calls, as it counts against a budget."""
     unconfirmed: Cost = field(default_factory=Cost)
-    """Of calls that broke off."""
+    """The worst case of calls that broke off."""
     outstanding: Outstanding = field(default_factory=Outstanding)
-    """The most that is out; lost if the process that sent it is gone."""
+    """The calls that the last process may have had out; they are lost if it was killed."""
     lost: Outstanding = field(default_factory=Outstanding)
-    """What earlier ones had out that ended without a word."""
+    """The calls that killed processes before it had out."""
 
     def add(self, record: Record, finished: Collection[RolloutKey]) -> None:
-        """Takes in what is on record next; the steps of finished rollouts are not needed."""
+        """Adds the next record; of finished rollouts only the cost is kept, not the steps."""
         if isinstance(record, UnconfirmedRecord):
             self.unconfirmed = self.unconfirmed + Cost(record.tokens, record.usd)
             return
@@ -223,27 +230,27 @@ class JournalContent:
 
     def _pay(self, key: RolloutKey, totals: CallTotals) -> None:
         self.paid[key] = self.paid.get(key, CallTotals()) + totals
-        # Apart from the totals: one call without a known price must not hide what others cost.
+        # Beside the totals, whose cost is None as soon as the price of one call is unknown.
         self.spent[key] = self.spent.get(key, Cost()) + Cost.of(totals.usage, totals.cost_usd)
 
 
 def finished_rows(output: Path) -> dict[RolloutKey, FinishedRow]:
-    """Returns what counts of the rows that an output has."""
-    answerers = _Shared()
+    """Returns the finished rows of an output by their rollout."""
+    answerers = _SharedAnswerers()
     rows: dict[RolloutKey, FinishedRow] = {}
     for row in _decoded(output, _ROW, "a rollout"):
         rows[RolloutKey(row.task_id, row.sample)] = answerers.in_row(row)
     return rows
 
 
-class _Shared:
-    """Who answered is the same for most rows, of which there may be very many: kept once."""
+class _SharedAnswerers:
+    """Keeps equal answerers once: they are the same for most of very many rows."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Answerer, ...], tuple[Answerer, ...]] = {}
 
     def in_row(self, row: FinishedRow) -> FinishedRow:
-        """Returns the row with answerers that others share."""
+        """Returns the row with answerers that it shares with other rows."""
         judge = row.judge
         if judge is not None:
             judge = msgspec.structs.replace(judge, answered_by=self._kept(judge.answered_by))
@@ -254,42 +261,42 @@ class _Shared:
 
 
 def read_journal(journal: Path, finished: Collection[RolloutKey]) -> JournalContent:
-    """Returns what a journal holds of finished and of other rollouts."""
+    """Returns the content of a journal; `finished` are the rollouts that have a row."""
     content = JournalContent()
     for record in _decoded(journal, RECORD, "a step of a rollout"):
         content.add(record, finished)
     return content
 
 
-def _decoded(path: Path, decoder: msgspec.json.Decoder[_T], what: str) -> Iterator[_T]:
+def _decoded(path: Path, decoder: msgspec.json.Decoder[_T], kind: str) -> Iterator[_T]:
     for line in read_lines(path) if path.exists() else ():
         try:
             yield decoder.decode(line.data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            # Who only reads meets the line that another process is writing.
+            # A reader meets the torn line that another process is just writing.
             if line.offset + len(line.data) == path.stat().st_size:
                 return
             raise DataError(
-                f"{path}:{line.number} is not {what}: {error}",
+                f"{path}:{line.number} is not {kind}: {error}",
                 "the file was changed from outside: take the line out (what it held is done "
                 "again), or choose another output",
             ) from error
 
 
 class JudgeRecorder(Protocol):
-    """Remembers the calls of the judge."""
+    """Remembers the judge's calls of one rollout."""
 
     def judge_turns(self) -> Sequence[SampledTurn]:
-        """Returns the judge's replies that came earlier, those that can't be read too."""
+        """Returns the judge's earlier replies, also those that are no valid judgement."""
         ...
 
     def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
-        """Keeps a reply of the judge; called before anything is done with it."""
+        """Keeps a reply of the judge; called before the reply is used."""
         ...
 
 
 class EpisodeRecorder(JudgeRecorder, Protocol):
-    """Remembers all of a rollout."""
+    """Remembers the finished steps of one rollout, so that none is paid for twice."""
 
     def known_turn(self, index: int) -> SampledTurn | None:
         """Returns the turn `index` if it was finished earlier."""
@@ -300,15 +307,15 @@ class EpisodeRecorder(JudgeRecorder, Protocol):
         ...
 
     def start_over(self) -> None:
-        """Drops what is known: the tools' state that it led to is gone."""
+        """Drops the steps that are known: the state of the tools after them is gone."""
         ...
 
     def dropped(self) -> CallTotals:
-        """Returns what was paid for and dropped."""
+        """Returns the calls that were paid for and dropped."""
         ...
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:
-        """Keeps a finished turn; called before anything is done with it."""
+        """Keeps a finished turn; called before the turn is used."""
         ...
 
     def record_replies(self, index: int, replies: list[ToolResult]) -> None:

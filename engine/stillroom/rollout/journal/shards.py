@@ -1,8 +1,8 @@
-"""A run cut into shards: what each worker gets, and how what they leave becomes one output.
+"""A run cut into shards: the share of each worker, and how the shards become one output.
 
 Each shard is an output file with a journal of its own, beside the journal of the output that it
-belongs to. What an earlier run has of a rollout goes with it, so no place is tied to a shard: a
-rerun brings in what the shards of a run that was killed left, and cuts the rest anew.
+belongs to. A shard begins with the recorded steps of its rollouts, so that any worker can do any
+rollout: a rerun merges what the shards of a killed run hold, and deals the rest out anew.
 """
 
 import math
@@ -35,7 +35,7 @@ from stillroom.teachers.budget import Budget, Cost, Outstanding
 from stillroom.types import Trajectory, Usage
 
 _WRITER_WAIT_S = 30.0
-"""How long a process may live on whose driver is gone."""
+"""How long to wait for a worker that lives on after its driver was killed."""
 _WRITER_POLL_S = 0.1
 _Settings = dict[str, object]
 
@@ -46,18 +46,18 @@ class RunPart:
 
     keys: frozenset[RolloutKey]
     budget: Budget
-    """In place of the request's; only for what is new."""
+    """In place of the request's budget; it counts only what this part spends."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemainingBudget:
-    """What may still be spent."""
+    """The rest of a budget."""
 
     usd: float = math.inf
     tokens: float = math.inf
 
     def less(self, spent: Iterable[Cost]) -> "RemainingBudget":
-        """Returns what is left of it."""
+        """Returns what is left after these costs."""
         costs = list(spent)
         return RemainingBudget(
             self.usd - sum(cost.usd for cost in costs),
@@ -67,7 +67,7 @@ class RemainingBudget:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one worker gets."""
+    """One worker's share of a run."""
 
     number: int
     keys: tuple[RolloutKey, ...]
@@ -78,18 +78,18 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCosts:
-    """What a file and its journal hold."""
+    """The costs that an output and its journal have on record."""
 
     calls: int
     usage: Usage
     cost_usd: float | None
     spent: Cost
-    """What counts against a budget, calls that broke off included."""
+    """What counts against a budget, with calls that broke off."""
     lost: Outstanding
-    """Of that: what killed workers had out."""
+    """The part of it for calls that killed workers had out."""
 
     def since(self, before: "RecordedCosts") -> "RecordedCosts":
-        """Returns what has come since."""
+        """Returns what has been added since `before`."""
         usage = Usage(
             prompt_tokens=self.usage.prompt_tokens - before.usage.prompt_tokens,
             completion_tokens=self.usage.completion_tokens - before.usage.completion_tokens,
@@ -112,7 +112,7 @@ def split(
     max_concurrency: int,
     remaining: RemainingBudget,
 ) -> list[Shard]:
-    """Deals the rollouts out, and all that they may take with them; the parts add up to the whole.
+    """Deals out the rollouts, the conversations at once and the budget; the shares add up.
 
     There are never more shards than rollouts or conversations at once.
     """
@@ -162,7 +162,7 @@ def _folder(output: Path) -> Path:
 
 @contextmanager
 def shards_locked(output: Path) -> Generator[None]:
-    """Keeps the shards of an output to this process. Raises InputError if another one has them."""
+    """Locks the shards of an output. Raises InputError if another process has them."""
     lock = FileLock(_folder(output).with_name("shards.lock"))
     if not lock.try_acquire():
         raise InputError(
@@ -181,9 +181,9 @@ def prepare_shards(
     shards: Sequence[Shard],
     known: Mapping[RolloutKey, KnownSteps],
 ) -> None:
-    """Writes the files that shards begin with: the known steps of their rollouts.
+    """Writes the files that the shards begin with: the known steps of their rollouts.
 
-    They appear all at once, so that half of what is known never passes for the whole.
+    The folder gets its name when it is complete, so that a kill leaves all of the steps or none.
     """
     unfinished = _folder(output).with_name("shards.new")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -206,7 +206,7 @@ def _seed_path(path: Path) -> Path:
 
 
 def adopt_shards(output: Path, settings: _Settings) -> None:
-    """Brings in what shards of a run that was killed left, if there are any."""
+    """Merges the shards that a killed run left, if there are any."""
     if _folder(output).is_dir():
         with shards_locked(output):
             merge_shards(output, settings)
@@ -215,10 +215,10 @@ def adopt_shards(output: Path, settings: _Settings) -> None:
 def merge_shards(
     output: Path, settings: _Settings, *, requested: Collection[RolloutKey] | None = None
 ) -> dict[RolloutKey, FinishedRow]:
-    """Brings what the shards hold into the output and its journal; returns all finished rows.
+    """Merges the shards into the output and its journal; returns all finished rows.
 
-    The journal goes where all that is requested is finished. A kill on the way does no harm: no row
-    is brought in twice; a step that is counts as paid for twice.
+    The journal is removed if all that is requested is finished. A kill on the way does no harm: no
+    row is merged twice, and a step that is merged twice only counts twice against the budget.
     """
     folder = _folder(output)
     store = RolloutStore(output, settings)
@@ -241,11 +241,11 @@ def merge_shards(
 
 
 def _merge(path: Path, settings: _Settings, into: RolloutStore) -> Outstanding:
-    """Brings in a shard's rows, and what its journal has beside what it began with.
+    """Merges a shard's rows, and the records that its journal did not begin with.
 
-    Returns what killed workers had out.
+    Returns the calls that killed workers had out.
     """
-    shard = _open_ended(path, settings)
+    shard = _open_when_free(path, settings)
     try:
         for line in read_lines(path):
             _finish(decode_trajectory(line.data), into)
@@ -256,7 +256,7 @@ def _merge(path: Path, settings: _Settings, into: RolloutStore) -> Outstanding:
                 continue
             into.append(record)
             if not isinstance(record, UnconfirmedRecord):
-                # Steps of a rollout that is not finished keep the journal.
+                # The journal is kept while it has steps of a rollout that is not finished.
                 into.known.setdefault(RolloutKey(record.task_id, record.sample), KnownSteps())
         return shard.lost
     finally:
@@ -271,17 +271,18 @@ def _finish(trajectory: Trajectory, into: RolloutStore) -> bool:
 
 
 def recorded_costs(path: Path, settings: _Settings) -> RecordedCosts:
-    """Returns what a shard has on record; waits until no process writes it."""
-    store = _open_ended(path, settings)
+    """Returns the costs that a shard has on record, once no process writes it."""
+    store = _open_when_free(path, settings)
     store.close(is_complete=False)
     paid = store.paid()
     return RecordedCosts(paid.calls, paid.usage, paid.cost_usd, store.spent(), store.lost)
 
 
-def _open_ended(path: Path, settings: _Settings) -> RolloutStore:
+def _open_when_free(path: Path, settings: _Settings) -> RolloutStore:
     """Opens a shard's files once no process writes them.
 
-    Raises InputError if one goes on. Ray ends the workers of a driver that is gone, after a while.
+    After a driver was killed Ray ends its workers, but only after a while.
+    Raises InputError if a process still writes them then.
     """
     lock = FileLock(journal_folder(path) / "lock")
     deadline = time.monotonic() + _WRITER_WAIT_S
@@ -296,12 +297,12 @@ def _open_ended(path: Path, settings: _Settings) -> RolloutStore:
     return RolloutStore(path, settings)
 
 
-def left_by_shards(
+def unmerged_steps(
     output: Path, finished: Mapping[RolloutKey, FinishedRow]
 ) -> tuple[dict[RolloutKey, FinishedRow], dict[RolloutKey, KnownSteps]]:
-    """Returns what shards of a run that was killed, or goes on, have beside the finished rows.
+    """Returns the rows and steps of shards that are not among the finished rows.
 
-    Those are rows, and the steps of other rollouts. Nothing is written.
+    The run of the shards was killed, or still goes on. Nothing is written.
     """
     rows, known = dict[RolloutKey, FinishedRow](), dict[RolloutKey, KnownSteps]()
     for path in sorted(_folder(output).glob("[0-9]*.jsonl")):
@@ -311,7 +312,7 @@ def left_by_shards(
 
 
 class ShardTail:
-    """The rows of a shard as they come, for the output that they belong to."""
+    """Copies the rows of a shard into the output while they are being written."""
 
     def __init__(self, path: Path, into: RolloutStore) -> None:
         self._path, self._into = path, into

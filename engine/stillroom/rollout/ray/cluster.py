@@ -11,16 +11,16 @@ from typing import Any
 from stillroom.errors import RunError, missing_extra
 
 _OBJECT_STORE_BYTES = 100 << 20
-"""Hardly used: rows go by file."""
+"""Little is needed: rows go by file, not through the object store."""
 
 
 @contextmanager
 def ray_cluster(address: str | None, *, num_cpus: int | None = None) -> Generator[Any]:
-    """Gives Ray, connected; a connection that this process has already is used and kept.
+    """Yields the module `ray`, connected; a connection that the process already has is kept.
 
-    `num_cpus` is for a cluster of this machine's own (`local`); None takes all cores.
+    `num_cpus` is for a cluster that is started on this machine (`local`); None takes all cores.
     """
-    with _own_stop_signal():
+    with _kept_sigterm_handler():
         try:
             ray: Any = importlib.import_module("ray")
         except ModuleNotFoundError as error:
@@ -46,7 +46,7 @@ def _connect(ray: Any, address: str | None, num_cpus: int | None) -> None:
     if address != "local":
         ray.init(address=address)
         return
-    # Nobody asked to have the use of Ray reported.
+    # Ray reports its use to its makers by default, which the user has not agreed to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         address="local",
@@ -57,8 +57,8 @@ def _connect(ray: Any, address: str | None, num_cpus: int | None) -> None:
 
 
 @contextmanager
-def _own_stop_signal() -> Generator[None]:
-    """Keeps this process's SIGTERM handler: Ray puts one in its place that ends the process."""
+def _kept_sigterm_handler() -> Generator[None]:
+    """Keeps this process's SIGTERM handler, which Ray replaces by one that ends the process."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield

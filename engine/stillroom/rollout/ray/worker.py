@@ -22,7 +22,7 @@ from stillroom.teachers.budget import Budget, Cost
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """What a worker is told to do."""
+    """The job of one worker."""
 
     workspace: str
     request: dict[str, Any]
@@ -36,30 +36,30 @@ class ShardJob:
 
 @dataclass(frozen=True, slots=True)
 class ShardEnd:
-    """How a worker's work ended: with a result, or with what stops the run."""
+    """The end of a worker's job: a result, or the error that stops the run."""
 
     result: RolloutsResult | None
     spent: Cost
-    """What counts against the budget, calls that broke off included."""
+    """What counts against the budget, with calls that broke off."""
     error: EngineError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """How far a worker is."""
+    """The latest figures of a worker, and its notes so far."""
 
     figures: Mapping[str, float]
     notes: tuple[str, ...]
 
 
 class ShardWorker:
-    """The actor of a shard. `run` works in one thread, the others answer beside it."""
+    """The Ray actor of a shard: `run` works in one thread, other methods answer in others."""
 
     def __init__(self) -> None:
         self._reporter = _KeptReports()
 
     def run(self, job: ShardJob) -> ShardEnd:
-        """Does the shard; returns how it ended."""
+        """Does the shard and returns how it ended."""
         budget = Budget(usd=job.usd, tokens=job.tokens, minutes=job.minutes)
         try:
             _check_place(job)
@@ -79,20 +79,20 @@ class ShardWorker:
             stopping = group.subgroup(EngineError)
             if stopping is None:
                 raise
-            return ShardEnd(None, budget.spent, _first(stopping))
+            return ShardEnd(None, budget.spent, _engine_error_in(stopping))
         return ShardEnd(result, budget.spent)
 
     def progress(self) -> WorkerProgress:
-        """Returns how far the work is."""
+        """Returns the latest figures and all notes."""
         return WorkerProgress(dict(self._reporter.figures), tuple(self._reporter.notes))
 
     def cancel(self) -> None:
-        """Asks the work to stop."""
+        """Asks `run` to stop; it records what is in flight and then ends."""
         self._reporter.stop()
 
 
 class _KeptReports:
-    """Keeps what a run tells until the driver asks for it."""
+    """A reporter that keeps a run's figures and notes until the driver asks for them."""
 
     def __init__(self) -> None:
         self.figures: dict[str, float] = {}
@@ -100,7 +100,7 @@ class _KeptReports:
         self._is_stopped = False
 
     def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
-        """Says nothing: the driver counts rows and failures itself."""
+        """Does nothing: the driver counts rows and failures itself."""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Keeps the latest values."""
@@ -111,7 +111,7 @@ class _KeptReports:
         self.notes.append(text)
 
     def alarms(self, current: Sequence[str]) -> None:
-        """Has none: only training tells of such."""
+        """Does nothing: only training has alarms."""
 
     def stop(self) -> None:
         """Makes `is_cancelled` True."""
@@ -123,7 +123,7 @@ class _KeptReports:
 
 
 def _check_place(job: ShardJob) -> None:
-    """Raises RunError where the worker has not the driver's files or not its version."""
+    """Raises RunError if the worker lacks the driver's files or has another version."""
     if not Path(job.folder).parent.is_dir():
         raise RunError(
             f"the workspace {job.workspace!r} of the driver is not on the Ray node "
@@ -138,7 +138,8 @@ def _check_place(job: ShardJob) -> None:
         )
 
 
-def _first(error: BaseException) -> EngineError:
+def _engine_error_in(error: BaseException) -> EngineError:
+    """Returns the first error inside the groups that task groups raise."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error if isinstance(error, EngineError) else RunError(str(error), "see the run's log")

@@ -17,36 +17,36 @@ from stillroom.rollout.results import Answerers, answering_models
 from stillroom.rollout.rewards.rewards import Judgement
 from stillroom.types import Answerer, CallTotals, SampledTurn, Usage
 
-MAX_EXAMPLES = 5
+_MAX_PROBLEMS = 5
 
 
 class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What scoring came to. read = changed + kept + failed, and all of them are in the output."""
+    """The counts of a scoring run. read = changed + kept + failed; all are in the output."""
 
     output: str
     read: int
     changed: int
     kept: int
-    """Rows that are the very bytes they were."""
+    """Rows whose bytes have not changed."""
     kept_by_reason: dict[str, int]
     failed: int
-    """Rows whose reward could not be computed; they have none now (null), which is not 0."""
+    """Rows whose reward could not be computed: it is null now, which is not 0."""
     failed_by_class: dict[str, int]
     mean_before: float | None
     mean_after: float | None
     num_success: int
-    """Of the rows that were judged."""
+    """Successes among the rows that were judged."""
     judge_calls: int
     judge_usage: Usage
     """Tokens of this run's judge calls."""
     judge_calls_replayed: int
-    """Calls that an earlier, unfinished run of this command had paid for."""
+    """Calls that an earlier, unfinished run of the same command had paid for."""
     problems: list[str]
-    """The first rows that are no rollouts or could not be judged, with file:line."""
+    """The first rows that are no rollouts or could not be judged, each with file:line."""
 
 
 class ScoreTally:
-    """What has become of the rows so far."""
+    """Counts of a scoring run as it goes on; it is also the recorder of the judge's calls."""
 
     def __init__(self) -> None:
         self.read = self.changed = self.num_success = 0
@@ -60,21 +60,21 @@ class ScoreTally:
         self.judged_by: Counter[Answerers] = Counter()
 
     def judge_turns(self) -> Sequence[SampledTurn]:
-        """Knows none: what is on record are whole judgements."""
+        """Returns nothing: only whole judgements are on record, in `ScoreJournal`."""
         return ()
 
     def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
-        """Counts a judge's reply, also one that can't be read."""
+        """Counts a reply of the judge, also one that is no valid judgement."""
         self.calls += 1
         self.usage += turn.usage
 
-    def tell(self, row: InputRow, problem: str) -> None:
-        """Keeps the first problems."""
-        if len(self.problems) < MAX_EXAMPLES:
+    def add_problem(self, row: InputRow, problem: str) -> None:
+        """Keeps a problem if it is one of the first."""
+        if len(self.problems) < _MAX_PROBLEMS:
             self.problems.append(f"{row.where}: {problem}")
 
     def with_answerers(self, judges: Sequence[ModelRecord]) -> list[ModelRecord]:
-        """Returns the judging models with those that answered in their name."""
+        """Returns the judging models, each with the models that answered in its name."""
         answered = answering_models(self.judged_by)
         return [msgspec.structs.replace(judge, answered_by=answered) for judge in judges]
 
@@ -99,7 +99,7 @@ class ScoreTally:
 
 
 class _KnownVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """A judgement that was paid for, as it is kept until the output is there."""
+    """A line of the journal: a judgement that was paid for."""
 
     settings: str
     row: str
@@ -113,14 +113,14 @@ _VERDICT = msgspec.json.Decoder(_KnownVerdict)
 
 
 class ScoreJournal:
-    """The judgements that were paid for, on record beside the output until it is there."""
+    """Keeps judgements that were paid for in a file, until the output is complete."""
 
     def __init__(self, path: Path, settings: str) -> None:
         self._log = AppendLog(path)
         self._settings = settings
         self._known: dict[str, _KnownVerdict] = {}
         for line in read_lines(path):
-            # A line that was damaged is paid for again; nothing else hangs on it.
+            # Of a damaged line the judgement is paid for again; nothing else depends on it.
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 verdict = _VERDICT.decode(line.data)
                 if verdict.settings == settings:
@@ -133,7 +133,7 @@ class ScoreJournal:
         self._log.close()
 
     def known(self, row: str) -> Judgement | None:
-        """Returns the judgement of a row if an earlier run came to it."""
+        """Returns the judgement of a row if an earlier run has it on record."""
         verdict = self._known.get(row)
         if verdict is None:
             return None
@@ -141,7 +141,7 @@ class ScoreJournal:
         return Judgement(verdict.total, verdict.by_name, paid)
 
     def keep(self, row: str, judgement: Judgement) -> None:
-        """Puts a judgement that has cost something on record."""
+        """Records a judgement if it has cost something."""
         if judgement.judge is not None:
             verdict = _KnownVerdict(
                 settings=self._settings,

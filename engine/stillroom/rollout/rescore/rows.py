@@ -1,4 +1,4 @@
-"""Rollout rows that are to be judged again, and the same rows with other rewards."""
+"""The rows of a rollouts file that can be judged again, and the same rows with new rewards."""
 
 import hashlib
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ _RAW_ROW: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(
 
 @dataclass(frozen=True, slots=True)
 class JudgeableRow:
-    """A row that can be judged."""
+    """A rollout row that can be judged."""
 
     row: dict[str, Any]
     layout: RolloutLayout
@@ -45,7 +45,7 @@ class JudgeableRow:
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    """A line of the input: a rollout, or why its reward stays as it is."""
+    """A line of the input, and why its reward stays as it is where nothing judges it."""
 
     where: str
     data: bytes
@@ -54,17 +54,17 @@ class InputRow:
 
     @property
     def key(self) -> str:
-        """What tells this row from others."""
+        """A hash of the row, which tells it from others."""
         return hashlib.sha256(self.data).hexdigest()[:32]
 
 
 def input_rows(source: Path) -> Iterator[InputRow]:
-    """Yields every row of a file or folder, those that nothing can judge too."""
+    """Yields every row of a file or folder, also those that nothing can judge."""
     for file in rollout_files(source):
         for line in read_row_lines(file):
             where = f"{file}:{line.number}"
             if line.is_cut:
-                # Every row is copied; this one is not held in memory.
+                # Every row must be copied to the output, and this one was not read to its end.
                 raise DataError(f"{where} {TOO_LONG}", "take that line out of the file")
             yield _input_row(where, line)
 
@@ -74,19 +74,19 @@ def _input_row(where: str, line: Line) -> InputRow:
     layout = None if isinstance(row, Problem) else layout_of(row)
     if isinstance(row, Problem) or layout is None or any(RULES[layout].problems(row)):
         return InputRow(where, data, None, NOT_A_ROLLOUT)
-    own = RULES[layout].read(row)
-    error = own.get("error")
-    # A reward that failed is what scoring again mends.
+    fields = RULES[layout].read(row)
+    error = fields.get("error")
+    # Where only the reward failed, scoring again is the remedy.
     if error is not None and as_object(error).get("class") not in _OF_REWARDS:
         return InputRow(where, data, None, FAILED)
-    messages = cast("list[Message]", own["messages"])
+    messages = cast("list[Message]", fields["messages"])
     task = Task(
-        task_id=str(own.get("task_id") or own.get("id")),
-        messages=messages[: prompt_length(own["messages"], own.get("turns"))],
-        metadata=own.get("metadata") or {},
+        task_id=str(fields.get("task_id") or fields.get("id")),
+        messages=messages[: prompt_length(fields["messages"], fields.get("turns"))],
+        metadata=fields.get("metadata") or {},
         tool_names=None,
         reward_names=None,
-        variables=as_object(own.get("variables")),
+        variables=as_object(fields.get("variables")),
     )
     return InputRow(where, data, JudgeableRow(row, layout, task, messages), UNJUDGED)
 
@@ -101,7 +101,7 @@ def _reward_name(rollout: JudgeableRow) -> str:
 
 
 def has_same_reward(rollout: JudgeableRow, judgement: Judgement) -> bool:
-    """Returns whether a row says already what a judgement came to."""
+    """Returns whether a row already has the rewards of a judgement."""
     row = rollout.row
     return (
         reward_of(rollout) == judgement.total
@@ -111,7 +111,7 @@ def has_same_reward(rollout: JudgeableRow, judgement: Judgement) -> bool:
 
 
 def with_rewards(row: InputRow, rollout: JudgeableRow, judgement: Judgement) -> bytes:
-    """Returns the row with other rewards; every other value keeps its very bytes."""
+    """Returns the row with new rewards; every other value keeps its bytes."""
     fields = _RAW_ROW.decode(row.data)
     changed = {
         _reward_name(rollout): judgement.total,

@@ -1,4 +1,4 @@
-"""Rewards of rollouts that are there already, given anew: no turn is sampled again."""
+"""Computes the rewards of existing rollouts again; no turn is sampled."""
 
 import itertools
 import traceback
@@ -35,7 +35,7 @@ from stillroom.rollout.rewards.judge_request import JudgeOptions, JudgePlan, ope
 from stillroom.rollout.rewards.rewards import Judgement, Rewarder
 from stillroom.settings import Workspace
 
-PHASE = "score rollouts"
+_PHASE = "score rollouts"
 _BATCHES_AHEAD = 4
 _SAME = "same reward"
 
@@ -61,7 +61,7 @@ def check_scoring(workspace: Workspace, request: ScoreRollouts) -> Path:
     """Returns the output's path. Raises InputError for what is wrong before anything is spent."""
     source = workspace.existing(request.input, what="input")
     output = workspace.output_file(request.output, what="output")
-    user_file(workspace, request.rewards, what="rewards")
+    user_file(workspace, request.rewards, kind="rewards")
     plan_judge(workspace, request)
     if output.resolve() in {file.resolve() for file in rollout_files(source)}:
         raise InputError(f"the output {output} is the input itself", "choose another output")
@@ -83,17 +83,18 @@ async def score_rollouts(
 ) -> ScoreResult:
     """Writes the rows with new rewards and returns the counts; `folder` is the run's own folder.
 
-    Rows are written whole or not at all; all but reward, rewards and success stays as it was. The
-    judge's verdicts are on record until then, so that the same command does not pay for them again.
+    The output is written whole or not at all; only reward, rewards and success change in a row.
+    Until it is complete the judge's verdicts are on record, so that the same command does not pay
+    for them again.
     Raises RunCancelledError between rows, and RunError if no reward at all could be computed.
     """
     source = workspace.existing(request.input, what="input")
     output = check_scoring(workspace, request)
-    rewards = user_file(workspace, request.rewards, what="rewards")
+    rewards = user_file(workspace, request.rewards, kind="rewards")
     judge_plan = plan_judge(workspace, request)
     tally = ScoreTally()
-    others = [rewards, judge_plan.path if judge_plan else None]
-    files = [*rollout_files(source), *(file for file in others if file is not None)]
+    optional_files = [rewards, judge_plan.path if judge_plan else None]
+    files = [*rollout_files(source), *(file for file in optional_files if file is not None)]
     async with AsyncExitStack() as stack:
         recording = stack.enter_context(Recording(files))
         pool = await open_user_pool(
@@ -117,8 +118,8 @@ async def score_rollouts(
             ScoreJournal(journal, _settings(request, judge_plan, rewards))
         )
         log = stack.enter_context(AppendLog(folder / "judgements.jsonl"))
-        asked = "" if judge_plan is None else judge_plan.file.model
-        watch = AnswererWatch(asked, whose="the manifest")
+        judge_model = "" if judge_plan is None else judge_plan.file.model
+        watch = AnswererWatch(judge_model, whose="the manifest")
         run = _Run(rewarder, tally, verdicts, log, reporter, total, watch)
         with atomic_output(output) as rows:
             await run.score(source, rows, request)
@@ -155,7 +156,7 @@ class _Run:
         self._log, self._reporter, self._total = log, reporter, total
 
     async def score(self, source: Path, rows: LineWriter, request: ScoreRollouts) -> None:
-        """Writes every row of the source, in its order."""
+        """Writes every row of the source to the output, in the same order."""
         self._report()
         for batch in _batches(input_rows(source), _BATCHES_AHEAD * request.concurrency):
             judged = await self._judge_all(batch, request)
@@ -173,7 +174,10 @@ class _Run:
     async def _judge_all(
         self, batch: Sequence[InputRow], request: ScoreRollouts
     ) -> list[Judgement | CallFailedError | None]:
-        """Returns what became of each row of a batch; once a cancel was asked for not of all."""
+        """Returns the judgement of each row of a batch, or the failure.
+
+        None stands for rows that nothing judges, and after a cancel for those not reached.
+        """
         judged: list[Judgement | CallFailedError | None] = [None] * len(batch)
         waiting = iter(enumerate(batch))
 
@@ -223,8 +227,8 @@ class _Run:
             tally.before.append(before)
         if isinstance(judged, CallFailedError):
             tally.failed[judged.kind] += 1
-            tally.tell(row, judged.message)
-            self._note(row, {"class": judged.kind, "message": judged.message})
+            tally.add_problem(row, judged.message)
+            self._log_judgement(row, {"class": judged.kind, "message": judged.message})
             return with_rewards(row, rollout, Judgement(None, {}))
         if judged.total is None:
             return self._kept(row, UNJUDGED)
@@ -235,7 +239,7 @@ class _Run:
                 self._reporter.note(text)
         tally.num_success += judged.success is True
         if judged.reasoning is not None:
-            self._note(row, {"rewards": judged.by_name, "reasoning": judged.reasoning})
+            self._log_judgement(row, {"rewards": judged.by_name, "reasoning": judged.reasoning})
         if has_same_reward(rollout, judged):
             return self._kept(row, _SAME)
         tally.changed += 1
@@ -244,11 +248,11 @@ class _Run:
     def _kept(self, row: InputRow, reason: str) -> bytes:
         self._tally.kept[reason] += 1
         if reason == NOT_A_ROLLOUT:
-            self._tally.tell(row, reason)
+            self._tally.add_problem(row, reason)
         return row.data
 
-    def _note(self, row: InputRow, what: Mapping[str, Any]) -> None:
-        self._log.append({"where": row.where, **what})
+    def _log_judgement(self, row: InputRow, details: Mapping[str, Any]) -> None:
+        self._log.append({"where": row.where, **details})
 
     def _report(self) -> None:
         tally = self._tally
@@ -259,11 +263,11 @@ class _Run:
             "judge_tokens": tally.usage.prompt_tokens + tally.usage.completion_tokens,
         }
         self._reporter.metrics(tally.read, values)
-        self._reporter.progress(tally.read, self._total, unit="rollouts", phase=PHASE)
+        self._reporter.progress(tally.read, self._total, unit="rollouts", phase=_PHASE)
 
 
 def _check_all(source: Path, rewarder: Rewarder) -> int:
-    """Returns how many rows there are. Raises DataError for an answer that cannot be compared."""
+    """Returns the number of rows. Raises DataError for an answer that cannot be compared."""
     total = 0
     for row in input_rows(source):
         total += 1
@@ -278,7 +282,7 @@ def _batches(input_rows: Iterator[InputRow], size: int) -> Iterator[list[InputRo
 
 
 def _settings(request: ScoreRollouts, judge: JudgePlan | None, rewards: Path | None) -> str:
-    """Returns a hash of all that shapes a judgement."""
+    """Returns a hash of all settings that shape a judgement."""
     shaping = request.model_dump(
         mode="json",
         exclude={"input", "output", "concurrency", "reward_timeout", "request_timeout"},

@@ -1,6 +1,6 @@
-"""The final answer inside a text, and texts made comparable. Every function is linear in its input.
+"""The final answer in a text, and texts made comparable.
 
-Nothing here backtracks over what a model wrote: markers are found by plain search, words by split.
+Every function takes time linear in its input, since models write anything: no pattern backtracks.
 """
 
 import re
@@ -22,14 +22,14 @@ _BEFORE, _AFTER = " \t\r\n*_`:", " \t\r*_`."
 
 
 def without_thinking(text: str) -> str:
-    """Returns a text without the thinking that some models write into it between tags."""
+    """Returns a text without the thinking that some models put between <think> tags."""
     if "</think>" in text:
         return text.rpartition("</think>")[2].strip()
     return "" if text.lstrip().startswith("<think>") else text
 
 
 def plain(text: str) -> str:
-    """Returns a text without differences of case and blanks."""
+    """Returns a text in lower case, with single blanks between its words."""
     return " ".join(text.casefold().split())
 
 
@@ -40,12 +40,12 @@ def _words_pattern(wanted: str) -> re.Pattern[str]:
 
 
 def holds_words(text: str, wanted: str) -> bool:
-    """Returns whether `wanted` stands in the text as whole words; both as `plain` gives them."""
+    """Returns whether `wanted` is in the text as whole words; both as `plain` returns them."""
     return bool(wanted) and _words_pattern(wanted).search(text) is not None
 
 
 def normalised(text: str) -> str:
-    """Returns the words of a text without case, punctuation, articles and Unicode variants.
+    """Returns a text in lower case without punctuation, articles and variants of Unicode.
 
     Signs and decimal points of numbers stay: -3 is not 3, and 1.5 is not 15.
     """
@@ -58,7 +58,7 @@ def normalised(text: str) -> str:
 
 
 def _replacement(text: str, index: int) -> str:
-    """Returns what a character becomes: itself, a blank, or nothing."""
+    """Returns the character itself, a blank, or nothing."""
     character = text[index]
     if character.isalnum() or character in _KEPT_PUNCTUATION:
         return character
@@ -74,42 +74,37 @@ def _replacement(text: str, index: int) -> str:
 
 
 def marked_answer(text: str) -> str | None:
-    r"""Returns what the text itself marks as its answer; None where it marks nothing.
+    r"""Returns the part of a text that it marks as its answer; None where it marks nothing.
 
-    The last `\boxed{…}`, else what follows the last "Answer:", "The answer is" or "####", up
-    to the end of the line.
+    That is the last `\boxed{…}`, else the rest of the line after the last "Answer:", "The answer
+    is" or "####".
     """
     boxed = _last_boxed(text)
     if boxed is not None:
         return boxed
-    found = None
-    for match in _MARKERS.finditer(text):
-        found = match
-    if found is None:
+    markers = list(_MARKERS.finditer(text))
+    if not markers:
         return None
-    line = text[found.end() :].lstrip(_BEFORE).split("\n", 1)[0].rstrip(_AFTER)
+    line = text[markers[-1].end() :].lstrip(_BEFORE).split("\n", 1)[0].rstrip(_AFTER)
     if len(line) > 1 and line[0] == line[-1] == "$":
         line = line[1:-1].strip()
     return line or None
 
 
 def _last_boxed(text: str) -> str | None:
-    last = None
-    for match in _BOXED.finditer(text):
-        last = match
-    if last is None:
+    boxes = list(_BOXED.finditer(text))
+    if not boxes:
         return None
-    depth = 1
-    for index in range(last.end(), len(text)):
+    begin, depth = boxes[-1].end(), 1
+    for index in range(begin, len(text)):
         depth += {"{": 1, "}": -1}.get(text[index], 0)
         if depth == 0:
-            return text[last.end() : index].strip() or None
+            return text[begin:index].strip() or None
     return None
 
 
 def final_answers(text: str) -> list[str]:
-    """Returns the readings of what a text answers: all of it, its marked part, and that part's
-    first sentence."""
+    """Returns a text's possible answers: all of it, its marked part, the first sentence of that."""
     marked = marked_answer(text)
     if marked is None:
         return [text]

@@ -1,4 +1,4 @@
-"""Which option of a multiple-choice question a text chooses."""
+"""Reads which option of a multiple-choice question a text chooses."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from stillroom.rollout.rewards.answers import holds_words, marked_answer, normal
 _LEAD_IN = re.compile(r"(?:\s|[*_`$\"'])*(?:(?:option|choice|answer)\s{1,3})?", re.IGNORECASE)
 _LETTER = re.compile(
     r"[(\[]?[*_`]{0,2}\\?(?:text\{|mathrm\{)?(?P<letter>[A-Za-z])"
-    # After a blank only what can't follow the article "A".
+    # After a blank only what cannot follow the article "A", which is no choice.
     r"(?P<after>\s*$|[)\]*_`.:,;}!-]|[ ](?=is\b|because\b|since\b|as\b|[-–(]))"
 )
 _ANOTHER = re.compile(
@@ -17,7 +17,7 @@ _ANOTHER = re.compile(
 
 
 def letter_of(expected: str, choices: Mapping[str, str] | None) -> str | None:
-    """Returns the letter of the expected option, given by its letter or its text; else None."""
+    """Returns the letter of the expected option, which is written as letter or text; else None."""
     wanted = normalised(expected)
     for letter, text in (choices or {}).items():
         if normalised(text) == wanted:
@@ -39,7 +39,7 @@ def chosen_letter(text: str, choices: Mapping[str, str] | None) -> str | None:
 
 
 def _regions(text: str) -> list[str]:
-    """Returns where the choice may stand: the marked part, else the last line, then the first."""
+    """Returns the parts that may hold the choice: the marked part, or the last and first line."""
     marked = marked_answer(text)
     if marked is not None:
         return [marked]

@@ -16,14 +16,14 @@ from stillroom.types import CallTotals, Message, SampledTurn, ToolSchema
 
 MAX_TRIES = 3
 MAX_TEXT_CHARACTERS = 100_000
-"""Of each part a judge reads; of a longer one the middle is left out, and it is told so."""
+"""For each part that a judge reads; of a longer one the middle is replaced by a note."""
 _MAX_REPLY_CHARACTERS = 20_000
 _MAX_RUBRIC_BYTES = 1 << 20
 
 ReplyFormat = Literal["json_schema", "json_object", "none"]
 JudgeSees = Literal["answer", "conversation"]
 
-# Without a range: some endpoints refuse `minimum` in a strict schema, and it is checked anyway.
+# The range is not in the schema: some endpoints refuse `minimum` in a strict one. It is checked.
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -76,16 +76,20 @@ class JudgeTeacher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a judge said, and what it cost."""
+    """A judge's score and reasoning, and the calls that it took."""
 
     score: float
     reasoning: str
     paid: CallTotals
-    """Of all its calls, those of earlier runs and those that can't be read included."""
+    """All its calls, with those of earlier runs and those without a valid judgement."""
 
 
 class AnswerJudge:
-    """Asks a teacher how well an answer meets a rubric. `nonce` gives the ends of the fences."""
+    """Asks a teacher how well an answer meets a rubric.
+
+    `nonce` returns a new random word, which ends the tags around what others wrote: an answer
+    cannot close its own tag, since it cannot know the word.
+    """
 
     def __init__(
         self,
@@ -97,9 +101,11 @@ class AnswerJudge:
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self._teacher, self._rubric, self._sees = teacher, rubric, sees
-        wanted = RESPONSE_FORMATS[reply_format]
-        # Left out where nothing is wanted: a teacher without structured output may not know it.
-        self._options: dict[str, Any] = {"response_format": wanted} if wanted else {}
+        response_format = RESPONSE_FORMATS[reply_format]
+        # An endpoint without structured output may refuse the field, so it is left out for "none".
+        self._options: dict[str, Any] = (
+            {"response_format": response_format} if response_format else {}
+        )
         self._nonce = nonce
 
     async def judge(
@@ -111,10 +117,10 @@ class AnswerJudge:
         seed: int | None = None,
         recorder: JudgeRecorder | None = None,
     ) -> Verdict:
-        """Returns the score of a final answer; `conversation` is what followed the task's prompt.
+        """Returns the verdict on a final answer; `conversation` is what followed the task's prompt.
 
-        Replies that the recorder knows are not asked for again; where an earlier run had given up
-        on them, `MAX_TRIES` more are.
+        Replies that the recorder knows are not asked for again. Where an earlier run gave up after
+        `MAX_TRIES` of them, as many more are tried.
         Raises:
             CallFailedError: a call failed, or no reply in `MAX_TRIES` was a judgement.
         """
@@ -147,7 +153,7 @@ class AnswerJudge:
 def judge_messages(
     rubric: str, task: Task, answer: str, conversation: Sequence[Message] = (), *, nonce: str
 ) -> list[Message]:
-    """Returns what a judge is asked; all that others wrote is fenced with the nonce."""
+    """Returns the question to a judge; all that others wrote stands in tags with the nonce."""
     expected = task.metadata.get("expected_answer")
     parts = {"task": _transcript(task.messages)}
     if expected is not None:
@@ -168,7 +174,7 @@ def judge_messages(
 
 @dataclass(frozen=True, slots=True)
 class JudgementReply:
-    """A judge's reply that could be read."""
+    """A valid judgement in a judge's reply."""
 
     score: float
     reasoning: str
@@ -177,20 +183,20 @@ class JudgementReply:
 def read_judgement(reply: str, *, is_cut: bool = False) -> JudgementReply | str:
     """Returns the judgement in a reply, or what is wrong with the reply.
 
-    Thinking before it and text around it (a fence, a sentence) are passed over; two objects are
-    refused, for one of them may be a quotation.
+    Thinking before it and text around it (a code fence, a sentence) are skipped. Two JSON objects
+    are refused: one of them may be quoted from the answer that is judged.
     """
     if reply.lstrip().startswith("<think>"):
-        # Up to the first end of it: a later one may be a quotation.
+        # Up to the first closing tag: a later one may be a quotation.
         reply = reply.partition("</think>")[2]
-    found = _objects_in(reply[:_MAX_REPLY_CHARACTERS])
-    if is_cut and not found:
+    objects = _objects_in(reply[:_MAX_REPLY_CHARACTERS])
+    if is_cut and not objects:
         return "the reply was cut off before its end; keep the reasoning short"
-    if not found:
+    if not objects:
         return "the reply holds no JSON object"
-    if len(found) > 1:
-        return f"the reply holds {len(found)} JSON objects instead of one"
-    value = found[0]
+    if len(objects) > 1:
+        return f"the reply holds {len(objects)} JSON objects instead of one"
+    value = objects[0]
     if not isinstance(value.get("reasoning"), str):
         return '"reasoning" must be a string'
     score = as_number(value.get("score"))
@@ -201,21 +207,21 @@ def read_judgement(reply: str, *, is_cut: bool = False) -> JudgementReply | str:
     return JudgementReply(score, value["reasoning"])
 
 
-def rubric_text(workspace: Workspace, given: str) -> str:
-    """Returns a rubric that is given as text, or as the name of a .md or .txt file.
+def rubric_text(workspace: Workspace, rubric: str) -> str:
+    """Returns the text of a rubric, which may be the name of a .md or .txt file.
 
     Raises InputError if it is empty or the file can't be read.
     """
-    text = given
-    if re.fullmatch(r"[^\n]{1,400}\.(?:md|txt)", given.strip()):
-        path = workspace.existing(given.strip(), what="rubric")
+    text = rubric
+    if re.fullmatch(r"[^\n]{1,400}\.(?:md|txt)", rubric.strip()):
+        path = workspace.existing(rubric.strip(), what="rubric")
         try:
             if path.stat().st_size > _MAX_RUBRIC_BYTES:
                 raise InputError(f"{path} is over 1 MB", "give a shorter rubric")
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
-                f"the rubric {given!r} cannot be read: {error}", "give a text file in UTF-8"
+                f"the rubric {rubric!r} cannot be read: {error}", "give a text file in UTF-8"
             ) from error
     if not text.strip():
         raise InputError(
@@ -225,9 +231,9 @@ def rubric_text(workspace: Workspace, given: str) -> str:
 
 
 def _objects_in(text: str) -> list[dict[str, Any]]:
-    """Returns the JSON objects of a text that stand in no other object."""
+    """Returns the JSON objects of a text that are not inside another object."""
     decoder = json.JSONDecoder()
-    found: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
     start = text.find("{")
     while start >= 0:
         try:
@@ -235,19 +241,19 @@ def _objects_in(text: str) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             end = start + 1
         else:
-            found.append(cast("dict[str, Any]", value))
+            objects.append(cast("dict[str, Any]", value))
         start = text.find("{", end)
-    return found
+    return objects
 
 
 def _correction(reply: str, problem: str) -> list[Message]:
-    again = (
+    request = (
         f"That is no judgement: {problem}. Reply with one JSON object with reasoning and "
         "score, and nothing else."
     )
     return [
         {"role": "assistant", "content": reply[:_MAX_REPLY_CHARACTERS] or "(nothing)"},
-        {"role": "user", "content": again},
+        {"role": "user", "content": request},
     ]
 
 

@@ -1,4 +1,4 @@
-"""Which judge a request asks for; a judge is described in a file, the same for every operation."""
+"""The judge that a request names: judge.yml, what it names in turn, and how it is opened."""
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -39,12 +39,12 @@ class JudgeOptions(BaseModel):
 
     @property
     def default_match(self) -> AnswerMatch:
-        """How answers are compared where a row does not say it."""
+        """How answers are compared where a row has no answer_match."""
         return AnswerMatch(self.answer_match)
 
 
 class JudgeFile(BaseModel):
-    """What judge.yml holds: a model that judges answers, and by what."""
+    """The content of judge.yml: a model that judges answers, and its rubric."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -60,19 +60,19 @@ class JudgeFile(BaseModel):
     sees: JudgeSees = "answer"
     """The final answer alone, or also the turns and tool replies."""
     reply_format: ReplyFormat = "json_schema"
-    """What the endpoint can enforce; the reply is always checked."""
+    """The format that the endpoint can enforce; the reply is checked in any case."""
     max_tokens: Annotated[int, Field(ge=64)] = 1024
-    """Of a reply."""
+    """The most tokens of a reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgePlan:
-    """A checked judge.yml with everything that it names."""
+    """A checked judge.yml, with the rubric, the endpoint and the price that it names."""
 
     file: JudgeFile
-    """With the text of its rubric."""
+    """Its rubric is the text, also where judge.yml names a file."""
     path: Path
-    """Of judge.yml."""
+    """Where judge.yml is."""
     endpoint: Endpoint
     price: Price | None
     """Of the judge's tokens; None where it is unknown."""
@@ -114,7 +114,7 @@ async def open_judge(
     budget: Budget | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> AnswerJudge | None:
-    """Returns the judge of the plan; None without a plan. Its calls count in the budget."""
+    """Opens the judge of a plan and returns it; None without a plan. Its calls cost the budget."""
     if plan is None:
         return None
     file, endpoint = plan.file, plan.endpoint

@@ -1,4 +1,4 @@
-"""Whether an answer is the expected one: five ways to compare two texts, all of them pure."""
+"""Compares an answer with the expected one, in five ways."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from stillroom.rollout.rewards.choices import chosen_letter, letter_of
 from stillroom.rollout.rewards.numbers import Number, number_in
 
 MAX_ANSWER_CHARACTERS = 200_000
-"""Of a longer answer only the end is read; the answer stands there."""
+"""Of a longer text only the end is read, where the answer is."""
 MAX_EXPECTED_CHARACTERS = 10_000
 
 
@@ -20,9 +20,9 @@ class AnswerMatch(StrEnum):
     """How an answer is compared with the expected one."""
 
     CONTAINED = "contained"
-    """The expected answer stands in the text as whole words."""
+    """The text holds the expected answer as whole words."""
     EXACT = "exact"
-    """The text is the expected answer, blanks around it apart."""
+    """The text is the expected answer, apart from blanks around it."""
     NORMALISED = "normalised"
     """The same without case, punctuation, articles and spelling variants of Unicode."""
     NUMERIC = "numeric"
@@ -33,31 +33,31 @@ class AnswerMatch(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a number may be off: the larger of the two counts."""
+    """How far a number may be off: within one of the two bounds."""
 
     absolute: float = 0.0
     relative: float | None = None
-    """Of the expected number; None is exact for whole numbers and 1e-9 for all others."""
+    """A share of the expected number; None: exact for whole numbers, 1e-9 for all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerKey:
-    """What a row accepts as an answer, and how answers are compared with it."""
+    """The answers that a row accepts, and how a text is compared with them."""
 
     accepted: tuple[str, ...]
     match: AnswerMatch = AnswerMatch.CONTAINED
     tolerance: Tolerance = Tolerance()
     choices: Mapping[str, str] | None = None
-    """From letter to text, where the row has them."""
+    """The options of a multiple-choice question: from letter to text."""
 
 
 def answer_key(
     metadata: Mapping[str, Any], *, default: AnswerMatch = AnswerMatch.CONTAINED
 ) -> AnswerKey | None:
-    """Returns what a row's metadata says of its answer; None where it names no answer.
+    """Returns the answer key in a row's metadata; None where it has no expected_answer.
 
-    Raises DataError for what cannot be compared: an unknown way, an answer that is no text or
-    number, an expected number that is none.
+    Raises DataError for a key that cannot be used: an unknown answer_match, an answer that is
+    neither text nor number, a numeric answer without a number.
     """
     accepted = _accepted(metadata.get("expected_answer"))
     if accepted is None:
@@ -79,12 +79,12 @@ def answer_key(
 
 
 def is_accepted(text: str, key: AnswerKey) -> bool:
-    """Returns whether a final text gives one of the accepted answers."""
+    """Returns whether a text gives one of the accepted answers."""
     return any(is_match(text, expected, key) for expected in key.accepted)
 
 
 def is_match(text: str, expected: str, key: AnswerKey) -> bool:
-    """Returns whether a final text gives this one answer."""
+    """Returns whether a text gives this one answer."""
     text = text[-MAX_ANSWER_CHARACTERS:]
     match key.match:
         case AnswerMatch.CONTAINED:
@@ -105,15 +105,15 @@ def _is_normalised_match(text: str, expected: str) -> bool:
 
 
 def _is_numeric_match(text: str, expected: str, tolerance: Tolerance) -> bool:
-    wanted, found = number_in(expected), number_in(text)
-    return wanted is not None and found is not None and is_close(found, wanted, tolerance)
+    wanted, actual = number_in(expected), number_in(text)
+    return wanted is not None and actual is not None and is_close(actual, wanted, tolerance)
 
 
-def is_close(found: Number, wanted: Number, tolerance: Tolerance) -> bool:
+def is_close(actual: Number, wanted: Number, tolerance: Tolerance) -> bool:
     """Returns whether two numbers agree; 50 % agrees with 50 and with 0.5, but 0.5 not with 50."""
-    readings = [found.value]
-    if found.is_percent != wanted.is_percent:
-        readings.append(found.value / 100 if found.is_percent else found.value * 100)
+    readings = [actual.value]
+    if actual.is_percent != wanted.is_percent:
+        readings.append(actual.value / 100 if actual.is_percent else actual.value * 100)
     return any(_is_near(value, wanted, tolerance) for value in readings)
 
 
@@ -136,12 +136,12 @@ def _is_same_choice(text: str, expected: str, choices: Mapping[str, str] | None)
 def _accepted(expected: Any) -> tuple[str, ...] | None:
     if expected is None:
         return None
-    given = cast("Sequence[Any]", expected if isinstance(expected, list) else [expected])
-    if not given:
+    answers = cast("Sequence[Any]", expected if isinstance(expected, list) else [expected])
+    if not answers:
         raise DataError(
             "expected_answer is an empty list", "write the accepted answers, or leave it out"
         )
-    for answer in given:
+    for answer in answers:
         if not isinstance(answer, str | int | float):
             raise DataError(
                 f"expected_answer must be a text, a number or a list of them, not "
@@ -153,62 +153,62 @@ def _accepted(expected: Any) -> tuple[str, ...] | None:
                 f"expected_answer has {len(str(answer))} characters",
                 f"keep it below {MAX_EXPECTED_CHARACTERS}; judge long answers with rewards.py",
             )
-    return tuple(str(answer) for answer in given)
+    return tuple(str(answer) for answer in answers)
 
 
-def _match_named(given: Any, default: AnswerMatch) -> AnswerMatch:
-    if given is None:
+def _match_named(value: Any, default: AnswerMatch) -> AnswerMatch:
+    if value is None:
         return default
     try:
-        return AnswerMatch(given)
+        return AnswerMatch(value)
     except ValueError:
         raise DataError(
-            f"answer_match {given!r} is unknown", f"use one of {', '.join(AnswerMatch)}"
+            f"answer_match {value!r} is unknown", f"use one of {', '.join(AnswerMatch)}"
         ) from None
 
 
-def _tolerance(given: Any) -> Tolerance:
-    if given is None:
+def _tolerance(value: Any) -> Tolerance:
+    if value is None:
         return Tolerance()
-    if (absolute := as_number(given)) is not None:
-        return Tolerance(absolute=_not_negative(absolute, given))
-    if isinstance(given, dict):
-        parts = cast("dict[str, Any]", given)
+    if (absolute := as_number(value)) is not None:
+        return Tolerance(absolute=_not_negative(absolute, value))
+    if isinstance(value, dict):
+        parts = cast("dict[str, Any]", value)
         numbers = {name: as_number(value) for name, value in parts.items()}
         if numbers and numbers.keys() <= {"abs", "rel"} and None not in numbers.values():
             relative = numbers.get("rel")
             return Tolerance(
-                absolute=_not_negative(numbers.get("abs") or 0.0, given),
-                relative=None if relative is None else _not_negative(relative, given),
+                absolute=_not_negative(numbers.get("abs") or 0.0, value),
+                relative=None if relative is None else _not_negative(relative, value),
             )
-    raise _bad_tolerance(given)
+    raise _bad_tolerance(value)
 
 
-def _not_negative(value: float, given: Any) -> float:
-    # Neither a negative number nor NaN is; infinity would accept every number.
-    if 0 <= value < float("inf"):
-        return value
-    raise _bad_tolerance(given)
+def _not_negative(number: float, value: Any) -> float:
+    # Also refuses NaN, and infinity, which would accept every number.
+    if 0 <= number < float("inf"):
+        return number
+    raise _bad_tolerance(value)
 
 
-def _bad_tolerance(given: Any) -> DataError:
+def _bad_tolerance(value: Any) -> DataError:
     return DataError(
-        f"answer_tolerance {given!r} is no tolerance",
+        f"answer_tolerance {value!r} is no tolerance",
         'write a number (absolute) or {"abs": 0.01, "rel": 0.001}',
     )
 
 
-def _choices(given: Any) -> dict[str, str] | None:
-    if given is None:
+def _choices(value: Any) -> dict[str, str] | None:
+    if value is None:
         return None
-    if isinstance(given, list):
-        texts = cast("list[Any]", given)
-        given = {chr(ord("A") + index): text for index, text in enumerate(texts[:27])}
-    named = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    if isinstance(value, list):
+        texts = cast("list[Any]", value)
+        value = {chr(ord("A") + index): text for index, text in enumerate(texts[:27])}
+    named = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     are_fine = all(len(k) == 1 and k.isalpha() and isinstance(v, str) for k, v in named.items())
     if not named or len(named) > 26 or not are_fine:
         raise DataError(
-            f"choices must be up to 26 texts, not {describe(given)}",
+            f"choices must be up to 26 texts, not {describe(value)}",
             'write ["Paris", "Rome"] or {"A": "Paris", "B": "Rome"}',
         )
     return {letter.upper(): text for letter, text in named.items()}

@@ -38,14 +38,14 @@ _MINUS = str.maketrans("\u2012\u2013\u2212", "---")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number of a text; `value` is as written, so that of 50 % is 50."""
+    """A number in a text, with its value as written: that of 50 % is 50."""
 
     value: Fraction
     is_percent: bool
 
 
 def number_in(text: str) -> Number | None:
-    r"""Returns the number that a text gives as its answer; None where there is none.
+    r"""Returns the number that a text gives as its answer; None where it holds no number.
 
     In a marked answer (`\boxed{}`, "The answer is") the first number after its last "="; without a
     mark the last number of the text.
@@ -61,7 +61,7 @@ def _valid(matches: Iterable[re.Match[str]]) -> Iterator[Number]:
 
 
 def _spelt_out(text: str) -> str:
-    """Returns a text with its numbers in ASCII and in one line: 3/4, 1.2e5, 1200."""
+    """Returns a text with its numbers spelt in plain ASCII: 3/4, 1.2e5, 1200."""
     text = _SUPERSCRIPT_RUN.sub(lambda run: "^" + run.group().translate(_SUPERSCRIPTS), text)
     # Before NFKC, which turns 1½ into 11/2 and a thin blank into a wide one.
     text = _GROUP_BLANKS.sub("", text)
@@ -94,5 +94,5 @@ def _number(match: re.Match[str]) -> Number | None:
 
 def _decimal(digits: str) -> Fraction | None:
     plain = digits.replace(",", "")
-    # A number nobody means costs time: int() refuses thousands of digits by itself.
+    # int() itself refuses thousands of digits, and long numbers take long to compare.
     return Fraction(plain) if len(plain) <= _MAX_DIGITS else None

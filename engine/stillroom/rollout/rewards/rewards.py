@@ -1,4 +1,4 @@
-"""Rewards of a finished conversation: the user's rewards.py, a match with the answer, a judge."""
+"""Rewards of a finished conversation: from rewards.py, the expected answer, or a judge."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a rollout's rewards came to; `total` is None where nothing judges this task."""
+    """The rewards of a rollout; `total` is None where nothing judges its task."""
 
     total: float | None
     by_name: Mapping[str, float]
     judge: CallTotals | None = None
-    """Of the judge's calls; None where no judge was asked."""
+    """The judge's calls; None where no judge was asked."""
     reasoning: str | None = None
-    """The judge's."""
+    """The judge's reasoning."""
 
     @property
     def success(self) -> bool | None:
@@ -36,11 +36,11 @@ class Judgement:
 
 
 class Rewarder:
-    """Judges finished conversations.
+    """Computes the rewards of finished conversations.
 
-    `match` is how answers are compared where a row does not say it. The match and the judge stand
-    in where nothing else judges a task, and count beside others where the row names them; a judge
-    comes before the match.
+    `match` is how answers are compared where a row has no answer_match. The comparison with the
+    expected answer and the judge are used where no function of rewards.py judges a task, and beside
+    such functions where the row names them. Where nothing is named, a judge is preferred.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Rewarder:
         self._descriptions = {r.name: r for r in pool.rewards} if pool else {}
 
     def check(self, tasks: Sequence[Task], *, is_judge_optional: bool = False) -> None:
-        """Raises DataError if a task names a reward that there is not, or an unusable answer.
+        """Raises DataError if a task names an unknown reward, or an answer that can't be compared.
 
-        Where the judge is optional, tasks that name it may go without a reward.
+        Where the judge is optional, tasks that name it may get no reward.
         """
         known = {*self._descriptions, EXPECTED_ANSWER}
         has_judge = self._judge is not None or JUDGE in known
@@ -75,12 +75,12 @@ class Rewarder:
         return bool(self._names(task))
 
     def asks_judge(self, task: Task) -> bool:
-        """Returns whether the judging model is asked, unless a precondition decides before it."""
+        """Returns whether a task is put to the judge, unless a precondition decides before."""
         is_named = JUDGE in self._names(task) and JUDGE not in self._descriptions
         return self._judge is not None and is_named
 
     def may_block(self, task: Task) -> bool:
-        """Returns whether a precondition may decide before the judge is asked."""
+        """Returns whether a precondition may make the judge superfluous."""
         named = (self._descriptions.get(name) for name in self._names(task))
         return any(description is not None and description.precondition for description in named)
 
@@ -94,8 +94,8 @@ class Rewarder:
     ) -> Judgement:
         """Returns the rewards of a finished conversation; a precondition of 0 makes the sum 0.
 
-        The judge comes last, and is not paid for where a precondition has already decided.
-        Raises CallFailedError where a reward cannot be computed: that is never a reward of 0.
+        The judge comes last, and is not asked where a precondition has already decided.
+        Raises CallFailedError where a reward cannot be computed: a failure is not a reward of 0.
         """
         by_name: dict[str, float] = {}
         verdict: Verdict | None = None
@@ -108,8 +108,8 @@ class Rewarder:
                 key = self._answer_key(task)
                 by_name[name] = float(key is not None and is_accepted(last_answer(messages), key))
             elif self._judge is not None and not self._is_blocked(by_name):
-                answer, talk = last_answer(messages), messages[len(task.messages) :]
-                verdict = await self._judge.judge(task, answer, talk, seed=seed, recorder=recorder)
+                answer, turns = last_answer(messages), messages[len(task.messages) :]
+                verdict = await self._judge.judge(task, answer, turns, seed=seed, recorder=recorder)
                 by_name[name] = verdict.score
         if not by_name:
             return Judgement(None, {})
@@ -132,7 +132,7 @@ class Rewarder:
             raise DataError(f"task {task.task_id}: {error.problem}", error.fix) from error
 
     def _names(self, task: Task) -> list[str]:
-        """Returns the rewards of a task; the judge, which costs, is the last."""
+        """Returns the names of a task's rewards; the judge, which costs money, comes last."""
         wanted = task.reward_names
         names = [n for n in self._descriptions if wanted is None or n in wanted]
         stand_ins: list[str] = []
@@ -143,7 +143,7 @@ class Rewarder:
         named = [n for n in stand_ins if n in (wanted or ()) and n not in names]
         if names or named:
             return names + named
-        # What a row wants a judge for, no comparison of words may decide.
+        # A row that names the judge gets no reward from a comparison of words instead.
         return [] if JUDGE in (wanted or ()) else stand_ins[-1:]
 
 
@@ -171,7 +171,7 @@ def last_answer(messages: Sequence[Message]) -> str:
 
 
 def _text_of(message: Message) -> str:
-    """Returns the text of a message; its pictures and sounds say nothing here."""
+    """Returns the text of a message, without its pictures and sounds."""
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""
