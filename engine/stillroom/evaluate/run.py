@@ -31,8 +31,8 @@ from stillroom.rollout.results import RolloutOrigin, origin_of
 from stillroom.settings import Workspace
 from stillroom.types import Trajectory
 
-ROLLOUTS_FILE = "rollouts.jsonl"
-PHASE = "evaluate"
+_ROLLOUTS_FILE = "rollouts.jsonl"
+_PHASE = "evaluate"
 _NO_GROUP = "(none)"
 
 
@@ -48,7 +48,7 @@ async def evaluate_model(
     tasks = plan.rollouts.load_tasks()
     origin = await _origin(plan)
     outcomes = await _collect(
-        plan.rollouts, tasks, request.temperature, request.samples_per_prompt, reporter, PHASE
+        plan.rollouts, tasks, request.temperature, request.samples_per_prompt, reporter, _PHASE
     )
     rollouts = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
     if not rollouts:
@@ -57,7 +57,7 @@ async def evaluate_model(
             f"every rollout failed, the first with: {failed.failure.message}",
             "check the endpoint and the model's name, then evaluate again",
         )
-    rows = folder / ROLLOUTS_FILE
+    rows = folder / _ROLLOUTS_FILE
     with AppendLog(rows) as log:
         for rollout in rollouts:
             log.append(rollout)

@@ -1,4 +1,4 @@
-"""What a rollout run was made from and what it came to: its counts, its result, its manifest."""
+"""What a rollout run is made from and what comes of it: inputs, counts, progress, manifest."""
 
 import math
 import time
@@ -21,12 +21,12 @@ from stillroom.teachers.budget import Outstanding
 from stillroom.teachers.providers import terms_of
 from stillroom.types import Answerer, SampledTurn, Usage, total_usd
 
-PHASE = "generate rollouts"
+_PHASE = "generate rollouts"
 _MEASURE_EVERY_S = 1.0
 _MAX_SHOWN = 20
 
 Answerers = tuple[Answerer, ...]
-"""Who answered one row's calls."""
+"""The models that answered one row's calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class RolloutOrigin:
 
     @property
     def weights(self) -> str | None:
-        """Which weights a model in this process has; None where that is not known."""
+        """The hash or commit of the weights of a model in this process; None if not known."""
         return self.models[0].sha256 or self.models[0].revision
 
 
@@ -139,20 +139,20 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     failed_by_class: dict[str, int]
     omitted: int
-    """Not done because the run was cancelled or came to a limit."""
+    """Not done because the run was cancelled or reached a limit."""
     already_done: int
-    """Of the succeeded: finished by an earlier run, not paid for again."""
+    """Succeeded rollouts that an earlier run finished; they are not paid for again."""
     rewarded: int
-    """Of the succeeded: those with a reward."""
+    """Succeeded rollouts with a reward."""
     mean_reward: float | None
     num_success: int
     truncated: int
     calls: int
-    """Model and judge calls of this run, replayed ones not counted."""
+    """Model and judge calls of this run, without replayed ones."""
     usage: Usage
     """Tokens of this run's calls."""
     cost_usd: float | None
-    """Of this run's calls; None where a price is unknown."""
+    """Cost of this run's calls; None where a price is unknown."""
     unconfirmed_usd: float
     """The most that may have been billed beside cost_usd: for calls that broke off, and for answers
     that did not say how many tokens they took. The budget counts it."""
@@ -160,7 +160,7 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     """The most calls that were out when a run was killed, and may be paid for twice; the most that
     they cost is part of unconfirmed_usd."""
     answered_by: dict[str, int]
-    """Of the succeeded: how many each model has a turn in, as the endpoint names it."""
+    """The number of succeeded rollouts by the model that answered, as the endpoint names it."""
     restarted: int
     """Rollouts begun again from the first turn: the state of their tools could not be replayed."""
     stopped_by: str | None
@@ -227,7 +227,7 @@ class ProgressReport:
         if done == self._total or clock - self._measured_at >= _MEASURE_EVERY_S:
             self._measured_at = clock
             self._reporter.metrics(done, {**live, **self._figures(live, failed, clock)})
-        self._reporter.progress(done, self._total, unit="rollouts", phase=PHASE)
+        self._reporter.progress(done, self._total, unit="rollouts", phase=_PHASE)
 
     def _figures(self, live: Mapping[str, float], failed: int, clock: float) -> dict[str, float]:
         tally = self._tally

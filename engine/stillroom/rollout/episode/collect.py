@@ -110,7 +110,7 @@ _WIDEN_EVERY_S = 0.05
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
 _CUT_OFF = (StopReason.MAX_TOKENS, StopReason.CONTEXT_WINDOW, StopReason.CONTENT_FILTER)
 
-RecorderFor = Callable[[RolloutKey], EpisodeRecorder]
+_RecorderFor = Callable[[RolloutKey], EpisodeRecorder]
 
 
 def specs_for(tasks: Sequence[Task], samples_per_task: int) -> list[RolloutSpec]:
@@ -130,7 +130,7 @@ async def collect_rollouts(
     *,
     concurrency: int,
     on_outcome: Callable[[Outcome], Awaitable[None]],
-    recorder_for: RecorderFor | None = None,
+    recorder_for: _RecorderFor | None = None,
 ) -> str | None:
     """Does the rollouts, `concurrency` at a time to begin with, and calls `on_outcome` for each.
 
@@ -159,6 +159,7 @@ def _rare_garbage_collection() -> Generator[None]:
     was measured at a tenth of a call's cost.
     """
     before = gc.get_threshold()
+    # A threshold of 0 means that the collector is off; it stays off.
     gc.set_threshold(
         max(_ALLOCATIONS_BETWEEN_COLLECTIONS, before[0]) if before[0] else 0, *before[1:]
     )
@@ -176,7 +177,7 @@ class _Crew:
         waiting: Iterator[RolloutSpec],
         context: RolloutContext,
         on_outcome: Callable[[Outcome], Awaitable[None]],
-        recorder_for: RecorderFor | None,
+        recorder_for: _RecorderFor | None,
     ) -> None:
         self._waiting, self._context = waiting, context
         self._on_outcome, self._recorder_for = on_outcome, recorder_for

@@ -4,7 +4,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, cast
 
 from stillroom.data.checks import as_number
@@ -80,7 +80,7 @@ class Verdict:
 
     score: float
     reasoning: str
-    paid: CallTotals
+    paid: CallTotals = field(default_factory=CallTotals)
     """All its calls, with those of earlier runs and those without a valid judgement."""
 
 
@@ -138,15 +138,15 @@ class AnswerJudge:
                 recorder.record_judge_turn(paid.calls, turn)
             paid += CallTotals.of(turn)
             reply = _text_of(turn.message)
-            read = read_judgement(reply, is_cut=turn.finish_reason != "stop")
-            if isinstance(read, JudgementReply):
-                return Verdict(read.score, read.reasoning, paid)
+            verdict = read_verdict(reply, is_cut=turn.finish_reason != "stop")
+            if isinstance(verdict, Verdict):
+                return replace(verdict, paid=paid)
             if paid.calls % MAX_TRIES:
-                messages += _correction(reply, read)
+                messages += _correction(reply, verdict)
             elif is_known:
                 messages = list(question)
             else:
-                message = f"the judge gave no judgement in {MAX_TRIES} tries: {read}"
+                message = f"the judge gave no judgement in {MAX_TRIES} tries: {verdict}"
                 raise CallFailedError(FailureClass.REWARD, message)
 
 
@@ -172,16 +172,8 @@ def judge_messages(
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class JudgementReply:
-    """A valid judgement in a judge's reply."""
-
-    score: float
-    reasoning: str
-
-
-def read_judgement(reply: str, *, is_cut: bool = False) -> JudgementReply | str:
-    """Returns the judgement in a reply, or what is wrong with the reply.
+def read_verdict(reply: str, *, is_cut: bool = False) -> Verdict | str:
+    """Returns the verdict in a reply, or what is wrong with the reply.
 
     Thinking before it and text around it (a code fence, a sentence) are skipped. Two JSON objects
     are refused: one of them may be quoted from the answer that is judged.
@@ -204,7 +196,7 @@ def read_judgement(reply: str, *, is_cut: bool = False) -> JudgementReply | str:
         return f'"score" must be a number, not {value.get("score")!r:.40}'
     if not 0 <= score <= 1:
         return f'"score" must lie between 0 and 1, and {score:g} does not'
-    return JudgementReply(score, value["reasoning"])
+    return Verdict(score, value["reasoning"])
 
 
 def rubric_text(workspace: Workspace, rubric: str) -> str:

@@ -21,7 +21,7 @@ from stillroom.teachers.providers import PROFILES, Endpoint, endpoint_for, terms
 from stillroom.types import SamplingSettings
 from stillroom.validation import describe_errors
 
-NO_JUDGE = "none"
+_NO_JUDGE = "none"
 
 
 class JudgeOptions(BaseModel):
@@ -35,7 +35,7 @@ class JudgeOptions(BaseModel):
     ] = "contained"
     judge: Annotated[
         str, Field(description="judge.yml with model and rubric of a judging model, or none")
-    ] = NO_JUDGE
+    ] = _NO_JUDGE
 
     @property
     def default_match(self) -> AnswerMatch:
@@ -93,7 +93,7 @@ def plan_judge(workspace: Workspace, options: JudgeOptions) -> JudgePlan | None:
 
     Raises InputError for one that cannot work, before anything is spent.
     """
-    if options.judge == NO_JUDGE:
+    if options.judge == _NO_JUDGE:
         return None
     path = workspace.existing(options.judge, what="judge")
     file = _read(path)

@@ -13,7 +13,7 @@ from stillroom.rollout.rewards.numbers import Number, number_in
 
 MAX_ANSWER_CHARACTERS = 200_000
 """Of a longer text only the end is read, where the answer is."""
-MAX_EXPECTED_CHARACTERS = 10_000
+_MAX_EXPECTED_CHARACTERS = 10_000
 
 
 class AnswerMatch(StrEnum):
@@ -106,10 +106,10 @@ def _is_normalised_match(text: str, expected: str) -> bool:
 
 def _is_numeric_match(text: str, expected: str, tolerance: Tolerance) -> bool:
     wanted, actual = number_in(expected), number_in(text)
-    return wanted is not None and actual is not None and is_close(actual, wanted, tolerance)
+    return wanted is not None and actual is not None and _is_close(actual, wanted, tolerance)
 
 
-def is_close(actual: Number, wanted: Number, tolerance: Tolerance) -> bool:
+def _is_close(actual: Number, wanted: Number, tolerance: Tolerance) -> bool:
     """Returns whether two numbers agree; 50 % agrees with 50 and with 0.5, but 0.5 not with 50."""
     readings = [actual.value]
     if actual.is_percent != wanted.is_percent:
@@ -148,10 +148,10 @@ def _accepted(expected: Any) -> tuple[str, ...] | None:
                 f"{describe(answer)}",
                 'write e.g. "Paris", 12 or ["Paris", "City of Paris"]',
             )
-        if len(str(answer)) > MAX_EXPECTED_CHARACTERS:
+        if len(str(answer)) > _MAX_EXPECTED_CHARACTERS:
             raise DataError(
                 f"expected_answer has {len(str(answer))} characters",
-                f"keep it below {MAX_EXPECTED_CHARACTERS}; judge long answers with rewards.py",
+                f"keep it below {_MAX_EXPECTED_CHARACTERS}; judge long answers with rewards.py",
             )
     return tuple(str(answer) for answer in answers)
 

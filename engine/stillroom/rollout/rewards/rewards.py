@@ -12,7 +12,7 @@ from stillroom.rollout.rewards.matchers import AnswerKey, AnswerMatch, answer_ke
 from stillroom.tools.user.pool import UserPool
 from stillroom.types import CallTotals, Message
 
-EXPECTED_ANSWER = "expected_answer"
+_EXPECTED_ANSWER = "expected_answer"
 JUDGE = "judge"
 SUCCESS_THRESHOLD = 0.5
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -58,7 +58,7 @@ class Rewarder:
 
         Where the judge is optional, tasks that name it may get no reward.
         """
-        known = {*self._descriptions, EXPECTED_ANSWER}
+        known = {*self._descriptions, _EXPECTED_ANSWER}
         has_judge = self._judge is not None or JUDGE in known
         for task in tasks:
             wanted = set(task.reward_names or ())
@@ -67,7 +67,7 @@ class Rewarder:
             unknown = wanted - known - {JUDGE}
             if unknown and self._descriptions:
                 raise _unknown_reward(task, min(unknown), list(self._descriptions))
-            if EXPECTED_ANSWER in self._names(task):
+            if _EXPECTED_ANSWER in self._names(task):
                 self._answer_key(task)
 
     def can_judge(self, task: Task) -> bool:
@@ -104,7 +104,7 @@ class Rewarder:
                 by_name[name] = await self._pool.reward(
                     name, messages, metadata=task.metadata, variables=task.variables
                 )
-            elif name == EXPECTED_ANSWER:
+            elif name == _EXPECTED_ANSWER:
                 key = self._answer_key(task)
                 by_name[name] = float(key is not None and is_accepted(last_answer(messages), key))
             elif self._judge is not None and not self._is_blocked(by_name):
@@ -136,8 +136,8 @@ class Rewarder:
         wanted = task.reward_names
         names = [n for n in self._descriptions if wanted is None or n in wanted]
         stand_ins: list[str] = []
-        if task.metadata.get(EXPECTED_ANSWER) is not None:
-            stand_ins.append(EXPECTED_ANSWER)
+        if task.metadata.get(_EXPECTED_ANSWER) is not None:
+            stand_ins.append(_EXPECTED_ANSWER)
         if self._judge is not None:
             stand_ins.append(JUDGE)
         named = [n for n in stand_ins if n in (wanted or ()) and n not in names]

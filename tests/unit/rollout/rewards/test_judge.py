@@ -16,10 +16,9 @@ from stillroom.rollout.rewards.judge import (
     MAX_TEXT_CHARACTERS,
     MAX_TRIES,
     AnswerJudge,
-    JudgementReply,
     Verdict,
     judge_messages,
-    read_judgement,
+    read_verdict,
     rubric_text,
 )
 from stillroom.settings import Workspace
@@ -162,7 +161,7 @@ def test_a_judge_may_do_without_a_schema() -> None:
     ],
 )
 def test_what_stands_around_a_judgement_is_passed_over(reply: str) -> None:
-    assert read_judgement(reply) == JudgementReply(1.0, "x")
+    assert read_verdict(reply) == Verdict(1.0, "x")
 
 
 @pytest.mark.parametrize(
@@ -186,18 +185,18 @@ def test_what_stands_around_a_judgement_is_passed_over(reply: str) -> None:
     ],
 )
 def test_a_reply_that_is_no_judgement_says_why(reply: str, problem: str) -> None:
-    assert problem in str(read_judgement(reply))
+    assert problem in str(read_verdict(reply))
 
 
 def test_what_a_judge_thinks_before_is_no_judgement() -> None:
     thought, said = '{"reasoning": "t", "score": 0}', '{"reasoning": "x", "score": 1}'
 
-    assert read_judgement(f"<think>{thought}</think>\n{said}") == JudgementReply(1.0, "x")
-    assert "no JSON object" in str(read_judgement(f"<think>{thought}"))
+    assert read_verdict(f"<think>{thought}</think>\n{said}") == Verdict(1.0, "x")
+    assert "no JSON object" in str(read_verdict(f"<think>{thought}"))
     # What the answer under judgement may have put there ends no thinking.
     quoted = f"<think>it says </think>{said}, no</think>{thought}"
-    assert "2 JSON objects" in str(read_judgement(quoted))
-    assert "2 JSON objects" in str(read_judgement(f"{thought} though </think> {said}"))
+    assert "2 JSON objects" in str(read_verdict(quoted))
+    assert "2 JSON objects" in str(read_verdict(f"{thought} though </think> {said}"))
 
 
 def test_a_reply_that_was_cut_off_says_so() -> None:
@@ -210,9 +209,9 @@ def test_a_reply_that_was_cut_off_says_so() -> None:
 @settings(deadline=None)
 @given(st.text(max_size=200) | st.dictionaries(st.text(), st.floats() | st.text()).map(json.dumps))
 def test_every_reply_is_a_judgement_or_a_problem(reply: str) -> None:
-    read = read_judgement(reply)
+    read = read_verdict(reply)
 
-    if isinstance(read, JudgementReply):
+    if isinstance(read, Verdict):
         assert 0 <= read.score <= 1
     else:
         assert read
@@ -224,7 +223,7 @@ def test_a_judgement_is_read_back_as_it_was_written(score: float, reasoning: str
     written = json.dumps({"reasoning": reasoning, "score": score})
 
     if len(written) < 20_000:
-        assert read_judgement(f"Here:\n{written}\n") == JudgementReply(score, reasoning)
+        assert read_verdict(f"Here:\n{written}\n") == Verdict(score, reasoning)
 
 
 def test_of_what_is_too_long_the_judge_reads_the_ends() -> None:
