@@ -39,6 +39,9 @@ from stillroom.types import (
     ToolSchema,
 )
 
+if TYPE_CHECKING:
+    from stillroom.policy.hf import HFPolicy
+
 
 @dataclass(frozen=True, slots=True)
 class ToolsAndRewards:
@@ -82,7 +85,7 @@ async def open_rewarder(
     budget: Budget | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Rewarder:
-    """Returns what judges the tasks' rollouts; the judge's calls count in the budget.
+    """Opens the judge and returns the rewarder of the tasks; judge calls count in the budget.
 
     Raises DataError if a task names a reward that does not exist.
     """
@@ -246,10 +249,6 @@ async def _load_policy(
     OutputHead(loaded.model).check()
     check_decoding(loaded)
     return HFPolicy(loaded, sampling, max_rows=options.concurrency)
-
-
-if TYPE_CHECKING:
-    from stillroom.policy.hf import HFPolicy
 
 
 @dataclass(frozen=True, slots=True)

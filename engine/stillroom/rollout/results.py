@@ -256,7 +256,7 @@ class FailureRow(msgspec.Struct, frozen=True):
 
 
 def failure_row(failed: FailedRollout) -> FailureRow:
-    """Returns what is written of a failed rollout."""
+    """Returns the line for a failed rollout."""
     task_id, sample = failed.key
     return FailureRow(task_id, sample, failed.turns, failed.failure.kind, failed.failure.message)
 

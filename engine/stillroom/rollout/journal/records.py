@@ -163,8 +163,8 @@ class KnownSteps:
     def add(self, record: StepRecord) -> None:
         """Adds the next step on record.
 
-        A step that does not follow the one before it is ignored: after a restart the journal may
-        hold steps of the conversation that was dropped.
+        A step that does not follow the one before it is ignored: it belongs to another conversation
+        of the same rollout.
         """
         match record:
             case RestartRecord():
@@ -327,27 +327,27 @@ class ForgetfulRecorder:
     """Remembers nothing: for rollouts that cost nothing to do again."""
 
     def known_turn(self, index: int) -> SampledTurn | None:
-        """Knows none."""
+        """Returns None."""
 
     def known_replies(self, index: int) -> list[ToolResult] | None:
-        """Knows none."""
+        """Returns that nothing is known."""
 
     def start_over(self) -> None:
-        """Has nothing to drop."""
+        """Does nothing: there is nothing to drop."""
 
     def dropped(self) -> CallTotals:
-        """Has dropped nothing."""
+        """Returns that no call was dropped."""
         return CallTotals()
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:
-        """Keeps nothing."""
+        """Does nothing."""
 
     def record_replies(self, index: int, replies: list[ToolResult]) -> None:
-        """Keeps nothing."""
+        """Does nothing."""
 
     def judge_turns(self) -> Sequence[SampledTurn]:
-        """Knows none."""
+        """Returns that nothing is known."""
         return ()
 
     def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
-        """Keeps nothing."""
+        """Does nothing."""

@@ -90,7 +90,7 @@ class Round:
 
 
 class _WorkerLostError(Exception):
-    """A worker did not stop when it was to."""
+    """A worker did not stop in time after it was told to."""
 
 
 class ShardDriver:
@@ -122,7 +122,7 @@ class ShardDriver:
     async def _attempt(
         self, shard: Shard, remaining: RemainingBudget, tail: ShardTail
     ) -> tuple[str | None, Cost]:
-        """Has one worker do the shard; returns what it died of, if it died, and what it spent."""
+        """Lets one worker do the shard; returns why it died, or None, and what it spent."""
         path, settings = shard_output(self._output, shard.number), self._state.settings
         before = await anyio.to_thread.run_sync(recorded_costs, path, settings)
         worker = self._start_worker()
