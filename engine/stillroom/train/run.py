@@ -1,4 +1,4 @@
-"""A training run: from a checked plan to the final checkpoint."""
+"""A training run: checks the plan, then trains here or has several processes train."""
 
 from pathlib import Path
 

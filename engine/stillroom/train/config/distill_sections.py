@@ -11,7 +11,7 @@ from stillroom.rollout.request import DEFAULT_NUDGE, TerminationPolicy
 
 AdvantageEstimator = Literal["grpo", "reinforce", "gae"]
 LossName = Literal["importance_sampling", "ppo", "full_reverse_kl", "jsd", "top_k_reverse_kl"]
-SAMPLED_LOSSES: tuple[LossName, ...] = ("importance_sampling", "ppo")
+_SAMPLED_LOSSES: tuple[LossName, ...] = ("importance_sampling", "ppo")
 """The losses that read the sampled token alone; the others compare whole distributions."""
 
 
@@ -222,7 +222,7 @@ class AlgorithmSection(ConfigSection):
     @property
     def is_sampled_loss(self) -> bool:
         """Whether the loss needs the probability of the sampled token only."""
-        return self.loss_fn in SAMPLED_LOSSES
+        return self.loss_fn in _SAMPLED_LOSSES
 
     @property
     def needs_logits(self) -> bool:

@@ -1,4 +1,4 @@
-"""Processes of this machine, and of others, started as `accelerate launch` starts them."""
+"""Starts the processes of a run as `accelerate launch` does, on this machine or on several."""
 
 import logging
 import os
@@ -24,9 +24,10 @@ _MODULE = "stillroom.train.distributed.rank_main"
 def run_on_accelerate(
     files: RankFiles, section: LauncherSection, *, size: int, note: Callable[[str], None]
 ) -> None:
-    """Starts this machine's processes and waits for them; the other machines' start by hand.
+    """Starts this machine's processes and waits for them; other machines are started by hand.
 
-    Raises RanksFailedError if they fail.
+    The commands for the other machines are told by `note`.
+    Raises RanksFailedError if a process fails.
     """
     config = files.folder / _CONFIG
     text = yaml.safe_dump(accelerate_config(section, size=size), sort_keys=False)
@@ -35,18 +36,19 @@ def run_on_accelerate(
     command = shlex.join(["accelerate", "launch", *arguments])
     note(f"started as: {command}")
     for machine in range(1, section.num_machines):
-        there = shlex.join(["accelerate", "launch", "--machine_rank", str(machine), *arguments])
-        note(f"waits for machine {machine}; start there: {there}")
+        remote = shlex.join(["accelerate", "launch", "--machine_rank", str(machine), *arguments])
+        note(f"waits for machine {machine}; start there: {remote}")
     threads = os.environ.get("OMP_NUM_THREADS") or _threads(size // section.num_machines)
     _launch(["--num_cpu_threads_per_process", str(threads), *arguments])
 
 
 def accelerate_config(section: LauncherSection, *, size: int) -> dict[str, Any]:
-    """Returns what accelerate's configuration file says."""
+    """Returns the content of accelerate's configuration file."""
     host, _, port = (section.main_address or "127.0.0.1:0").rpartition(":")
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        # Of this type accelerate starts the processes itself; without a GPU they use gloo.
+        # With MULTI_CPU accelerate would need mpirun. MULTI_GPU starts the processes itself, also
+        # without a GPU, and PartialState then takes gloo.
         "distributed_type": "FSDP" if section.strategy == "fsdp2" else "MULTI_GPU",
         "num_machines": section.num_machines,
         "num_processes": size,
@@ -71,24 +73,24 @@ def accelerate_config(section: LauncherSection, *, size: int) -> dict[str, Any]:
 
 
 def _threads(local: int) -> int:
-    """Returns how many threads each process of a machine gets; on a GPU they hardly count."""
+    """Returns the threads of each of `local` processes; with a GPU one is enough."""
     return 1 if torch.cuda.is_available() else max(1, (os.cpu_count() or 1) // local)
 
 
 def _launch(arguments: list[str]) -> None:
-    """Does what `accelerate launch` does, in a thread: in the main one it would take our signals.
+    """Does what `accelerate launch` does and waits for it. Raises RanksFailedError.
 
-    Raises RanksFailedError.
+    It runs in a thread, since in the main thread it would take over our signal handlers.
     """
     parsed = launch_command_parser().parse_args(arguments)
-    # That signals don't reach it there: ranks watch over their run themselves.
+    # It warns that signals don't reach it in a thread; they needn't, since ranks watch their run.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
     raised: list[BaseException] = []
 
     def launch() -> None:
         try:
             launch_command(parsed)
-        # Raised again where it is waited for.
+        # Raised again below, in the thread that waits.
         except BaseException as error:
             raised.append(error)
 
@@ -103,7 +105,10 @@ def _launch(arguments: list[str]) -> None:
 
 
 def _lost(error: ChildFailedError) -> dict[int, str]:
-    """Returns how processes ended that were not told to, the killed ones first."""
+    """Returns by rank how failed processes ended, those killed by a signal first.
+
+    SIGTERM is left out: accelerate sends it to the others once one has failed.
+    """
     lost: dict[int, str] = {}
     for rank, failure in sorted(error.failures.items(), key=lambda item: item[1].exitcode):
         if failure.exitcode == -signal.SIGTERM:

@@ -1,4 +1,4 @@
-"""Training in several processes: the run waits for them, hands on what they tell, and explains."""
+"""Training in several processes: starts them, passes on their reports, explains their failures."""
 
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from stillroom.train.distributed.rank_folder import (
     RankFiles,
     RankJob,
     RanksFailedError,
+    failure_of_ranks,
     following,
     this_process,
-    what_failed,
 )
 from stillroom.train.loop.session import TrainResult
 from stillroom.train.planning.processes import process_count
@@ -31,9 +31,9 @@ def launch_training(
     folder: Path,
     reporter: Reporter,
 ) -> TrainResult:
-    """Has several processes train and returns what it came to.
+    """Has several processes train and returns the result of the first one.
 
-    Raises what ended them, and RunCancelledError once they have stopped as they were asked to.
+    Raises the error that ended them, or RunCancelledError if they were cancelled.
     """
     section = plan.config.launcher
     size = process_count(section)
@@ -61,9 +61,9 @@ def launch_training(
                 run_on_accelerate(files, section, size=size, note=reporter.note)
         except RanksFailedError as failed:
             lost = failed.lost
-    first = files.ends().get(0)
-    if first is not None and first.result is not None and not lost:
-        return msgspec.convert(first.result, TrainResult)
-    if first is not None and first.is_cancelled:
+    end = files.ends().get(0)
+    if end is not None and end.result is not None and not lost:
+        return msgspec.convert(end.result, TrainResult)
+    if end is not None and end.is_cancelled:
         raise RunCancelledError
-    raise what_failed(files, lost)
+    raise failure_of_ranks(files, lost)

@@ -1,7 +1,7 @@
-"""The folder through which a run and the processes that train for it speak; needs no torch.
+"""The rank folder: files by which a run and its training processes communicate; needs no torch.
 
-The run owns its state and metrics. Its ranks (the processes) read what to do, the first of them
-tells how far it is, and each says how it ended. All of them see the folder under the same path.
+The run owns its state and metrics. Its ranks (the processes) read the job, the first of them
+writes reports, and each writes how it ended. All of them see the folder under the same path.
 """
 
 import math
@@ -25,11 +25,11 @@ FOLDER = "ranks"
 _POLL_S = 0.2
 _LEFT_ALONE = 70
 """Exit code of a rank whose run is gone."""
-_LAST_WORDS = 300
+_LAST_LINE_LENGTH = 300
 
 
 class RanksFailedError(Exception):
-    """Processes ended that should not have; `lost` says how those did that the launcher saw."""
+    """Some processes failed; `lost` says by rank how those ended that the launcher saw end."""
 
     def __init__(self, lost: dict[int, str]) -> None:
         super().__init__(lost)
@@ -37,7 +37,7 @@ class RanksFailedError(Exception):
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """The process of the run."""
+    """The process that owns the run; a pid alone might be another process later."""
 
     host: str
     pid: int
@@ -45,7 +45,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks are to do."""
+    """The job of the ranks."""
 
     workspace: str
     request: dict[str, Any]
@@ -56,7 +56,7 @@ class RankJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """What ended a rank: an error that says what to do, or any other."""
+    """The error that ended a rank: one of ours with its fix, or any other."""
 
     kind: str
     problem: str
@@ -64,18 +64,18 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     errno: int | None = None
 
     def error(self, rank: int, size: int) -> BaseException:
-        """Returns the error as the run's own process would have had it."""
+        """Returns the error as it would have been raised in the run's own process."""
         if self.fix is not None:
             family = DivergedError if self.kind == DivergedError.__name__ else EngineError
             return family(self.problem, self.fix)
-        told = f"{self.problem} (process {rank} of {size})"
+        problem = f"{self.problem} (process {rank} of {size})"
         if self.errno is not None:
-            return OSError(self.errno, told)
-        return RuntimeError(f"{self.kind}: {told}")
+            return OSError(self.errno, problem)
+        return RuntimeError(f"{self.kind}: {problem}")
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a rank ended: with a result, stopped as it was asked to, or with a failure."""
+    """How a rank ended: with a result, cancelled, or with a failure."""
 
     time: float
     result: dict[str, Any] | None = None
@@ -84,7 +84,7 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankStart(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank runs."""
+    """The machine and process of a rank."""
 
     host: str
     pid: int
@@ -92,7 +92,7 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Report(msgspec.Struct, kw_only=True):
-    """One thing that the first rank tells."""
+    """One line of reports.jsonl, by the first rank: a note, alarms, metrics or progress."""
 
     note: str | None = None
     alarms: list[str] | None = None
@@ -105,7 +105,7 @@ class _Report(msgspec.Struct, kw_only=True):
 
 
 class RankFiles:
-    """The files of the folder."""
+    """The files in the rank folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -115,7 +115,7 @@ class RankFiles:
         self.abandoned = folder / "abandoned"
 
     def read_job(self) -> RankJob:
-        """Returns what the ranks are to do. Raises RunError where the folder is not to be seen."""
+        """Returns the job. Raises RunError on a machine that does not have the folder."""
         try:
             return msgspec.json.decode(self.job.read_bytes(), type=RankJob)
         except FileNotFoundError as error:
@@ -125,69 +125,69 @@ class RankFiles:
             ) from error
 
     def log(self, rank: int) -> Path:
-        """Returns where a rank's output goes."""
+        """Returns the path of a rank's log."""
         return self.folder / f"rank_{rank}.log"
 
     def begin(self, rank: int, size: int) -> None:
-        """Says where a rank runs."""
+        """Writes down that a rank runs in this process."""
         start = RankStart(host=platform.node(), pid=os.getpid(), size=size)
         write_json(self.folder / f"rank_{rank}.json", start)
 
     def end(self, rank: int, end: RankEnd) -> None:
-        """Says how a rank ended."""
+        """Writes down how a rank ended."""
         write_json(self.folder / f"rank_{rank}.end.json", end)
 
     def starts(self) -> dict[int, RankStart]:
-        """Returns where the ranks run or ran."""
-        found = {p for p in self.folder.glob("rank_*.json") if p.suffixes == [".json"]}
-        return {_rank_of(p): msgspec.json.decode(p.read_bytes(), type=RankStart) for p in found}
+        """Returns the machine and process of each rank that has begun."""
+        files = {p for p in self.folder.glob("rank_*.json") if p.suffixes == [".json"]}
+        return {_rank_of(p): msgspec.json.decode(p.read_bytes(), type=RankStart) for p in files}
 
     def ends(self) -> dict[int, RankEnd]:
-        """Returns how ranks ended."""
-        found = self.folder.glob("rank_*.end.json")
-        return {_rank_of(p): msgspec.json.decode(p.read_bytes(), type=RankEnd) for p in found}
+        """Returns how each rank ended that has ended."""
+        files = self.folder.glob("rank_*.end.json")
+        return {_rank_of(p): msgspec.json.decode(p.read_bytes(), type=RankEnd) for p in files}
 
-    def last_words(self, rank: int) -> str:
-        """Returns the end of a rank's output; "" if there is none."""
+    def last_line(self, rank: int) -> str:
+        """Returns the last line of a rank's log; "" if there is none."""
         if not self.log(rank).exists():
             return ""
         lines = self.log(rank).read_text("utf-8", errors="replace").strip().splitlines()
-        return lines[-1].strip()[:_LAST_WORDS] if lines else ""
+        return lines[-1].strip()[:_LAST_LINE_LENGTH] if lines else ""
 
 
 def this_process() -> Owner:
-    """Returns the run's own process, which is this one."""
+    """Returns this process, as the owner of a run."""
     process = psutil.Process()
     return Owner(host=platform.node(), pid=process.pid, started_at=process.create_time())
 
 
 class RankReporter:
-    """Tells the run what the first rank has to say; of the others it only hears whether to stop."""
+    """A rank's reporter: the first rank writes reports; every rank sees a cancellation."""
 
     def __init__(self, files: RankFiles, *, is_first: bool) -> None:
         self._files, self._is_first = files, is_first
 
     def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
-        """Tells how far the run is."""
-        self._tell(_Report(done=done, total=total, unit=unit, phase=phase))
+        """Reports how far the run is."""
+        self._report(_Report(done=done, total=total, unit=unit, phase=phase))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Tells measured values of a step; JSON has no NaN."""
-        self._tell(_Report(step=step, values=dict(values)))
+        """Reports the metrics of a step; JSON has no NaN, so NaN is written as null."""
+        self._report(_Report(step=step, values=dict(values)))
 
     def note(self, text: str) -> None:
-        """Tells a note."""
-        self._tell(_Report(note=text))
+        """Reports a note."""
+        self._report(_Report(note=text))
 
     def alarms(self, current: Sequence[str]) -> None:
-        """Tells what is wrong now."""
-        self._tell(_Report(alarms=list(current)))
+        """Reports what is wrong now."""
+        self._report(_Report(alarms=list(current)))
 
     def is_cancelled(self) -> bool:
-        """Returns whether the run has been asked to stop."""
+        """Returns whether the run has been cancelled."""
         return self._files.stop.exists()
 
-    def _tell(self, report: _Report) -> None:
+    def _report(self, report: _Report) -> None:
         if self._is_first:
             with self._files.reports.open("ab", buffering=0) as stream:
                 stream.write(msgspec.json.encode(report) + b"\n")
@@ -195,9 +195,9 @@ class RankReporter:
 
 @contextmanager
 def following(files: RankFiles, reporter: Reporter) -> Generator[None]:
-    """Hands on, from a thread, what the first rank tells, and to the ranks that they are to stop.
+    """Passes the first rank's reports on to the run, and the run's cancellation on to the ranks.
 
-    Ranks that are left when this ends are told to go.
+    A thread does this until the block ends; ranks that still run then end themselves.
     """
     ended = threading.Event()
     tail = _Tail(files.reports)
@@ -220,7 +220,7 @@ def following(files: RankFiles, reporter: Reporter) -> Generator[None]:
 
 
 class _Tail:
-    """The whole lines that a file has got since it was last read."""
+    """Reads the complete lines that a file has got since it was last read."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
@@ -250,12 +250,12 @@ def _hand_on(tail: _Tail, reporter: Reporter) -> None:
 
 
 def watch_owner(files: RankFiles, owner: Owner) -> None:
-    """Ends this process, from a thread, once the run that it trains for is gone."""
+    """Starts a thread that ends this process once the run that it trains for is gone."""
 
     def watch() -> None:
         while _is_wanted(files, owner):
             time.sleep(_POLL_S)
-        # Whatever the others wait for, nobody wants it any more.
+        # Not sys.exit: the main thread may wait for ever in a collective operation.
         os._exit(_LEFT_ALONE)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -274,10 +274,11 @@ def _is_wanted(files: RankFiles, owner: Owner) -> bool:
         return False
 
 
-def what_failed(files: RankFiles, lost: Mapping[int, str]) -> BaseException:
-    """Returns why the ranks failed; `lost` are those of which the launcher saw the end, and how.
+def failure_of_ranks(files: RankFiles, lost: Mapping[int, str]) -> BaseException:
+    """Returns the error that made the ranks fail.
 
-    One that is lost without a word comes first: the others fail because of it.
+    lost: how those ranks ended that the launcher saw end, by rank. A rank that was lost without
+    writing down its own end comes first, because the others fail in consequence.
     """
     starts, ends = files.starts(), files.ends()
     silent = [rank for rank in lost if rank not in ends]
@@ -295,14 +296,16 @@ def what_failed(files: RankFiles, lost: Mapping[int, str]) -> BaseException:
     )
 
 
-def _lost_error(files: RankFiles, rank: int, how: str, starts: Mapping[int, RankStart]) -> RunError:
+def _lost_error(
+    files: RankFiles, rank: int, ending: str, starts: Mapping[int, RankStart]
+) -> RunError:
     start = starts.get(rank)
-    who = f"process {rank}"
+    name = f"process {rank}"
     if start is not None:
-        who += f" of {start.size} (pid {start.pid} on {start.host})"
-    words = files.last_words(rank)
+        name += f" of {start.size} (pid {start.pid} on {start.host})"
+    last_line = files.last_line(rank)
     return RunError(
-        f"{who} {how}" + (f"; its log ends with: {words}" if words else ""),
+        f"{name} {ending}" + (f"; its log ends with: {last_line}" if last_line else ""),
         f"read {files.log(rank)}; if it was killed for memory, lower model.microbatch_tokens, "
         "train an adapter (model.qlora_rank), or split the weights (launcher.strategy: fsdp2)",
     )

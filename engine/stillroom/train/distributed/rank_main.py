@@ -32,7 +32,7 @@ from stillroom.train.student.collective import WAIT_S, Collective
 
 
 def main() -> int:
-    """Trains as the folder says; returns the exit code."""
+    """Trains as the rank folder's job says; returns the exit code."""
     files, rank = RankFiles(Path(sys.argv[1])), int(os.environ["RANK"])
     _write_output_to(files.log(rank))
     watch_owner(files, files.read_job().owner)
@@ -45,14 +45,14 @@ def main() -> int:
 
 
 def train_as_rank(files: RankFiles, peers: Collective) -> RankEnd:
-    """Does this process's part of the training, says how it ended, and returns that."""
+    """Does this process's part of the training; writes and returns how it ended."""
     files.begin(peers.rank, peers.size)
     try:
         result = _train(files, peers)
         end = RankEnd(time=time.time(), result=msgspec.to_builtins(result))
     except RunCancelledError:
         end = RankEnd(time=time.time(), is_cancelled=True)
-    # The rim of a rank: whatever happened is told to the run.
+    # Whatever ended this process is written down, so that the run can report it.
     except BaseException as error:
         traceback.print_exc()
         end = RankEnd(time=time.time(), failure=_failure_of(error))
@@ -94,7 +94,7 @@ def _failure_of(error: BaseException) -> RankFailure:
 
 
 def _write_output_to(log: Path) -> None:
-    """Sends all that this process and its libraries print to its log."""
+    """Redirects stdout and stderr, also those of C libraries, to this process's log."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, sys.stdout.fileno())
     os.dup2(handle, sys.stderr.fileno())

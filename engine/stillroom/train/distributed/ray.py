@@ -1,4 +1,4 @@
-"""Processes on a Ray cluster, started by Ray Train."""
+"""Starts the processes of a run on a Ray cluster, by Ray Train."""
 
 import importlib
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def run_on_ray(
 ) -> None:
     """Has Ray Train's workers train and waits for them.
 
-    Raises RanksFailedError if they fail, RunError where no cluster answers.
+    Raises RanksFailedError if a worker fails, RunError if no cluster answers.
     """
     with ray_cluster(section.address, num_cpus=size) as ray:
         train: Any = importlib.import_module("ray.train")
@@ -25,8 +25,8 @@ def run_on_ray(
         resources: dict[str, float] = ray.cluster_resources()
         has_gpus = resources.get("GPU", 0) > 0
         kind = "GPU" if has_gpus else "CPU"
-        if (there := int(resources.get(kind, 0))) < size:
-            note(f"the cluster has {there} {kind}s for {size} processes: waits for more")
+        if (num_units := int(resources.get(kind, 0))) < size:
+            note(f"the cluster has {num_units} {kind}s for {size} processes: waits for more")
         backend = "nccl" if has_gpus else "gloo"
         trainer = torch_train.TorchTrainer(
             _work,
@@ -49,7 +49,7 @@ def run_on_ray(
 
 
 def _work(settings: dict[str, Any]) -> None:
-    """What each of Ray's workers does."""
+    """Trains as one of Ray's workers."""
     from stillroom.train.distributed.rank_main import train_as_rank
 
     context = importlib.import_module("ray.train").get_context()

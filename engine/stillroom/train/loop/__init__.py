@@ -1,1 +1,1 @@
-"""What every training method shares: steps, checkpoints, evaluations, metrics and alarms."""
+"""What every training method shares: steps, checkpoints, evaluations and metrics."""

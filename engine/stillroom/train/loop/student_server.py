@@ -1,4 +1,4 @@
-"""Sampling the student by a vLLM server: each iteration's adapter is loaded there under a name."""
+"""Samples the student on a vLLM server, which loads the adapter of each iteration by a new name."""
 
 import secrets
 import shutil
@@ -22,9 +22,9 @@ _UNLOAD_TIMEOUT_S = 10.0
 
 
 def student_server(workspace: Workspace, config: TrainConfig) -> ModelServer | None:
-    """Returns the client of the server that samples the student; None if this process does.
+    """Returns the client of the server that samples the student; None if this process samples it.
 
-    Raises InputError if its key is missing.
+    Raises InputError if the server's key is missing.
     """
     section = config.rollout.server
     if section is None:
@@ -49,9 +49,9 @@ async def open_served_student(
     run: Path,
     variables: Any = None,
 ) -> AsyncGenerator[ServedPolicy]:
-    """Gives the student as it is now, sampled by the server, which is handed its adapter.
+    """Loads the student's current adapter into the server and yields the policy that samples it.
 
-    Raises RunError if the server does not take it.
+    Raises RunError if the server does not load the adapter.
     """
     name = f"{run.name}-{secrets.token_hex(4)}"
     folder = (run / "adapters" / name).absolute()
@@ -96,12 +96,12 @@ async def _unload(server: ModelServer, name: str) -> None:
     try:
         await server.post("/v1/unload_lora_adapter", {"lora_name": name}, lambda _answer: None)
     except (CallFailedError, TeacherError):
-        # A server that is gone, or has thrown it out itself, holds it no more.
+        # A server that is gone, or has dropped the adapter itself, holds it no more.
         return
 
 
 def _write_adapter(student: Student, folder: Path) -> None:
-    """Writes the adapter whole: a server never sees half of one."""
+    """Writes the adapter beside its place and renames it: the server never reads a partial one."""
     temporary = folder.with_name(f".{folder.name}.partial")
     model: Any = student.module
     model.save_pretrained(temporary, save_embedding_layers=False)

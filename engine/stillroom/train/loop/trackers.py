@@ -1,6 +1,6 @@
-"""TensorBoard, Weights & Biases and trackio beside events.jsonl, which always comes first.
+"""Sends metrics to TensorBoard, Weights & Biases and trackio; events.jsonl always comes first.
 
-A tracker that fails is left out from then on, with a note: no run ends because of one.
+A tracker that fails is left out from then on, with a note, so that it cannot end a run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,32 +12,32 @@ from stillroom.errors import missing_extra
 from stillroom.reporting import Reporter
 from stillroom.train.config.schema import TrainConfig
 
-Log = Callable[[int, Mapping[str, float]], None]
+_Log = Callable[[int, Mapping[str, float]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Tracker:
-    """One place that metrics also go to."""
+    """A service or folder that metrics are sent to."""
 
     name: str
-    log: Log
+    log: _Log
     close: Callable[[], object]
 
 
 def open_trackers(config: TrainConfig, run: Path) -> list[Tracker]:
-    """Returns the trackers that config.yml asks for; their files go into the run's folder.
+    """Returns the trackers that config.yml names; their files go into the run's folder.
 
-    Raises MissingExtraError if one isn't installed.
+    Raises MissingExtraError if a tracker isn't installed.
     """
-    asked, trackers = config.trainer, list[Tracker]()
+    trainer, trackers = config.trainer, list[Tracker]()
     settings = config.model_dump(mode="json")
     try:
-        if asked.tensorboard:
+        if trainer.tensorboard:
             trackers.append(_tensorboard(run))
-        if asked.wandb_project is not None:
-            trackers.append(_wandb(asked.wandb_project, run, settings))
-        if asked.trackio_project is not None:
-            trackers.append(_trackio(asked.trackio_project, run, settings))
+        if trainer.wandb_project is not None:
+            trackers.append(_wandb(trainer.wandb_project, run, settings))
+        if trainer.trackio_project is not None:
+            trackers.append(_trackio(trainer.trackio_project, run, settings))
     except ModuleNotFoundError as error:
         raise missing_extra("track", "tracking a run") from error
     return trackers
@@ -59,7 +59,7 @@ def _wandb(project: str, run: Path, settings: dict[str, Any]) -> Tracker:
     import wandb
 
     library: Any = wandb
-    # Without a key W&B would ask a person for one.
+    # Without a key W&B would ask for one at the terminal and wait for ever.
     mode = None if library.api.api_key else "offline"
     session = library.init(
         project=project, name=run.name, id=run.name, dir=str(run), config=settings, mode=mode
@@ -85,17 +85,17 @@ def _trackio(project: str, run: Path, settings: dict[str, Any]) -> Tracker:
 
 @dataclass(slots=True)
 class TrackedReporter:
-    """Tells a run's own reporter first, then the trackers."""
+    """A reporter that tells the run's own reporter first, then the trackers."""
 
     reporter: Reporter
     trackers: list[Tracker] = field(default_factory=list[Tracker])
 
     def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
-        """Tells how far the run is."""
+        """Reports how far the run is."""
         self.reporter.progress(done, total, unit=unit, phase=phase)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Records the values, then hands them to the trackers."""
+        """Records the values of a step, then sends them to the trackers."""
         self.reporter.metrics(step, values)
         for tracker in list(self.trackers):
             self._try(tracker, lambda tracker=tracker: tracker.log(step, values))
@@ -105,22 +105,22 @@ class TrackedReporter:
         self.reporter.note(text)
 
     def alarms(self, current: Sequence[str]) -> None:
-        """Tells what is wrong now."""
+        """Reports what is wrong now."""
         self.reporter.alarms(current)
 
     def is_cancelled(self) -> bool:
-        """Returns whether the run has been asked to stop."""
+        """Returns whether the run has been cancelled."""
         return self.reporter.is_cancelled()
 
     def close(self) -> None:
-        """Lets the trackers finish their files."""
+        """Closes the trackers, which then finish their files."""
         for tracker in list(self.trackers):
             self._try(tracker, tracker.close)
 
     def _try(self, tracker: Tracker, act: Callable[[], object]) -> None:
         try:
             act()
-        # The rim of a tracker: whatever it raises is told, and the run goes on without it.
+        # Whatever a tracker raises is reported, and the run goes on without that tracker.
         except Exception as error:
             self.trackers.remove(tracker)
             self.reporter.note(f"{tracker.name} is left out from here: {error}")

@@ -1,1 +1,1 @@
-"""What a training run will need, found out before it is started."""
+"""What a training run will need, forecast before it is started."""

@@ -1,4 +1,4 @@
-"""What a training run will need: its steps, memory, disk and time. Pure; needs no torch."""
+"""Forecasts what a training run will need: steps, memory, disk and time. Pure; needs no torch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,72 +9,73 @@ import msgspec
 from stillroom.train.config.schema import TrainConfig
 
 GB = 1e9
-# Memory that is free now is not all to be had.
+# Not all memory that is free now can be used: other programs and fragmentation take some.
 _USABLE_SHARE = 0.9
 
 
 class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What a configuration comes to, before anything is trained."""
+    """What a training run would need, before anything is trained."""
 
     method: str
     device: str
     rows: int
     """Rows, pairs or prompts that will be trained on."""
     skipped: dict[str, int]
-    """Rows that would be left out, by reason."""
+    """The number of rows that would be left out, by reason."""
     longest_tokens: int | None
     epoch_tokens: int | None
-    """Of all rows once; None where the student samples them (distill)."""
+    """Tokens of all rows together; None where the student samples them (distill)."""
     steps: int
     parameters: int
     trained_parameters: int
     memory_gb: float
-    """At most, in the training process; of several, of a GPU or in this machine's main memory."""
+    """The most memory that the training process holds; of several processes, the most on one GPU
+    or in this machine's main memory."""
     memory_parts_gb: dict[str, float]
     memory_free_gb: float
     measured_memory_gb: float | None
-    """What a short run held at most; None where none was made."""
+    """The most memory that a short trial held; None if there was no trial."""
     seconds: float | None
-    """Without loading; from a short run."""
+    """The time of training without loading the model; None if there was no trial."""
     tokens_per_s: float | None
     checkpoint_gb: float
     disk_gb: float
     disk_free_gb: float
     fits: bool
     changes: list[str]
-    """Settings that would make it fit, the mildest first."""
+    """Settings that would make the run fit, the mildest first."""
     notes: list[str]
     checks: list[str] = []
-    """distill: what was found of student and teacher."""
+    """distill: the results of checking student and teacher."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """How large a student is, and what a pass over it keeps."""
+    """The size of a model and of what a forward pass keeps."""
 
     weight_bytes: int
     num_parameters: int
     trained_bytes: int
     num_trained: int
     activation_bytes: float
-    """Kept of each token for the backward pass."""
+    """Bytes that a forward pass keeps of each token for the backward pass."""
     vocab_size: int
     tile_positions: int
-    """Positions whose logits are held at a time."""
+    """Positions whose logits are in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Over how many processes training is spread, and what each holds."""
+    """The number of processes that training is spread over, and what each holds."""
 
     num_processes: int = 1
     num_sharing: int = 1
-    """How many share this machine's main memory; on GPUs each has its own."""
+    """Processes that share this machine's main memory; 1 on GPUs, each of which has its own."""
     gathered_bytes: int | None = None
-    """FSDP2: what of the weights is whole at a time, with its gradient; else None."""
+    """fsdp2: bytes of the weights that are gathered at a time, with their gradient; else None."""
 
     def over(self, size: ModelSize) -> ModelSize:
-        """Returns what one process holds of a model."""
+        """Returns the size of the part of a model that one process holds."""
         if self.gathered_bytes is None:
             return size
         count = self.num_processes
@@ -90,23 +91,24 @@ ONE_PROCESS = Spread()
 
 @dataclass(frozen=True, slots=True)
 class RowTokens:
-    """How long the rows are that are trained on, in tokens: sequences, or both sides of a pair."""
+    """The lengths in tokens of what is trained on: of sequences, or of both sides of pairs."""
 
     lengths: Sequence[int]
     num_rows: int
     num_held_out: int = 0
     skipped: Mapping[str, int] | None = None
     num_first_steps: int = 0
-    """Of a cold start, before the first rollout."""
+    """Steps of a cold start, before the first rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a short run took."""
+    """The speed of a short trial."""
 
     token_s: float
+    """Seconds of forward and backward pass per token."""
     step_s: float
-    """Of the optimiser alone."""
+    """Seconds of the optimiser per step."""
 
 
 def num_steps(config: TrainConfig, num_units: int) -> int:
@@ -133,9 +135,9 @@ def memory_parts(
     cache_bytes: int = 0,
     spread: Spread = ONE_PROCESS,
 ) -> dict[str, float]:
-    """Returns the bytes that training holds at most, by what they are for.
+    """Returns the most bytes that training holds, by what they are for.
 
-    They are those of a GPU, or of all the processes in this machine's main memory.
+    They are those on one GPU, or of all processes in this machine's main memory.
     """
     size = spread.over(size)
     logits = min(tokens, size.tile_positions) * size.vocab_size * 4
@@ -155,12 +157,15 @@ def memory_parts(
 
 
 def recomputed_bytes(activation_bytes: float, *, num_layers: int, state_bytes: int) -> float:
-    """Returns what is kept of each token where layers are computed again: their inputs, and one."""
+    """Returns the bytes kept of each token with gradient checkpointing.
+
+    These are the inputs of all layers, and the activations of the one layer that is recomputed.
+    """
     return num_layers * state_bytes + activation_bytes / num_layers
 
 
 def checkpoint_bytes(size: ModelSize, *, is_final: bool) -> int:
-    """Returns the bytes of a checkpoint; that of a step holds the optimiser's moments too."""
+    """Returns the bytes of a checkpoint; that of a step also holds the optimiser's two moments."""
     weights = size.trained_bytes
     return weights if is_final else 3 * weights
 
@@ -172,27 +177,26 @@ def disk_bytes(config: TrainConfig, size: ModelSize, *, steps: int) -> int:
     if keep is not None and num > keep:
         # One more while it is written, and the best one.
         num = keep + 1 + (config.trainer.early_stop is not None)
-    one = checkpoint_bytes(size, is_final=False)
-    return num * one + checkpoint_bytes(size, is_final=True)
+    return num * checkpoint_bytes(size, is_final=False) + checkpoint_bytes(size, is_final=True)
 
 
 def run_seconds(
     config: TrainConfig, speed: Speed, *, steps: int, epoch_tokens: int, held_out_share: float
 ) -> float:
-    """Returns how long the steps take, with validation and a DPO reference as forward passes."""
+    """Returns the seconds of all steps, with validation and DPO's reference as forward passes."""
     epochs = config.trainer.num_epochs
     # A forward pass is a third of a forward and a backward one.
-    once = (1 / 3 if config.dataset_type == "dpo" else 0) + held_out_share * epochs / 3
-    return steps * speed.step_s + (epochs + once) * epoch_tokens * speed.token_s
+    forward_only = (1 / 3 if config.dataset_type == "dpo" else 0) + held_out_share * epochs / 3
+    return steps * speed.step_s + (epochs + forward_only) * epoch_tokens * speed.token_s
 
 
 def fits(need: float, free: float) -> bool:
-    """Returns whether so much can be had of what is free."""
+    """Returns whether `need` bytes fit into `free` bytes with some to spare."""
     return need <= _USABLE_SHARE * free
 
 
-def told(needs: Mapping[str, float], free: float) -> list[str]:
-    """Returns settings with what they need, those that fit first, else the least of them."""
+def describe_settings(needs: Mapping[str, float], free: float) -> list[str]:
+    """Returns the settings that fit with the memory they need; if none fits, the smallest one."""
     enough = [name for name, need in needs.items() if fits(need, free)]
     if enough:
         return [f"{name} needs {needs[name] / GB:.2f} GB" for name in enough]

@@ -1,4 +1,4 @@
-"""plan_training: everything that can be known before a run is started, and what to change."""
+"""plan_training: forecasts a run's memory, disk and time, and says what to change."""
 
 import shutil
 from collections.abc import Sequence
@@ -34,62 +34,62 @@ from stillroom.train.student.encode import encode_pairs, encode_sft
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """What is trained on, read and rendered."""
+    """The rows or prompts that are trained on, read and rendered."""
 
     tokens: RowTokens
     units: list[trial.Unit] = field(default_factory=list[trial.Unit])
-    """What the steps that are tried are made of."""
+    """The sequences or pairs that a trial takes its steps on."""
     tasks: list[Task] = field(default_factory=list[Task])
-    """distill: those of the first file, which a trial's rollouts are of."""
+    """distill: the prompts of the first file, which a trial samples."""
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
-    """Returns what the run will need. Raises an EngineError for what would end it.
+    """Returns what the run would need. Raises an EngineError for what would end it.
 
-    All rows are rendered; a model that is small enough is loaded for two steps, which are lost.
+    All rows are rendered. A model that fits is loaded and tried for two steps.
     """
     plan = plan_request(workspace, request)
-    planned = load_without_weights(workspace, plan.config)
-    teacher_bytes = count_teacher_bytes(workspace, planned)
-    checks = check_models(workspace, planned)
-    rows = _rendered(plan, planned)
-    tokens, cache_bytes = largest_pass(planned, rows.tokens)
-    spread = planned.spread
-    # By now all libraries are loaded, and nothing that has weights is.
-    is_cuda = planned.device.type == "cuda"
+    unloaded = load_without_weights(workspace, plan.config)
+    teacher_bytes = count_teacher_bytes(workspace, unloaded)
+    checks = check_models(workspace, unloaded)
+    rows = _rendered(plan, unloaded)
+    tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
+    spread = unloaded.spread
+    # By now all libraries are loaded but no weights, so this is what the process itself takes.
+    is_cuda = unloaded.device.type == "cuda"
     process_bytes = 0 if is_cuda else psutil.Process().memory_info().rss
     parts = forecast.memory_parts(
-        planned.size,
+        unloaded.size,
         tokens=tokens,
         process_bytes=process_bytes,
         teacher_bytes=teacher_bytes,
         cache_bytes=cache_bytes,
         spread=spread,
     )
-    alone = forecast.memory_parts(planned.size, tokens=tokens, process_bytes=process_bytes)
-    need, free = max(sum(parts.values()), sum(alone.values())), _free_bytes(planned.device)
+    alone = forecast.memory_parts(unloaded.size, tokens=tokens, process_bytes=process_bytes)
+    need, free = max(sum(parts.values()), sum(alone.values())), _free_bytes(unloaded.device)
     tried = None
     # The steps are tried in this process alone.
     if rows.units and forecast.fits(need, free):
         tried = trial.try_steps(workspace, plan.config, rows.units)
-    told = _forecast(workspace, planned, rows.tokens, parts, free, tried, tokens)
-    if plan.config.dataset_type == "distill" and told.fits:
-        told = _with_iteration(workspace, plan.config, told, spread, tasks=rows.tasks)
-    return msgspec.structs.replace(told, checks=checks)
+    result = _forecast(workspace, unloaded, rows.tokens, parts, free, tried, tokens)
+    if plan.config.dataset_type == "distill" and result.fits:
+        result = _with_iteration(workspace, plan.config, result, spread, tasks=rows.tasks)
+    return msgspec.structs.replace(result, checks=checks)
 
 
 def _with_iteration(
     workspace: Workspace,
     config: TrainConfig,
-    told: TrainingForecast,
+    result: TrainingForecast,
     spread: forecast.Spread,
     *,
     tasks: Sequence[Task],
 ) -> TrainingForecast:
-    """Returns the forecast with the time that a short iteration tells, where one can be made."""
+    """Returns the forecast with the measured time of a short iteration, if one can be tried."""
     tried = try_iteration(workspace, config, tasks)
     if tried is None:
-        return told
+        return result
     speed = shared_speed(forecast.Speed(token_s=tried.token_s, step_s=0.0), spread)
     assumed = "the most there may be" if tried.is_cut else "as a short trial gave"
     note = (
@@ -97,31 +97,31 @@ def _with_iteration(
         "without tools: multiply by the turns you expect"
     )
     return msgspec.structs.replace(
-        told,
-        seconds=tried.seconds(config, told.steps, token_s=speed.token_s),
+        result,
+        seconds=tried.seconds(config, result.steps, token_s=speed.token_s),
         tokens_per_s=1 / speed.token_s,
         measured_memory_gb=tried.memory_gb,
-        notes=[*told.notes, note],
+        notes=[*result.notes, note],
     )
 
 
 def _forecast(
     workspace: Workspace,
-    planned: UnloadedStudent,
+    unloaded: UnloadedStudent,
     rows: RowTokens,
     parts: dict[str, float],
     free: float,
     tried: "trial.Trial | None",
     tokens: int,
 ) -> TrainingForecast:
-    config, size = planned.config, planned.size
+    config, size = unloaded.config, unloaded.size
     steps = forecast.num_steps(config, len(rows.lengths) or rows.num_rows) + rows.num_first_steps
     disk, disk_free = forecast.disk_bytes(config, size, steps=steps), _free_disk(workspace.root)
-    spread = planned.spread
+    spread = unloaded.spread
     measured = tried.memory_gb * GB if tried and spread.num_processes == 1 else 0.0
     need = max(sum(parts.values()), measured)
     fits_memory, fits_disk = forecast.fits(need, free), forecast.fits(disk, disk_free)
-    changes = [] if fits_memory else settings_of_less_memory(planned, rows, parts, free)
+    changes = [] if fits_memory else settings_of_less_memory(unloaded, rows, parts, free)
     if not fits_disk:
         changes.append("trainer.keep_checkpoints=1 and a larger trainer.save_step need less disk")
     epoch_tokens = sum(rows.lengths) or None
@@ -137,7 +137,7 @@ def _forecast(
         )
     return TrainingForecast(
         method=config.dataset_type,
-        device=planned.device.type,
+        device=unloaded.device.type,
         rows=rows.num_rows,
         skipped=dict(rows.skipped or {}),
         longest_tokens=max(rows.lengths, default=None),
@@ -174,10 +174,10 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
     return notes
 
 
-def _rendered(plan: TrainingPlan, planned: UnloadedStudent) -> _Rows:
-    config = planned.config
-    max_length = config.model.row_length(context_length(planned.empty))
-    renderer = ChatRenderer(planned.tokenizer, include_thinking=config.rollout.include_thinking)
+def _rendered(plan: TrainingPlan, unloaded: UnloadedStudent) -> _Rows:
+    config = unloaded.config
+    max_length = config.model.row_length(context_length(unloaded.empty))
+    renderer = ChatRenderer(unloaded.tokenizer, include_thinking=config.rollout.include_thinking)
     match config.dataset_type:
         case "sft":
             kept, apart = hold_out(

@@ -1,4 +1,4 @@
-"""How many processes a run trains in, and what that makes of its memory and time."""
+"""How many processes a run trains in, and how that changes its memory and time."""
 
 import os
 from dataclasses import replace
@@ -13,9 +13,9 @@ from stillroom.train.student.sharding import gathered_bytes
 
 
 def process_count(section: LauncherSection) -> int:
-    """Returns how many processes train, over all machines: as asked, or one for each GPU.
+    """Returns the number of processes on all machines: as configured, or one for each GPU.
 
-    Raises ConfigError where neither says.
+    Raises ConfigError if neither gives a number.
     """
     if section.num_processes is not None:
         return section.num_processes
@@ -28,7 +28,7 @@ def process_count(section: LauncherSection) -> int:
 
 
 def spread_of(launcher: LauncherSection, empty: Any, device: torch.device) -> Spread:
-    """Returns over how many processes a run is spread; `empty` is the model without weights."""
+    """Returns how a run is spread over processes; `empty` is the model without weights."""
     if launcher.kind == "local":
         return ONE_PROCESS
     size = process_count(launcher)
@@ -48,13 +48,13 @@ def shared_speed(speed: Speed, spread: Spread) -> Speed:
 
 
 def spread_notes(launcher: LauncherSection, spread: Spread) -> list[str]:
-    """Returns what a user should know of a forecast for several processes."""
+    """Returns notes on what the forecast for several processes means."""
     if spread.num_processes == 1:
         return []
     machines = f" on {launcher.num_machines} machines" if launcher.num_machines > 1 else ""
     whose = "one's GPU" if spread.num_sharing == 1 else f"{spread.num_sharing} on one machine"
-    told = (
+    note = (
         f"{spread.num_processes} processes{machines}: the memory is that of {whose}; the time was "
         "measured in one process, and what they send each other comes on top"
     )
-    return [told]
+    return [note]

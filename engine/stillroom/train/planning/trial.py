@@ -1,4 +1,4 @@
-"""Two steps of a run that are lost, to see how long they take and how much memory they hold."""
+"""Tries two steps of a run, whose result is thrown away, to measure their time and memory."""
 
 import time
 from collections.abc import Sequence
@@ -16,32 +16,34 @@ from stillroom.train.student.model import Student, load_student
 from stillroom.train.student.optimizer import Optimizer
 
 Unit = TokenSequence | TokenPair
-"""What a batch is made of."""
+"""One item of a batch."""
 
-# Arithmetic of one tried step: some seconds on the slowest machine that trains at all.
+# Floating-point operations of one tried step: a few seconds on the slowest machine that is
+# useful for training.
 MOST_OPERATIONS = {"cpu": 1e12, "cuda": 3e14}
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What the tried steps came to."""
+    """The measurements of the tried steps."""
 
     speed: Speed
     memory_gb: float
-    """Held at most, by the whole process (on CUDA: by the GPU)."""
+    """The most memory of the whole process (on CUDA: on the GPU)."""
     is_partial: bool
     """Whether they had fewer rows than a batch."""
 
 
 def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) -> Trial:
-    """Takes a step on the longest rows (the memory) and one on the first ones (the time)."""
+    """Takes a step on the longest rows, for the memory, and one on the first rows, for the time."""
     student = load_student(workspace, config.model, seed=config.trainer.seed)
     num_parameters = sum(p.numel() for p in student.module.parameters())
-    most = int(MOST_OPERATIONS[student.loaded.device.type] / (6 * num_parameters))
+    # Forward and backward pass take about 6 operations for each parameter and token.
+    max_tokens = int(MOST_OPERATIONS[student.loaded.device.type] / (6 * num_parameters))
     size = config.data.batch_size
     longest = sorted(units, key=num_tokens)[-size:][::-1]
     optimizer = Optimizer(student.trainable(), config.trainer, total_steps=2)
-    heavy, light = _within(longest, most), _within(units[:size], most)
+    heavy, light = _within(longest, max_tokens), _within(units[:size], max_tokens)
     _step(student, config, heavy, optimizer)
     accumulate_s, step_s = _step(student, config, light, optimizer)
     speed = Speed(token_s=accumulate_s / sum(map(num_tokens, light)), step_s=step_s)
@@ -53,17 +55,17 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
 
 
 def num_tokens(unit: Unit) -> int:
-    """Returns how long a sequence or a pair is."""
+    """Returns the number of tokens of a sequence, or of both sides of a pair."""
     if isinstance(unit, TokenPair):
         return len(unit.chosen.ids) + len(unit.rejected.ids)
     return len(unit.ids)
 
 
-def _within(units: Sequence[Unit], most: int) -> list[Unit]:
-    """Returns the first of the units that have no more tokens together; at least one."""
+def _within(units: Sequence[Unit], max_tokens: int) -> list[Unit]:
+    """Returns the first units that together have at most `max_tokens`; at least one unit."""
     chosen, total = [units[0]], num_tokens(units[0])
     for unit in units[1:]:
-        if (total := total + num_tokens(unit)) > most:
+        if (total := total + num_tokens(unit)) > max_tokens:
             break
         chosen.append(unit)
     return chosen

@@ -1,6 +1,6 @@
-"""One short iteration of on-policy distillation that is lost, to see how long it takes.
+"""Tries a short iteration of distillation, whose result is thrown away, to measure its time.
 
-No tool is called: planning has no effects. So it has one turn of each rollout, and of few tokens.
+Planning has no effects, so no tool is called: each rollout has one short turn.
 """
 
 import time
@@ -29,18 +29,18 @@ _PROMPT_TOKENS = 100
 
 @dataclass(frozen=True, slots=True)
 class RolloutTrial:
-    """What a short iteration came to."""
+    """The measurements of a short iteration."""
 
     token_s: float
-    """For one sampled token: to sample, to score and to learn it."""
+    """Seconds per sampled token: sampling, scoring and learning together."""
     answer_tokens: float
-    """Of one turn: as measured, or the most it may have where turns were cut off by the trial."""
+    """Tokens of a turn: the measured mean, or rollout.max_tokens if the trial cut turns off."""
     is_cut: bool
-    """Whether any turn was longer than the trial let it be."""
+    """Whether the trial cut off a turn."""
     memory_gb: float
 
     def seconds(self, config: TrainConfig, steps: int, *, token_s: float) -> float:
-        """Returns how long the iterations take with one turn a rollout, at so much a token."""
+        """Returns the seconds of `steps` iterations with one turn a rollout."""
         rollouts = config.data.batch_size * config.data.group_size
         return steps * rollouts * self.answer_tokens * token_s
 
@@ -48,20 +48,20 @@ class RolloutTrial:
 def try_iteration(
     workspace: Workspace, config: TrainConfig, tasks: Sequence[Task]
 ) -> RolloutTrial | None:
-    """Samples, scores and learns a few short answers; None where a server is the teacher."""
+    """Samples, scores and learns a few short answers; None if a server is the teacher."""
     student = load_student(workspace, config.model, seed=config.trainer.seed)
     teachers = load_teachers(workspace, config, student)
     if teachers.served or not teachers.local:
         return None
-    most = min(config.rollout.max_tokens, _MOST_TOKENS)
+    max_tokens = min(config.rollout.max_tokens, _MOST_TOKENS)
     num = min(config.data.batch_size * config.data.group_size, _MOST_ROLLOUTS)
     models = [student.loaded, *(teacher.loaded for teacher in teachers.local.values())]
     size = sum(p.numel() for loaded in models for p in loaded.model.parameters())
     operations = MOST_OPERATIONS[student.loaded.device.type]
-    num = max(1, min(num, int(operations / (8 * size * (most + _PROMPT_TOKENS)))))
+    num = max(1, min(num, int(operations / (8 * size * (max_tokens + _PROMPT_TOKENS)))))
     chosen = [tasks[index // config.data.group_size % len(tasks)] for index in range(num)]
     started = time.monotonic()
-    sequences = anyio.run(_sample, student, config, chosen, most)
+    sequences = anyio.run(_sample, student, config, chosen, max_tokens)
     tokens = [sequence.tokens.num_trained for sequence in sequences]
     if not sum(tokens):
         return None
@@ -69,7 +69,7 @@ def try_iteration(
         student.trainable(), config.trainer, total_steps=config.algorithm.substeps
     )
     update_student(student, teachers.local, sequences, optimizer, config, 0)
-    is_cut = most < config.rollout.max_tokens and max(tokens) >= most
+    is_cut = max_tokens < config.rollout.max_tokens and max(tokens) >= max_tokens
     return RolloutTrial(
         token_s=(time.monotonic() - started) / sum(tokens),
         answer_tokens=config.rollout.max_tokens if is_cut else sum(tokens) / len(tokens),
@@ -79,12 +79,12 @@ def try_iteration(
 
 
 async def _sample(
-    student: Student, config: TrainConfig, tasks: Sequence[Task], most: int
+    student: Student, config: TrainConfig, tasks: Sequence[Task], max_tokens: int
 ) -> list[SampledSequence]:
-    """Returns one turn for each of the tasks."""
+    """Returns one sampled turn for each task."""
     student.module.eval()
-    sampling = SamplingSettings(temperature=1.0, max_tokens=most, seed=config.trainer.seed)
-    found: list[SampledSequence] = []
+    sampling = SamplingSettings(temperature=1.0, max_tokens=max_tokens, seed=config.trainer.seed)
+    sequences: list[SampledSequence] = []
     policy = HFPolicy(
         student.loaded,
         sampling,
@@ -92,15 +92,15 @@ async def _sample(
         max_context=config.rollout.max_context_window,
     )
 
-    async def one(task: Task, number: int) -> None:
+    async def sample_turn(task: Task, number: int) -> None:
         async with policy.converse(task.messages, [], seed_key=str(number)) as conversation:
             await conversation.sample()
             trace = conversation.trace()
         if trace is None or not any(trace.sampled):
             return
-        found.append(SampledSequence(sampled_sequence(trace), trace.sampled_logprobs))
+        sequences.append(SampledSequence(sampled_sequence(trace), trace.sampled_logprobs))
 
     async with policy, anyio.create_task_group() as group:
         for number, task in enumerate(tasks):
-            group.start_soon(one, task, number)
-    return found
+            group.start_soon(sample_turn, task, number)
+    return sequences

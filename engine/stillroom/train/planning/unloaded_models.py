@@ -1,4 +1,4 @@
-"""A run's models without their weights: what they will need, and what would need less."""
+"""A run's models without weights: the memory they need, and settings that need less."""
 
 import math
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ _FEW_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class UnloadedStudent:
-    """The student without weights, and what is trained on."""
+    """The student without its weights, with the configuration of its run."""
 
     config: TrainConfig
     location: ModelLocation
@@ -36,12 +36,12 @@ class UnloadedStudent:
 
     @property
     def spread(self) -> forecast.Spread:
-        """How many processes will share the work, and the weights."""
+        """How the work and the weights are spread over processes."""
         return spread_of(self.config.launcher, self.empty, self.device)
 
 
 def load_without_weights(workspace: Workspace, config: TrainConfig) -> UnloadedStudent:
-    """Returns what is planned. Raises an EngineError if the student is not fit for it."""
+    """Returns the student without weights. Raises an EngineError if it cannot be trained so."""
     location = locate_model(workspace, config.model.path)
     tokenizer = load_tokenizer(location)
     if config.dataset_type == "distill":
@@ -71,61 +71,68 @@ def _student_size(empty: Any, section: ModelSection) -> ModelSize:
     return size
 
 
-def count_teacher_bytes(workspace: Workspace, planned: UnloadedStudent) -> int:
-    """Returns the teachers' weights; raises ModelError unless it reads tokens as the student."""
-    total, nothing = 0, frozenset[int]()
-    for teacher in dict.fromkeys(planned.config.teachers):
+def count_teacher_bytes(workspace: Workspace, unloaded: UnloadedStudent) -> int:
+    """Returns the bytes of the teachers' weights.
+
+    Raises ModelError for a teacher that does not read tokens as the student does.
+    """
+    total, no_stop_ids = 0, frozenset[int]()
+    for teacher in dict.fromkeys(unloaded.config.teachers):
         if teacher.section.is_served:
             continue
         location = locate_model(workspace, teacher.path)
         base = adapter_base(workspace, location) if location.is_adapter else location
-        empty = empty_model(base, precision=teacher.section.precision, device=planned.device)
+        empty = empty_model(base, precision=teacher.section.precision, device=unloaded.device)
         check_pair(
-            LoadedModel(planned.location, planned.empty, planned.tokenizer, nothing),
-            LoadedModel(location, empty, load_tokenizer(location), nothing),
+            LoadedModel(unloaded.location, unloaded.empty, unloaded.tokenizer, no_stop_ids),
+            LoadedModel(location, empty, load_tokenizer(location), no_stop_ids),
         )
         is_quantized = teacher.section.quantization is not None
         total += size_of(empty, is_quantized=is_quantized).weight_bytes
     return total
 
 
-def check_models(workspace: Workspace, planned: UnloadedStudent) -> list[str]:
-    """Returns what was found of the teacher; raises an EngineError for what would end the run."""
-    config = planned.config
-    here = dict.fromkeys(t.path for t in config.teachers if not t.section.is_served)
-    checks = [f"{path} has the student's tokens and chat template" for path in here]
-    most = min(context_length(planned.empty), config.rollout.max_context_window)
-    return checks + check_teacher_server(workspace, config, planned.tokenizer, max_context=most)
+def check_models(workspace: Workspace, unloaded: UnloadedStudent) -> list[str]:
+    """Checks the teachers and returns notes; raises an EngineError for what would end the run."""
+    config = unloaded.config
+    local_paths = dict.fromkeys(t.path for t in config.teachers if not t.section.is_served)
+    checks = [f"{path} has the student's tokens and chat template" for path in local_paths]
+    max_context = min(context_length(unloaded.empty), config.rollout.max_context_window)
+    return checks + check_teacher_server(
+        workspace, config, unloaded.tokenizer, max_context=max_context
+    )
 
 
-def largest_pass(planned: UnloadedStudent, rows: RowTokens) -> tuple[int, int]:
-    """Returns the tokens of the largest pass with gradient, and the bytes sampling caches."""
-    config = planned.config
-    most = config.model.microbatch_tokens or max_pass_tokens(max_positions(planned.size.vocab_size))
+def largest_pass(unloaded: UnloadedStudent, rows: RowTokens) -> tuple[int, int]:
+    """Returns the tokens of the largest pass with gradient, and the bytes of the KV cache."""
+    config = unloaded.config
+    max_tokens = config.model.microbatch_tokens or max_pass_tokens(
+        max_positions(unloaded.size.vocab_size)
+    )
     if config.dataset_type != "distill":
-        share = math.ceil(config.data.batch_size / planned.spread.num_processes)
+        share = math.ceil(config.data.batch_size / unloaded.spread.num_processes)
         longest = sorted(rows.lengths)[-share:]
-        return forecast.pass_tokens(longest, max_tokens=most), 0
+        return forecast.pass_tokens(longest, max_tokens=max_tokens), 0
     rollout = config.rollout
     length = min(rollout.max_context_window, _FEW_TOKENS + rollout.max_turns * rollout.max_tokens)
     num = config.data.batch_size * config.data.group_size
     at_once = min(rollout.concurrency, num)
-    text: Any = planned.empty.config.get_text_config()
+    text: Any = unloaded.empty.config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    width = 2 if planned.device.type == "cuda" else 4
+    width = 2 if unloaded.device.type == "cuda" else 4
     per_token = 2 * text.num_hidden_layers * heads * head_size * width
-    return forecast.pass_tokens([length] * num, max_tokens=most), at_once * length * per_token
+    return forecast.pass_tokens([length] * num, max_tokens=max_tokens), at_once * length * per_token
 
 
 def settings_of_less_memory(
-    planned: UnloadedStudent, rows: RowTokens, parts: dict[str, float], free: float
+    unloaded: UnloadedStudent, rows: RowTokens, parts: dict[str, float], free: float
 ) -> list[str]:
-    """Returns the settings that need less memory, with what they need."""
-    config, needs = planned.config, dict[str, float]()
-    spread = planned.spread
+    """Returns settings that need less memory, each with the memory that it needs."""
+    config, needs = unloaded.config, dict[str, float]()
+    spread = unloaded.spread
     sharing = spread.num_sharing
-    tokens = largest_pass(planned, rows)[0]
+    tokens = largest_pass(unloaded, rows)[0]
 
     def need(size: ModelSize, tokens: int) -> float:
         changed = forecast.memory_parts(
@@ -142,26 +149,26 @@ def settings_of_less_memory(
     if rows.lengths and tokens > _FEW_TOKENS:
         single = max(rows.lengths)
         if config.data.batch_size > 1 and single < tokens:
-            needs[f"model.microbatch_tokens={single}"] = need(planned.size, single)
+            needs[f"model.microbatch_tokens={single}"] = need(unloaded.size, single)
         else:
-            needs[f"model.max_length={shorter}"] = need(planned.size, shorter)
+            needs[f"model.max_length={shorter}"] = need(unloaded.size, shorter)
     for setting, change in _smaller(config.model).items():
         section = config.model.model_copy(update=change)
-        needs[setting] = need(_student_size(planned.empty, section), tokens)
+        needs[setting] = need(_student_size(unloaded.empty, section), tokens)
     is_lora = config.model.qlora_rank > 0
-    if is_lora and planned.device.type == "cpu" and config.model.precision != "bf16":
-        half = replace(planned.size, weight_bytes=planned.size.weight_bytes // 2)
+    if is_lora and unloaded.device.type == "cpu" and config.model.precision != "bf16":
+        half = replace(unloaded.size, weight_bytes=unloaded.size.weight_bytes // 2)
         needs["model.precision=bf16"] = need(half, tokens)
-    return forecast.told(needs, free)
+    return forecast.describe_settings(needs, free)
 
 
 def _smaller(section: ModelSection) -> dict[str, dict[str, Any]]:
-    """Returns what the model's section may say to need less memory."""
-    found: dict[str, dict[str, Any]] = {}
+    """Returns changes of the model's section that need less memory, by their override."""
+    changes: dict[str, dict[str, Any]] = {}
     if not section.gradient_checkpointing:
-        found["model.gradient_checkpointing=true"] = {"gradient_checkpointing": True}
+        changes["model.gradient_checkpointing=true"] = {"gradient_checkpointing": True}
     if section.qlora_rank == 0:
-        found["model.qlora_rank=32"] = {"qlora_rank": 32}
+        changes["model.qlora_rank=32"] = {"qlora_rank": 32}
     elif section.quantization is None:
-        found["model.quantization=nf4"] = {"quantization": "nf4"}
-    return found
+        changes["model.quantization=nf4"] = {"quantization": "nf4"}
+    return changes

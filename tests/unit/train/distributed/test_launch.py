@@ -23,9 +23,9 @@ from stillroom.train.distributed.rank_folder import (
     RankJob,
     RankReporter,
     RankStart,
+    failure_of_ranks,
     following,
     this_process,
-    what_failed,
 )
 from stillroom.train.distributed.rank_main import train_as_rank
 from stillroom.train.planning.plan import plan_training
@@ -100,7 +100,7 @@ def test_an_error_of_the_rows_is_told_as_it_is_in_one_process(project):
 
     with pytest.raises(DataError) as caught:
         project.train("alone")
-    error = what_failed(files, {0: "ended with exit code 1", 1: "ended with exit code 1"})
+    error = failure_of_ranks(files, {0: "ended with exit code 1", 1: "ended with exit code 1"})
     assert [end.failure.kind for end in ends] == ["DataError", "DataError"]
     assert str(error) == str(caught.value)
 
@@ -123,7 +123,7 @@ def test_a_process_that_was_killed_is_the_reason_and_not_those_that_missed_it(fi
     files.log(1).write_text("loading\nhalf way through\n", encoding="utf-8")
     files.end(0, failed(1.0, kind="RuntimeError", problem="Connection closed by peer"))
 
-    error = what_failed(files, {0: "ended with exit code 1", 1: "was killed by SIGKILL"})
+    error = failure_of_ranks(files, {0: "ended with exit code 1", 1: "was killed by SIGKILL"})
 
     assert error.problem == (
         "process 1 of 2 (pid 7 on far) was killed by SIGKILL; its log ends with: half way through"
@@ -138,17 +138,17 @@ def test_of_several_errors_the_first_one_counts(files):
     files.end(0, failed(5.0, kind="RuntimeError", problem="Connection closed by peer"))
     files.end(1, failed(4.0, kind="OutOfMemoryError", problem="CUDA out of memory"))
 
-    error = what_failed(files, {})
+    error = failure_of_ranks(files, {})
 
     assert str(error) == "OutOfMemoryError: CUDA out of memory (process 1 of 2)"
     files.end(1, failed(4.0, kind="OSError", problem="No space left", errno=28))
-    assert what_failed(files, {}).errno == 28
+    assert failure_of_ranks(files, {}).errno == 28
     files.end(1, failed(4.0, kind="DivergedError", problem="nan", fix="lower it"))
-    assert isinstance(what_failed(files, {}), DivergedError)
+    assert isinstance(failure_of_ranks(files, {}), DivergedError)
 
 
 def test_ranks_that_say_nothing_at_all_are_an_error_too(files):
-    assert str(files.folder) in what_failed(files, {}).fix
+    assert str(files.folder) in failure_of_ranks(files, {}).fix
 
 
 def test_what_is_not_finite_arrives(files):

@@ -260,12 +260,12 @@ def test_time_is_that_of_tokens_and_steps(tmp_path):
 def test_what_does_not_fit_comes_with_what_would():
     needs = {"model.max_length=100": 5e9, "model.qlora_rank=32": 2e9}
 
-    assert forecast.told(needs, 10e9) == [
+    assert forecast.describe_settings(needs, 10e9) == [
         "model.max_length=100 needs 5.00 GB",
         "model.qlora_rank=32 needs 2.00 GB",
     ]
-    assert forecast.told(needs, 3e9) == ["model.qlora_rank=32 needs 2.00 GB"]
-    (only,) = forecast.told(needs, 1e9)
+    assert forecast.describe_settings(needs, 3e9) == ["model.qlora_rank=32 needs 2.00 GB"]
+    (only,) = forecast.describe_settings(needs, 1e9)
     assert only == "model.qlora_rank=32 needs 2.00 GB, which is still too much: a smaller model"
     assert not forecast.fits(9.5e9, 10e9)
 
