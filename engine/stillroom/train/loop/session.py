@@ -61,7 +61,7 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a run: the steps after `first_step` up to `last_step`."""
+    """A part of a run: the steps after `first_step` up to and including `last_step`."""
 
     name: str
     first_step: int

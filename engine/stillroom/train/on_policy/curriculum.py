@@ -9,14 +9,16 @@ from stillroom.train.config.distill_sections import CurriculumSection
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What holds for the rollouts of one iteration."""
+    """The limits of the rollouts of one iteration."""
 
     max_turns: int
     prefix_tokens: int | None = None
+    """Tokens that the student may write over all turns; None: no limit."""
     teacher_share: float = 0.0
+    """The probability that the teacher writes a turn."""
 
     def teacher_turns(self, key: str, *, seed: int) -> frozenset[int]:
-        """Returns the turns of a rollout that the teacher writes; they follow from its key."""
+        """Returns the indices of the turns that the teacher writes, drawn from `key` and `seed`."""
         if not self.teacher_share:
             return frozenset()
         draws = random.Random(content_hash(["teacher turns", seed, key]))
@@ -33,8 +35,8 @@ def limits_at(section: CurriculumSection, iteration: int, *, max_turns: int) -> 
         prefix = None if is_over else grown
     turns = max_turns
     if section.first_turns is not None and section.turn_steps is not None:
-        first = min(section.first_turns, max_turns)
+        first_turns = min(section.first_turns, max_turns)
         done = min(1.0, iteration / section.turn_steps)
-        turns = first + int((max_turns - first) * done)
-    left = 1 - iteration / section.teacher_steps if section.teacher_steps else 0.0
-    return Limits(turns, prefix, section.teacher_share * max(0.0, left))
+        turns = first_turns + int((max_turns - first_turns) * done)
+    remaining = 1 - iteration / section.teacher_steps if section.teacher_steps else 0.0
+    return Limits(turns, prefix, section.teacher_share * max(0.0, remaining))
