@@ -104,11 +104,11 @@ def rows_of(
             ("near_set_anew", " ".join(set_anew(chance, edited(chance, words)))),
             ("near_embedded", around(edited(chance, words))),
         ]
-    given = {tuple(prompt) for prompt in [*free, *tasks]}
+    evaluated = {tuple(prompt) for prompt in [*free, *tasks]}
     while len(rows) < options.rows:
         is_task = chance.random() < 0.3
         words = task_of(chance) if is_task else prompt_of(chance)
-        if tuple(words) not in given:
+        if tuple(words) not in evaluated:
             rows.append(
                 ("clean_same_template" if is_task else "clean", INSTRUCTIONS + " ".join(words))
             )
@@ -172,15 +172,15 @@ def main() -> None:
             json.loads(line)["line"] - 1
             for line in (folder / "kept.jsonl.dropped").read_text(encoding="utf-8").splitlines()
         ]
-    given, found = Counter(kind for kind, _ in rows), Counter(rows[number][0] for number in dropped)
-    shares = {kind: round(found[kind] / count, 4) for kind, count in sorted(given.items())}
+    totals, hits = Counter(kind for kind, _ in rows), Counter(rows[number][0] for number in dropped)
+    shares = {kind: round(hits[kind] / count, 4) for kind, count in sorted(totals.items())}
     print(
         json.dumps(
             {
                 "benchmark": "decontaminate",
                 **json.loads(finished.stdout),
                 "found": shares,
-                "clean_found": found["clean"] + found["clean_same_template"],
+                "clean_found": hits["clean"] + hits["clean_same_template"],
             }
         )
     )

@@ -75,11 +75,11 @@ def run(folder: Path, options: argparse.Namespace) -> None:
                 str(source),
                 str(out),
             ]
-        found: dict[str, list[dict]] = {who: [] for who in commands}
+        runs_of: dict[str, list[dict]] = {who: [] for who in commands}
         for _ in range(options.repeats):
             for who, command in commands.items():
-                found[who].append(measured(command, options.core))
-        best = {who: min(runs, key=lambda r: r.get("wall_s", 1e9)) for who, runs in found.items()}
+                runs_of[who].append(measured(command, options.core))
+        best = {who: min(runs, key=lambda r: r.get("wall_s", 1e9)) for who, runs in runs_of.items()}
         for who, result in best.items():
             if "wall_s" in result:
                 result |= {
@@ -89,10 +89,14 @@ def run(folder: Path, options: argparse.Namespace) -> None:
                 if "wall_s" in best.get("orjson", {}):
                     result["of_orjson"] = round(best["orjson"]["wall_s"] / result["wall_s"], 2)
             if who == "orjson":
-                ours_file, theirs = (folder / f"{w}_{operation}.jsonl" for w in ("ours", "orjson"))
+                ours_file, script_file = (
+                    folder / f"{w}_{operation}.jsonl" for w in ("ours", "orjson")
+                )
                 # In a process of its own: those that are measured inherit this one's peak.
                 with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
-                    result["rows_that_differ"] = apart.submit(differing, ours_file, theirs).result()
+                    result["rows_that_differ"] = apart.submit(
+                        differing, ours_file, script_file
+                    ).result()
             print(
                 json.dumps({"operation": operation, "who": who, "mb": round(size_mb), **result}),
                 flush=True,

@@ -30,9 +30,9 @@ def main() -> None:
         lineage.file_sha256 = lambda *_, **__: ""
         files._BackgroundSha256.update = lambda *_: None
     call, request, options = REQUESTS[operation]
-    asked = request(input="rollouts.jsonl", output=f"ours_{operation}.jsonl", **options)
+    filled = request(input="rollouts.jsonl", output=f"ours_{operation}.jsonl", **options)
     started, cpu_before_s = time.perf_counter(), time.process_time()
-    result = call(Workspace(folder), asked)
+    result = call(Workspace(folder), filled)
     wall_s = time.perf_counter() - started
     usage = resource.getrusage(resource.RUSAGE_SELF)
     kept = next(
