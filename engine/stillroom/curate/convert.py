@@ -17,7 +17,7 @@ from stillroom.lineage import FileRecord, Recording, write_manifest
 from stillroom.settings import Workspace
 
 MAX_EXAMPLES = 5
-MAX_SOURCES = 20
+_MAX_SOURCES = 20
 
 
 class ConvertRollouts(BaseModel):
@@ -138,9 +138,9 @@ class Conversion:
     def _result(self, output: str) -> ConvertResult:
         whole = _together("all", self.sources)
         shown = self.sources
-        if len(shown) > MAX_SOURCES:
-            rest = shown[MAX_SOURCES:]
-            shown = [*shown[:MAX_SOURCES], _together(f"{len(rest)} more files", rest)]
+        if len(shown) > _MAX_SOURCES:
+            rest = shown[_MAX_SOURCES:]
+            shown = [*shown[:_MAX_SOURCES], _together(f"{len(rest)} more files", rest)]
         return ConvertResult(
             output=output,
             read=whole.read,

@@ -14,6 +14,7 @@ from stillroom.curate.pair_candidates import (
     IndexedRollout,
     PairReader,
     PairSide,
+    Strategy,
     TaskIndex,
     both_answer,
     first_difference,
@@ -43,7 +44,7 @@ class MakeDpoPairs(BaseModel):
     ] = None
     output: Annotated[str, Field(description="Pairs (.jsonl); replaced when complete")]
     strategy: Annotated[
-        Literal["best_worst", "all", "adjacent"],
+        Strategy,
         Field(description="Which rollouts of a task are paired"),
     ] = "best_worst"
     min_difference: Annotated[float, Field(gt=0, description="Least difference of rewards")] = 0.1

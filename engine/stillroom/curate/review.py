@@ -27,7 +27,7 @@ from stillroom.lineage import Recording, write_manifest
 from stillroom.lines import read_lines
 from stillroom.settings import Workspace
 
-NO_REWARD, NO_CATEGORY, OTHERS = "no reward", "(none)", "(others)"
+_NO_REWARD, NO_CATEGORY, OTHERS = "no reward", "(none)", "(others)"
 _MAX_CATEGORIES = 200
 
 ReviewVerdict = Literal["keep", "drop"]
@@ -153,7 +153,7 @@ class _Pool:
 
     def __init__(self, request: SampleForReview) -> None:
         self._request = request
-        self._names = [*band_names(request.bands), NO_REWARD]
+        self._names = [*band_names(request.bands), _NO_REWARD]
         # Rows without a reward: as many as of all bands, if there are no others.
         self._limits = dict(zip(self._names, [*request.counts, sum(request.counts)], strict=True))
         self._kept: dict[str, dict[str, list[tuple[int, int, ReviewRow]]]] = {}
@@ -216,7 +216,7 @@ class _Pool:
     def _of_band(self, band: str) -> Iterator[ReviewRow]:
         kept = self._kept.get(band, {})
         limit = self._limits[band]
-        if band == NO_REWARD and len(self._kept) > 1:
+        if band == _NO_REWARD and len(self._kept) > 1:
             limit = max(self._request.counts)
         taken = shares({name: len(rows) for name, rows in kept.items()}, limit)
         for name in sorted(kept):
@@ -252,7 +252,7 @@ def band_names(edges: Sequence[float]) -> list[str]:
 def band_of(reward: float | None, edges: Sequence[float]) -> str:
     """Returns the name of the band that a reward is in; an edge belongs to the band above it."""
     if reward is None:
-        return NO_REWARD
+        return _NO_REWARD
     return band_names(edges)[sum(reward >= edge for edge in edges)]
 
 

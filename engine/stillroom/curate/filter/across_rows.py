@@ -136,12 +136,12 @@ class PassedRows:
             remaining = [(p, c) for p, c in zip(self._positions, self._categories, strict=True)
                          if p not in dropped]  # fmt: skip
             surplus = Reason(f"over {limit} of its category")
-            chosen = chosen_by_category(remaining, limit, random.Random(self._request.seed))
+            chosen = _chosen_by_category(remaining, limit, random.Random(self._request.seed))
             dropped |= {position: surplus for position, _ in remaining if position not in chosen}
         return dropped
 
 
-def chosen_by_category(
+def _chosen_by_category(
     rows: Iterable[tuple[int, str]], limit: int, chance: random.Random
 ) -> set[int]:
     """Returns the positions of a random `limit` of each category, each with the same chance."""

@@ -27,11 +27,11 @@ from stillroom.data.row_files import (
 from stillroom.errors import DataError
 
 RUN = 3
-LEAST_OWN_SHARE = 0.75
+_LEAST_OWN_SHARE = 0.75
 """The share of a prompt's distinctive words that must be there."""
-LEAST_TEMPLATE_SHARE = 0.85
+_LEAST_TEMPLATE_SHARE = 0.85
 """The same for a prompt with boilerplate: one value of six makes another task of its template."""
-LEAST_WORDS_EMBEDDED = 8
+_LEAST_WORDS_EMBEDDED = 8
 """A shorter prompt counts only where a message consists of it: `Why?` stands in many."""
 _LEAST_OWN_WORDS = 4
 _FREE_SHARE = 0.8
@@ -108,7 +108,7 @@ class _Distinctive:
     def least_words(self) -> float:
         """How many of the distinctive words must be there."""
         is_free = self.num_words >= _FREE_SHARE * len(self.is_distinctive)
-        return (LEAST_OWN_SHARE if is_free else LEAST_TEMPLATE_SHARE) * self.num_words
+        return (_LEAST_OWN_SHARE if is_free else _LEAST_TEMPLATE_SHARE) * self.num_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class ContaminationIndex:
             )
             self._distinctive.append(distinctive)
             self._whole[prompt.words] = number
-            if len(prompt.words) < LEAST_WORDS_EMBEDDED:
+            if len(prompt.words) < _LEAST_WORDS_EMBEDDED:
                 continue
             starting[self._rarest(prompt.words)].append(number)
             if distinctive.num_words >= _LEAST_OWN_WORDS:

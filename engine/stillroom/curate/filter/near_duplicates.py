@@ -2,7 +2,7 @@
 
 Rows are taken from best to worst; one is dropped if a row that is kept says almost the same. So
 every dropped row has a kept one that is like it, no chain of small changes empties a set, and the
-order of the file does not matter. N rows, P = BANDS * BAND_ROWS numbers per signature.
+order of the file does not matter. N rows, P = _BANDS * _BAND_ROWS numbers per signature.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from stillroom.errors import missing_extra
 
 LEAST_JACCARD = 0.8
 # A pair of exactly 0.8 shares one of 21 bands of 6 numbers with a chance of 99.8 %.
-BANDS, BAND_ROWS = 21, 6
-_NUM_PERM = BANDS * BAND_ROWS
+_BANDS, _BAND_ROWS = 21, 6
+_NUM_PERM = _BANDS * _BAND_ROWS
 # Four standard deviations of the estimate below 0.8: what lies under it is not looked at again.
 _LEAST_EQUAL = int(_NUM_PERM * 0.655)
 _SEED = 42
@@ -81,7 +81,7 @@ class NearDuplicates:
         `words_at` gives the words of a row again.
         """
         order = sorted(range(len(self._ranks)), key=self._ranks.__getitem__)
-        links = [self._linked(order, band) for band in range(BANDS)]
+        links = [self._linked(order, band) for band in range(_BANDS)]
         read = _Cached(words_at)
         dropped: dict[int, int] = {}
         for row in order:
@@ -101,7 +101,7 @@ class NearDuplicates:
         """Returns for each row the last better one with the same numbers in a band, or -1."""
         numbers = memoryview(self._signatures_NP).cast("B")
         size = self._signatures_NP.itemsize
-        start, width, step = band * BAND_ROWS * size, BAND_ROWS * size, _NUM_PERM * size
+        start, width, step = band * _BAND_ROWS * size, _BAND_ROWS * size, _NUM_PERM * size
         last: dict[bytes, int] = {}
         link = array("i", bytes(4 * len(self._ranks)))
         for row in order:

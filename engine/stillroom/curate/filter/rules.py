@@ -1,6 +1,6 @@
 """The filters that judge each row by itself: every option that is set becomes a reason to drop.
 
-`fact_rules` and `row_rules` are the two lists of filters; a new filter is one more function there
+`_fact_rules` and `_row_rules` are the two lists of filters; a new filter is one more function there
 and its option in request.py. `RowJudge` applies them to one row after the other.
 """
 
@@ -39,7 +39,7 @@ class Reason:
 
 
 Reasons = tuple[Reason, ...]
-NOT_A_ROW = Reason("not a rollout or SFT row")
+_NOT_A_ROW = Reason("not a rollout or SFT row")
 TOO_DEEP = Reason("nested too deeply")
 DUPLICATE = "duplicate"
 
@@ -57,23 +57,23 @@ class Knowledge:
     """By the id of the reviewed row."""
 
 
-FactRule = Callable[[RowFacts], Reason | None]
-RowRule = Callable[[CuratedRow], Reason | None]
+_FactRule = Callable[[RowFacts], Reason | None]
+_RowRule = Callable[[CuratedRow], Reason | None]
 
 
 class RowJudge:
     """Judges one row after the other; remembers the conversations that it let pass."""
 
     def __init__(self, request: FilterDataset, known: Knowledge) -> None:
-        self._fact_rules = fact_rules(request)
-        self._row_rules = row_rules(request, known)
+        self._fact_rules = _fact_rules(request)
+        self._row_rules = _row_rules(request, known)
         self._seen: dict[bytes, tuple[Path, int]] | None = {} if request.dedupe == "exact" else None
 
     def reasons(self, row: CuratedRow) -> Reasons:
         """Returns the reasons to drop a row; a row without any passes."""
         facts = row.facts
         if facts is None:
-            return (NOT_A_ROW,)
+            return (_NOT_A_ROW,)
         reasons: list[Reason] = []
         # A comprehension would cost as much as the rules.
         for fact_rule in self._fact_rules:
@@ -109,9 +109,9 @@ def success_of(facts: RowFacts) -> bool | None:
     return facts.is_success if is_stated or facts.stop_reason != SUPERVISED else None
 
 
-def fact_rules(request: FilterDataset) -> list[FactRule]:
+def _fact_rules(request: FilterDataset) -> list[_FactRule]:
     """Returns the filters of a request that need the row's facts alone."""
-    rules: list[FactRule] = []
+    rules: list[_FactRule] = []
     if request.min_reward is not None:
         rules.append(_reward_rule(request.min_reward))
     if request.success is not None:
@@ -129,7 +129,7 @@ def fact_rules(request: FilterDataset) -> list[FactRule]:
     return rules
 
 
-def _reward_rule(min_reward: float) -> FactRule:
+def _reward_rule(min_reward: float) -> _FactRule:
     absent, low = Reason("no reward"), Reason(f"reward below {min_reward:g}")
 
     def judge(facts: RowFacts) -> Reason | None:
@@ -140,7 +140,7 @@ def _reward_rule(min_reward: float) -> FactRule:
     return judge
 
 
-def _success_rule(*, is_wanted: bool) -> FactRule:
+def _success_rule(*, is_wanted: bool) -> _FactRule:
     unknown = Reason("success unknown")
     opposite = Reason("no success" if is_wanted else "a success")
 
@@ -153,7 +153,7 @@ def _success_rule(*, is_wanted: bool) -> FactRule:
     return judge
 
 
-def _turns_rule(min_turns: int | None, max_turns: int | None) -> FactRule:
+def _turns_rule(min_turns: int | None, max_turns: int | None) -> _FactRule:
     least, most = min_turns or 0, sys.maxsize if max_turns is None else max_turns
     too_few, too_many = Reason(f"under {min_turns} turns"), Reason(f"over {max_turns} turns")
 
@@ -169,7 +169,7 @@ def _uses(facts: RowFacts, tool: str) -> bool:
     return bool(facts.tools_used) if tool == ANY_TOOL else tool in facts.tools_used
 
 
-def _tool_error_rule(max_errors: int) -> FactRule:
+def _tool_error_rule(max_errors: int) -> _FactRule:
     unknown, over = Reason("tool errors unknown"), Reason(f"over {max_errors} tool errors")
 
     def judge(facts: RowFacts) -> Reason | None:
@@ -183,9 +183,9 @@ def _tool_error_rule(max_errors: int) -> FactRule:
     return judge
 
 
-def row_rules(request: FilterDataset, known: Knowledge) -> list[RowRule]:
+def _row_rules(request: FilterDataset, known: Knowledge) -> list[_RowRule]:
     """Returns the filters of a request that need the messages, or more than the row."""
-    rules: list[RowRule] = []
+    rules: list[_RowRule] = []
     if request.verdicts is not None:
         rules.append(_verdict_rule(known.verdicts, reviewed_only=request.reviewed_only))
     if request.min_success_rate is not None:
@@ -206,7 +206,7 @@ def row_rules(request: FilterDataset, known: Knowledge) -> list[RowRule]:
     return rules
 
 
-def _verdict_rule(verdicts: Mapping[str, ReviewVerdict], *, reviewed_only: bool) -> RowRule:
+def _verdict_rule(verdicts: Mapping[str, ReviewVerdict], *, reviewed_only: bool) -> _RowRule:
     dropped = Reason("dropped in review")
     unseen = Reason("not reviewed") if reviewed_only else None
 
@@ -217,7 +217,7 @@ def _verdict_rule(verdicts: Mapping[str, ReviewVerdict], *, reviewed_only: bool)
     return judge
 
 
-def _success_rate_rule(min_rate: float, rates: Mapping[str, float]) -> RowRule:
+def _success_rate_rule(min_rate: float, rates: Mapping[str, float]) -> _RowRule:
     unknown = Reason("success rate of its task unknown")
     low = Reason(f"success rate of its task below {min_rate:g}")
 
@@ -230,7 +230,7 @@ def _success_rate_rule(min_rate: float, rates: Mapping[str, float]) -> RowRule:
     return judge
 
 
-def _token_rule(max_tokens: int, renderer: ChatRenderer) -> RowRule:
+def _token_rule(max_tokens: int, renderer: ChatRenderer) -> _RowRule:
     over, unfit = Reason(f"over {max_tokens} tokens"), Reason("not renderable for the student")
 
     def judge(row: CuratedRow) -> Reason | None:
@@ -254,7 +254,7 @@ def count_tokens(row: CuratedRow, renderer: ChatRenderer) -> int | None:
     return row.num_tokens
 
 
-def _regex_rule(pattern: str, match: str, *, is_wanted: bool) -> RowRule:
+def _regex_rule(pattern: str, match: str, *, is_wanted: bool) -> _RowRule:
     regex = re.compile(pattern)
     reason = Reason("contains: no match" if is_wanted else "not_contains: a match")
 
@@ -269,7 +269,7 @@ def _regex_rule(pattern: str, match: str, *, is_wanted: bool) -> RowRule:
     return judge
 
 
-def _language_rule(wanted: str) -> RowRule:
+def _language_rule(wanted: str) -> _RowRule:
     detector = LanguageDetector(wanted)
 
     def judge(row: CuratedRow) -> Reason | None:
@@ -279,7 +279,7 @@ def _language_rule(wanted: str) -> RowRule:
     return judge
 
 
-def _sensitive_data_rule(name: str, kinds: tuple[SensitiveKind, ...]) -> RowRule:
+def _sensitive_data_rule(name: str, kinds: tuple[SensitiveKind, ...]) -> _RowRule:
     def judge(row: CuratedRow) -> Reason | None:
         names = kinds_in("\n".join(strings_in(row.whole)), kinds)
         return Reason(f"{name}: {', '.join(names)}") if names else None
@@ -287,9 +287,9 @@ def _sensitive_data_rule(name: str, kinds: tuple[SensitiveKind, ...]) -> RowRule
     return judge
 
 
-def _contamination_rule(index: ContaminationIndex) -> RowRule:
+def _contamination_rule(index: ContaminationIndex) -> _RowRule:
     def judge(row: CuratedRow) -> Reason | None:
-        match = index.find(texts_with_prompts(row))
+        match = index.find(_texts_with_prompts(row))
         if match is None:
             return None
         text = "evaluation prompt" if match.is_exact else "evaluation prompt, slightly changed"
@@ -303,7 +303,7 @@ def user_text(row: CuratedRow) -> str:
     return "\n".join(user_texts(row.messages))
 
 
-def texts_with_prompts(row: CuratedRow) -> list[str]:
+def _texts_with_prompts(row: CuratedRow) -> list[str]:
     """Returns the texts of a row in which an evaluation prompt may stand.
 
     These are the messages of user and assistant, and the user's together. System prompts are shared

@@ -201,7 +201,7 @@ def _knowledge(
     return Knowledge(renderer, survey.success_rates(), index, verdicts)
 
 
-class RowStatistics:
+class _RowStatistics:
     """The distributions and categories of some rows."""
 
     def __init__(self) -> None:
@@ -209,9 +209,9 @@ class RowStatistics:
         self._characters, self._tokens = Distribution(), Distribution()
         self._categories: Counter[str] = Counter()
 
-    def joined(self, other: "RowStatistics") -> "RowStatistics":
+    def joined(self, other: "_RowStatistics") -> "_RowStatistics":
         """Returns the statistics of the rows of both."""
-        both = RowStatistics()
+        both = _RowStatistics()
         both._reward = self._reward.joined(other._reward)
         both._turns = self._turns.joined(other._turns)
         both._characters = self._characters.joined(other._characters)
@@ -260,7 +260,7 @@ class FilterTally:
     def __init__(self, request: FilterDataset) -> None:
         self._category_field = request.category_field
         self._are_ids_needed = bool(request.verdicts)
-        self._kept_rows, self._dropped_rows = RowStatistics(), RowStatistics()
+        self._kept_rows, self._dropped_rows = _RowStatistics(), _RowStatistics()
         self._success_derived = 0
         self._dropped: Counter[str] = Counter()
         self._problems: list[str] = []

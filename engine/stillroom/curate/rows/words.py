@@ -9,7 +9,7 @@ from typing import Any, cast
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 _FOLDED = "".join(chr(c).lower() if _WORD.match(chr(c)) else " " for c in range(128))
 """The ASCII characters, folded: a text of them alone is cut faster without `_WORD`."""
-SHINGLE_WORDS = 3
+_SHINGLE_WORDS = 3
 _SPOKEN = ("user", "assistant")
 _THINKING = ("reasoning_content", "reasoning", "thinking")
 
@@ -27,7 +27,7 @@ def shingles_of(text: str) -> frozenset[str]:
     A text without any word gives itself, so that two of them are alike only if they are equal.
     """
     words = words_of(text)
-    if len(words) < SHINGLE_WORDS:
+    if len(words) < _SHINGLE_WORDS:
         return frozenset([" ".join(words) or text.strip()])
     return frozenset(map(" ".join, zip(words, words[1:], words[2:], strict=False)))
 
