@@ -41,9 +41,9 @@ from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import DpoSection, ModelSection, TrainerSection
 from stillroom.train.methods.dpo import accumulate_preference, add_reference
 from stillroom.train.methods.sft import accumulate_nll
-from stillroom.train.on_policy.policy_update import Lesson, accumulate_gradient
-from stillroom.train.on_policy.student_rollouts import SampledSequence
-from stillroom.train.on_policy.update_stats import UpdateStats
+from stillroom.train.on_policy.policy_update import accumulate_gradient
+from stillroom.train.on_policy.token_losses import UpdateStats
+from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.encode import TokenPair
 from stillroom.train.student.model import Student, load_student
 from stillroom.train.student.optimizer import Optimizer
@@ -192,9 +192,8 @@ def our_opd(folder: Path, teacher_folder: Path, *, is_full: bool) -> dict[str, A
         sequences = sampled(student.loaded)
         sampled_s = clock() - begun
         stats = UpdateStats()
-        lessons = [Lesson(sequence) for sequence in sequences]
         algorithm = AlgorithmSection(loss_fn="importance_sampling")
-        accumulate_gradient(student, {0: teacher}, lessons, algorithm, stats)
+        accumulate_gradient(student, {0: teacher}, sequences, algorithm, stats)
         optimizer.step()
         meter.end_step()
         counts.append(stats.num_tokens)
@@ -219,7 +218,7 @@ def clock() -> float:
     return time.perf_counter()
 
 
-def sampled(loaded: LoadedModel) -> list[SampledSequence]:
+def sampled(loaded: LoadedModel) -> list[TrainingSequence]:
     endless = LoadedModel(loaded.location, loaded.model, loaded.tokenizer, frozenset())
     engine = DecodeEngine(endless, max_rows=ROLLOUTS, max_context=2048)
     renderer = ChatRenderer(loaded.tokenizer)
@@ -234,7 +233,7 @@ def sampled(loaded: LoadedModel) -> list[SampledSequence]:
         for sequence in engine.step():
             engine.release(sequence)
     return [
-        SampledSequence(
+        TrainingSequence(
             TokenSequence(s.ids, s.sampled),
             [
                 logprob

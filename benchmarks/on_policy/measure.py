@@ -120,12 +120,12 @@ def ours(work: Work, student_folder: Path, teacher_folder: Path, steps: int) -> 
 
 def sequence_of(prompt: list[int], completion: list[int], marks: list[int]) -> Any:
     from stillroom.models.batches import TokenSequence
-    from stillroom.train.on_policy.student_rollouts import SampledSequence
+    from stillroom.train.on_policy.training_sequences import TrainingSequence
 
     tokens = TokenSequence(
         [*prompt, *completion], [*[False] * len(prompt), *(mark == 1 for mark in marks)]
     )
-    return SampledSequence(tokens, [-10.0] * sum(marks))
+    return TrainingSequence(tokens, [-10.0] * sum(marks))
 
 
 async def our_rollouts(work: Work, student: Any, step: int) -> list[Any]:
@@ -135,7 +135,7 @@ async def our_rollouts(work: Work, student: Any, step: int) -> list[Any]:
     from stillroom.models.batches import sampled_sequence
     from stillroom.models.load import LoadedModel
     from stillroom.policy.hf import HFPolicy
-    from stillroom.train.on_policy.student_rollouts import SampledSequence
+    from stillroom.train.on_policy.training_sequences import TrainingSequence
     from stillroom.types import SamplingSettings
 
     student.module.eval()
@@ -156,7 +156,7 @@ async def our_rollouts(work: Work, student: Any, step: int) -> list[Any]:
             trace = conversation.trace()
         marked = zip(trace.sampled, trace.logprobs, strict=True)
         logprobs = [logprob for is_sampled, logprob in marked if is_sampled]
-        found[index] = SampledSequence(sampled_sequence(trace), logprobs)
+        found[index] = TrainingSequence(sampled_sequence(trace), logprobs)
 
     async with policy, anyio.create_task_group() as tasks:
         for index, chat in enumerate(prompts(work, step)):

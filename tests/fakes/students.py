@@ -69,4 +69,4 @@ def sample(
 
 def pairs(sampled: IterationRollouts) -> list[tuple[Any, StudentRollout]]:
     """Returns what became of each rollout, and how it was sampled."""
-    return [(one.outcome, one.how) for one in sampled.ended]
+    return [(one.outcome, one.rollout) for one in sampled.ended]

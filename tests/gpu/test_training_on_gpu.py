@@ -30,9 +30,9 @@ from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import DpoSection, ModelSection
 from stillroom.train.methods.dpo import accumulate_preference, add_reference
 from stillroom.train.methods.sft import accumulate_nll
-from stillroom.train.on_policy.policy_update import Lesson, accumulate_gradient
-from stillroom.train.on_policy.student_rollouts import SampledSequence
-from stillroom.train.on_policy.update_stats import UpdateStats
+from stillroom.train.on_policy.policy_update import accumulate_gradient
+from stillroom.train.on_policy.token_losses import UpdateStats
+from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.encode import TokenPair
 from stillroom.train.student.model import Student, load_student
 
@@ -186,10 +186,9 @@ def test_losses_and_gradients_in_fp32_are_those_of_the_cpu(tiny_models, rank):
         dpo = accumulate_preference(student, moved, DpoSection()).loss
         dpo_gradients = gradients(student)
         kl = UpdateStats()
-        sampled = [SampledSequence(s, [-2.0] * s.num_trained) for s in sequences]
+        sampled = [TrainingSequence(s, [-2.0] * s.num_trained) for s in sequences]
         algorithm = AlgorithmSection(loss_fn="full_reverse_kl")
-        lessons = [Lesson(sequence) for sequence in sampled]
-        accumulate_gradient(student, {0: LocalTeacher(loaded)}, lessons, algorithm, kl)
+        accumulate_gradient(student, {0: LocalTeacher(loaded)}, sampled, algorithm, kl)
         losses = [nll, dpo, kl.loss / kl.num_tokens]
         kept = [nll_gradients, dpo_gradients, gradients(student)]
         found[device] = losses, [{k: g.cpu() for k, g in one.items()} for one in kept]

@@ -73,7 +73,7 @@ def test_a_turn_goes_on_in_its_middle_under_the_new_weights(tmp_path, tiny_model
 
     place = next(
         i
-        for i, how in enumerate(one.how for one in second.ended)
+        for i, how in enumerate(one.rollout for one in second.ended)
         if (how.iteration, how.index) == (0, begun.index)
     )
     trace = second.outcomes[place].tokens

@@ -1,4 +1,4 @@
-"""What an iteration's rollouts say of the student: lengths, endings, repetition, rewards."""
+"""The metrics of an iteration's rollouts: lengths, endings, repetition, rewards, the curriculum."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,67 +14,69 @@ _NGRAM = 4
 def rollout_metrics(
     config: TrainConfig, sampled: IterationRollouts, iteration: int
 ) -> dict[str, float]:
-    """Returns the metrics of the rollouts that came to their end; shares are of these."""
-    played = [
-        (one.outcome, one.how)
+    """Returns the metrics of the rollouts that ended without an error; shares are of these."""
+    ended = [
+        (one.outcome, one.rollout)
         for one in sampled.ended
         if not isinstance(one.outcome, FailedRollout)
     ]
-    whole = [rollout for rollout, how in played if not how.is_prefix]
-    rollouts = [rollout for rollout, _ in played]
-    lengths = [sum(map(len, sampled_turns(rollout.tokens))) for rollout in rollouts]
+    trajectories = [trajectory for trajectory, _ in ended]
+    # What the curriculum cuts off is not the student's fault, and has no reward.
+    whole = [trajectory for trajectory, rollout in ended if not rollout.is_prefix]
+    lengths = [sum(map(len, _sampled_turns(one.tokens))) for one in trajectories]
     metrics = {
         "response_tokens": _mean(lengths),
         "longest_response": float(max(lengths, default=0)),
-        "turns": _mean([rollout.turns for rollout in rollouts]),
-        # What the curriculum cuts off is not the student's fault.
-        "truncated": sum(rollout.truncated for rollout in whole) / max(1, len(rollouts)),
-        "out_of_turns": _mean([r.stop_reason is StopReason.MAX_TURNS for r in rollouts]),
-        "tool_errors": _mean([rollout.tool_errors for rollout in rollouts]),
-        "repetition": repetition([t for r in rollouts for t in sampled_turns(r.tokens)]),
-        "failed": 1 - len(rollouts) / max(1, len(sampled.ended)),
+        "turns": _mean([one.turns for one in trajectories]),
+        "truncated": sum(one.truncated for one in whole) / max(1, len(trajectories)),
+        "out_of_turns": _mean([one.stop_reason is StopReason.MAX_TURNS for one in trajectories]),
+        "tool_errors": _mean([one.tool_errors for one in trajectories]),
+        "repetition": repetition([t for r in trajectories for t in _sampled_turns(r.tokens)]),
+        "failed": 1 - len(trajectories) / max(1, len(sampled.ended)),
     }
-    rewards = [rollout.reward for rollout in whole if rollout.reward is not None]
+    rewards = [one.reward for one in whole if one.reward is not None]
     if rewards:
         metrics["reward"] = sum(rewards) / len(rewards)
     return (
         metrics
-        | _rewards(played)
-        | _curriculum(config, played, iteration)
+        | _rewards(ended)
+        | _curriculum(config, ended, iteration)
         | _queue(config, sampled, iteration)
     )
 
 
-def _rewards(played: Sequence[tuple[Trajectory, StudentRollout]]) -> dict[str, float]:
+def _rewards(ended: Sequence[tuple[Trajectory, StudentRollout]]) -> dict[str, float]:
     """Returns each dataset's mean reward, where there are several."""
     rewards: dict[int, list[float]] = {}
-    for rollout, how in played:
-        if rollout.reward is not None and not how.is_prefix:
-            rewards.setdefault(how.task.dataset, []).append(rollout.reward)
+    for trajectory, rollout in ended:
+        if trajectory.reward is not None and not rollout.is_prefix:
+            rewards.setdefault(rollout.task.dataset, []).append(trajectory.reward)
     if max(rewards, default=0) == 0:
         return {}
     return {f"reward/dataset_{dataset}": _mean(rewards[dataset]) for dataset in sorted(rewards)}
 
 
 def _curriculum(
-    config: TrainConfig, played: Sequence[tuple[Trajectory, StudentRollout]], iteration: int
+    config: TrainConfig, ended: Sequence[tuple[Trajectory, StudentRollout]], iteration: int
 ) -> dict[str, float]:
-    """Returns what the curriculum allowed and did, as far as one is asked for."""
+    """Returns the curriculum's limits and what they cut off, if config.yml has a curriculum."""
     section, limits = config.curriculum, limits_of(config, iteration)
     metrics: dict[str, float] = {}
     if section.first_turns is not None:
         metrics["max_turns"] = limits.max_turns
     if section.prefix_tokens is not None:
-        metrics["prefix_cut"] = _mean([how.is_prefix for _, how in played])
+        metrics["prefix_cut"] = _mean([rollout.is_prefix for _, rollout in ended])
         if limits.prefix_tokens is not None:
             metrics["prefix_tokens"] = limits.prefix_tokens
     if section.teacher_share:
-        num_turns = sum(rollout.turns for rollout, _ in played)
-        taught = sum(
-            index < rollout.turns for rollout, how in played for index in how.teacher_turns
+        num_turns = sum(trajectory.turns for trajectory, _ in ended)
+        num_taught = sum(
+            index < trajectory.turns
+            for trajectory, rollout in ended
+            for index in rollout.teacher_turns
         )
         metrics["teacher_share"] = limits.teacher_share
-        metrics["teacher_turns"] = taught / max(1, num_turns)
+        metrics["teacher_turns"] = num_taught / max(1, num_turns)
     return metrics
 
 
@@ -82,14 +84,14 @@ def _queue(config: TrainConfig, sampled: IterationRollouts, iteration: int) -> d
     if not config.rollout.max_staleness:
         return {}
     return {
-        "staleness": _mean([iteration - one.how.iteration for one in sampled.ended]),
+        "staleness": _mean([iteration - one.rollout.iteration for one in sampled.ended]),
         "carried": float(len(sampled.carried)),
         "dropped": float(sampled.num_dropped),
     }
 
 
-def sampled_turns(trace: TokenTrace | None) -> Iterator[list[int]]:
-    """Yields the stretches of tokens that the student sampled, a turn each."""
+def _sampled_turns(trace: TokenTrace | None) -> Iterator[list[int]]:
+    """Yields the tokens of each turn that the student sampled."""
     turn: list[int] = []
     for token, is_sampled in zip(trace.ids, trace.sampled, strict=True) if trace else ():
         if is_sampled:
@@ -102,13 +104,13 @@ def sampled_turns(trace: TokenTrace | None) -> Iterator[list[int]]:
 
 
 def repetition(turns: Sequence[Sequence[int]]) -> float:
-    """Returns the share of four-token stretches that stood in the same turn before."""
-    seen = total = 0
+    """Returns the share of 4-grams of tokens that stood earlier in the same turn."""
+    num_repeated = total = 0
     for turn in turns:
         grams = [tuple(turn[i : i + _NGRAM]) for i in range(len(turn) - _NGRAM + 1)]
         total += len(grams)
-        seen += len(grams) - len(set(grams))
-    return seen / max(1, total)
+        num_repeated += len(grams) - len(set(grams))
+    return num_repeated / max(1, total)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -8,7 +8,7 @@ import anyio
 
 from stillroom.data.formats import Task
 from stillroom.errors import DataError, EngineError, RunCancelledError, RunError
-from stillroom.models.batches import TokenSequence, sampled_sequence
+from stillroom.models.batches import sampled_sequence
 from stillroom.rollout.episode.collect import (
     FailedRollout,
     Outcome,
@@ -27,6 +27,7 @@ from stillroom.train.loop.student_server import open_served_student
 from stillroom.train.on_policy.curriculum import Limits, limits_at
 from stillroom.train.on_policy.student_policy import StudentPolicy, StudentRollout
 from stillroom.train.on_policy.teachers import Teachers
+from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.collective import Collective
 from stillroom.types import SamplingSettings, TeacherRecord, Trajectory
 
@@ -35,28 +36,12 @@ _SEED_STRIDE = 1_000_003
 
 
 @dataclass(frozen=True, slots=True)
-class SampledSequence:
-    """One rollout of the student as tokens, with the log-probabilities it was sampled with."""
-
-    tokens: TokenSequence
-    sampler_logprobs: list[float]
-    """Of the sampled tokens only, in order (nats)."""
-    teacher: TeacherScores | None = None
-    """What a served teacher said of them; None: one in this process is asked in the update."""
-    dataset: int = 0
-    """Which of `data.train_file` its prompt is from, and so which teacher is its own."""
-    reward: float | None = None
-    prompt: str = ""
-    """Its task's id: rollouts of one prompt are a group."""
-
-
-@dataclass(frozen=True, slots=True)
 class SampledRollout:
-    """What became of a rollout, and what a served teacher says of it."""
+    """A rollout that is at its end, and a served teacher's scores of its tokens."""
 
     outcome: Outcome
-    how: StudentRollout
-    """How it was sampled."""
+    rollout: StudentRollout
+    """The iteration, seed and limits that it was sampled with."""
     teacher: TeacherScores | None = None
 
 
@@ -88,7 +73,7 @@ def _mixed(tasks: Sequence[Task], epoch: int, seed: int) -> list[Task]:
 
 @dataclass(frozen=True, slots=True)
 class IterationRollouts:
-    """What one iteration's sampling came to."""
+    """The rollouts of one iteration, sorted by whether they are at their end."""
 
     ended: list[SampledRollout]
     """The rollouts that are at their end, in the order in which they were begun."""
@@ -99,7 +84,7 @@ class IterationRollouts:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """What became of those at their end."""
+        """The outcomes of the rollouts at their end."""
         return [one.outcome for one in self.ended]
 
 
@@ -121,18 +106,16 @@ async def sample_rollouts(
     num_new = len(batches[iteration]) * config.data.group_size
     new = [CarriedRollout(iteration=iteration, index=i, turns=[]) for i in range(num_new)]
     all_begun = dict(_begun(config, batches, each) for each in [*carried, *new])
-    begun = _own_share(session.student.peers, all_begun)
+    begun = _sampled_here(session.student.peers, all_begun)
     done: dict[RolloutKey, SampledRollout] = {}
 
     async def keep(outcome: Outcome) -> None:
         key = key_of(outcome)
-        told = await teachers.score(outcome, begun[key].task.dataset)
-        is_failed = isinstance(told, FailedRollout)
-        done[key] = (
-            SampledRollout(told, begun[key])
-            if is_failed
-            else SampledRollout(outcome, begun[key], told)
-        )
+        scores = await teachers.score(outcome, begun[key].task.dataset)
+        if isinstance(scores, FailedRollout):
+            done[key] = SampledRollout(scores, begun[key])
+        else:
+            done[key] = SampledRollout(outcome, begun[key], scores)
         if session.is_cancelled:
             raise RunCancelledError
 
@@ -159,12 +142,16 @@ async def sample_rollouts(
                 recorder_for=begun.__getitem__,
             )
     except* RunCancelledError:
-        # Told below, where all processes have come to.
+        # Raised by `stop_before_update` below: all processes must reach it before one stops.
         pass
     session.stop_before_update(session.step)
     for part in session.student.peers.gathered(done):
         done |= part
-    begun = {key: done[key].how if key in done else how for key, how in all_begun.items()}
+    # A rollout's turns are known to the process that sampled it, so what `done` holds of another
+    # process's rollouts replaces the copies that were made here before sampling.
+    begun = {
+        key: done[key].rollout if key in done else rollout for key, rollout in all_begun.items()
+    }
     stopped = [rollout for rollout in begun.values() if rollout.is_stopped]
     oldest = iteration + 1 - config.rollout.max_staleness
     going_on = [rollout.carried() for rollout in stopped if rollout.iteration >= oldest]
@@ -175,13 +162,14 @@ async def sample_rollouts(
     )
 
 
-def _own_share(
+def _sampled_here(
     peers: Collective, begun: Mapping[RolloutKey, StudentRollout]
 ) -> dict[RolloutKey, StudentRollout]:
     """Returns the rollouts that this process samples; those of one prompt stay together."""
-    prompts = list(dict.fromkeys((how.iteration, key.task_id) for key, how in begun.items()))
-    own = {prompts[index] for index in peers.share([1] * len(prompts))}
-    return {key: how for key, how in begun.items() if (how.iteration, key.task_id) in own}
+    prompt_of = {key: (rollout.iteration, key.task_id) for key, rollout in begun.items()}
+    prompts = list(dict.fromkeys(prompt_of.values()))
+    mine = {prompts[index] for index in peers.share([1] * len(prompts))}
+    return {key: rollout for key, rollout in begun.items() if prompt_of[key] in mine}
 
 
 def limits_of(config: TrainConfig, iteration: int) -> Limits:
@@ -221,7 +209,7 @@ async def _open_policy(
     teachers: Teachers,
     num_left_over: int,
 ) -> AsyncGenerator[StudentPolicy]:
-    """Gives who answers: the student, and the teacher where it is to write turns."""
+    """Opens the policy that answers: the student, and the teacher where it is to write turns."""
     turns = anyio.Lock()
     is_helped = any(rollout.teacher_turns for rollout in begun.values())
     async with AsyncExitStack() as stack:
@@ -268,20 +256,20 @@ def nothing_sampled(outcomes: Sequence[Outcome], iteration: int) -> EngineError:
     )
 
 
-def sequences_of(sampled: Sequence[SampledRollout]) -> list[SampledSequence]:
+def sequences_of(sampled: Sequence[SampledRollout]) -> list[TrainingSequence]:
     """Returns the rollouts' exact tokens; one in which nothing was sampled teaches nothing."""
-    sequences: list[SampledSequence] = []
+    sequences: list[TrainingSequence] = []
     for one in sampled:
         rollout = one.outcome
         trace = rollout.tokens if isinstance(rollout, Trajectory) else None
         if isinstance(rollout, FailedRollout) or trace is None or not any(trace.sampled):
             continue
         sequences.append(
-            SampledSequence(
+            TrainingSequence(
                 sampled_sequence(trace),
                 trace.sampled_logprobs,
                 one.teacher,
-                one.how.task.dataset,
+                one.rollout.task.dataset,
                 reward=rollout.reward,
                 prompt=rollout.task_id,
             )

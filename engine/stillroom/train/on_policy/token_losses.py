@@ -1,9 +1,10 @@
-"""What each sampled token costs by the configured loss, and what the update tells of it.
+"""The configured loss of each sampled token, and the sums over tokens that become metrics.
 
 Shapes: N sampled tokens of a microbatch, or of a tile of it.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,7 +19,22 @@ from stillroom.train.methods.losses import (
     reverse_kl_advantages,
     truncated_ratios,
 )
-from stillroom.train.on_policy.update_stats import UpdateStats
+from stillroom.train.student.collective import Collective
+from stillroom.train.student.optimizer import StepInfo
+
+_SUMS = (
+    "loss",
+    "entropy",
+    "logprob_gap",
+    "num_tokens",
+    "num_fresh_tokens",
+    "ratio",
+    "num_clipped",
+    "num_capped",
+    "advantage",
+    "squared_advantage",
+    "num_advantages",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +42,112 @@ class KnownTokens:
     """What is known of sampled tokens before they are scored."""
 
     sampler_N: Tensor
-    """Their log-probabilities as they were sampled."""
+    """The log-probabilities (nats) that they were sampled with."""
     rewards_N: Tensor
     """What rewards add to their advantages."""
     old_N: Tensor | None
-    """By the student as it was before the iteration's first step; None: as it is now."""
+    """Log-probabilities by the student as it was before the iteration's first step; None: that is
+    the student as it is now."""
     dataset: int
-    """Whose teacher scores them."""
+    """The dataset whose teacher scores them."""
 
     def part(self, part: slice) -> "KnownTokens":
-        """Returns it for some of the tokens."""
+        """Returns the same for some of the tokens."""
         old_N = None if self.old_N is None else self.old_N[part]
         return KnownTokens(self.sampler_N[part], self.rewards_N[part], old_N, self.dataset)
+
+
+@dataclass(slots=True)
+class UpdateStats:
+    """Sums over the tokens of one iteration's update."""
+
+    loss: float = 0.0
+    entropy: float = 0.0
+    """Of the student: exact if the loss sees its whole distribution, else -log p of the tokens."""
+    logprob_gap: float = 0.0
+    """|trainer - sampler| log-probability of tokens seen before the first optimiser step."""
+    num_tokens: int = 0
+    num_fresh_tokens: int = 0
+    ratio: float = 0.0
+    """p_now / p_when_sampled."""
+    largest_ratio: float = 0.0
+    num_clipped: int = 0
+    num_capped: int = 0
+    advantage: float = 0.0
+    squared_advantage: float = 0.0
+    num_advantages: int = 0
+    of_datasets: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+    """By dataset: the sum of log p_sampler - log p_teacher over its tokens, and their number."""
+    steps: list[StepInfo] = field(default_factory=list[StepInfo])
+
+    @property
+    def teacher_kl(self) -> float:
+        """The sum of log p_sampler - log p_teacher over all sampled tokens."""
+        return sum(gaps for gaps, _ in self.of_datasets.values())
+
+    def add_teacher_kl(self, gaps_N: Tensor, *, dataset: int) -> None:
+        """Adds log p_sampler - log p_teacher of tokens of one dataset."""
+        self._add_gaps(dataset, gaps_N.sum().item(), len(gaps_N))
+
+    def add_ratios(self, ratios_N: Tensor) -> None:
+        """Adds the tokens' ratios p_now / p_when_sampled."""
+        if len(ratios_N):
+            self.ratio += ratios_N.sum().item()
+            self.largest_ratio = max(self.largest_ratio, ratios_N.max().item())
+
+    def add_advantages(self, advantages_N: Tensor) -> None:
+        """Adds the tokens' advantages, of rewards and teacher together."""
+        self.advantage += advantages_N.sum().item()
+        self.squared_advantage += advantages_N.square().sum().item()
+        self.num_advantages += len(advantages_N)
+
+    def over(self, peers: Collective) -> "UpdateStats":
+        """Returns the sums over all processes' tokens."""
+        total, *others = peers.gathered(self)
+        for part in others:
+            total._add(part)
+        return total
+
+    def _add(self, other: "UpdateStats") -> None:
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.largest_ratio = max(self.largest_ratio, other.largest_ratio)
+        for dataset, (gaps, count) in other.of_datasets.items():
+            self._add_gaps(dataset, gaps, count)
+
+    def _add_gaps(self, dataset: int, gaps: float, count: int) -> None:
+        before, tokens = self.of_datasets.get(dataset, (0.0, 0))
+        self.of_datasets[dataset] = before + gaps, tokens + count
+
+    def metrics(self, *, is_clipped: bool, is_capped: bool) -> dict[str, float]:
+        """Returns the means, named as in events.jsonl.
+
+        is_clipped, is_capped: whether the loss clips or caps ratios, so that a share is known.
+        """
+        tokens = max(1, self.num_tokens)
+        metrics = {
+            "teacher_kl": self.teacher_kl / tokens,
+            "loss": self.loss / tokens,
+            "logprob_gap": self.logprob_gap / max(1, self.num_fresh_tokens),
+            "entropy": self.entropy / tokens,
+            "ratio": self.ratio / tokens,
+            "ratio_max": self.largest_ratio,
+        }
+        if len(self.of_datasets) > 1:
+            for dataset, (total, count) in sorted(self.of_datasets.items()):
+                metrics[f"teacher_kl/dataset_{dataset}"] = total / max(1, count)
+        if self.num_advantages:
+            mean = self.advantage / self.num_advantages
+            variance = self.squared_advantage / self.num_advantages - mean**2
+            metrics |= {"advantage": mean, "advantage_std": math.sqrt(max(0.0, variance))}
+        if is_clipped:
+            metrics["clipped"] = self.num_clipped / tokens
+        if is_capped:
+            metrics["capped"] = self.num_capped / tokens
+        if self.steps:
+            metrics["grad_norm"] = self.steps[-1].grad_norm
+            metrics["learning_rate"] = self.steps[-1].learning_rate
+        return metrics
 
 
 def token_losses(
@@ -65,7 +175,7 @@ def token_losses(
 def _sampled_losses(
     scores: TokenScores, known: KnownTokens, algorithm: AlgorithmSection, stats: UpdateStats
 ) -> Tensor:
-    """Returns the losses that know of the sampled token alone."""
+    """Returns the losses that need the probability of the sampled token alone."""
     student_N, cap, coef = scores.student_N, algorithm.importance_cap, algorithm.kl_coef
     sampler_N = old_N = known.sampler_N
     weights_N = torch.ones_like(sampler_N)

@@ -15,8 +15,8 @@ from stillroom.policy.hf import HFPolicy
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.on_policy.policy_update import update_student
-from stillroom.train.on_policy.student_rollouts import SampledSequence
 from stillroom.train.on_policy.teachers import load_teachers
+from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.planning.trial import MOST_OPERATIONS
 from stillroom.train.student.memory import peak_memory_gb
 from stillroom.train.student.model import Student, load_student
@@ -80,11 +80,11 @@ def try_iteration(
 
 async def _sample(
     student: Student, config: TrainConfig, tasks: Sequence[Task], max_tokens: int
-) -> list[SampledSequence]:
+) -> list[TrainingSequence]:
     """Returns one sampled turn for each task."""
     student.module.eval()
     sampling = SamplingSettings(temperature=1.0, max_tokens=max_tokens, seed=config.trainer.seed)
-    sequences: list[SampledSequence] = []
+    sequences: list[TrainingSequence] = []
     policy = HFPolicy(
         student.loaded,
         sampling,
@@ -98,7 +98,7 @@ async def _sample(
             trace = conversation.trace()
         if trace is None or not any(trace.sampled):
             return
-        sequences.append(SampledSequence(sampled_sequence(trace), trace.sampled_logprobs))
+        sequences.append(TrainingSequence(sampled_sequence(trace), trace.sampled_logprobs))
 
     async with policy, anyio.create_task_group() as group:
         for number, task in enumerate(tasks):

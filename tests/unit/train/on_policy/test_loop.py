@@ -309,10 +309,10 @@ def test_what_was_sampled_is_what_is_trained():
     task = Task(
         task_id="t", messages=[], metadata={}, tool_names=None, reward_names=None, variables={}
     )
-    how = StudentRollout(task, 0, 0, 0, Limits(1))
+    sampled = StudentRollout(task, 0, 0, 0, Limits(1))
 
     (sequence,) = sequences_of(
-        [SampledRollout(rollout(one), how) for one in (nothing, trace, None)]
+        [SampledRollout(rollout(one), sampled) for one in (nothing, trace, None)]
     )
 
     assert sequence.tokens.ids == trace.ids

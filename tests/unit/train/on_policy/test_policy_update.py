@@ -14,15 +14,13 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import TrainConfig
-from stillroom.train.on_policy.policy_update import (
-    Lesson,
-    accumulate_gradient,
-    make_lessons,
+from stillroom.train.on_policy.policy_update import accumulate_gradient, update_student
+from stillroom.train.on_policy.token_losses import UpdateStats
+from stillroom.train.on_policy.training_sequences import (
+    TrainingSequence,
+    prepare_sequences,
     special_token_ids,
-    update_student,
 )
-from stillroom.train.on_policy.student_rollouts import SampledSequence
-from stillroom.train.on_policy.update_stats import UpdateStats
 from stillroom.train.student.optimizer import Optimizer
 
 KINDS = {
@@ -73,15 +71,15 @@ def sampled_by(model, *, off_policy=0.2):
         where = [i for i in range(1, len(ids)) if sampled[i]]
         said = [logprobs[i - 1, ids[i]].item() + rng.gauss(0, off_policy) for i in where]
         tokens = TokenSequence(ids, sampled)
-        sequences.append(SampledSequence(tokens, said, reward=reward, prompt="p"))
+        sequences.append(TrainingSequence(tokens, said, reward=reward, prompt="p"))
     return sequences
 
 
-def exact_loss(model, teacher_model, lessons, algorithm):
+def exact_loss(model, teacher_model, prepared, algorithm):
     """The mean token loss by the formulas, sequence by sequence, in the models' precision."""
     losses, kls = [], []
-    for lesson in lessons:
-        tokens = lesson.sampled.tokens
+    for sequence in prepared:
+        tokens = sequence.tokens
         ids = torch.tensor([tokens.ids])
         where = [i for i in range(1, len(tokens.ids)) if tokens.trained[i]]
         before = [i - 1 for i in where]
@@ -91,8 +89,8 @@ def exact_loss(model, teacher_model, lessons, algorithm):
             q = teacher_model(ids).logits[0].softmax(-1)[before]
         now = p.gather(1, chosen[:, None])[:, 0].log()
         theirs = q.gather(1, chosen[:, None])[:, 0].log()
-        sampler = torch.tensor(lesson.sampled.sampler_logprobs, dtype=torch.float64)
-        rewards = torch.tensor(lesson.advantages or [0.0] * len(where), dtype=torch.float64)
+        sampler = torch.tensor(sequence.sampler_logprobs, dtype=torch.float64)
+        rewards = torch.tensor(sequence.advantages or [0.0] * len(where), dtype=torch.float64)
         coef = algorithm.kl_coef
         full = (p * (p / q).log()).sum(-1)
         if algorithm.loss_fn == "full_reverse_kl":
@@ -132,11 +130,11 @@ def buckets_kl(p, q, k):
 
 
 @torch.no_grad()
-def told_by(model, lessons, k):
-    """The lessons as a served teacher scores them, with its k likeliest tokens at each position."""
+def scored_by_server(model, prepared, k):
+    """The sequences as a served teacher scores them, with its k likeliest tokens at each."""
     found = []
-    for lesson in lessons:
-        tokens = lesson.sampled.tokens
+    for sequence in prepared:
+        tokens = sequence.tokens
         logprobs = model(torch.tensor([tokens.ids])).logits[0].log_softmax(-1)
         where = [i for i in range(1, len(tokens.ids)) if tokens.trained[i]]
         tops = [logprobs[i - 1].topk(k) for i in where]
@@ -145,7 +143,7 @@ def told_by(model, lessons, k):
             [top.indices.tolist() for top in tops],
             [top.values.tolist() for top in tops],
         )
-        found.append(replace(lesson, sampled=replace(lesson.sampled, teacher=scores)))
+        found.append(replace(sequence, teacher=scores))
     return found
 
 
@@ -169,13 +167,13 @@ def test_loss_and_gradient_are_those_of_the_formulas_in_float64(
         student = with_another_head(student)
     if way == "tiles":
         monkeypatch.setattr("stillroom.models.cpu.gradients._LOSS_TILE_NUMBERS", 5 * 352)
-    lessons = make_lessons(sampled_by(student.loaded.model), KINDS[kind])
+    prepared = prepare_sequences(sampled_by(student.loaded.model), KINDS[kind])
     stats = UpdateStats()
 
-    accumulate_gradient(student, {0: teacher}, lessons, KINDS[kind], stats)
+    accumulate_gradient(student, {0: teacher}, prepared, KINDS[kind], stats)
     ours = gradients(student)
     exact_teacher = tiny_models.load("llama", "chatml", seed=1).model.double()
-    loss, kl = exact_loss(student.loaded.model.double(), exact_teacher, lessons, KINDS[kind])
+    loss, kl = exact_loss(student.loaded.model.double(), exact_teacher, prepared, KINDS[kind])
     loss.backward()
 
     assert stats.loss / stats.num_tokens == pytest.approx(loss.item(), abs=1e-5)
@@ -185,12 +183,12 @@ def test_loss_and_gradient_are_those_of_the_formulas_in_float64(
 
 @pytest.mark.parametrize("kind", TOLD)
 def test_a_served_teacher_teaches_what_the_same_one_in_process_does(student, teacher, kind):
-    lessons = make_lessons(sampled_by(student.loaded.model), KINDS[kind])
+    prepared = prepare_sequences(sampled_by(student.loaded.model), KINDS[kind])
     here, served = UpdateStats(), UpdateStats()
 
-    accumulate_gradient(student, {0: teacher}, lessons, KINDS[kind], here)
+    accumulate_gradient(student, {0: teacher}, prepared, KINDS[kind], here)
     wanted = gradients(student)
-    told = told_by(teacher.loaded.model, lessons, k=5)
+    told = scored_by_server(teacher.loaded.model, prepared, k=5)
     accumulate_gradient(student, {}, told, KINDS[kind], served)
 
     assert served.loss == pytest.approx(here.loss, abs=1e-4)
@@ -200,26 +198,26 @@ def test_a_served_teacher_teaches_what_the_same_one_in_process_does(student, tea
 
 def test_a_server_that_told_too_few_tokens_is_an_error(student, teacher):
     algorithm = AlgorithmSection(loss_fn="top_k_reverse_kl", top_k=6)
-    lessons = make_lessons(sampled_by(student.loaded.model), algorithm)
+    prepared = prepare_sequences(sampled_by(student.loaded.model), algorithm)
 
-    told = told_by(teacher.loaded.model, lessons, k=5)
+    told = scored_by_server(teacher.loaded.model, prepared, k=5)
     with pytest.raises(TeacherError, match="did not tell its 6 likeliest") as caught:
         accumulate_gradient(student, {}, told, algorithm, UpdateStats())
     assert "max-logprobs" in caught.value.fix
 
 
 def test_a_rollout_that_nobody_scored_is_an_error(student, teacher):
-    lessons = make_lessons(sampled_by(student.loaded.model), KINDS["ppo"])
-    told = told_by(teacher.loaded.model, lessons, k=1)
+    prepared = prepare_sequences(sampled_by(student.loaded.model), KINDS["ppo"])
+    told = scored_by_server(teacher.loaded.model, prepared, k=1)
 
     with pytest.raises(TeacherError, match="1 rollouts of dataset 0 were not scored"):
-        accumulate_gradient(student, {}, [*told[:3], lessons[3]], KINDS["ppo"], UpdateStats())
+        accumulate_gradient(student, {}, [*told[:3], prepared[3]], KINDS["ppo"], UpdateStats())
 
 
 def test_each_dataset_is_scored_by_its_own_teacher(tiny_models, student, teacher):
     other = LocalTeacher(tiny_models.load("llama", "chatml", seed=2))
-    first, second, *_ = make_lessons(sampled_by(student.loaded.model), KINDS["jsd"])
-    second = replace(second, sampled=replace(second.sampled, dataset=1))
+    first, second, *_ = prepare_sequences(sampled_by(student.loaded.model), KINDS["jsd"])
+    second = replace(second, dataset=1)
     both, one, two = UpdateStats(), UpdateStats(), UpdateStats()
 
     accumulate_gradient(student, {0: teacher, 1: other}, [first, second], KINDS["jsd"], both)
@@ -238,10 +236,10 @@ def test_each_dataset_is_scored_by_its_own_teacher(tiny_models, student, teacher
 @pytest.mark.parametrize("kind", WITHOUT_REWARDS)
 def test_a_teacher_that_is_the_student_has_nothing_to_teach(tiny_models, student, kind):
     twin = LocalTeacher(tiny_models.load("llama", "chatml"))
-    lessons = make_lessons(sampled_by(student.loaded.model, off_policy=0.0), KINDS[kind])
+    prepared = prepare_sequences(sampled_by(student.loaded.model, off_policy=0.0), KINDS[kind])
     stats = UpdateStats()
 
-    accumulate_gradient(student, {0: twin}, lessons, KINDS[kind], stats)
+    accumulate_gradient(student, {0: twin}, prepared, KINDS[kind], stats)
 
     assert stats.loss / stats.num_tokens == pytest.approx(0.0, abs=1e-5)
     assert stats.teacher_kl / stats.num_tokens == pytest.approx(0.0, abs=1e-5)
@@ -296,27 +294,27 @@ def test_the_expected_gradient_of_the_sampled_loss_is_that_of_the_whole_divergen
     weighted = {}
     for token in range(len(logprobs)):
         tokens = TokenSequence([*prompt, token], [False] * 7 + [True])
-        lesson = Lesson(SampledSequence(tokens, [logprobs[token].item()]))
-        accumulate_gradient(student, {0: teacher}, [lesson], sampled, UpdateStats())
+        sequence = TrainingSequence(tokens, [logprobs[token].item()])
+        accumulate_gradient(student, {0: teacher}, [sequence], sampled, UpdateStats())
         for name, gradient in gradients(student).items():
             weighted[name] = weighted.get(name, 0) + logprobs[token].exp() * gradient
 
     tokens = TokenSequence([*prompt, 0], [False] * 7 + [True])
-    lesson = Lesson(SampledSequence(tokens, [logprobs[0].item()]))
+    sequence = TrainingSequence(tokens, [logprobs[0].item()])
     whole = KINDS["full_reverse_kl"]
-    accumulate_gradient(student, {0: teacher}, [lesson], whole, UpdateStats())
+    accumulate_gradient(student, {0: teacher}, [sequence], whole, UpdateStats())
 
     assert largest_gap(weighted, gradients(student)) < 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_microbatches_of_one_give_the_gradient_of_the_whole_batch(student, teacher, kind):
-    lessons = make_lessons(sampled_by(student.loaded.model), KINDS[kind])
+    prepared = prepare_sequences(sampled_by(student.loaded.model), KINDS[kind])
     whole, single = UpdateStats(), UpdateStats()
 
-    accumulate_gradient(student, {0: teacher}, lessons, KINDS[kind], whole)
+    accumulate_gradient(student, {0: teacher}, prepared, KINDS[kind], whole)
     together = gradients(student)
-    accumulate_gradient(one_by_one(student), {0: teacher}, lessons, KINDS[kind], single)
+    accumulate_gradient(one_by_one(student), {0: teacher}, prepared, KINDS[kind], single)
 
     assert single.loss == pytest.approx(whole.loss, abs=1e-4)
     assert single.num_tokens == whole.num_tokens
@@ -327,14 +325,14 @@ def test_microbatches_of_one_give_the_gradient_of_the_whole_batch(student, teach
 def test_a_teacher_with_padding_in_its_vocabulary_teaches_the_same(tiny_models, student, loss_fn):
     """Its padding's weights say little, and what they say is left out."""
     algorithm = AlgorithmSection(loss_fn=loss_fn)
-    lessons = make_lessons(sampled_by(student.loaded.model), algorithm)
+    prepared = prepare_sequences(sampled_by(student.loaded.model), algorithm)
     width = student.loaded.model.config.vocab_size
     teacher = LocalTeacher(tiny_models.load("llama", "chatml", seed=1))
     padded = LocalTeacher(tiny_models.load("llama", "chatml", seed=1))
     padded.loaded.model.resize_token_embeddings(width + 24, mean_resizing=False)
     found = []
     for one in (teacher, padded):
-        accumulate_gradient(student, {0: one}, lessons, algorithm, UpdateStats())
+        accumulate_gradient(student, {0: one}, prepared, algorithm, UpdateStats())
         found.append(gradients(student))
 
     assert largest_gap(found[1], found[0]) < 1e-5
@@ -351,7 +349,7 @@ def test_the_gap_between_sampler_and_trainer_is_measured_before_the_first_step(s
     stats = UpdateStats()
 
     accumulate_gradient(
-        student, {0: teacher}, make_lessons(sequences, KINDS["ppo"]), KINDS["ppo"], stats
+        student, {0: teacher}, prepare_sequences(sequences, KINDS["ppo"]), KINDS["ppo"], stats
     )
 
     assert stats.num_fresh_tokens == stats.num_tokens == len(offsets)
@@ -369,8 +367,8 @@ def test_metrics_say_how_far_the_student_is_from_what_was_sampled(student, teach
     ]
     stats = UpdateStats()
 
-    lessons = make_lessons(sequences, algorithm)
-    accumulate_gradient(student, {0: teacher}, lessons, algorithm, stats)
+    prepared = prepare_sequences(sequences, algorithm)
+    accumulate_gradient(student, {0: teacher}, prepared, algorithm, stats)
 
     metrics = stats.metrics(is_clipped=True, is_capped=True)
     assert metrics["ratio"] == pytest.approx(sum(ratios) / len(ratios), abs=1e-4)
@@ -391,13 +389,11 @@ def test_what_the_clip_holds_back_is_counted(student, teacher):
         replace(one, sampler_logprobs=[x - math.log(2) for x in one.sampler_logprobs])
         for one in exact
     ]
-    told = told_by(teacher.loaded.model, make_lessons(sequences, algorithm), k=1)
+    told = scored_by_server(teacher.loaded.model, prepare_sequences(sequences, algorithm), k=1)
     gains = sum(
         theirs > said
-        for lesson in told
-        for theirs, said in zip(
-            lesson.sampled.teacher.logprobs, lesson.sampled.sampler_logprobs, strict=True
-        )
+        for sequence in told
+        for theirs, said in zip(sequence.teacher.logprobs, sequence.sampler_logprobs, strict=True)
     )
     stats = UpdateStats()
 
@@ -412,8 +408,8 @@ def test_marks_of_the_template_are_not_learnt_if_so_asked(tiny_models, student, 
     assert text not in ends
     tokens = TokenSequence([5, text, end, 9, text, end], [False, True, True, False, True, True])
     scores = TeacherScores([-1.0, -2.0, -3.0, -4.0], [[1], [2], [3], [4]], [[-0.1]] * 4)
-    sampled = SampledSequence(tokens, [-1.5, -2.5, -3.5, -4.5], scores, reward=1.0)
-    mark_only = SampledSequence(TokenSequence([5, end], [False, True]), [-0.5], reward=0.0)
+    sampled = TrainingSequence(tokens, [-1.5, -2.5, -3.5, -4.5], scores, reward=1.0)
+    mark_only = TrainingSequence(TokenSequence([5, end], [False, True]), [-0.5], reward=0.0)
     algorithm = AlgorithmSection(
         loss_fn="ppo",
         mask_special_tokens=True,
@@ -422,14 +418,14 @@ def test_marks_of_the_template_are_not_learnt_if_so_asked(tiny_models, student, 
         gae_lambda=0.5,
     )
 
-    (lesson,) = make_lessons([sampled, mark_only], algorithm, special_ids=ends)
+    (sequence,) = prepare_sequences([sampled, mark_only], algorithm, special_ids=ends)
 
-    assert lesson.sampled.tokens.trained == [False, True, False, False, True, False]
-    assert lesson.sampled.sampler_logprobs == [-1.5, -3.5]
-    assert lesson.sampled.teacher == TeacherScores([-1.0, -3.0], [[1], [3]], [[-0.1]] * 2)
+    assert sequence.tokens.trained == [False, True, False, False, True, False]
+    assert sequence.sampler_logprobs == [-1.5, -3.5]
+    assert sequence.teacher == TeacherScores([-1.0, -3.0], [[1], [3]], [[-0.1]] * 2)
     # Reward 1 less the other's 0, and less by half for each token that follows.
-    assert lesson.advantages == [0.125, 0.5]
-    accumulate_gradient(student, {}, [lesson], algorithm, UpdateStats())
+    assert sequence.advantages == [0.125, 0.5]
+    accumulate_gradient(student, {}, [sequence], algorithm, UpdateStats())
 
 
 def test_what_ends_a_turn_and_what_begins_it_are_marks(student):
@@ -443,9 +439,9 @@ def test_rewards_that_count_must_be_there(student):
     sequences = [replace(s, reward=None) for s in sampled_by(student.loaded.model)]
 
     with pytest.raises(DataError, match="no rollout of the iteration has a reward") as caught:
-        make_lessons(sequences, KINDS["importance_sampling, rewards"])
+        prepare_sequences(sequences, KINDS["importance_sampling, rewards"])
     assert "rewards.py" in caught.value.fix
-    assert len(make_lessons(sequences, KINDS["ppo"])) == 4
+    assert len(prepare_sequences(sequences, KINDS["ppo"])) == 4
 
 
 def test_the_correction_is_to_the_student_before_the_first_step(tiny_models, student, teacher):
@@ -479,19 +475,19 @@ def test_the_correction_is_to_the_student_before_the_first_step(tiny_models, stu
 def test_a_groups_prompt_is_learnt_in_one_pass_with_what_answers_it(tiny_models, student, teacher):
     prompt, *answers = random_prompts((40, 9, 14, 6))
     sequences = [
-        SampledSequence(
+        TrainingSequence(
             TokenSequence([*prompt, *answer], [False] * 40 + [True] * len(answer)),
             [-5.0] * len(answer),
         )
         for answer in answers
     ]
     algorithm = KINDS["full_reverse_kl"]
-    lessons = make_lessons(sequences, algorithm)
+    prepared = prepare_sequences(sequences, algorithm)
     together, apart = UpdateStats(), UpdateStats()
 
-    accumulate_gradient(student, {0: teacher}, lessons, algorithm, together)
+    accumulate_gradient(student, {0: teacher}, prepared, algorithm, together)
     wanted = gradients(student)
-    accumulate_gradient(one_by_one(student), {0: teacher}, lessons, algorithm, apart)
+    accumulate_gradient(one_by_one(student), {0: teacher}, prepared, algorithm, apart)
 
     assert student.head.can_pack
     assert teacher.head.can_pack

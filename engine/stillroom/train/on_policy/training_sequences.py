@@ -1,0 +1,128 @@
+"""The token sequences that an on-policy update trains on, with all that is known of their tokens.
+
+They begin as what a rollout left (`student_rollouts.sequences_of`); `prepare_sequences` adds what
+their rewards say of each token, and `policy_update` runs them.
+Shapes: N sampled tokens of a microbatch.
+"""
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from stillroom.errors import DataError
+from stillroom.models.batches import TokenSequence
+from stillroom.models.load import LoadedModel
+from stillroom.teachers.scores import TeacherScores
+from stillroom.train.config.distill_sections import AlgorithmSection
+from stillroom.train.on_policy.advantages import decayed, reward_advantages
+from stillroom.train.on_policy.token_losses import KnownTokens
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSequence:
+    """One rollout of the student as tokens; every list has a number for each sampled token."""
+
+    tokens: TokenSequence
+    sampler_logprobs: list[float]
+    """The log-probabilities (nats) that the tokens were sampled with."""
+    teacher: TeacherScores | None = None
+    """A served teacher's scores; None: a teacher in this process scores them in the update."""
+    dataset: int = 0
+    """The index in `data.train_file` of the file its prompt is from, which decides its teacher."""
+    reward: float | None = None
+    prompt: str = ""
+    """Its task's id: rollouts of one prompt are a group."""
+    advantages: list[float] | None = None
+    """What its reward adds to each token's advantage; None: nothing."""
+    trainer_logprobs: list[float] | None = None
+    """By the student as it was before the iteration's first step; None: that is not needed."""
+
+
+def prepare_sequences(
+    sequences: Sequence[TrainingSequence],
+    algorithm: AlgorithmSection,
+    *,
+    special_ids: AbstractSet[int] = frozenset(),
+) -> list[TrainingSequence]:
+    """Returns the sequences with their rewards' advantages, if rewards count in the loss.
+
+    If the algorithm masks special tokens, `special_ids` are only read, and sequences with no other
+    sampled token are left out.
+    Raises DataError if rewards are to count and there are none.
+    """
+    advantages: list[float] | None = None
+    if algorithm.reward_coef > 0:
+        rewards = [sequence.reward for sequence in sequences]
+        if all(reward is None for reward in rewards):
+            raise DataError(
+                "algorithm.reward_coef is set and no rollout of the iteration has a reward",
+                "give the prompts metadata.expected_answer or write rewards.py beside config.yml; "
+                "or leave algorithm.reward_coef out",
+            )
+        prompts = [(sequence.dataset, sequence.prompt) for sequence in sequences]
+        advantages = reward_advantages(rewards, prompts, estimator=algorithm.adv_estimator)
+    prepared: list[TrainingSequence] = []
+    for index, sequence in enumerate(sequences):
+        if advantages is not None:
+            # Before special tokens are masked: they count among the tokens that follow.
+            of_tokens = decayed(
+                algorithm.reward_coef * advantages[index],
+                sequence.tokens.num_trained,
+                gae_lambda=algorithm.gae_lambda,
+            )
+            sequence = replace(sequence, advantages=of_tokens)  # noqa: PLW2901
+        if algorithm.mask_special_tokens:
+            sequence = _without(special_ids, sequence)  # noqa: PLW2901
+        if sequence.tokens.num_trained:
+            prepared.append(sequence)
+    return prepared
+
+
+def special_token_ids(loaded: LoadedModel) -> frozenset[int]:
+    """Returns the tokens that are not text: marks of the chat template, and what ends a turn."""
+    added = loaded.tokenizer.added_tokens_decoder.items()
+    marks = {token_id for token_id, token in added if token.special}
+    return frozenset(marks | set(loaded.tokenizer.all_special_ids) | set(loaded.stop_ids))
+
+
+def _without(special_ids: AbstractSet[int], sequence: TrainingSequence) -> TrainingSequence:
+    """Returns the sequence with these tokens read, but not trained."""
+    ids, trained = sequence.tokens.ids, sequence.tokens.trained
+    is_kept = [
+        is_trained and token not in special_ids
+        for token, is_trained in zip(ids, trained, strict=True)
+    ]
+    sampled = [i for i in range(1, len(ids)) if trained[i]]
+    kept = [place for place, i in enumerate(sampled) if is_kept[i]]
+    teacher = sequence.teacher
+    if teacher is not None:
+        teacher = TeacherScores(
+            [teacher.logprobs[place] for place in kept],
+            teacher.top_ids and [teacher.top_ids[place] for place in kept],
+            teacher.top_logprobs and [teacher.top_logprobs[place] for place in kept],
+        )
+    return replace(
+        sequence,
+        tokens=replace(sequence.tokens, trained=is_kept),
+        sampler_logprobs=[sequence.sampler_logprobs[place] for place in kept],
+        teacher=teacher,
+        advantages=sequence.advantages and [sequence.advantages[place] for place in kept],
+    )
+
+
+def known_tokens(sequences: Sequence[TrainingSequence], device: torch.device) -> KnownTokens:
+    """Returns what is known of the sequences' sampled tokens before they are scored, in order."""
+
+    def joined(lists: Iterable[list[float]]) -> Tensor:
+        return torch.tensor([number for one in lists for number in one], device=device)
+
+    old = [one.trainer_logprobs for one in sequences if one.trainer_logprobs is not None]
+    return KnownTokens(
+        joined(one.sampler_logprobs for one in sequences),
+        joined(one.advantages or [0.0] * one.tokens.num_trained for one in sequences),
+        joined(old) if old else None,
+        sequences[0].dataset,
+    )
