@@ -11,8 +11,7 @@ from stillroom.curate.filter.run import filter_dataset
 from stillroom.curate.pairs import MakeDpoPairs, make_dpo_pairs
 from stillroom.data.formats import load_tasks
 from stillroom.lineage import ModelRecord, record_folder, write_manifest
-from stillroom.models.identity import identify
-from stillroom.models.resolve import ModelLocation
+from stillroom.models.resolve import ModelLocation, identify
 from stillroom.settings import Workspace
 
 NUM_PROMPTS = 4

@@ -15,7 +15,7 @@ from stillroom.evaluate.intervals import Estimate, mean_estimate, share_estimate
 from stillroom.evaluate.request import EvaluateModel, EvaluationPlan, plan_evaluation
 from stillroom.files import AppendLog, write_json
 from stillroom.lineage import write_manifest
-from stillroom.models.identity import identify
+from stillroom.models.resolve import identify
 from stillroom.reporting import Reporter, stop_if_cancelled
 from stillroom.rollout.context import open_rollout_context
 from stillroom.rollout.episode.collect import (

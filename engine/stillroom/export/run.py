@@ -22,7 +22,7 @@ from stillroom.export.weights import write_adapter, write_merged
 from stillroom.export.written import ReadBack, Written
 from stillroom.files import write_atomic, write_json
 from stillroom.lineage import FileRecord, folder_record, now, record_file, write_manifest
-from stillroom.models.identity import identify
+from stillroom.models.resolve import identify
 from stillroom.reporting import Reporter, stop_if_cancelled
 from stillroom.settings import Workspace
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stillroom.models.packing import Pack, Span
+from stillroom.models.packing import Pack, PackSpan
 from stillroom.models.sharing import lay_out
 from stillroom.types import TokenTrace
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """One conversation as tokens; `trained[i]` says whether `ids[i]` is learnt or scored.
+    """One conversation as tokens; `trained[i]` says whether `ids[i]` is trained on, or scored.
 
     The first token has no context to be predicted from, so it is never trained.
     """
@@ -26,15 +26,15 @@ class TokenSequence:
 
     @property
     def num_trained(self) -> int:
-        """How many tokens are trained."""
+        """The number of trained tokens."""
         return sum(self.trained[1:])
 
 
 def sampled_sequence(trace: TokenTrace) -> TokenSequence:
-    """Returns a rollout's tokens with those trained that the policy sampled.
+    """Returns a rollout's tokens; those that the policy sampled are trained.
 
-    What was given after the last of them (a reply too long for the context, say) is left out:
-    nothing that is trained depends on it.
+    Given tokens after the last sampled one (a reply too long for the context, say) are left out:
+    no trained token depends on them.
     """
     end = max((i for i, is_sampled in enumerate(trace.sampled, start=1) if is_sampled), default=0)
     return TokenSequence(trace.ids[:end], trace.sampled[:end])
@@ -42,7 +42,7 @@ def sampled_sequence(trace: TokenTrace) -> TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Sequences as a model runs them, and where their trained tokens are predicted.
+    """Sequences as a model runs them, and the positions that predict their trained tokens.
 
     Either each sequence is a row, padded on the right (attention is causal, so no real position
     ever sees padding and no mask is needed), or all of them are one row, a pack.
@@ -51,11 +51,11 @@ class TokenBatch:
     ids_BT: Tensor
     """[B, T] int64."""
     rows_N: Tensor
-    """[N] sequence of each trained token."""
+    """[N] index of the sequence that each trained token belongs to."""
     sources_N: Tensor
     """[N] position that predicts it (the one before it), counted through all rows."""
     targets_N: Tensor
-    """[N] its id."""
+    """[N] id of each trained token."""
     num_sequences: int
     pack: Pack | None = None
     positions_BT: Tensor | None = None
@@ -63,7 +63,7 @@ class TokenBatch:
 
     @property
     def num_trained(self) -> int:
-        """N."""
+        """The number of trained tokens, N."""
         return self.targets_N.shape[0]
 
 
@@ -91,7 +91,7 @@ def collate(
 
 
 def _packed(sequences: Sequence[TokenSequence], device: torch.device) -> TokenBatch:
-    """Returns the sequences as one row, in which a beginning that several share stands once."""
+    """Returns the sequences as one row; a prefix that several of them share stands there once."""
     layout = lay_out([sequence.ids for sequence in sequences])
     ids: list[int] = []
     positions: list[int] = []
@@ -110,11 +110,11 @@ def _packed(sequences: Sequence[TokenSequence], device: torch.device) -> TokenBa
             places += range(starts[index], starts[index] + piece.stop - piece.start)
         trained = [i for i in range(1, len(sequence.ids)) if sequence.trained[i]]
         rows += [row] * len(trained)
-        # A token is predicted by the one before it, which others may have in common.
+        # The token before it predicts it. That may lie in a shared piece, far from its own row.
         sources += [places[i - 1] for i in trained]
         targets += [sequence.ids[i] for i in trained]
     columns = torch.tensor([rows, sources, targets], dtype=torch.int64, device=device)
-    spans = [Span(piece.stop - piece.start, piece.before) for piece in layout.pieces]
+    spans = [PackSpan(piece.stop - piece.start, piece.before) for piece in layout.pieces]
     return TokenBatch(
         torch.tensor([ids], device=device),
         *columns.unbind(),
@@ -131,7 +131,7 @@ def microbatches(lengths: Sequence[int], *, max_tokens: int) -> Iterator[list[in
     """
     group: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        # Sorted by length, so the newcomer is the longest of its group.
+        # Sorted by length, so the new sequence is the longest of its group and sets its width.
         if group and (len(group) + 1) * lengths[index] > max_tokens:
             yield group
             group = []

@@ -91,12 +91,12 @@ class OutputHead:
 
         `embedded_BTH` are the batch's embedded tokens, if they are at hand.
         """
-        given: dict[str, Any] = {"input_ids": batch.ids_BT, "use_cache": False}
+        inputs: dict[str, Any] = {"input_ids": batch.ids_BT, "use_cache": False}
         if embedded_BTH is not None:
-            given = {"inputs_embeds": embedded_BTH, "use_cache": False}
+            inputs = {"inputs_embeds": embedded_BTH, "use_cache": False}
         if batch.pack is not None and batch.positions_BT is not None:
-            given |= packed_inputs(batch.pack, batch.positions_BT)
-        hidden_BTH = self.run_body(**given)
+            inputs |= packed_inputs(batch.pack, batch.positions_BT)
+        hidden_BTH = self.run_body(**inputs)
         sources_N = batch.sources_N.to(hidden_BTH.device)
         return hidden_BTH.flatten(0, 1).index_select(0, sources_N).to(batch.sources_N.device)
 
@@ -115,7 +115,7 @@ class OutputHead:
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """The number of logits at each position, V."""
         return int(self._base.config.get_text_config().vocab_size)
 
     @property
@@ -130,12 +130,12 @@ class OutputHead:
         ids_BT = probe_T[None] % self.vocab_size
         was_training = self._base.training
         self._base.eval()
-        own_NV = self._base(input_ids=ids_BT, use_cache=False).logits[0].float()
-        ours_NV = self.logits(self.hidden(ids_BT)[0]).to(own_NV.device)
+        model_NV = self._base(input_ids=ids_BT, use_cache=False).logits[0].float()
+        head_NV = self.logits(self.hidden(ids_BT)[0]).to(model_NV.device)
         self._base.train(was_training)
-        gap = (own_NV - ours_NV).abs().max().item()
+        gap = (model_NV - head_NV).abs().max().item()
         tolerance = _TOLERANCE.get(self._base.dtype, 2e-2)
-        if not gap <= tolerance * own_NV.abs().max().item():
+        if not gap <= tolerance * model_NV.abs().max().item():
             raise ModelError(
                 f"{type(self._base).__name__} forms its logits in a way that is not known here "
                 f"(they differ by {gap:.3g})",

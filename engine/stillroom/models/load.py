@@ -15,12 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import ModelError
 from stillroom.models.placement import input_device, spread_options
-from stillroom.models.precision import Precision, Quantization
-from stillroom.models.quantized import compute_alike, nf4_options
+from stillroom.models.precision import Precision, Quantization, compute_alike, nf4_options
 from stillroom.models.resolve import ModelLocation, adapter_base
 from stillroom.settings import Workspace
 
-# Below this size one thread is faster: more of them mostly wait for each other.
+# Below this size one thread is faster: several of them mostly wait for each other.
 _ONE_THREAD_PARAMETERS = 30_000_000
 
 
@@ -36,7 +35,7 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the model's inputs must be."""
+        """The device that the model's inputs must be on."""
         return input_device(self.model)
 
     @property
@@ -110,8 +109,9 @@ def load_weights(
 ) -> PreTrainedModel:
     """Returns a causal language model on the best device at hand (CUDA, else CPU).
 
-    One that `stays` is left in main memory, in the number format that suits that device; one that
-    is `spread` has its layers on all GPUs, and is only to be run.
+    stays: leave it in main memory, but in the number format that suits that device (each process
+    moves its own part of the weights there).
+    spread: put its layers on all GPUs; such a model can be run, not trained.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype_for(precision, device)
@@ -133,9 +133,9 @@ def read_weights(
     dtype: torch.dtype | Literal["auto"],
     options: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """Returns a causal language model in main memory; `auto`: in the number format of its files.
+    """Returns a causal language model in main memory.
 
-    `options` are more of `from_pretrained`'s.
+    dtype: `auto` is the number format of its files. options: others for `from_pretrained`.
     """
     transformers.utils.logging.disable_progress_bar()
     try:
@@ -212,11 +212,11 @@ def choose_threads(model: PreTrainedModel) -> None:
     torch.set_num_threads(1 if is_small else max(1, (os.cpu_count() or 2)))
 
 
-def _cannot_load(what: str, location: ModelLocation, error: BaseException) -> ModelError:
+def _cannot_load(kind: str, location: ModelLocation, error: BaseException) -> ModelError:
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
     fix = (
         f"check the files in {Path(location.location)}"
         if location.is_local
         else "check the name; a hub model needs the internet once (and HF_TOKEN if it is gated)"
     )
-    return ModelError(f"cannot load the {what} of {location.name!r}: {first_line}", fix)
+    return ModelError(f"cannot load the {kind} of {location.name!r}: {first_line}", fix)

@@ -1,8 +1,8 @@
-"""Many sequences in one row: attention stays within each, and what they share is computed once.
+"""Runs many sequences in one row: each attends to itself only, and shared prefixes are run once.
 
-A pack is a row of spans. A span attends to itself and to the spans it follows, which other spans
-may follow too: the beginning that several sequences have in common. No mask of the whole row is
-ever formed; every span has an attention call of its own.
+A pack is a row of spans. A span attends to itself and to the spans that it follows, and several
+spans may follow the same one: the prefix that their sequences share. No mask of the whole row, of
+T × T numbers, is ever formed; every span has an attention call of its own.
 Shapes: T tokens of the row, h heads, d size of a head.
 """
 
@@ -21,14 +21,15 @@ PACKED_ATTENTION = "stillroom_packed"
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _PROBE = (7, 19, 30)
-# Of the largest hidden state: rounding, where another sequence's tokens would change it altogether.
+# Shares of the largest hidden state that are rounding. Attending to another sequence's tokens would
+# change the hidden states by far more.
 _TOLERANCE = {torch.float32: 1e-3}
 _SHORT_TOLERANCE = 8e-2
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Tokens of the row that stand together, and the earlier spans that they follow."""
+class PackSpan:
+    """Tokens of a pack that stand together, and the indices of the earlier spans they follow."""
 
     length: int
     before: tuple[int, ...] = ()
@@ -36,9 +37,9 @@ class Span:
 
 @dataclass(slots=True)
 class Pack:
-    """The spans of a row, and the masks their attention needs, each formed once for all layers."""
+    """The spans of a row, with the masks of their attention: each is formed once for all layers."""
 
-    spans: Sequence[Span]
+    spans: Sequence[PackSpan]
     _masks: dict[tuple[int, int, int], Tensor] = field(
         default_factory=dict[tuple[int, int, int], Tensor]
     )
@@ -48,22 +49,25 @@ class Pack:
         """The spans' lengths, in their order."""
         return [span.length for span in self.spans]
 
-    def mask(self, own: int, given: int, window: int, like: Tensor) -> Tensor:
-        """Returns what `own` tokens after `given` ones attend to, as numbers that are added."""
-        key = (own, given, window)
+    def mask(self, num_new: int, num_before: int, window: int, like: Tensor) -> Tensor:
+        """Returns what a span of `num_new` tokens after `num_before` others attends to.
+
+        The mask is added to the attention's scores: 0 or -inf, [num_new, num_before + num_new].
+        """
+        key = (num_new, num_before, window)
         if key not in self._masks:
-            queries = torch.arange(given, given + own, device=like.device)[:, None]
-            keys = torch.arange(given + own, device=like.device)
+            queries = torch.arange(num_before, num_before + num_new, device=like.device)[:, None]
+            keys = torch.arange(num_before + num_new, device=like.device)
             seen = (keys <= queries) & (keys > queries - window)
-            mask = torch.zeros(own, given + own, dtype=like.dtype, device=like.device)
+            mask = torch.zeros(num_new, num_before + num_new, dtype=like.dtype, device=like.device)
             self._masks[key] = mask.masked_fill_(~seen, float("-inf"))
         return self._masks[key]
 
 
 def allow_packing(model: Any) -> bool:
-    """Lets the model run packs, if it can; other passes go on as before.
+    """Lets the model run packs and returns True, if it can; other passes go on as before.
 
-    A model that can't (attention of another kind, or a pack that changes what it computes) is left
+    A model that can't (attention of another kind, or a pack that changes its hidden states) is left
     as it is.
     """
     config = model.config.get_text_config()
@@ -80,13 +84,14 @@ def allow_packing(model: Any) -> bool:
 
 
 def can_pack(model: Any) -> bool:
-    """Whether the model runs packs."""
+    """Returns whether the model runs packs."""
     return model.config._attn_implementation == PACKED_ATTENTION
 
 
 def packed_inputs(pack: Pack, positions_1T: Tensor) -> dict[str, Any]:
-    """Returns the body's inputs beside the ids."""
-    # A mask with four dimensions is taken as given; the attention of a pack never looks at it.
+    """Returns the inputs that the model's body needs for a pack beside its token ids."""
+    # transformers forms a causal mask of T × T numbers itself, unless it is given one of four
+    # dimensions, which it hands on as it is. The attention of a pack never looks at it.
     no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=positions_1T.device)
     return {
         "position_ids": positions_1T,
@@ -105,13 +110,13 @@ def _attention(
     *,
     stillroom_pack: Pack | None = None,
     sliding_window: int | None = None,
-    **more: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attends span by span; without a pack as transformers does. Returns [1, T, h, d]."""
+    """Returns the attention of a pack, span by span, [1, T, h, d]; else that of transformers."""
     if stillroom_pack is None:
         return sdpa_attention_forward(
             module, query_1hTd, key_1hTd, value_1hTd, attention_mask,
-            sliding_window=sliding_window, **more,
+            sliding_window=sliding_window, **kwargs,
         )  # fmt: skip
     # split, not slices: the gradient of a slice is a row of zeros as long as the whole pack.
     lengths = stillroom_pack.lengths
@@ -120,16 +125,18 @@ def _attention(
     for index, span in enumerate(stillroom_pack.spans):
         query, key, value = (part[index] for part in parts)
         if span.before:
-            seen_by = (*span.before, index)
-            key, value = (torch.cat([p[i] for i in seen_by], dim=2) for p in parts[1:])
+            seen = (*span.before, index)
+            key, value = (torch.cat([part[i] for i in seen], dim=2) for part in parts[1:])
         total = key.shape[2]
-        given = total - span.length
+        num_before = total - span.length
         window = min(sliding_window or total, total)
-        is_plain = given == 0 and window == total
+        is_plain = num_before == 0 and window == total
         output = F.scaled_dot_product_attention(
             query, key, value,
-            attn_mask=None if is_plain else stillroom_pack.mask(span.length, given, window, query),
-            is_causal=is_plain, scale=more.get("scaling"), dropout_p=more.get("dropout", 0.0),
+            attn_mask=None if is_plain else stillroom_pack.mask(
+                span.length, num_before, window, query
+            ),
+            is_causal=is_plain, scale=kwargs.get("scaling"), dropout_p=kwargs.get("dropout", 0.0),
             enable_gqa=query.shape[1] != key.shape[1],
         )  # fmt: skip
         attended.append(output.transpose(1, 2))
@@ -138,7 +145,7 @@ def _attention(
 
 @torch.no_grad()
 def _is_true_to_single_passes(model: Any) -> bool:
-    """Whether a small pack gives every sequence the hidden states that it has alone."""
+    """Returns whether a small pack gives each sequence the hidden states that it has alone."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     trunk, *leaves = _PROBE
     ids_T = (torch.arange(sum(_PROBE), device=model.device) * 37 + 11) % vocabulary
@@ -149,7 +156,7 @@ def _is_true_to_single_passes(model: Any) -> bool:
     ]
     positions = [*range(trunk), *(trunk + i for length in leaves for i in range(length))]
     positions_1T = torch.tensor([positions], device=model.device)
-    pack = Pack([Span(trunk), *(Span(length, before=(0,)) for length in leaves)])
+    pack = Pack([PackSpan(trunk), *(PackSpan(length, before=(0,)) for length in leaves)])
     body, was_training = model.get_decoder(), model.training
     model.eval()
     try:

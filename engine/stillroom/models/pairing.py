@@ -1,17 +1,42 @@
-"""What must hold between student and teacher before anything is scored."""
+"""Which teachers can score a student's tokens: what must hold between the two.
 
-from typing import Any
+Needs no torch, so that the server can refuse a teacher before anything is loaded.
+"""
 
-from stillroom.errors import ModelError
-from stillroom.models.load import LoadedModel
-from stillroom.models.scoring import OFF_POLICY_ROUTE
+import re
+from typing import TYPE_CHECKING, Any
 
+from stillroom.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from stillroom.models.load import LoadedModel
+
+OFF_POLICY_ROUTE = (
+    "use it off-policy: generate_rollouts with this teacher, then filter_dataset, convert_rollouts "
+    "and start_training with dataset_type sft"
+)
+"""What to do with a teacher that cannot score the student's tokens."""
+
+_API_MODELS = re.compile(
+    r"^(openai/|anthropic/|google/)?(gpt-[0-9]|chatgpt|o[0-9](-|$)|claude|gemini(-|$))",
+    re.IGNORECASE,
+)
+# Characters of two chat templates that are shown from where they differ.
 _SHOWN = 40
-"""Characters of two templates that are shown where they part."""
 
 
-def check_pair(student: LoadedModel, teacher: LoadedModel) -> None:
-    """Raises ModelError unless the teacher reads tokens as the student means them."""
+def refuse_api_teacher(path: str) -> None:
+    """Raises ConfigError for a teacher that cannot return the log-probability of given tokens."""
+    if _API_MODELS.match(path):
+        raise ConfigError(
+            f"Unsupported teacher model {path!r}: distill needs the log-probability of every token "
+            "the student wrote, and the APIs of OpenAI, Anthropic and Google do not give it",
+            f"take an open-weight teacher with the student's tokenizer, or {OFF_POLICY_ROUTE}",
+        )
+
+
+def check_pair(student: "LoadedModel", teacher: "LoadedModel") -> None:
+    """Raises ModelError unless both models have the same tokens, chat template and turn ends."""
     names = f"student {student.location.name!r} and teacher {teacher.location.name!r}"
     check_tokenizers(names, student.tokenizer, teacher.tokenizer)
     for model in (student, teacher):
@@ -32,42 +57,44 @@ def check_tokenizers(names: str, student: Any, teacher: Any) -> None:
 
     `names` says whose they are.
     """
-    ours: dict[str, int] = student.get_vocab()
-    theirs: dict[str, int] = teacher.get_vocab()
-    if ours != theirs:
-        differing = {t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)}
+    student_ids: dict[str, int] = student.get_vocab()
+    teacher_ids: dict[str, int] = teacher.get_vocab()
+    if student_ids != teacher_ids:
+        tokens = student_ids.keys() | teacher_ids.keys()
+        differing = {t for t in tokens if student_ids.get(t) != teacher_ids.get(t)}
         example = min(differing)
         raise ModelError(
             f"{names} have different tokenizers: {len(differing)} tokens differ, e.g. {example!r} "
-            f"is {ours.get(example)} and {theirs.get(example)}",
+            f"is {student_ids.get(example)} and {teacher_ids.get(example)}",
             f"take a teacher of the student's own family, or {OFF_POLICY_ROUTE}",
         )
     if student.chat_template != teacher.chat_template:
         raise ModelError(
             f"{names} have different chat templates, so the teacher would score a conversation it "
-            f"was not trained to read: {_parting(student.chat_template, teacher.chat_template)}",
+            f"was not trained to read: {_difference(student.chat_template, teacher.chat_template)}",
             "copy the teacher's chat_template.jinja into the student's folder, or "
             + OFF_POLICY_ROUTE,
         )
 
 
-def _parting(ours: str, theirs: str) -> str:
-    """Returns where two texts part and how they go on."""
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
-    line = ours.count("\n", 0, at) + 1
-    shown = [text[at : at + _SHOWN] for text in (ours, theirs)]
-    return f"from character {at} (line {line}) on {shown[0]!r} and {shown[1]!r}"
+def _difference(student_template: str, teacher_template: str) -> str:
+    """Returns where two chat templates begin to differ, and how each goes on."""
+    pairs = enumerate(zip(student_template, teacher_template, strict=False))
+    end = min(len(student_template), len(teacher_template))
+    start = next((i for i, (a, b) in pairs if a != b), end)
+    line = student_template.count("\n", 0, start) + 1
+    shown = [text[start : start + _SHOWN] for text in (student_template, teacher_template)]
+    return f"from character {start} (line {line}) on {shown[0]!r} and {shown[1]!r}"
 
 
-def _check_vocabulary(loaded: LoadedModel) -> None:
+def _check_vocabulary(loaded: "LoadedModel") -> None:
     """Raises ModelError if the tokenizer knows tokens that the model has no weights for."""
     size = int(loaded.model.config.get_text_config().vocab_size)
     vocabulary: dict[str, int] = loaded.tokenizer.get_vocab()
     beyond = {token: text for text, token in vocabulary.items() if token >= size}
     if beyond:
-        first = min(beyond)
+        lowest = min(beyond)
         raise ModelError(
-            f"{loaded.location.name!r} has no weights for token {first}, {beyond[first]!r}",
+            f"{loaded.location.name!r} has no weights for token {lowest}, {beyond[lowest]!r}",
             "resize its embeddings to the tokenizer, or take those tokens out of the tokenizer",
         )

@@ -9,9 +9,9 @@ from stillroom.errors import missing_extra
 
 
 def spread_options() -> dict[str, Any]:
-    """Returns what `from_pretrained` needs to spread layers over all GPUs.
+    """Returns the options of `from_pretrained` that spread a model's layers over all GPUs.
 
-    What does not fit there stays in main memory, and is brought to a GPU where it is needed.
+    Layers that do not fit stay in main memory, and are copied to a GPU whenever they run.
     """
     if importlib.util.find_spec("accelerate") is None:
         raise missing_extra("train", "teacher.spread")
@@ -19,7 +19,8 @@ def spread_options() -> dict[str, Any]:
 
 
 def input_device(model: Any) -> torch.device:
-    """Returns where a model's inputs must be."""
+    """Returns the device that a model's inputs must be on."""
+    # A spread model has hooks of accelerate's, which say where each of its layers runs.
     hook = getattr(model.get_input_embeddings(), "_hf_hook", None)
     device = getattr(hook, "execution_device", None)
     if device is None:

@@ -1,9 +1,56 @@
-"""The number formats a model may be loaded in; needs no torch, so configurations can name them."""
+"""The number formats a model may be loaded in: fp32, bf16, and 4 bits (nf4) under an adapter.
 
-from typing import Literal
+Needs no torch until a model is loaded, so that the server can check configurations.
+"""
+
+import importlib.util
+from typing import TYPE_CHECKING, Any, Literal
+
+from stillroom.errors import missing_extra
+
+if TYPE_CHECKING:
+    import torch
 
 Precision = Literal["auto", "fp32", "bf16"]
 """`auto` is bf16 on CUDA and fp32 on CPU."""
 
 Quantization = Literal["nf4"] | None
-"""nf4: 4 bits a weight in the layers that an adapter is trained on."""
+"""nf4: 4 bits a weight in the layers that an adapter is trained on, which stay frozen."""
+
+
+def check_quantization() -> None:
+    """Raises MissingExtraError if bitsandbytes, which loads models in nf4, is not installed."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise missing_extra("qlora", "model.quantization nf4")
+
+
+def nf4_options(dtype: "torch.dtype", device: "torch.device") -> dict[str, Any]:
+    """Returns what `from_pretrained` needs to load linear layers in nf4.
+
+    They compute in `dtype`; embeddings, norms and the output head stay in it.
+    Source: Dettmers et al. 2023 (QLoRA), with its second quantisation of the scales.
+    """
+    check_quantization()
+    from transformers import BitsAndBytesConfig
+
+    return {
+        "quantization_config": BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        ),
+        # Each weight is quantised as it is put on its device: the whole model may not fit there.
+        "device_map": {"": str(device)},
+    }
+
+
+def compute_alike(model: Any) -> None:
+    """Makes quantised layers compute the same with and without gradients.
+
+    On some processors bitsandbytes computes in bf16 whenever no gradient is taken: sampling and the
+    reference of DPO would then run another model than the one that is trained.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False

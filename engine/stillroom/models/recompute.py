@@ -1,4 +1,4 @@
-"""Layers that keep only their input for the backward pass and compute the rest again."""
+"""Gradient checkpointing: layers keep their input only, and compute the rest again going back."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +12,9 @@ from stillroom.errors import ModelError
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Makes the model's layers compute again what their backward pass needs.
+    """Makes each of the model's layers compute its activations again in the backward pass.
 
-    transformers does so in training mode only, which would switch dropout on as well.
+    transformers' own switch works in training mode only, which would turn dropout on as well.
     Raises ModelError if the model has no layers that can.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]

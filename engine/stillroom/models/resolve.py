@@ -1,13 +1,16 @@
-"""From what a user writes for a model to where it is; needs no torch, so the server checks it."""
+"""Finds the model that a user named, and records which one it was; needs no torch."""
 
+import importlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import ModelError
+from stillroom.lineage import ModelRecord, record_folder
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
@@ -113,3 +116,23 @@ def _checkpoint_of_run(name: str, run: Path) -> ModelLocation:
         f"run {name!r} has no final checkpoint{hint}",
         f"see how it stands with `stillroom get-run {name}`",
     )
+
+
+def identify(location: ModelLocation, *, role: str) -> ModelRecord:
+    """Returns the record of a used model for a manifest.
+
+    It holds the hash of a local folder's files, or the commit of a hub model.
+    """
+    if location.is_local:
+        sha256 = record_folder(location.folder).sha256
+        return ModelRecord(role=role, name=location.name, location=location.location, sha256=sha256)
+    revision = _hub_commit(location.location)
+    return ModelRecord(role=role, name=location.name, location=location.location, revision=revision)
+
+
+def _hub_commit(hub_id: str) -> str | None:
+    """Returns the commit that was loaded from the hub's cache; None where nothing is cached."""
+    # It comes with transformers, without which no hub model is loaded.
+    hub: Any = importlib.import_module("huggingface_hub")
+    cached = hub.try_to_load_from_cache(hub_id, "config.json")
+    return Path(cached).parent.name if isinstance(cached, str) else None

@@ -1,17 +1,18 @@
-"""Which beginnings sequences have in common, so that each is computed once."""
+"""Finds the prefixes that sequences share, so that a pack computes each of them once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 MIN_SHARED = 8
-"""Tokens in common below this are not worth a piece of their own."""
-# What follows a common beginning attends under a mask, which costs the square of its length.
+"""A shared prefix of fewer tokens is not worth a piece of its own."""
+# Tokens after a shared prefix need an explicit mask, where attention is slower than with the causal
+# one. That costs the square of their number; sharing a token pays for about this much of it.
 _SQUARE_WORTH = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Tokens `start` … `stop` of the sequence `holder`; `before` are the pieces it follows."""
+class SharedPiece:
+    """Tokens `start` … `stop` - 1 of the sequence `holder`; `before` are the pieces it follows."""
 
     holder: int
     start: int
@@ -20,63 +21,64 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Layout:
+class PackLayout:
     """The pieces of some sequences, each after those it follows."""
 
-    pieces: list[Piece] = field(default_factory=list[Piece])
+    pieces: list[SharedPiece] = field(default_factory=list[SharedPiece])
     of_sequence: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
-    """From a sequence's index to the pieces that make it up, in order."""
+    """By a sequence's index: the pieces that make it up, in order."""
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens all pieces have."""
+        """The number of tokens of all pieces together."""
         return sum(piece.stop - piece.start for piece in self.pieces)
 
 
-def num_common(one: list[int], other: list[int]) -> int:
-    """Returns how many tokens two sequences begin with alike."""
-    most = min(len(one), len(other))
-    if one[:most] == other[:most]:
-        return most
-    return next(i for i in range(most) if one[i] != other[i])
+def num_common(left_ids: list[int], right_ids: list[int]) -> int:
+    """Returns the length of the longest prefix that two sequences share."""
+    shorter = min(len(left_ids), len(right_ids))
+    # One comparison in C first: rollouts of one prompt are often equal up to the shorter one's end.
+    if left_ids[:shorter] == right_ids[:shorter]:
+        return shorter
+    return next(i for i in range(shorter) if left_ids[i] != right_ids[i])
 
 
 def packs(sequences: Sequence[list[int]], *, max_tokens: int) -> Iterator[list[int]]:
-    """Yields index groups of sequences that begin alike, of about `max_tokens` tokens at most.
+    """Yields index groups of sequences that share prefixes, of about `max_tokens` tokens at most.
 
-    What a sequence has in common with the one before it is not counted again. A sequence longer
+    The prefix that a sequence shares with the one before it is not counted again. A sequence longer
     than `max_tokens` gets a group of its own.
     """
     group: list[int] = []
     total = 0
     for index in sorted(range(len(sequences)), key=lambda i: sequences[i]):
         ids = sequences[index]
-        own = len(ids) - (num_common(sequences[group[-1]], ids) if group else 0)
-        if group and total + own > max_tokens:
+        num_new = len(ids) - (num_common(sequences[group[-1]], ids) if group else 0)
+        if group and total + num_new > max_tokens:
             yield group
-            group, total, own = [], 0, len(ids)
+            group, total, num_new = [], 0, len(ids)
         group.append(index)
-        total += own
+        total += num_new
     if group:
         yield group
 
 
-def lay_out(sequences: Sequence[Sequence[int]]) -> Layout:
-    """Returns the sequences as pieces: what some of them begin with alike is one piece."""
-    layout = Layout()
+def lay_out(sequences: Sequence[Sequence[int]]) -> PackLayout:
+    """Returns the sequences cut into pieces; a prefix that several of them share is one piece."""
+    layout = PackLayout()
     _add(layout, sequences, list(range(len(sequences))), depth=0, before=())
     return layout
 
 
 def _add(
-    layout: Layout,
+    layout: PackLayout,
     sequences: Sequence[Sequence[int]],
     members: Sequence[int],
     *,
     depth: int,
     before: tuple[int, ...],
 ) -> None:
-    """Adds what the members have after their first `depth` tokens, which they have in common."""
+    """Adds the members' tokens after their first `depth`, which all of them share."""
     by_next: dict[tuple[int, ...], list[int]] = {}
     for index in members:
         following = tuple(sequences[index][depth : depth + MIN_SHARED])
@@ -86,15 +88,15 @@ def _add(
         longest = max(len(sequences[index]) for index in group) - shared
         is_worth_it = (shared - depth) * _SQUARE_WORTH >= longest**2
         if len(group) > 1 and len(following) == MIN_SHARED and is_worth_it:
-            trunk = _piece(layout, Piece(group[0], depth, shared, before))
+            trunk = _piece(layout, SharedPiece(group[0], depth, shared, before))
             _add(layout, sequences, group, depth=shared, before=(*before, *trunk))
             continue
         for index in group:
-            leaf = _piece(layout, Piece(index, depth, len(sequences[index]), before))
+            leaf = _piece(layout, SharedPiece(index, depth, len(sequences[index]), before))
             layout.of_sequence[index] = (*before, *leaf)
 
 
-def _piece(layout: Layout, piece: Piece) -> tuple[int, ...]:
+def _piece(layout: PackLayout, piece: SharedPiece) -> tuple[int, ...]:
     """Adds the piece, unless it is empty, and returns its index."""
     if piece.start == piece.stop:
         return ()
@@ -103,9 +105,7 @@ def _piece(layout: Layout, piece: Piece) -> tuple[int, ...]:
 
 
 def _shared(sequences: Sequence[Sequence[int]], group: Sequence[int]) -> int:
-    """Returns how many tokens all sequences of the group begin with alike."""
-    held = [list(sequences[index]) for index in group]
-    low, high = min(held), max(held)
-    # What the first and the last in dictionary order have in common, all have.
-    most = min(len(low), len(high))
-    return next((i for i in range(most) if low[i] != high[i]), most)
+    """Returns the length of the longest prefix that all sequences of the group share."""
+    members = [list(sequences[index]) for index in group]
+    # The prefix that the first and the last in dictionary order share, all between them share too.
+    return num_common(min(members), max(members))

@@ -7,14 +7,14 @@ from stillroom.models.resolve import locate_model
 from stillroom.settings import Workspace
 
 
-def tokenizer_for(workspace: Workspace, model: str, what: str) -> Any:
-    """Returns the tokenizer of what a user wrote for a model; `what` needs it.
+def tokenizer_for(workspace: Workspace, model: str, needed_by: str) -> Any:
+    """Returns the tokenizer of the model that a user named, for the operation `needed_by`.
 
-    Raises MissingExtraError where transformers isn't installed, and what `locate_model` and
-    `load_tokenizer` raise.
+    Raises MissingExtraError if transformers isn't installed, and the errors of `locate_model` and
+    `load_tokenizer`.
     """
     try:
         from stillroom.models.load import load_tokenizer
     except ModuleNotFoundError as error:
-        raise missing_extra("train", what) from error
+        raise missing_extra("train", needed_by) from error
     return load_tokenizer(locate_model(workspace, model))

@@ -1,4 +1,4 @@
-"""A short self-check of decoding, before a model's samples are trusted."""
+"""A short check of decoding, before a model's samples are trusted."""
 
 import random
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def check_decoding(loaded: LoadedModel) -> None:
     try:
         sequences = _decode_a_little(loaded)
         gap = max(_largest_gap(loaded, sequence) for sequence in sequences)
-    # What an architecture that cannot be run this way raises is its own choice.
+    # An architecture that cannot be run this way may raise any of these.
     except (ValueError, TypeError, AttributeError, IndexError, KeyError, RuntimeError) as error:
         raise ModelError(
             f"{name} cannot be sampled in-process: {type(error).__name__}: {error}", _ELSEWHERE
@@ -61,5 +61,5 @@ def _largest_gap(loaded: LoadedModel, sequence: DecodedSequence) -> float:
     ids_1T = torch.tensor([sequence.ids], device=loaded.device)
     logits_NV = head.logits(head.hidden(ids_1T)[0, :-1])
     expected = token_logprobs(logits_NV, ids_1T[0, 1:]).tolist()
-    told = zip(sequence.sampled[1:], sequence.logprobs[1:], expected, strict=True)
-    return max(abs(ours - theirs) for is_sampled, ours, theirs in told if is_sampled)
+    tokens = zip(sequence.sampled[1:], sequence.logprobs[1:], expected, strict=True)
+    return max(abs(decoded - exact) for is_sampled, decoded, exact in tokens if is_sampled)

@@ -18,7 +18,7 @@ from stillroom.models.heads import OutputHead
 from stillroom.models.load import LoadedModel
 from stillroom.policy.graphs import StepGraphs
 from stillroom.policy.kv_cache import ForwardPlan, SlotCache
-from stillroom.policy.prefixes import Share, shared_beginnings
+from stillroom.policy.prefixes import SharedPrefix, shared_prefixes
 from stillroom.policy.sampling import sample_tokens
 from stillroom.policy.sequences import DecodedSequence, FinishReason
 from stillroom.policy.slots import SlotTable
@@ -55,13 +55,13 @@ class DecodeEngine:
         self._table = SlotTable(self._cache, max_rows=max_rows, min_shared=self._min_shared)
         self._slots: list[DecodedSequence] = []
         self.tokens_run = 0
-        """Tokens of sequences that were run through the model, each time they were."""
+        """Tokens that were run through the model; one that is run twice counts twice."""
         self._waiting: list[DecodedSequence] = []
         self._steps_waited = 0
 
     @property
     def tokens_shared(self) -> int:
-        """Tokens that were not run because another sequence with the same beginning had been."""
+        """Tokens that were not run, because another sequence with the same prefix had been."""
         return self._table.tokens_shared
 
     @property
@@ -76,7 +76,7 @@ class DecodeEngine:
             self._waiting.append(sequence)
 
     def release(self, sequence: DecodedSequence) -> None:
-        """Takes a sequence out."""
+        """Takes a sequence out of the engine."""
         if sequence in self._waiting:
             self._waiting.remove(sequence)
         self._table.release(sequence)
@@ -97,9 +97,10 @@ class DecodeEngine:
             finished += self._advance_by_graph(singles, self._graphs)
         elif singles:
             idle = [s for s in self._slots if s.is_paused or len(s.pending) != 1]
-            # A batch of all slots needs no copy of the cache, so a few idle rows come along.
-            few = len(idle) <= _MAX_IDLE_SHARE * len(self._slots)
-            finished += self._advance(singles, fillers=idle if few else [])
+            # A pass over all slots reads the cache in place; one over some of them would copy their
+            # keys and values. So a few idle rows come along.
+            is_few = len(idle) <= _MAX_IDLE_SHARE * len(self._slots)
+            finished += self._advance(singles, fillers=idle if is_few else [])
         return finished
 
     def _is_time_for_chunks(self, num_chunks: int, num_singles: int) -> bool:
@@ -115,29 +116,33 @@ class DecodeEngine:
         return is_time
 
     def _advance_chunks(self, chunks: Sequence[DecodedSequence]) -> list[DecodedSequence]:
-        """Runs given tokens; what new sequences begin with alike is run once."""
+        """Runs given tokens; a prefix that several new sequences share is run once.
+
+        `twins` are equal to another sequence and take all its tokens; other sequences take a shared
+        prefix from one that must be run before them.
+        """
         new = [sequence for sequence in chunks if sequence.is_new]
-        shares: dict[DecodedSequence, Share] = {}
+        shares: dict[DecodedSequence, SharedPrefix] = {}
         twins: dict[DecodedSequence, list[DecodedSequence]] = {}
-        for sequence, share in zip(new, shared_beginnings([s.ids for s in new]), strict=True):
+        for sequence, share in zip(new, shared_prefixes([s.ids for s in new]), strict=True):
             if share is None:
                 continue
-            first = new[share.index]
-            if share.num_tokens == len(sequence.ids) == len(first.ids):
-                twins.setdefault(first, []).append(sequence)
+            source = new[share.index]
+            if share.num_tokens == len(sequence.ids) == len(source.ids):
+                twins.setdefault(source, []).append(sequence)
             elif share.num_tokens - sequence.num_cached >= self._min_shared:
                 shares[sequence] = share
         are_twins = {twin for group in twins.values() for twin in group}
-        left = [sequence for sequence in chunks if sequence not in are_twins]
+        remaining = [sequence for sequence in chunks if sequence not in are_twins]
         finished: list[DecodedSequence] = []
-        while left:
-            ready = [s for s in left if s not in shares or not new[shares[s].index].is_new]
+        while remaining:
+            ready = [s for s in remaining if s not in shares or not new[shares[s].index].is_new]
             for sequence in ready:
                 if share := shares.get(sequence):
                     self._table.share(new[share.index], [sequence], share.num_tokens)
             for group in _chunk_groups(ready):
                 finished += self._advance(group, fillers=[], twins=twins)
-            left = [sequence for sequence in left if sequence not in ready]
+            remaining = [sequence for sequence in remaining if sequence not in ready]
         return finished
 
     def _advance(
@@ -240,18 +245,22 @@ class DecodeEngine:
         )
 
     def _masks(self, positions_Bn: Tensor, num_attended: int) -> Any:
-        """Returns what each new token attends to, [B, 1, n, T], per layer type if they differ."""
+        """Returns what each new token attends to, [B, 1, n, T], per layer type if they differ.
+
+        transformers takes a mask of four dimensions as it is. Any other it would build from the
+        cache's length, which is one number for all rows, where each row here has its own.
+        """
         keys_T = torch.arange(num_attended, device=self._device)
         queries_Bn1 = positions_Bn[:, None, :, None]
         full = keys_T <= queries_Bn1
         if self._sliding_window is None:
             return self._as_mask(full)
-        near = full & (keys_T > queries_Bn1 - self._sliding_window)
+        is_near = full & (keys_T > queries_Bn1 - self._sliding_window)
         if not self._has_layer_types:
-            return self._as_mask(near)
+            return self._as_mask(is_near)
         return {
             "full_attention": self._as_mask(full),
-            "sliding_attention": self._as_mask(near),
+            "sliding_attention": self._as_mask(is_near),
         }
 
     def _as_mask(self, allowed: Tensor) -> Tensor:

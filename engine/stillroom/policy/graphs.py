@@ -19,7 +19,7 @@ _MIN_ATTENDED = 256
 
 
 class StepFunction(Protocol):
-    """What is recorded: work on the GPU alone, at fixed addresses."""
+    """A decode step that can be recorded: it works on the GPU alone, at fixed addresses."""
 
     def __call__(self, ids_B: Tensor, starts_B: Tensor, num_attended: int) -> Tensor:
         """Returns the logits after one more token of the first B slots, [B, V]."""
@@ -50,11 +50,12 @@ class StepGraphs:
 
         `starts` are the positions of the tokens; idle slots have one too, behind their last token.
         """
-        rows = rounded_rows(len(ids), most=self._max_rows)
-        attended = rounded_attended(max(starts) + 1, most=self._max_context)
+        rows = rounded_rows(len(ids), limit=self._max_rows)
+        attended = rounded_attended(max(starts) + 1, limit=self._max_context)
         missing = [0] * (rows - len(ids))
-        given = torch.tensor([[*ids, *missing], [*starts, *missing]]).to(self._device)
-        self._ids_B[:rows], self._starts_B[:rows] = given
+        # Copied into the tensors that were recorded: a graph reads and writes fixed addresses.
+        inputs_2B = torch.tensor([[*ids, *missing], [*starts, *missing]]).to(self._device)
+        self._ids_B[:rows], self._starts_B[:rows] = inputs_2B
         graph = self._graphs.get((rows, attended))
         if graph is not None and self._recorded_capacity == self._cache.capacity:
             graph.replay()
@@ -63,7 +64,10 @@ class StepGraphs:
         return self._held(rows)[: len(ids)]
 
     def _run_and_record(self, step: StepFunction, rows: int, attended: int) -> None:
-        """Runs a shape that is new, and records it for the next time."""
+        """Runs a step of a new shape, and records it for the next time.
+
+        It runs once before it is recorded: what libraries do on first use cannot be recorded.
+        """
         ids_B, starts_B = self._ids_B[:rows], self._starts_B[:rows]
         logits_BV = step(ids_B, starts_B, attended)
         if self._logits_BV is None:
@@ -84,7 +88,7 @@ class StepGraphs:
             ):
                 self._held(rows).copy_(step(ids_B, starts_B, attended))
         except RuntimeError:
-            # A model that looks at its numbers on the way cannot be recorded.
+            # A model that reads numbers back from the GPU on the way cannot be recorded.
             self._is_recordable = False
         else:
             self._graphs[rows, attended] = graph
@@ -95,12 +99,12 @@ class StepGraphs:
         return self._logits_BV[:rows]
 
 
-def rounded_rows(num_rows: int, *, most: int) -> int:
+def rounded_rows(num_rows: int, *, limit: int) -> int:
     """Returns how many rows a graph has: a power of two, or all there may be."""
-    return min(1 << (num_rows - 1).bit_length(), most)
+    return min(1 << (num_rows - 1).bit_length(), limit)
 
 
-def rounded_attended(num_attended: int, *, most: int) -> int:
+def rounded_attended(num_attended: int, *, limit: int) -> int:
     """Returns how many tokens a graph attends to: few more for short ones, else a quarter more."""
     step = max(_MIN_ATTENDED, 1 << max(0, (num_attended - 1).bit_length() - 3))
-    return max(num_attended, min(-(-num_attended // step) * step, most))
+    return max(num_attended, min(-(-num_attended // step) * step, limit))

@@ -64,9 +64,10 @@ class HFPolicy:
         limit = min(loaded.max_context, max_context or loaded.max_context)
         self._engine = DecodeEngine(loaded, max_rows=max_rows, max_context=limit)
         self._waiting: dict[DecodedSequence, anyio.Event] = {}
+        # Conversations between two turns (their tools are at work), and since when.
         self._outside: dict[DecodedSequence, float] = {}
         self._asked: list[DecodedSequence] = []
-        self._left: list[DecodedSequence] = []
+        self._released: list[DecodedSequence] = []
         self._changed = anyio.Event()
         self._turns = turns or anyio.Lock()
         self._is_stopping = False
@@ -99,13 +100,14 @@ class HFPolicy:
         seed_key: str,
         seed: int | None = None,
     ) -> AsyncGenerator["HFConversation"]:
-        """Gives a conversation that begins with `messages`; its key and the seed fix its draws.
+        """Opens a conversation that begins with `messages`; the key and the seed fix its draws.
 
-        Without a seed of its own it has that of the sampling settings.
+        seed: None stands for that of the sampling settings.
         """
         parser = parser_for(self._loaded.tokenizer.chat_template) if tools else None
-        given_seed = self._sampling.seed or 0 if seed is None else seed
-        sequence = DecodedSequence(self._sampling, draws=seeded_draws(given_seed, seed_key))
+        if seed is None:
+            seed = self._sampling.seed or 0
+        sequence = DecodedSequence(self._sampling, draws=seeded_draws(seed, seed_key))
         sequence.give(self._renderer.prompt_ids(messages, tools))
         self._outside[sequence] = time.monotonic()
         try:
@@ -113,7 +115,7 @@ class HFPolicy:
         finally:
             self._waiting.pop(sequence, None)
             self._outside.pop(sequence, None)
-            self._left.append(sequence)
+            self._released.append(sequence)
             self._changed.set()
 
     async def next_turn(self, sequence: DecodedSequence) -> bool:
@@ -128,7 +130,7 @@ class HFPolicy:
         return sequence not in self._stopped
 
     def stop_sampling(self) -> None:
-        """Lets no conversation have a further token; a turn that is half sampled stays so."""
+        """Samples no further token for any conversation; a turn that is half sampled stays so."""
         self._is_stopping = True
         self._changed.set()
 
@@ -138,7 +140,7 @@ class HFPolicy:
         self._changed.set()
 
     async def _drive(self) -> None:
-        """Steps the engine as long as somebody waits for a turn, or may do so in a moment."""
+        """Steps the engine as long as a conversation waits for a turn, or soon will."""
         while True:
             while not self._waiting:
                 await self._next_change(None)
@@ -166,13 +168,16 @@ class HFPolicy:
         self._waiting.clear()
 
     def _tell_engine(self) -> None:
-        """Hands over what conversations asked for; only between steps, since those are a thread."""
-        for sequence in self._left:
+        """Hands the conversations' requests to the engine.
+
+        Only between steps: a step runs in a thread of its own, and the engine is not thread-safe.
+        """
+        for sequence in self._released:
             self._engine.release(sequence)
         for sequence in self._asked:
             if sequence in self._waiting:
                 self._engine.ask(sequence)
-        self._left.clear()
+        self._released.clear()
         self._asked.clear()
 
     async def _gather_conversations(self) -> None:
@@ -237,12 +242,12 @@ class HFConversation:
 
     def restore(self, turn: SampledTurn) -> None:
         """Appends a turn that was sampled in an earlier process, instead of sampling it."""
-        self._reader.took(turn)
+        self._reader.count_calls(turn)
         self._sequence.restore(turn.token_ids or [], turn.logprobs or [])
 
     def add_turn(self, turn: SampledTurn) -> None:
         """Appends a turn that another policy sampled: given tokens, the very same."""
-        self._reader.took(turn)
+        self._reader.count_calls(turn)
         self._sequence.give(turn.token_ids or [])
 
     def begin_turn(self, begun: BegunTurn) -> None:
@@ -258,8 +263,8 @@ class HFConversation:
     def limit_turn(self, max_tokens: int) -> None:
         """Bounds the next turn further than the settings do."""
         settings = self._sequence.settings
-        most = min(max_tokens, settings.max_tokens)
-        self._sequence.settings = msgspec.structs.replace(settings, max_tokens=most)
+        limit = min(max_tokens, settings.max_tokens)
+        self._sequence.settings = msgspec.structs.replace(settings, max_tokens=limit)
 
     def set_aside(self) -> None:
         """Lets the others go on without this one, which will not ask for a turn soon."""

@@ -1,5 +1,9 @@
 """A key/value cache with one slot per sequence, each written at its own position.
 
+transformers' own caches append to all rows at once, so their rows have one length. Here a row's
+position and mask are always given to the model (decode.py), and a slot's tokens stay where they are
+while other sequences join and leave.
+
 Shapes: S slots, B rows of the present forward pass, K key/value heads, C capacity in tokens,
 D head size, n new tokens of each row, T tokens that are attended to.
 """
@@ -17,7 +21,7 @@ _GROWTH = 128
 
 @dataclass(frozen=True, slots=True)
 class ForwardPlan:
-    """Which slots the next forward pass runs, and where its tokens go."""
+    """The slots that the next forward pass runs, and the positions that it writes to."""
 
     slots_B: Tensor
     """[B] int64 slot of each row."""
@@ -41,7 +45,7 @@ class SlotLayer(CacheLayerMixin):
         self.plan: ForwardPlan | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Takes sizes and number format from the first keys and values."""
+        """Takes the sizes and the number format of the first keys and values."""
         shape = (self.num_slots, key_states.shape[1], 0)
         self.keys = key_states.new_zeros(*shape, key_states.shape[3])
         self.values = value_states.new_zeros(*shape, value_states.shape[3])
@@ -70,10 +74,11 @@ class SlotLayer(CacheLayerMixin):
         return cast("Tensor", self.keys).shape[2] if self.is_initialized else 0
 
     def reserve(self, capacity: int) -> None:
-        """Makes room for `capacity` tokens in every slot."""
+        """Makes room for at least `capacity` tokens in every slot."""
         keys, values = cast("Tensor", self.keys), cast("Tensor", self.values)
         missing = capacity - keys.shape[2]
         if missing > 0:
+            # By half at least, so that a growing conversation copies the cache a few times only.
             extra = -(-max(missing, keys.shape[2] // 2) // _GROWTH) * _GROWTH
             self.keys = torch.nn.functional.pad(keys, (0, 0, 0, extra))
             self.values = torch.nn.functional.pad(values, (0, 0, 0, extra))
@@ -82,12 +87,12 @@ class SlotLayer(CacheLayerMixin):
         """Copies one slot's first tokens to other slots."""
         if self.is_initialized:
             keys, values = cast("Tensor", self.keys), cast("Tensor", self.values)
-            # torch does not write what it reads from the same memory, where that is all of a slot.
+            # clone: where num_tokens is the capacity, torch refuses to read and write one memory.
             keys[targets_B, :, :num_tokens] = keys[source, :, :num_tokens].clone()
             values[targets_B, :, :num_tokens] = values[source, :, :num_tokens].clone()
 
     def get_seq_length(self) -> int:
-        """Unused: positions are always given to the model."""
+        """Unused: positions are always given to the model, and a slot has a length of its own."""
         return 0
 
     def get_max_length(self) -> int:

@@ -1,4 +1,4 @@
-"""Which token sequences begin alike, so that what they have in common is run once."""
+"""Finds the prefixes that token sequences share, so that each is run through the model once."""
 
 import bisect
 from collections.abc import Sequence
@@ -8,39 +8,39 @@ from stillroom.models.sharing import num_common
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A beginning that a sequence has in common with the one at `index`."""
+class SharedPrefix:
+    """A prefix of `num_tokens` tokens that a sequence shares with the one at `index`."""
 
     index: int
     num_tokens: int
 
 
-class Beginnings:
-    """Sequences to look up by how they begin."""
+class PrefixIndex:
+    """Token sequences, to look up the one that shares the longest prefix with another."""
 
     def __init__(self, sequences: Sequence[list[int]]) -> None:
         self._ordered = sorted((ids, index) for index, ids in enumerate(sequences))
 
-    def longest(self, ids: list[int]) -> Share | None:
-        """Returns the sequence that has the longest beginning in common with `ids`."""
+    def longest(self, ids: list[int]) -> SharedPrefix | None:
+        """Returns the longest prefix that `ids` shares with any of the sequences; None of none."""
         place = bisect.bisect_left(self._ordered, (ids, -1))
-        # In dictionary order nothing is more alike than the neighbours.
+        # In dictionary order, one of the two neighbours shares the longest prefix.
         shares = [
-            Share(index, num_common(ids, other))
-            for other, index in self._ordered[max(0, place - 1) : place + 1]
+            SharedPrefix(index, num_common(ids, neighbour))
+            for neighbour, index in self._ordered[max(0, place - 1) : place + 1]
         ]
         return max(shares, key=lambda share: share.num_tokens, default=None)
 
 
-def shared_beginnings(sequences: Sequence[list[int]]) -> list[Share | None]:
-    """Returns for each sequence which other one to run first, and how many tokens to take from it.
+def shared_prefixes(sequences: Sequence[list[int]]) -> list[SharedPrefix | None]:
+    """Returns for each sequence which other one to run before it, and the prefix to copy from that.
 
-    None: nothing of it is in any that is run before. Takers never form a circle, and a sequence
-    that equals another takes all of it from one that takes less itself.
+    None: it shares no prefix with any that is run before it. No two sequences wait for each other,
+    and of equal sequences all but one copy everything from one that copies less itself.
     """
-    shares: list[Share | None] = [None] * len(sequences)
+    shares: list[SharedPrefix | None] = [None] * len(sequences)
     order = sorted(range(len(sequences)), key=lambda i: sequences[i])
-    # common[k]: of the kth in dictionary order and the one before it.
+    # common[k]: how many tokens the kth in dictionary order shares with the one before it.
     common = [0]
     common += [
         num_common(sequences[order[k - 1]], sequences[order[k]]) for k in range(1, len(order))
@@ -48,8 +48,9 @@ def shared_beginnings(sequences: Sequence[list[int]]) -> list[Share | None]:
     for k in range(1, len(order)):
         if common[k] == 0:
             continue
-        first = k
-        while common[first] >= common[k]:
-            first -= 1
-        shares[order[k]] = Share(order[first], common[k])
+        # Back to the first of the neighbours that share so much: all of them copy from that one.
+        source = k
+        while common[source] >= common[k]:
+            source -= 1
+        shares[order[k]] = SharedPrefix(order[source], common[k])
     return shares

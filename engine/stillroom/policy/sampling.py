@@ -44,8 +44,8 @@ def sample_tokens(
         ids_B = _draw(known_BV, weights_BV, settings, draws)
     logprobs_B = known_BV.gather(1, ids_B[:, None])[:, 0] - log_total_B
     # One tensor, so that a GPU is waited for once; float64 holds ids and float32 exactly.
-    told = torch.stack([ids_B.double(), logprobs_B.double(), log_total_B.double()]).tolist()
-    ids, logprobs, log_totals = told
+    columns = torch.stack([ids_B.double(), logprobs_B.double(), log_total_B.double()])
+    ids, logprobs, log_totals = columns.tolist()
     if not all(map(math.isfinite, log_totals)):
         raise ModelError(
             "the model's logits are not finite",
@@ -60,7 +60,7 @@ def _draw(
     settings: Sequence[SamplingSettings],
     draws: Sequence[float],
 ) -> Tensor:
-    """Returns each row's token; `weights_BV` are the tokens' shares at temperature 1."""
+    """Returns each row's token; `weights_BV` are unnormalised probabilities at temperature 1."""
     if any(row.temperature not in {0, 1} for row in settings):
         temperatures_B1 = logits_BV.new_tensor([[row.temperature or 1.0] for row in settings])
         greatest_B1 = logits_BV.amax(dim=-1, keepdim=True)
@@ -68,7 +68,7 @@ def _draw(
     if any(row.top_p < 1 for row in settings):
         top_p_B = logits_BV.new_tensor([row.top_p for row in settings])
         weights_BV = _keep_top(weights_BV / weights_BV.sum(dim=-1, keepdim=True), top_p_B)
-    # In (0, 1]: the first token up to which that share lies has one of its own.
+    # 1 - draw is in (0, 1]. Above 0, so that the token that is found has a probability above 0.
     shares_B1 = 1 - torch.tensor(draws, dtype=torch.float64, device=logits_BV.device)[:, None]
     ids_B = _tokens_at(weights_BV, shares_B1)
     if all(row.temperature for row in settings):
@@ -78,10 +78,10 @@ def _draw(
 
 
 def _tokens_at(weights_BV: Tensor, shares_B1: Tensor) -> Tensor:
-    """Returns the first token of each row up to which the given share of its weights lies, [B].
+    """Returns the first token of each row where the running sum reaches the row's share, [B].
 
-    Sums of runs of tokens say in which run it is, so that only one run is added up token by token;
-    in float64, so that rare tokens keep their share.
+    The sums of runs of tokens say which run it is in, so that one run only is added up token by
+    token; in float64, so that rare tokens keep their probability.
     """
     vocabulary = weights_BV.shape[1]
     whole, rest = divmod(vocabulary, _RUN)
@@ -92,7 +92,7 @@ def _tokens_at(weights_BV: Tensor, shares_B1: Tensor) -> Tensor:
     run_B1 = _first_at_least(upto_BC, targets_B1)
     bounds_BC = F.pad(upto_BC, (1, 0))
     before_B1, after_B1 = bounds_BC.gather(1, run_B1), bounds_BC.gather(1, run_B1 + 1)
-    # Of the run's own sum, which rounds in another way.
+    # As a share of the run's own sum, which is added up in another order and rounds otherwise.
     shares_B1 = ((targets_B1 - before_B1) / (after_B1 - before_B1)).clamp(max=1.0)
     places_BR = run_B1 * _RUN + torch.arange(_RUN, device=weights_BV.device)
     run_BR = weights_BV.gather(1, places_BR.clamp(max=vocabulary - 1)).double()
@@ -103,7 +103,7 @@ def _tokens_at(weights_BV: Tensor, shares_B1: Tensor) -> Tensor:
 
 def _first_at_least(sorted_BC: Tensor, targets_B1: Tensor) -> Tensor:
     """Returns the first place of each row with at least its target, [B, 1]."""
-    # What is not finite might make a place that no row has.
+    # Sums that are not finite could give a place beyond the end.
     return torch.searchsorted(sorted_BC, targets_B1).clamp(max=sorted_BC.shape[1] - 1)
 
 

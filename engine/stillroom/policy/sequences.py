@@ -1,4 +1,4 @@
-"""One conversation as a decode engine sees it: given and sampled tokens, and where it stands."""
+"""One conversation as the decode engine sees it: its given and sampled tokens, and its state."""
 
 import random
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ FinishReason = Literal["stop", "length", "context"]
 
 @dataclass(slots=True, eq=False)
 class DecodedSequence:
-    """One conversation's tokens and where it stands."""
+    """One conversation's tokens, and what the engine knows of it."""
 
     settings: SamplingSettings
     draws: random.Random
-    """Its own source of randomness, so that what it becomes does not depend on its neighbours."""
+    """Its own source of randomness, so that its tokens do not depend on those run beside it."""
     ids: list[int] = field(default_factory=list[int])
     sampled: list[bool] = field(default_factory=list[bool])
     logprobs: list[float] = field(default_factory=list[float])
     """Nats at temperature 1; 0.0 for given tokens."""
     pending: list[int] = field(default_factory=list[int])
-    """Tokens that are part of `ids` but not yet in the cache."""
+    """The last tokens of `ids`, whose keys and values are not in the cache yet."""
     num_cached: int = 0
     turn_start: int = 0
     num_begun: int = 0
-    """Tokens at the end that are the beginning of the next turn, from before it was stopped."""
+    """How many tokens at the end begin the next turn: they were sampled before it was stopped."""
     slot: int | None = None
     is_new: bool = True
     """Whether none of its tokens has been run yet."""
@@ -41,7 +41,10 @@ class DecodedSequence:
         self.pending += ids
 
     def restore(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Appends a turn that was sampled in an earlier process; its draws count as drawn."""
+        """Appends a turn that was sampled earlier, and takes its random numbers from `draws`.
+
+        So the tokens that follow are the same as if the turn had been sampled here.
+        """
         self.ids += ids
         self.sampled += [True] * len(ids)
         self.logprobs += logprobs
@@ -50,24 +53,24 @@ class DecodedSequence:
             self.draws.random()
 
     def begin_turn(self) -> None:
-        """Makes the next token one of a new turn: the first, but for tokens it has already."""
+        """Begins a new turn, with the tokens that it has already if it was stopped before."""
         self.turn_start = len(self.ids) - self.num_begun
         self.num_begun = 0
         self.finish_reason = None
         self.is_paused = False
 
     def end_turn(self, reason: FinishReason) -> None:
-        """Pauses until the next turn is asked for."""
+        """Ends the turn, and pauses the sequence until its next one begins."""
         self.finish_reason = reason
         self.is_paused = True
 
     def take_over(self, num_tokens: int) -> None:
-        """Counts its first tokens as cached: another sequence's, which begins alike."""
+        """Counts the first tokens as cached, after they were copied from another sequence."""
         self.num_cached = num_tokens
         self.pending = self.ids[num_tokens:]
 
     def trace(self) -> TokenTrace:
-        """Returns the tokens so far, as they stand now."""
+        """Returns a copy of the tokens so far."""
         return TokenTrace(
             ids=list(self.ids), sampled=list(self.sampled), logprobs=list(self.logprobs)
         )

@@ -1,4 +1,4 @@
-"""From the text a model wrote to a message: thinking, content and tool calls."""
+"""Reads the text that a model wrote as a message: thinking, content and tool calls."""
 
 import json
 import re
@@ -92,15 +92,15 @@ def parse_hermes(text: str) -> tuple[str, list[WrittenCall]]:
 
 def parse_mistral(text: str) -> tuple[str, list[WrittenCall]]:
     """Reads `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]` at the end of a turn."""
-    found = _MISTRAL.search(text)
-    if not found:
+    match = _MISTRAL.search(text)
+    if not match:
         return text, []
     try:
-        listed: list[Any] = json.loads(found.group(1))
+        listed: list[Any] = json.loads(match.group(1))
     except (ValueError, RecursionError):
-        return text[: found.start()].strip(), [WrittenCall("", found.group(1))]
+        return text[: match.start()].strip(), [WrittenCall("", match.group(1))]
     calls = [_json_call(json.dumps(call), "arguments") for call in listed]
-    return text[: found.start()].strip(), calls
+    return text[: match.start()].strip(), calls
 
 
 def parse_llama(text: str) -> tuple[str, list[WrittenCall]]:
@@ -126,6 +126,6 @@ def _json_call(body: str, key: str) -> WrittenCall:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         named = _NAME.search(body)
         return WrittenCall(named.group(1) if named else "", body)
-    own_id = call.get("id")
-    is_usable = isinstance(own_id, str) and _ID.fullmatch(own_id)
-    return WrittenCall(name, written, own_id if is_usable else None)
+    call_id = call.get("id")
+    is_usable = isinstance(call_id, str) and _ID.fullmatch(call_id)
+    return WrittenCall(name, written, call_id if is_usable else None)

@@ -1,4 +1,4 @@
-"""What a conversation's sampled tokens say: a message, with the tool calls in it."""
+"""Reads a conversation's sampled tokens as messages, with the tool calls in them."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -29,7 +29,7 @@ class TurnReader:
         self._count(message)
         return message
 
-    def took(self, turn: SampledTurn) -> None:
+    def count_calls(self, turn: SampledTurn) -> None:
         """Counts the calls of a turn that was read elsewhere or earlier."""
         self._count(turn.message)
 

@@ -11,8 +11,7 @@ import anyio
 import msgspec
 
 from stillroom.lineage import AnsweringModel, FileRecord, ModelRecord, record_file, write_manifest
-from stillroom.models.identity import identify
-from stillroom.models.resolve import ModelLocation
+from stillroom.models.resolve import ModelLocation, identify
 from stillroom.reporting import Reporter
 from stillroom.rollout.episode.collect import FailedRollout, Outcome
 from stillroom.rollout.journal.records import FinishedRow

@@ -224,7 +224,7 @@ class ServedConversation:
 
     def _took(self, turn: SampledTurn) -> None:
         self._num_turns += 1
-        self._reader.took(turn)
+        self._reader.count_calls(turn)
 
 
 class _Logprobs(msgspec.Struct):

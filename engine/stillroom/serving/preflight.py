@@ -8,9 +8,8 @@ import msgspec
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import CallFailedError, FailureClass, ModelError, TeacherError
 from stillroom.models.load import load_tokenizer
-from stillroom.models.pairing import check_tokenizers
+from stillroom.models.pairing import OFF_POLICY_ROUTE, check_tokenizers
 from stillroom.models.resolve import locate_model
-from stillroom.models.scoring import OFF_POLICY_ROUTE
 from stillroom.serving.model_server import (
     ModelServer,
     NotServedError,

@@ -8,8 +8,7 @@ import torch
 
 from stillroom.data.formats import load_datasets, load_dpo_rows, load_sft_rows
 from stillroom.lineage import ModelRecord, Recording
-from stillroom.models.identity import identify
-from stillroom.models.resolve import locate_model
+from stillroom.models.resolve import identify, locate_model
 from stillroom.reporting import Reporter
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining, TrainingPlan

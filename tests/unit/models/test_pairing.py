@@ -1,7 +1,7 @@
 import pytest
 
-from stillroom.errors import ModelError
-from stillroom.models.pairing import check_pair
+from stillroom.errors import ConfigError, ModelError
+from stillroom.models.pairing import check_pair, refuse_api_teacher
 
 
 def test_models_with_the_same_tokens_and_template_go_together(tiny_models):
@@ -38,3 +38,23 @@ def test_a_model_without_weights_for_some_tokens_is_refused(tiny_models):
 
     with pytest.raises(ModelError, match="llama-chatml-0' has no weights for token 352, '<new>'"):
         check_pair(student, teacher)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpt-5-mini", "openai/gpt-4o", "o3", "o4-mini", "anthropic/claude-opus-5", "Claude-3",
+     "google/gemini-2.5-pro", "gemini", "chatgpt-4o-latest"],
+)  # fmt: skip
+def test_teachers_that_cannot_score_tokens_are_refused_with_the_off_policy_way(name):
+    with pytest.raises(ConfigError, match="Unsupported teacher model") as caught:
+        refuse_api_teacher(name)
+    assert "convert_rollouts" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Qwen/Qwen3-8B", "openai/gpt-oss-20b", "google/gemma-3-4b-it", "demo/teacher", "runs/o1x",
+     "models/claude-like", "EleutherAI/gpt-neox-20b"],
+)  # fmt: skip
+def test_open_weight_teachers_are_let_through(name):
+    refuse_api_teacher(name)

@@ -7,7 +7,7 @@ from stillroom.policy.graphs import rounded_attended, rounded_rows
     ("num_rows", "most", "rows"), [(1, 64, 1), (3, 64, 4), (33, 64, 64), (33, 48, 48), (48, 48, 48)]
 )
 def test_rows_are_rounded_to_few_sizes(num_rows, most, rows):
-    assert rounded_rows(num_rows, most=most) == rows
+    assert rounded_rows(num_rows, limit=most) == rows
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ def test_rows_are_rounded_to_few_sizes(num_rows, most, rows):
     ],
 )
 def test_attended_tokens_are_rounded_up_by_a_quarter_at_most(num_attended, most, attended):
-    assert rounded_attended(num_attended, most=most) == attended
+    assert rounded_attended(num_attended, limit=most) == attended

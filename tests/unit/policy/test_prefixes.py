@@ -3,7 +3,7 @@ import random
 import pytest
 
 from stillroom.models.sharing import num_common
-from stillroom.policy.prefixes import Beginnings, Share, shared_beginnings
+from stillroom.policy.prefixes import PrefixIndex, SharedPrefix, shared_prefixes
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_the_longest_common_beginning_is_found():
         held = drawn(rng, rng.randrange(1, 8))
         ids = drawn(rng, 1)[0]
 
-        share = Beginnings(held).longest(ids)
+        share = PrefixIndex(held).longest(ids)
 
         assert share is not None
         assert share.num_tokens == num_common(held[share.index], ids)
@@ -33,14 +33,14 @@ def test_the_longest_common_beginning_is_found():
 
 
 def test_nothing_is_found_where_nothing_is_held():
-    assert Beginnings([]).longest([1, 2]) is None
+    assert PrefixIndex([]).longest([1, 2]) is None
 
 
 def test_every_token_that_sequences_begin_with_alike_is_run_once():
     rng = random.Random(1)
     for _ in range(300):
         sequences = drawn(rng, rng.randrange(1, 9))
-        shares = shared_beginnings(sequences)
+        shares = shared_prefixes(sequences)
         # All beginnings there are: the nodes of their tree.
         expected = {tuple(ids[:n]) for ids in sequences for n in range(1, len(ids) + 1)}
 
@@ -57,10 +57,10 @@ def test_nobody_waits_for_itself_and_no_longer_than_needed():
     system, tool = [7] * 5, [8] * 5
     sequences = [[*system, 1], [*system, *tool, 2], [*system, *tool, 3], [*system, 1], [9]]
 
-    assert shared_beginnings(sequences) == [
+    assert shared_prefixes(sequences) == [
         None,
-        Share(0, 5),
-        Share(1, 10),
-        Share(0, 6),
+        SharedPrefix(0, 5),
+        SharedPrefix(1, 10),
+        SharedPrefix(0, 6),
         None,
     ]

@@ -67,7 +67,7 @@ class HandGradients:
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """The number of logits at each position, V."""
         return self.matrix.vocab_size
 
     def logprobs(self, batch: TokenBatch) -> Tensor:

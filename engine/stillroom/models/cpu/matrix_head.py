@@ -33,7 +33,7 @@ class MatrixHead:
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """The number of logits at each position, V."""
         return self.weight.shape[0]
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from stillroom.errors import ConfigError
-from stillroom.models.scoring import OFF_POLICY_ROUTE
+from stillroom.models.pairing import OFF_POLICY_ROUTE
 from stillroom.train.config.schema import TrainConfig
 from stillroom.validation import describe_errors
 

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stillroom.data.formats import RowFormat, read_rows
 from stillroom.errors import ConfigError, DataError, missing_extra
-from stillroom.models.quantized import check_quantization
+from stillroom.models.pairing import refuse_api_teacher
+from stillroom.models.precision import check_quantization
 from stillroom.models.resolve import locate_model
-from stillroom.models.scoring import refuse_api_teacher
 from stillroom.settings import Workspace
 from stillroom.tools.mcp.spec import parse_spec
 from stillroom.train.config.file import load_config

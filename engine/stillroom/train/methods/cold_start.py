@@ -11,15 +11,15 @@ from stillroom.train.methods.sft import accumulate_nll
 from stillroom.train.student.encode import EncodedSft, encode_sft
 from stillroom.train.student.optimizer import Optimizer
 
-PHASE = "cold_start"
+_PHASE = "cold_start"
 
 
 def encode_cold_start(session: Session, rows: Sequence[SftRow]) -> EncodedSft:
     """Returns the rows as the student reads them; too long ones are left out and counted."""
     config, loaded = session.config, session.student.loaded
     renderer = ChatRenderer(loaded.tokenizer, include_thinking=config.rollout.include_thinking)
-    most = min(loaded.max_context, config.rollout.max_context_window)
-    return encode_sft(rows, renderer, max_length=config.model.row_length(most))
+    context = min(loaded.max_context, config.rollout.max_context_window)
+    return encode_sft(rows, renderer, max_length=config.model.row_length(context))
 
 
 def cold_start_steps(config: TrainConfig, num_rows: int) -> int:
@@ -31,9 +31,10 @@ def cold_start_steps(config: TrainConfig, num_rows: int) -> int:
 
 
 def train_cold_start(session: Session, encoded: EncodedSft, total_steps: int) -> None:
-    """Takes the supervised steps that are left; `total_steps` are those of the whole run.
+    """Takes the supervised steps that have not been taken yet.
 
-    A checkpoint of its last step is always written: the student to compare with.
+    total_steps: those of the whole run. A checkpoint of the last supervised step is always written,
+    to compare the distilled student with.
     """
     config, sequences = session.config, encoded.sequences
     num_steps = cold_start_steps(config, len(sequences))
@@ -47,7 +48,7 @@ def train_cold_start(session: Session, encoded: EncodedSft, total_steps: int) ->
     optimizer = Optimizer(student.trainable(), settings, total_steps=num_steps, peers=student.peers)
     session.begin(optimizer)
     session.student.module.train()
-    phase = Phase(PHASE, 0, num_steps)
+    phase = Phase(_PHASE, 0, num_steps)
     for _, chosen in session.batches(
         len(sequences), size=section.batch_size, num_epochs=section.num_epochs
     ):

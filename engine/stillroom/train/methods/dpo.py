@@ -82,26 +82,30 @@ def train_dpo(session: Session, rows: Sequence[DpoRow], *, max_length: int) -> T
 def add_reference(
     student: Student, pairs: Sequence[TokenPair], *, is_mean: bool
 ) -> list[ReferencedPair]:
-    """Scores both answers of every pair with the student as it is now, before any update."""
+    """Returns the pairs with the log-probabilities of both answers by the student as it is now."""
     student.module.eval()
     mine = student.peers.share(_pair_lengths(pairs))
-    found: dict[int, tuple[float, float]] = {}
+    own_scores: dict[int, tuple[float, float]] = {}
     for group in student.passes(_pair_lengths([pairs[i] for i in mine])):
         places = [mine[i] for i in group]
         members = [pairs[i] for i in places]
         chosen_P, rejected_P = _pair_logprobs(student, members, is_mean=is_mean)
         both = zip(chosen_P.tolist(), rejected_P.tolist(), strict=True)
-        found.update(zip(places, both, strict=True))
-    scores = {place: both for part in student.peers.gathered(found) for place, both in part.items()}
+        own_scores.update(zip(places, both, strict=True))
+    # Every process has scored its share of the pairs; together they are all of them.
+    scores: dict[int, tuple[float, float]] = {}
+    for part in student.peers.gathered(own_scores):
+        scores |= part
     return [ReferencedPair(pair, *scores[index]) for index, pair in enumerate(pairs)]
 
 
 def accumulate_preference(
     student: Student, batch: Sequence[ReferencedPair], settings: DpoSection
 ) -> PairBatchStats:
-    """Adds the gradient of the batch's mean loss, however it is cut into microbatches.
+    """Adds the gradient of the batch's mean loss, and returns its metrics.
 
-    Each process adds that of its share of the pairs; the figures are the whole batch's.
+    It does not depend on how the batch is cut into microbatches. Each process adds that of its
+    share of the pairs; the metrics are those of the whole batch.
     """
     totals = _Totals()
     for items in _reference_groups(student, batch):

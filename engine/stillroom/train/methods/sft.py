@@ -57,9 +57,10 @@ def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> T
 
 
 def accumulate_nll(student: Student, sequences: Sequence[TokenSequence]) -> BatchLoss:
-    """Adds the gradient of the batch's mean token loss, however it is cut into microbatches.
+    """Adds the gradient of the batch's mean token loss, and returns that loss.
 
-    Each process adds that of its share of the sequences; the loss is the whole batch's.
+    It does not depend on how the batch is cut into microbatches. Each process adds that of its
+    share of the sequences; the loss is the whole batch's.
     """
     num_tokens = sum(sequence.num_trained for sequence in sequences)
     mine = _share(student, sequences)

@@ -1,7 +1,7 @@
-"""What an answer's reward says of its tokens: advantages of rollouts, and their share for a token.
+"""The advantages of rollouts, from their rewards, and of each of their tokens.
 
-Pure, over plain numbers. An answer without a reward (it could not be judged) has no advantage and
-takes no part in anybody's baseline.
+Pure, over plain numbers. A rollout without a reward (it could not be judged) has advantage 0 and
+counts in no other rollout's baseline.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ def reward_advantages(
     *,
     estimator: AdvantageEstimator,
 ) -> list[float]:
-    """Returns each rollout's advantage: its reward less what was to be expected of it.
+    """Returns each rollout's advantage: its reward less a baseline.
 
     grpo: less the mean of its prompt's rollouts (Shao et al. 2024, arXiv 2402.03300), and not
     divided by their deviation, which would count prompts more that are nearly solved or nearly
@@ -25,7 +25,7 @@ def reward_advantages(
     the iteration, whatever their prompt (Williams 1992: a baseline that the rollout has no part in
     keeps the gradient unbiased). gae: less the mean of its prompt's other rollouts, which stands
     for the value of every state since there is no critic; see `decayed`. A rollout without others
-    to compare with has none.
+    to compare with has advantage 0.
     """
     groups: dict[Hashable, list[float]] = defaultdict(list)
     keys = [None if estimator == "reinforce" else prompt for prompt in prompts]

@@ -13,7 +13,7 @@ import torch
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import ModelError
 from stillroom.models.batches import TokenSequence
-from stillroom.models.scoring import OFF_POLICY_ROUTE
+from stillroom.models.pairing import OFF_POLICY_ROUTE
 from stillroom.policy.decode import DecodeEngine
 from stillroom.policy.sequences import DecodedSequence
 from stillroom.serving.preflight import check_served
@@ -26,7 +26,7 @@ from stillroom.train.on_policy.token_scores import score_with_teacher
 from stillroom.train.student.model import Student
 from stillroom.types import Message, SamplingSettings
 
-PROBE: list[Message] = [
+_PROBE: list[Message] = [
     {"role": "user", "content": "Name three colours, and say why you like them."}
 ]
 """The prompt that the student answers for the measurement."""
@@ -105,7 +105,7 @@ def _answers(student: Student) -> list[DecodedSequence]:
     """Returns short answers of the student, sampled as they are in training."""
     loaded = student.loaded
     student.module.eval()
-    prompt = ChatRenderer(loaded.tokenizer).prompt_ids(PROBE, [])
+    prompt = ChatRenderer(loaded.tokenizer).prompt_ids(_PROBE, [])
     limit = min(loaded.max_context, len(prompt) + _NUM_TOKENS)
     engine = DecodeEngine(loaded, max_rows=_NUM_ANSWERS, max_context=limit)
     settings = SamplingSettings(temperature=1.0, max_tokens=_NUM_TOKENS)

@@ -1,4 +1,4 @@
-"""The student as its rollouts see it: with an iteration's limits, and a teacher that may help."""
+"""The student as the policy of its rollouts: bounded by the curriculum, helped by a teacher."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,11 +18,11 @@ from stillroom.types import BegunTurn, Message, SampledTurn, TokenTrace, ToolSch
 
 @dataclass(slots=True)
 class StudentRollout(ForgetfulRecorder):
-    """One rollout of the student: what holds for it, and what is known of it so far."""
+    """One rollout of the student: its task and limits, and its turns so far."""
 
     task: Task
     iteration: int
-    """In which it began, from 0."""
+    """The iteration in which it began, from 0."""
     index: int
     seed: int
     limits: Limits
@@ -36,7 +36,7 @@ class StudentRollout(ForgetfulRecorder):
     """Whether the curriculum cut it off."""
 
     def carried(self) -> CarriedRollout:
-        """Returns what it takes to go on with it."""
+        """Returns what a later iteration needs to go on with it."""
         return CarriedRollout(
             iteration=self.iteration, index=self.index, turns=self.turns, begun=self.begun
         )
@@ -50,7 +50,7 @@ class StudentRollout(ForgetfulRecorder):
         return self.turns[index].replies if index < len(self.turns) else None
 
     def start_over(self) -> None:
-        """Drops what is known: the tools' state that it led to is gone."""
+        """Drops its turns: the state that its tools were in is gone."""
         self.turns, self.begun = [], None
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:
@@ -110,24 +110,24 @@ class StudentPolicy:
     async def converse(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
     ) -> AsyncGenerator["StudentConversation"]:
-        """Gives the conversation of a rollout; its key and its iteration's seed fix its draws."""
+        """Opens the conversation of a rollout; its key and its iteration's seed fix its draws."""
         rollout = self._rollouts[seed_key]
         # The same draws however the iterations' rollouts are told apart.
         key = f"{seed_key.rpartition(':')[0]}:{rollout.index}"
         async with AsyncExitStack() as stack:
-            own = await stack.enter_async_context(
+            student = await stack.enter_async_context(
                 self._student.converse(messages, tools, seed_key=key, seed=rollout.seed)
             )
-            other = None
+            teacher = None
             if self._teacher is not None and rollout.teacher_turns:
-                other = await stack.enter_async_context(
+                teacher = await stack.enter_async_context(
                     self._teacher.converse(
                         messages, tools, seed_key=f"{key}:teacher", seed=rollout.seed
                     )
                 )
-                other.set_aside()
+                teacher.set_aside()
             try:
-                yield StudentConversation(own, other, rollout, self._max_tokens)
+                yield StudentConversation(student, teacher, rollout, self._max_tokens)
             finally:
                 # Before the student hears that this one has left: it then takes no further step.
                 self._ended(rollout)
@@ -156,7 +156,7 @@ class StudentConversation:
         self._num_sampled = 0
 
     async def sample(self) -> SampledTurn:
-        """Returns the next turn, of whoever's it is."""
+        """Returns the next turn, sampled from the student or from the teacher."""
         if self._teacher is not None and self._is_teachers:
             self._student.set_aside()
             turn = await self._teacher.sample()
@@ -196,13 +196,13 @@ class StudentConversation:
 
     async def _own_turn(self) -> SampledTurn:
         rollout = self._rollout
-        left = self._max_tokens
+        remaining = self._max_tokens
         if rollout.limits.prefix_tokens is not None:
-            left = rollout.limits.prefix_tokens - self._num_sampled
-        if left <= 0:
+            remaining = rollout.limits.prefix_tokens - self._num_sampled
+        if remaining <= 0:
             rollout.is_prefix = True
-            return _nothing()
-        self._student.limit_turn(left)
+            return _empty_turn()
+        self._student.limit_turn(remaining)
         if rollout.begun is not None:
             self._student.begin_turn(rollout.begun)
         try:
@@ -212,7 +212,7 @@ class StudentConversation:
             rollout.begun, rollout.is_stopped = begun if begun.ids else None, True
             raise
         rollout.begun = None
-        is_limit = rollout.limits.prefix_tokens is not None and left <= self._max_tokens
+        is_limit = rollout.limits.prefix_tokens is not None and remaining <= self._max_tokens
         rollout.is_prefix = is_limit and turn.finish_reason == "length"
         return turn
 
@@ -223,7 +223,7 @@ class StudentConversation:
             self._teacher.add_turn(turn)
 
 
-def _nothing() -> SampledTurn:
+def _empty_turn() -> SampledTurn:
     """Returns the turn of a rollout that may have no more tokens."""
     return SampledTurn(
         message={"role": "assistant", "content": ""},

@@ -1,4 +1,4 @@
-"""Who scores the student's tokens: a model in this process, or a server."""
+"""The teachers that score the student's tokens: models in this process, or behind servers."""
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -29,14 +29,14 @@ class Teachers:
     """The teachers of a run. Use as an async context manager."""
 
     local: Mapping[int, LocalTeacher] = field(default_factory=dict[int, LocalTeacher])
-    """Those in this process, by the dataset they are for: they are asked in the update."""
+    """Those in this process, by the dataset they are for: they score in the update."""
     served: Mapping[int, ServedTeacher] = field(default_factory=dict[int, ServedTeacher])
-    """Those behind servers, by the dataset they are for: they are asked as each rollout ends."""
+    """Those behind servers, by the dataset they are for: they score each rollout as it ends."""
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
     def num_scored_at_once(self) -> int:
-        """How many rollouts servers may be scoring."""
+        """The number of rollouts that servers may be scoring at once."""
         return sum(served.concurrency for served in set(self.served.values()))
 
     async def __aenter__(self) -> Self:
@@ -53,9 +53,10 @@ class Teachers:
         await self._stack.aclose()
 
     async def score(self, outcome: Outcome, dataset: int) -> TeacherScores | FailedRollout | None:
-        """Returns what a server says of a finished rollout's tokens; None if none is asked.
+        """Returns a server's scores of a finished rollout's tokens; None if no server scores it.
 
-        A rollout that could not be scored has failed: nothing stands in for the scores.
+        A rollout that could not be scored is returned as a failed one: nothing can stand in for
+        the scores.
         """
         served = self.served.get(dataset)
         if served is None or isinstance(outcome, FailedRollout):

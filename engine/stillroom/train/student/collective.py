@@ -1,7 +1,7 @@
-"""The processes that train one model together: what they share out, add up and agree on.
+"""The processes that train one model together: they divide rows, sum gradients, agree on values.
 
-Every process calls the same methods in the same order, also one that has no rows of a batch. A
-process that trains alone takes the same path, and nothing is sent.
+Every process must call the same methods in the same order, even one that has no rows of a batch:
+a method waits for all of them. A process that trains alone takes the same path and sends nothing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ T = TypeVar("T")
 WAIT_S = 2 * 3600
 """How long a process may wait for another, which samples or writes a checkpoint."""
 
-# Gradients smaller than this go together, for sending one costs as much as many numbers.
+# Smaller gradients are sent together: each message costs as much as many numbers.
 _BUCKET_NUMBERS = 1 << 22
 
 
@@ -54,17 +54,18 @@ class Collective:
         return self.sums(float(flag))[0] > 0
 
     def gathered(self, mine: T) -> list[T]:
-        """Returns what each process has, in their order; it is pickled on the way."""
+        """Returns the value of each process, by rank; values are pickled on the way."""
         if self.size == 1:
             return [mine]
-        found: list[T] = [mine] * self.size
-        dist.all_gather_object(found, mine)
-        return found
+        gathered: list[T] = [mine] * self.size
+        dist.all_gather_object(gathered, mine)
+        return gathered
 
     def share(self, lengths: Sequence[int]) -> list[int]:
-        """Returns the places of this process's part of units of such lengths, in their order.
+        """Returns the indices of the items that this process takes, in their order.
 
-        The longest first, each goes to the process that has least; all processes agree on it.
+        lengths: those of all items. The longest first, each goes to the process that has least so
+        far, so that all end a step at about the same time. Every process works out the same.
         """
         if self.size == 1:
             return list(range(len(lengths)))
@@ -77,9 +78,10 @@ class Collective:
         return sorted(mine)
 
     def passes(self, groups: Iterable[list[int]]) -> list[list[int]]:
-        """Returns this process's groups; where weights are sharded empty ones too, up to the most.
+        """Returns this process's groups; where weights are sharded, with empty ones at the end.
 
-        A pass over shards sends weights, so all processes make as many of them.
+        A forward pass over shards gathers weights from all processes, so all of them must make as
+        many passes as the one that has most groups.
         """
         mine = list(groups)
         if not self.is_sharded:
@@ -87,18 +89,18 @@ class Collective:
         return mine + [[] for _ in range(int(self.largest(len(mine))) - len(mine))]
 
     def copy_first(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Gives the parameters the numbers that they have in the first process."""
+        """Copies the first process's parameters to all others."""
         if self.size == 1 or self.is_sharded:
             return
         for parameter in parameters:
             dist.broadcast(parameter.data, src=0)
 
     def add_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Sums the parameters' gradients over the processes; one that nobody has stays None."""
+        """Sums the gradients over the processes; one that no process has stays None."""
         if self.size == 1:
             return
         if self.is_sharded:
-            # The backward pass has formed their mean.
+            # FSDP's backward pass has formed their mean over the processes, not their sum.
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(self.size)
@@ -114,9 +116,9 @@ class Collective:
                 gradient.copy_(part.view_as(gradient))
 
     def _shared_gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Returns the gradients that any process has; here they may be zeros."""
+        """Returns the gradients that any process has; they are zeros where this one has none."""
         has = [float(parameter.grad is not None) for parameter in parameters]
-        found: list[Tensor] = []
+        gradients: list[Tensor] = []
         for parameter, count in zip(parameters, self.sums(*has), strict=True):
             if not count:
                 continue
@@ -124,8 +126,8 @@ class Collective:
                 parameter.grad = torch.zeros_like(parameter)
             if not parameter.grad.is_contiguous():
                 parameter.grad = parameter.grad.contiguous()
-            found.append(parameter.grad)
-        return found
+            gradients.append(parameter.grad)
+        return gradients
 
 
 ALONE = Collective()

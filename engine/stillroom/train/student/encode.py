@@ -1,4 +1,4 @@
-"""Rows become token sequences; what cannot be trained is left out and counted by reason."""
+"""Encodes rows as token sequences; rows that cannot be trained are left out, counted by reason."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,24 +23,27 @@ class TokenPair:
 
 @dataclass(slots=True)
 class EncodedSft:
-    """The rows that can be trained."""
+    """The rows that can be trained on, as tokens."""
 
     sequences: list[TokenSequence] = field(default_factory=list[TokenSequence])
-    """One a row, and more for rows that a template shows otherwise turn by turn."""
+    """One for each row, or several where a template renders earlier turns otherwise later on."""
     num_rows: int = 0
     skipped: Counter[str] = field(default_factory=Counter[str])
 
 
 @dataclass(slots=True)
 class EncodedPairs:
-    """The pairs that can be trained."""
+    """The pairs that can be trained on, as tokens."""
 
     pairs: list[TokenPair] = field(default_factory=list[TokenPair])
     skipped: Counter[str] = field(default_factory=Counter[str])
 
 
 def encode_sft(rows: Sequence[SftRow], renderer: ChatRenderer, *, max_length: int) -> EncodedSft:
-    """Returns the rows as sequences, each row whole or not. Raises DataError if none is left."""
+    """Returns the rows as token sequences, without those that cannot be trained on.
+
+    Raises DataError if none is left.
+    """
     encoded = EncodedSft()
     for row in rows:
         try:
@@ -62,7 +65,10 @@ def encode_sft(rows: Sequence[SftRow], renderer: ChatRenderer, *, max_length: in
 def encode_pairs(
     rows: Sequence[DpoRow], renderer: ChatRenderer, *, max_length: int
 ) -> EncodedPairs:
-    """Returns the preference rows as pairs. Raises DataError if none is left."""
+    """Returns the preference rows as token pairs, without those that cannot be trained on.
+
+    Raises DataError if none is left.
+    """
     encoded = EncodedPairs()
     for row in rows:
         try:
@@ -81,9 +87,9 @@ def encode_pairs(
 
 def _sides(row: DpoRow, renderer: ChatRenderer) -> list[TokenSequence]:
     """Returns the chosen and the rejected conversation; the prompt's own turns are given."""
-    given = sum(message["role"] == "assistant" for message in row.prompt)
+    num_given_turns = sum(message["role"] == "assistant" for message in row.prompt)
     rendered = [
-        renderer.conversation([*row.prompt, *answer], row.tools, num_given_turns=given)
+        renderer.conversation([*row.prompt, *answer], row.tools, num_given_turns=num_given_turns)
         for answer in (row.chosen, row.rejected)
     ]
     return [TokenSequence(side.ids, side.trained) for side in rendered]

@@ -30,11 +30,11 @@ from stillroom.train.student.sharding import run_inside, shard
 _MIN_MICROBATCH, _MAX_MICROBATCH = 512, 16384
 # On a GPU starting a pass costs as much as many tokens of padding.
 _MAX_MICROBATCH_CUDA = 32768
-# Of the memory that weights and optimiser leave; the backward pass and the head need some too.
+# Of the memory that weights and optimiser leave free; the backward pass and the head need the rest.
 _ACTIVATION_SHARE = 0.5
 _PROBE_TOKENS = (64, 320)
 _PACKED_SEQUENCES = 3
-# What is kept of a pack's tokens for the backward pass stays about within.
+# The activations that a pack keeps for the backward pass stay within about this.
 _PACK_BYTES = 1 << 30
 _NOTHING = TokenSequence([0], [False])
 
@@ -49,15 +49,15 @@ class Student:
     """What training starts from; for an adapter, the model it belongs on."""
     is_adapter: bool
     precision: Precision = "auto"
-    """As it was asked for; `auto` and `bf16` compute in bf16 on CUDA."""
+    """As in config.yml; `auto` and `bf16` compute in bf16 on CUDA."""
     microbatch_tokens: int | None = None
-    """As it was asked for; None: what the memory allows."""
+    """As in config.yml; None: as many as the memory allows."""
     activation_bytes: float | None = None
-    """What a forward pass with gradient keeps of each token; measured on CUDA only."""
+    """Bytes that a forward pass with gradient keeps of each token; measured on CUDA only."""
     peers: Collective = ALONE
     """The processes that train it together."""
     root: nn.Module | None = None
-    """Of a model whose weights are sharded: what everything runs inside."""
+    """Of a model whose weights are sharded: the module that everything must run inside."""
 
     @property
     def module(self) -> nn.Module:
@@ -69,7 +69,7 @@ class Student:
         return (p for p in self.module.parameters() if p.requires_grad)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Runs matrix products in bf16 on CUDA, unless fp32 was asked for; weights stay as is."""
+        """Runs matrix products in bf16 on CUDA, unless precision is fp32; weights keep theirs."""
         if self.loaded.device.type != "cuda" or self.precision == "fp32":
             return nullcontext()
         return torch.autocast("cuda", dtype=torch.bfloat16)
@@ -77,7 +77,7 @@ class Student:
     def collate(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
         """Returns the sequences as one batch: a pack, if the model can run it.
 
-        Of no sequences it has nothing to train.
+        Of no sequences the batch has no trained token.
         """
         return collate(
             sequences or [_NOTHING], device=self.loaded.device, is_packed=self.head.can_pack
@@ -92,7 +92,7 @@ class Student:
         return self.peers.passes(groups)
 
     def run(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Returns what is computed with the weights at hand, also where they are sharded."""
+        """Returns what `compute` returns, with all weights gathered while it runs."""
         return compute() if self.root is None else run_inside(self.root, compute)
 
     @property
@@ -121,7 +121,7 @@ class Student:
 
     @property
     def max_microbatch_tokens(self) -> int:
-        """How many padded tokens a forward pass with gradient may have."""
+        """The number of padded tokens that a forward pass with gradient may have."""
         if self.microbatch_tokens is not None:
             return self.microbatch_tokens
         if self.activation_bytes is not None and self.loaded.device.type == "cuda":
@@ -129,10 +129,11 @@ class Student:
         return max_pass_tokens(self.head.max_positions)
 
     def pack_tokens(self, longest: int) -> int:
-        """How many tokens a pack of sequences that begin alike may have, up to so long ones.
+        """Returns how many tokens a pack may have; `longest` is the longest sequence's number.
 
-        Not fewer than any pass may have, nor than some of the longest sequences, if those are
-        cheap: it is by sharing their prompt that a group's rollouts are learnt fast.
+        Not fewer than any pass may have, nor than a few of the longest sequences if those need
+        little memory: a group's rollouts are fast to train on because they share their prompt,
+        which they do only within a pack.
         """
         if self.microbatch_tokens is not None:
             return self.microbatch_tokens
@@ -160,9 +161,9 @@ def microbatch_tokens(room: float, activation_bytes: float) -> int:
 
 
 def _measured(student: Student) -> Student:
-    """Returns the student with what it keeps of each token for the backward pass."""
+    """Returns the student with its `activation_bytes` measured."""
     held = [_held_bytes(student, num_tokens) for num_tokens in _PROBE_TOKENS]
-    # What is kept once, however many tokens there are (weights in bf16, say), cancels out.
+    # What is kept once, however many tokens there are (weights cast to bf16, say), cancels out.
     per_token = (held[1] - held[0]) / (_PROBE_TOKENS[1] - _PROBE_TOKENS[0])
     return replace(student, activation_bytes=per_token)
 
@@ -175,7 +176,7 @@ def _held_bytes(student: Student, num_tokens: int) -> int:
         hidden = student.run(lambda: student.head.hidden(ids_BT))
     held = torch.cuda.memory_allocated(device) - before
     if student.root is not None:
-        # No backward pass comes that would let go of the weights.
+        # Only a backward pass frees the gathered weights.
         hidden.sum().backward()
         student.module.zero_grad(set_to_none=True)
     del hidden

@@ -17,10 +17,10 @@ _FINAL_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """What one optimiser step did."""
+    """The figures of one optimiser step."""
 
     grad_norm: float
-    """Before clipping."""
+    """The norm of all gradients together, before clipping."""
     learning_rate: float
 
 
@@ -98,7 +98,7 @@ class Optimizer:
         return {name: whole(tensor) for name, tensor in named.items()}
 
     def restore(self, tensors: Mapping[str, Tensor], *, num_steps: int) -> None:
-        """Goes on from what `state` returned after so many steps."""
+        """Goes on from the tensors that `state` returned after `num_steps` steps."""
         states: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             place, _, name = key.partition(".")

@@ -1,7 +1,8 @@
 """FSDP2: each process holds its share of every weight, and gathers a layer while it runs.
 
-Everything of a model runs inside its own forward pass then, for that is where torch gathers what
-belongs to no layer: the embeddings, the last norm and the output head.
+Weights that belong to no layer (the embeddings, the last norm, the output head) are gathered only
+while the model's own forward pass runs. So that forward is replaced by one that calls a function,
+and whatever needs those weights is called inside it (`run_inside`).
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +46,7 @@ def run_inside(root: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
     """Returns what is computed inside the forward pass of what `shard` has returned."""
     computed = root(compute)
     if not torch.is_grad_enabled():
-        # A backward pass would let go of what is gathered.
+        # Else the backward pass frees the gathered weights; without one they would stay.
         cast("FSDPModule", root).reshard()
     return computed
 
@@ -55,32 +56,32 @@ def _run(compute: Callable[[], T]) -> T:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Returns a tensor with what the other processes hold of it; all of them must ask."""
+    """Returns the whole of a tensor that processes hold shares of; all of them must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """Returns what this process holds of a tensor."""
+    """Returns this process's share of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole_weights(module: nn.Module, *, is_trained_only: bool) -> dict[str, Tensor]:
-    """Returns the weights by name, in main memory; weights that are one stay one."""
-    # First of all, for it lets go of what is gathered.
+    """Returns the weights by name, in main memory; tied weights stay one tensor."""
+    # First of all, since taking the state frees what is gathered.
     held = module.state_dict(keep_vars=True)
-    found: dict[int, Tensor] = {}
+    weights: dict[int, Tensor] = {}
     for tensor in held.values():
-        if id(tensor) not in found and (tensor.requires_grad or not is_trained_only):
-            found[id(tensor)] = whole(tensor.detach()).cpu()
-    return {name: found[id(tensor)] for name, tensor in held.items() if id(tensor) in found}
+        if id(tensor) not in weights and (tensor.requires_grad or not is_trained_only):
+            weights[id(tensor)] = whole(tensor.detach()).cpu()
+    return {name: weights[id(tensor)] for name, tensor in held.items() if id(tensor) in weights}
 
 
-def like(tensor: Tensor, given: Tensor) -> Tensor:
-    """Returns this process's share of a whole tensor, if `given` is such a share."""
-    if not isinstance(given, DTensor):
+def like(tensor: Tensor, example: Tensor) -> Tensor:
+    """Returns this process's share of a whole tensor, if `example` is such a share."""
+    if not isinstance(example, DTensor):
         return tensor
-    placed = tensor.to(given.device)
-    return distribute_tensor(placed, given.device_mesh, given.placements, src_data_rank=None)
+    placed = tensor.to(example.device)
+    return distribute_tensor(placed, example.device_mesh, example.placements, src_data_rank=None)
 
 
 @torch.no_grad()
