@@ -25,7 +25,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    if config.getoption("quick"):
+    # With xdist its workers refuse, and the process that starts them does not.
+    starts_workers = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if config.getoption("quick") and not starts_workers:
         from fakes.quick import QuickOnly
 
         config.pluginmanager.register(QuickOnly())

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 HEAVY_LIBRARIES = frozenset(
     {"accelerate", "bitsandbytes", "peft", "playwright", "ray", "torch", "transformers", "trl"}
@@ -42,8 +43,11 @@ def _skips_in(error: BaseException) -> Iterator[pytest.skip.Exception]:
 class QuickOnly:
     """The plugin that is registered for `--quick`."""
 
-    def pytest_sessionstart(self) -> None:
-        """Begins to refuse; from here on pytest itself needs none of it."""
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Begins to refuse, and has hypothesis try fewer examples."""
+        settings.register_profile("quick", max_examples=20)
+        settings.load_profile("quick")
         sys.meta_path.insert(0, _HeavyImports())
         sys.addaudithook(_refuse_processes)
 
