@@ -7,13 +7,13 @@ from pydantic import BaseModel
 
 from stillroom.api import RunReport
 from stillroom_mcp.next_steps import poll_after_s
-from stillroom_mcp.operations import Operation
+from stillroom_mcp.operations import OfferedOperation
 
 _REF = "#/$defs/{name}"
 _LONG_DEFAULT = 40
 
 
-def structured(operation: Operation, request: Any, result: msgspec.Struct) -> dict[str, Any]:
+def structured(operation: OfferedOperation, request: Any, result: msgspec.Struct) -> dict[str, Any]:
     """Returns the result as JSON values, with `next_step` (and for runs when to look again)."""
     answer: dict[str, Any] = _rounded(msgspec.to_builtins(result))
     if isinstance(result, RunReport):
@@ -31,7 +31,7 @@ def _rounded(value: Any) -> Any:
     return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
-def output_schema(operation: Operation) -> dict[str, Any]:
+def output_schema(operation: OfferedOperation) -> dict[str, Any]:
     """Returns the JSON schema of what `structured` gives; its root is an object."""
     (root,), definitions = msgspec.json.schema_components([operation.result], ref_template=_REF)
     schema: dict[str, Any] = definitions.pop(root["$ref"].removeprefix("#/$defs/"))
@@ -46,7 +46,7 @@ def output_schema(operation: Operation) -> dict[str, Any]:
     return {**schema, "$defs": definitions} if definitions else schema
 
 
-def input_schema(operation: Operation) -> dict[str, Any]:
+def input_schema(operation: OfferedOperation) -> dict[str, Any]:
     """Returns the JSON schema of the request, without what a model need not read."""
     schema = _schema_of(operation.request)
     if operation.explained_by is not None:

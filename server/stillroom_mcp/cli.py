@@ -13,7 +13,7 @@ from stillroom.errors import EngineError
 from stillroom.settings import open_workspace
 from stillroom.validation import describe_errors, nearest
 from stillroom_mcp import commands
-from stillroom_mcp.operations import OPERATIONS, Operation
+from stillroom_mcp.operations import OPERATIONS, OfferedOperation
 
 EXIT_USAGE = 2
 
@@ -24,7 +24,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         hint = ""
         if "invalid choice: '" in message:
-            hint = nearest(message.split("'")[1], [o.name.replace("_", "-") for o in OPERATIONS])
+            hint = nearest(message.split("'")[1], [o.command for o in OPERATIONS])
         elif message.startswith("unrecognized arguments: "):
             given = message.removeprefix("unrecognized arguments: ").split()[0]
             hint = nearest(given, sorted(self._option_string_actions))
@@ -60,7 +60,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     added = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     by_command: dict[str, argparse.ArgumentParser] = {}
     for operation in OPERATIONS:
-        name = operation.name.replace("_", "-")
+        name = operation.command
         text = operation.description
         # argparse formats help, but not descriptions.
         listed = text.replace("%", "%%")
@@ -109,7 +109,7 @@ def _add_report(added: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_fields(parser: argparse.ArgumentParser, operation: Operation) -> None:
+def _add_fields(parser: argparse.ArgumentParser, operation: OfferedOperation) -> None:
     for name, field in operation.request.model_fields.items():
         settings = _argument_settings(field)
         if name in operation.positional:
@@ -166,7 +166,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_operation(command: str, options: argparse.Namespace) -> int:
-    operation = next(o for o in OPERATIONS if o.name.replace("_", "-") == command)
+    operation = next(o for o in OPERATIONS if o.command == command)
     given = {k: v for k, v in vars(options).items() if k in operation.request.model_fields}
     request = _request(operation, given)
     workspace = open_workspace(options.workspace)
@@ -176,12 +176,12 @@ def _run_operation(command: str, options: argparse.Namespace) -> int:
     )
 
 
-def _request(operation: Operation, given: dict[str, Any]) -> BaseModel:
+def _request(operation: OfferedOperation, given: dict[str, Any]) -> BaseModel:
     try:
         return operation.request.model_validate(given)
     except ValidationError as error:
         faults = describe_errors(error, operation.request)
-        name = operation.name.replace("_", "-")
+        name = operation.command
         sys.stderr.write(f"stillroom {name}: {faults}\nfix: see `stillroom {name} --help`\n")
         sys.exit(EXIT_USAGE)
 

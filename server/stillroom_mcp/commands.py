@@ -15,7 +15,7 @@ from stillroom import api
 from stillroom.settings import Workspace
 from stillroom_mcp.answers import structured
 from stillroom_mcp.lineage_view import lineage_lines
-from stillroom_mcp.operations import Operation
+from stillroom_mcp.operations import OfferedOperation
 
 _POLL_S = 0.3
 _LINE_EVERY_S = 10.0
@@ -46,7 +46,7 @@ def report(workspace: Workspace, output: str, *, as_json: bool) -> int:
 
 def operate(
     workspace: Workspace,
-    operation: Operation,
+    operation: OfferedOperation,
     request: BaseModel,
     *,
     as_json: bool,

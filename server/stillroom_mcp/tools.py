@@ -19,7 +19,7 @@ from stillroom.errors import EngineError
 from stillroom.settings import Workspace
 from stillroom.validation import describe_errors
 from stillroom_mcp.answers import input_schema, output_schema, structured
-from stillroom_mcp.operations import Operation
+from stillroom_mcp.operations import OfferedOperation
 
 _POLL_S = 0.5
 
@@ -29,7 +29,7 @@ class OperationTool(Tool):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    operation: Operation = Field(exclude=True)
+    operation: OfferedOperation = Field(exclude=True)
     workspace: Workspace = Field(exclude=True)
 
     async def run(
@@ -66,7 +66,7 @@ class OperationTool(Tool):
         )
 
 
-def parse_arguments(operation: Operation, arguments: dict[str, Any]) -> BaseModel:
+def parse_arguments(operation: OfferedOperation, arguments: dict[str, Any]) -> BaseModel:
     """Returns the checked request. Raises ToolError that names the argument and the nearest one."""
     try:
         return operation.request.model_validate(_decoded(operation.request, arguments))
@@ -110,7 +110,7 @@ async def wait_for_run(
     return await anyio.to_thread.run_sync(api.get_run, workspace, request)
 
 
-def tool_for(operation: Operation, workspace: Workspace) -> OperationTool:
+def tool_for(operation: OfferedOperation, workspace: Workspace) -> OperationTool:
     """Returns the tool of an operation."""
     return OperationTool(
         operation=operation,

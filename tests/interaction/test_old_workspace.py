@@ -13,6 +13,7 @@ from fakes.projects import read_rows
 from fakes.reporters import KeptReporter
 from fakes.waiting import wait_until
 from stillroom import api
+from stillroom.api.operations import operation_of_run
 from stillroom.jobs.operations import run_operation
 from stillroom.run_folder import create_run
 from stillroom.settings import Workspace
@@ -176,7 +177,7 @@ def test_training_goes_on_from_its_checkpoint_and_is_finished(
     kind = RunKind(run_id.partition("-")[0])
     folder = create_run(workspace, kind, request.model_dump(mode="json"))
 
-    result = run_operation(folder, reporter := KeptReporter())
+    result = run_operation(operation_of_run(kind), folder, reporter := KeptReporter())
 
     assert result.steps == len(reporter.measured) == num_steps
     assert reporter.progressed[0] == (last_step + 1, num_steps)
@@ -198,7 +199,7 @@ def test_the_rollouts_that_a_checkpoint_carries_go_on(workspace: Workspace) -> N
 def test_a_waiting_run_begins_once_the_run_before_it_has_ended(workspace: Workspace) -> None:
     """A process takes the folder up as it is; the run before it was killed, which is an end too."""
     folder = workspace.runs / WAITING_SFT
-    command = [sys.executable, "-P", "-m", "stillroom.jobs.worker", str(folder)]
+    command = [sys.executable, "-P", "-m", "stillroom.api.worker", str(folder)]
 
     subprocess.run(command, cwd=workspace.root, check=True, timeout=120, capture_output=True)
 

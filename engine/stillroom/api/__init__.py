@@ -1,7 +1,10 @@
-"""The only door for server and command line: one typed function per operation.
+"""The only door to the engine for the server and the command line.
 
-Every function takes the workspace and a request model; importing this loads no heavy library.
+`OPERATIONS` is the table of all operations. Each is also a function here that takes a workspace
+and a request model, for use as a library. Importing this loads no heavy library.
 """
+# pyright: reportUnusedImport=false
+# All of it is imported for those who import this.
 
 from stillroom.api.curation import (
     convert_rollouts,
@@ -12,6 +15,7 @@ from stillroom.api.curation import (
     validate_dataset,
 )
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport, compare_evaluations
+from stillroom.api.operations import OPERATIONS, operation_named
 from stillroom.api.reports import write_report
 from stillroom.api.runs import (
     CancelRun,
@@ -42,6 +46,7 @@ from stillroom.data.inspect import ExamplesPage, InspectExamples
 from stillroom.data.validate import ValidateDataset, ValidationReport
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.export.request import ExportModel
+from stillroom.jobs.operations import Operation
 from stillroom.projects.create import CreateProject, ProjectResult, create_project
 from stillroom.projects.setup import CheckSetup, SetupReport, check_setup
 from stillroom.rollout.request import GenerateRollouts
@@ -50,62 +55,3 @@ from stillroom.trace.request import Lineage, LineageNode, ShowLineage
 from stillroom.trace.show import show_lineage
 from stillroom.train.config.request import PlanTraining, StartTraining
 from stillroom.train.planning.forecast import TrainingForecast
-
-__all__ = [
-    "CancelRun",
-    "CheckSetup",
-    "CompareEvaluations",
-    "ComparisonReport",
-    "ConvertResult",
-    "ConvertRollouts",
-    "CreateProject",
-    "EvaluateModel",
-    "ExamplesPage",
-    "ExportModel",
-    "FilterDataset",
-    "FilterResult",
-    "GenerateRollouts",
-    "GetRun",
-    "GetRunLogs",
-    "InspectExamples",
-    "Lineage",
-    "LineageNode",
-    "ListRuns",
-    "LogPage",
-    "MakeDpoPairs",
-    "PairsResult",
-    "PlanTraining",
-    "ProjectResult",
-    "ReviewSample",
-    "RunPage",
-    "RunReport",
-    "SampleForReview",
-    "ScoreRollouts",
-    "SetupReport",
-    "ShowLineage",
-    "StartTraining",
-    "TrainingForecast",
-    "ValidateDataset",
-    "ValidationReport",
-    "cancel_run",
-    "check_setup",
-    "compare_evaluations",
-    "convert_rollouts",
-    "create_project",
-    "evaluate_model",
-    "export_model",
-    "filter_dataset",
-    "generate_rollouts",
-    "get_run",
-    "get_run_logs",
-    "inspect_examples",
-    "list_runs",
-    "make_dpo_pairs",
-    "plan_training",
-    "sample_for_review",
-    "score_rollouts",
-    "show_lineage",
-    "start_training",
-    "validate_dataset",
-    "write_report",
-]

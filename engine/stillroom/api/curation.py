@@ -1,7 +1,8 @@
-"""Operations on data files; they end at once or stream through a file in constant memory."""
+"""Operations on data files: they return at once, or read a file as a stream in constant memory."""
 
 import msgspec
 
+from stillroom.api.operations import child_work
 from stillroom.curate import convert, pairs, review
 from stillroom.curate.convert import ConvertResult, ConvertRollouts
 from stillroom.curate.filter import run as filters
@@ -10,55 +11,58 @@ from stillroom.curate.pairs import MakeDpoPairs, PairsResult
 from stillroom.curate.review import ReviewSample, SampleForReview
 from stillroom.data import inspect as inspection
 from stillroom.data import validate as validation
-from stillroom.data.inspect import ExamplesPage, InspectExamples
-from stillroom.data.token_counts import CountTokens
+from stillroom.data.inspect import ExamplesPage, InspectExamples, Inspection
+from stillroom.data.token_counts import CountTokens, TokenCounts
 from stillroom.data.validate import ValidateDataset, ValidationReport
-from stillroom.jobs.inline import (
-    convert_in_child,
-    count_with_model,
-    filter_in_child,
-    inspect_with_model,
-    pair_in_child,
-)
+from stillroom.jobs.child import run_in_child
 from stillroom.models.resolve import locate_model
-from stillroom.settings import Workspace
-
-__all__ = [
-    "convert_rollouts",
-    "filter_dataset",
-    "inspect_examples",
-    "make_dpo_pairs",
-    "sample_for_review",
-    "validate_dataset",
-]
+from stillroom.settings import Workspace, tool_environment
 
 
 def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult:
-    """Writes the rows that pass; filters that are more than a look at each row run in a child."""
+    """Writes the rows that pass. Heavy filters (a model, a library, Ray) run in a child process."""
     if not request.is_heavy:
         return filters.filter_dataset(workspace, request)
     workspace.existing(request.input, what="input")
     if request.model is not None:
         locate_model(workspace, request.model)
-    return filter_in_child(workspace, request)
+    return run_in_child(
+        workspace,
+        child_work("filter_dataset"),
+        request,
+        result=FilterResult,
+        environment=None if request.ray_address is None else tool_environment(),
+    )
 
 
 def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
-    """Writes the supervised rows of rollouts; with a Ray cluster a file a task."""
+    """Writes the supervised rows of rollouts; on a Ray cluster each task converts one file."""
     if request.ray_address is None:
         return convert.convert_rollouts(workspace, request)
-    return convert_in_child(workspace, request)
+    return run_in_child(
+        workspace,
+        child_work("convert_rollouts"),
+        request,
+        result=ConvertResult,
+        environment=tool_environment(),
+    )
 
 
 def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
-    """Writes the pairs of rollouts; with a Ray cluster split by file and task."""
+    """Writes preference pairs of rollouts; on a Ray cluster the work is split by file and task."""
     if request.ray_address is None:
         return pairs.make_dpo_pairs(workspace, request)
-    return pair_in_child(workspace, request)
+    return run_in_child(
+        workspace,
+        child_work("make_dpo_pairs"),
+        request,
+        result=PairsResult,
+        environment=tool_environment(),
+    )
 
 
 def sample_for_review(workspace: Workspace, request: SampleForReview) -> ReviewSample:
-    """Writes rows for a person to judge: a file to fill in, and a page that fills it in."""
+    """Writes rows for a person to judge: a JSONL file to fill in, and a page that fills it in."""
     from stillroom.report.pages.review import write_review_page
 
     sampled = review.sample_for_review(workspace, request)
@@ -67,18 +71,20 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> ReviewS
 
 
 def validate_dataset(workspace: Workspace, request: ValidateDataset) -> ValidationReport:
-    """Returns all problems of a data file and what it holds, and writes them as a page.
+    """Returns the problems of a data file with statistics of its rows, and writes a page of them.
 
-    With a model the tokens of a sample are counted, in a child process.
+    With a model the tokens of a sample are counted too, in a child process.
     """
     if request.model is not None:
         locate_model(workspace, request.model)
-    found = validation.validate_dataset(workspace, request)
-    report, counts = found.report, None
+    checked = validation.validate_dataset(workspace, request)
+    report, counts = checked.report, None
     if request.model is not None and report.good:
-        places = tuple(msgspec.structs.astuple(place) for place in found.statistics.places)
-        asked = CountTokens(model=request.model, format=found.row_format, places=places)
-        counts = count_with_model(workspace, asked)
+        places = tuple(msgspec.structs.astuple(place) for place in checked.statistics.places)
+        counting = CountTokens(model=request.model, format=checked.row_format, places=places)
+        counts = run_in_child(
+            workspace, child_work("validate_dataset"), counting, result=TokenCounts
+        )
         report = msgspec.structs.replace(
             report,
             tokens=counts.tokens,
@@ -86,29 +92,31 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validati
             token_rows=counts.rows,
             left_out=counts.left_out,
         )
-    if found.page is not None:
+    if checked.page is not None:
         from stillroom.report.pages.dataset import write_dataset_page
 
-        write_dataset_page(found.page, report, found.statistics, counts)
+        write_dataset_page(checked.page, report, checked.statistics, counts)
     return report
 
 
 def inspect_examples(workspace: Workspace, request: InspectExamples) -> ExamplesPage:
-    """Returns rows as text, and writes a page of them if asked.
+    """Returns rows as text, and writes a page of them if the request names one.
 
-    With a model they come with its token mask, rendered in a child process.
+    With a model the rows show which tokens are trained, rendered in a child process.
     """
     page = workspace.output_file(request.html, what="html") if request.html else None
     workspace.existing(request.path, what="path")
     if request.model is None:
-        found = inspection.inspect_examples(workspace, request)
+        inspected = inspection.inspect_examples(workspace, request)
     else:
         locate_model(workspace, request.model)
-        found = inspect_with_model(workspace, request)
+        inspected = run_in_child(
+            workspace, child_work("inspect_examples"), request, result=Inspection
+        )
     if page is None:
-        return found.page
+        return inspected.page
     # Only an operation that draws a page loads what draws it.
     from stillroom.report.pages.rows import write_rows_page
 
-    write_rows_page(page, found, request)
-    return msgspec.structs.replace(found.page, html=workspace.shown(page))
+    write_rows_page(page, inspected, request)
+    return msgspec.structs.replace(inspected.page, html=workspace.shown(page))

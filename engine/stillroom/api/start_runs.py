@@ -1,13 +1,14 @@
-"""Long work: started here, done in a process of its own."""
+"""Operations that start runs: they check the request, then start a process that does the work."""
 
 import msgspec
 from pydantic import BaseModel
 
+from stillroom.api.operations import child_work
 from stillroom.api.runs import RunReport, report_run
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
-from stillroom.jobs.inline import plan_in_child
+from stillroom.jobs.child import run_in_child
 from stillroom.rollout.request import GenerateRollouts, plan_generation
 from stillroom.rollout.rescore.score import ScoreRollouts, check_scoring
 from stillroom.run_folder import StartAfter, find_run, hashes_of
@@ -43,25 +44,34 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
-    """Returns what a run would need and what to change; raises for what would end it."""
+    """Returns what a training run would need and what to change.
+
+    Raises an EngineError for what would end the run.
+    """
     requests = requests_per_model(workspace, request)
     plans = [plan_request(workspace, each) for each in requests]
     forecasts = [
-        plan_in_child(workspace, each, environment=_planning_environment(workspace, plan))
+        run_in_child(
+            workspace,
+            child_work("plan_training"),
+            each,
+            result=TrainingForecast,
+            environment=_planning_environment(workspace, plan),
+        )
         for each, plan in zip(requests, plans, strict=True)
     ]
     return combined_forecast(requests, forecasts)
 
 
 def _planning_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str, str]:
-    """Returns that of training on files, with a served teacher's key: its server is asked."""
+    """Returns the environment of planning: no secret but the key of a teacher that is served."""
     name = plan.config.teacher.api_key_env if plan.config.teacher is not None else None
     key = workspace.read_key(name)
     return training_environment() | ({name: key} if name is not None and key is not None else {})
 
 
 def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
-    """Starts a training run; where model.path is a list one for each, which wait for one another.
+    """Starts a training run, or one for each model of a list in model.path, one after another.
 
     Raises an EngineError for what is wrong with any of them before a model is loaded.
     """
@@ -87,8 +97,8 @@ def _training_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str,
         # The keys of servers that score and sample are needed there.
         config, is_distilled = plan.config, kind is RunKind.DISTILL
         servers = (config.teacher, config.rollout.server) if is_distilled else ()
-        own = {server.api_key_env for server in servers if server is not None}
-        environment = tool_environment(without=frozenset(TEACHER_KEYS - own))
+        needed = {server.api_key_env for server in servers if server is not None}
+        environment = tool_environment(without=frozenset(TEACHER_KEYS - needed))
     has_wandb = plan.config.trainer.wandb_project is not None
     return environment | tracking_environment(workspace, has_wandb=has_wandb)
 

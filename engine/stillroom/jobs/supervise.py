@@ -56,7 +56,7 @@ def start_run(
     with folder.log.open("ab") as log:
         process = subprocess.Popen(
             # -P: a user's folder must not shadow our modules.
-            [sys.executable, "-P", "-m", "stillroom.jobs.worker", str(folder.path)],
+            [sys.executable, "-P", "-m", "stillroom.api.worker", str(folder.path)],
             cwd=workspace.root,
             env={**environment, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import psutil
 from stillroom.errors import EngineError, RunCancelledError, RunError
 from stillroom.files import file_sha256
 from stillroom.jobs.failures import failure_of
-from stillroom.jobs.operations import run_operation
+from stillroom.jobs.operations import Operation, run_operation
 from stillroom.jobs.reporter import JobReporter
 from stillroom.jobs.supervise import read_run
 from stillroom.lineage import now
@@ -25,8 +25,8 @@ from stillroom.types import RunKind, RunStatus
 _WAIT_POLL_S = 0.5
 
 
-def main() -> int:
-    """Runs the folder named on the command line; returns the exit code."""
+def main(operation_of_run: Callable[[RunKind], Operation]) -> int:
+    """Does the work of the run whose folder the command line names; returns the exit code."""
     folder = RunFolder(Path(sys.argv[1]))
     lock = folder.owner_lock()
     if not lock.try_acquire():
@@ -44,18 +44,18 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda _number, _frame: reporter.cancel())
     if folder.cancel_mark.exists():
         reporter.cancel()
-    ending = _work(folder, reporter)
+    ending = _work(operation_of_run(state.kind), folder, reporter)
     reporter.close()
     folder.write(msgspec.structs.replace(reporter.state, ended_at=now(), **ending))
     lock.release()
     return 0 if ending["status"] is RunStatus.SUCCEEDED else 1
 
 
-def _work(folder: RunFolder, reporter: JobReporter) -> dict[str, Any]:
+def _work(operation: Operation, folder: RunFolder, reporter: JobReporter) -> dict[str, Any]:
     """Returns the fields of the final state."""
     try:
         _wait_for_others(folder, reporter)
-        result = run_operation(folder, reporter)
+        result = run_operation(operation, folder, reporter)
         return {"status": RunStatus.SUCCEEDED, "result": msgspec.to_builtins(result)}
     # The rim of a run: whatever happened becomes its state, the whole story goes to the log.
     except BaseException as error:
@@ -106,7 +106,3 @@ def _cause(error: BaseException) -> BaseException:
 
 def _inside(error: BaseException) -> Sequence[BaseException]:
     return error.exceptions if isinstance(error, BaseExceptionGroup) else [error]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

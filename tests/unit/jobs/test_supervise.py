@@ -184,7 +184,7 @@ def test_a_second_process_for_the_same_run_gives_up(workspace: Workspace) -> Non
 def worker_command() -> list[str]:
     import sys
 
-    return [sys.executable, "-P", "-m", "stillroom.jobs.worker"]
+    return [sys.executable, "-P", "-m", "stillroom.api.worker"]
 
 
 def test_a_worker_that_dies_before_it_begins_is_not_running_for_ever(

@@ -1,0 +1,9 @@
+"""The process of one run: `python -m stillroom.api.worker FOLDER`."""
+
+import sys
+
+from stillroom.api.operations import operation_of_run
+from stillroom.jobs.worker import main
+
+if __name__ == "__main__":
+    sys.exit(main(operation_of_run))

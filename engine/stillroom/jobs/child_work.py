@@ -1,0 +1,49 @@
+"""The work that child processes do for operations: what runs a model's chat template, and plans."""
+
+from typing import Any
+
+from stillroom.curate.filter.request import FilterDataset, FilterResult
+from stillroom.curate.filter.run import filter_dataset
+from stillroom.data.inspect import InspectExamples, Inspection
+from stillroom.data.inspect import inspect_examples as inspect_rows
+from stillroom.data.token_counts import CountTokens, TokenCounts
+from stillroom.data.token_counts import count_tokens as count_row_tokens
+from stillroom.errors import missing_extra
+from stillroom.models.tokenizer import tokenizer_for
+from stillroom.settings import Workspace
+from stillroom.train.config.request import PlanTraining
+from stillroom.train.planning.forecast import TrainingForecast
+
+
+def filter_rows(workspace: Workspace, request: FilterDataset) -> FilterResult:
+    """Filters rows, on the Ray cluster that the request names or in this process."""
+    if request.ray_address is not None:
+        from stillroom.curate.ray.filter import filter_on_ray
+
+        return filter_on_ray(workspace, request)
+    tokenizer = _tokenizer(workspace, request.model, "counting tokens")
+    return filter_dataset(workspace, request, tokenizer=tokenizer)
+
+
+def inspect_examples(workspace: Workspace, request: InspectExamples) -> Inspection:
+    """Returns rows with the token mask of the request's model."""
+    tokenizer = _tokenizer(workspace, request.model, "showing a model's mask")
+    return inspect_rows(workspace, request, tokenizer=tokenizer)
+
+
+def count_tokens(workspace: Workspace, request: CountTokens) -> TokenCounts:
+    """Returns how many tokens rows have for the request's model."""
+    return count_row_tokens(request, _tokenizer(workspace, request.model, "counting tokens"))
+
+
+def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
+    """Returns what a training run would need. Raises an EngineError without the extra `train`."""
+    try:
+        from stillroom.train.planning.plan import plan_training as forecast_training
+    except ModuleNotFoundError as error:
+        raise missing_extra("train", "planning a training run") from error
+    return forecast_training(workspace, request)
+
+
+def _tokenizer(workspace: Workspace, model: str | None, purpose: str) -> Any:
+    return None if model is None else tokenizer_for(workspace, model, purpose)

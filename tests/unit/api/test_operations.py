@@ -1,0 +1,42 @@
+"""The table of operations names what is there, and says truly what goes in and comes out."""
+
+import inspect
+import typing
+
+import pytest
+
+from stillroom import api
+from stillroom.api.operations import OPERATIONS, child_work, operation_of_run
+from stillroom.jobs.operations import Operation, load
+from stillroom.types import RunKind
+from stillroom_mcp import operations as offered
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_the_function_takes_the_request_and_returns_the_result(operation: Operation) -> None:
+    function = load(operation.function)
+    hints = typing.get_type_hints(function)
+
+    assert function is getattr(api, operation.name)
+    assert hints["request"] is operation.request
+    assert hints["return"] is operation.result
+
+
+@pytest.mark.parametrize("kind", RunKind)
+def test_every_kind_of_run_has_a_function_that_does_it(kind: RunKind) -> None:
+    operation = operation_of_run(kind)
+    assert operation.run is not None
+    for name in filter(None, (operation.run.function, operation.run.on_ray)):
+        parameters = inspect.signature(load(name)).parameters
+        assert list(parameters)[:4] == ["workspace", "request", "folder", "reporter"]
+        assert typing.get_type_hints(load(name))["request"] is operation.request
+
+
+@pytest.mark.parametrize("operation", [o for o in OPERATIONS if o.child], ids=lambda o: o.name)
+def test_what_a_child_does_takes_a_workspace_and_a_request(operation: Operation) -> None:
+    function = load(child_work(operation.name).function)
+    assert list(inspect.signature(function).parameters)[:2] == ["workspace", "request"]
+
+
+def test_the_server_offers_every_operation_in_the_order_of_the_table() -> None:
+    assert [one.name for one in offered.OPERATIONS] == [one.name for one in OPERATIONS]
