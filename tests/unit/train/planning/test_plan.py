@@ -279,7 +279,7 @@ def test_a_model_far_too_large_is_told_without_loading_it(tmp_path, tiny_models)
         if file.suffix != ".safetensors":
             (large / file.name).write_bytes(file.read_bytes())
     config = json.loads((large / "config.json").read_text(encoding="utf-8"))
-    config |= {"hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": 100}
+    config |= {"hidden_size": 32768, "intermediate_size": 131072, "num_hidden_layers": 25}
     (large / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
     told = plan(project_of(tmp_path, large))
