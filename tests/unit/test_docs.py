@@ -51,7 +51,7 @@ Some words about `engine/stillroom/errors.py`.
 1. `engine/stillroom/api/runs.py`: looks at runs
    and goes on in the next line.
 2. `engine/stillroom/jobs/supervise.py`: starts a process
-3. `engine/stillroom/jobs/worker.py`: is that process
+3. `engine/stillroom/api/worker.py`: is that process
 ## Words
 1. `word`: what it means
 """

@@ -22,7 +22,6 @@ from stillroom.run_folder import (
     RunState,
     StartAfter,
     create_run,
-    find_run,
 )
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
@@ -114,11 +113,6 @@ def cancel_run(folder: RunFolder) -> RunState:
         if process is not None:
             process.send_signal(signal.SIGTERM)
     return state
-
-
-def run_state(workspace: Workspace, run_id: str) -> RunState:
-    """Returns where the run with this id stands now."""
-    return read_run(find_run(workspace, run_id))
 
 
 def _may_be_starting(folder: RunFolder, state: RunState) -> bool:
