@@ -1,4 +1,4 @@
-"""A task group for background work, for the several packages that need one."""
+"""A task group for background work that ends with the block that started it."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

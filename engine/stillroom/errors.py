@@ -1,10 +1,13 @@
-"""One family of errors: each says what failed, where, and what to do next."""
+"""The errors of the engine; each names what failed, where, and what to do next."""
 
 from enum import StrEnum
 
 
 class EngineError(Exception):
-    """Something the caller can act on. Positional args keep it picklable across processes."""
+    """An error that the caller can act on: `problem` is what failed, `fix` is what to do about it.
+
+    Both are positional arguments of Exception, so that the error can be pickled.
+    """
 
     def __init__(self, problem: str, fix: str) -> None:
         super().__init__(problem, fix)
@@ -15,11 +18,11 @@ class EngineError(Exception):
 
 
 class InputError(EngineError):
-    """A request cannot be carried out: a wrong argument, a missing file, a path not allowed."""
+    """A request cannot be carried out: an argument is wrong, a file missing, a path not allowed."""
 
 
 class ConfigError(EngineError):
-    """A config.yml (or an override of it) is wrong or asks for what is not supported."""
+    """A config.yml, or an override of it, is wrong or asks for something that is not supported."""
 
 
 class DataError(EngineError):
@@ -31,7 +34,10 @@ class ModelError(EngineError):
 
 
 class TeacherError(EngineError):
-    """A teacher cannot be used at all (wrong key, unknown model), as opposed to one failed call."""
+    """A teacher cannot be used at all: its key is wrong, say, or its model is unknown.
+
+    A single call that fails raises CallFailedError instead.
+    """
 
 
 class ToolFileError(EngineError):
@@ -43,7 +49,7 @@ class RunError(EngineError):
 
 
 class DivergedError(EngineError):
-    """Training produced numbers that are not finite."""
+    """Training diverged: the loss or another number is no longer finite."""
 
 
 class MissingExtraError(EngineError):
@@ -51,7 +57,7 @@ class MissingExtraError(EngineError):
 
 
 class FailureClass(StrEnum):
-    """What made a rollout fail: infrastructure, never the quality of an answer."""
+    """The kind of infrastructure failure that ended a rollout; a bad answer is not a failure."""
 
     BAD_REQUEST = "bad_request"
     BAD_RESPONSE = "bad_response"
@@ -67,7 +73,7 @@ class FailureClass(StrEnum):
 
 
 class CallFailedError(Exception):
-    """One call to a teacher, tool host or reward failed; it ends its rollout, never the run."""
+    """One call to a teacher, tool host or reward failed, which ends its rollout but not the run."""
 
     def __init__(self, kind: FailureClass, message: str) -> None:
         super().__init__(kind, message)
@@ -78,9 +84,10 @@ class CallFailedError(Exception):
 
 
 class RunCancelledError(Exception):
-    """Raised inside a run that is to be cancelled; it never stands for a mistake of the user.
+    """The run was asked to stop; the code that notices this raises the error to end the run.
 
-    `result` is the run's result up to then, if it has one.
+    It is not an EngineError, since there is nothing to fix. `result` is the run's result so far, if
+    it has one.
     """
 
     def __init__(self, result: object = None) -> None:
@@ -89,7 +96,7 @@ class RunCancelledError(Exception):
 
 
 def missing_extra(extra: str, feature: str) -> MissingExtraError:
-    """Returns the error that says which command installs the extra that a feature needs."""
+    """Returns the error for a missing extra; its fix is the command that installs the extra."""
     return MissingExtraError(
         f"{feature} needs the optional dependencies [{extra}], which are not installed",
         f"run `pip install 'stillroom[{extra}]'` in the environment that runs stillroom",

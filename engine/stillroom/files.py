@@ -1,4 +1,4 @@
-"""Files that are never left half-written: atomic documents, append-only JSONL, hashes, locks."""
+"""Writing files so that a crash leaves none half-written; also hashes and locks of files."""
 
 import fcntl
 import hashlib
@@ -23,7 +23,7 @@ _SYNCED_AT_ONCE = 64 << 20
 
 
 def canonical_json(value: Any) -> bytes:
-    """Returns JSON bytes that depend on the value alone: sorted keys, no blanks."""
+    """Returns a value as JSON with sorted keys and no blanks: equal values have equal bytes."""
     return msgspec.json.encode(value, order="sorted")
 
 
@@ -35,7 +35,8 @@ def content_hash(value: Any) -> str:
 def file_sha256(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -> str:
     """Returns the SHA-256 of a file's bytes in hex, read in constant memory.
 
-    Its reads are large, so that a hashing thread seldom has to wait for the interpreter's lock.
+    It reads 2 MB at a time, so that a hashing thread seldom waits for the interpreter's lock. Once
+    `is_stopped` returns True it returns early, with a hash that is of no use.
     """
     digest, buffer = hashlib.sha256(), memoryview(bytearray(2 * _BLOCK))
     with path.open("rb", buffering=0) as stream:
@@ -45,9 +46,10 @@ def file_sha256(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Writes a whole document: a reader sees the old bytes or the new ones, never a mixture.
+    """Replaces a file's content: a reader sees the old bytes or the new ones, never a mixture.
 
-    `durable` also waits for the disk; turn it off for progress that is soon written again.
+    With `durable` the call returns only when the bytes are on the disk. Turn it off for progress
+    that is soon written again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -88,7 +90,7 @@ def atomic_output(path: Path) -> Generator["LineWriter"]:
 
 
 class LineWriter:
-    """Writes JSONL rows to an open binary stream in blocks; counts and hashes them."""
+    """Writes JSONL rows to an open binary stream in blocks, and counts and hashes them."""
 
     def __init__(self, stream: FileIO) -> None:
         self._stream = stream
@@ -121,7 +123,7 @@ class LineWriter:
             self.flush()
 
     def append_file(self, path: Path, *, num_rows: int) -> None:
-        """Copies the lines of a file that another writer has written."""
+        """Writes all lines of another JSONL file, which has `num_rows` rows."""
         with path.open("rb", buffering=0) as stream:
             while block := stream.read(4 * _BLOCK):
                 self._parts.append(block)
@@ -129,7 +131,7 @@ class LineWriter:
         self.num_rows += num_rows
 
     def flush(self) -> None:
-        """Passes all waiting lines to the operating system."""
+        """Passes all lines that wait in memory to the operating system."""
         if not self._parts:
             return
         block = b"".join(self._parts)
@@ -158,7 +160,7 @@ class LineWriter:
 
 
 class _BackgroundSync:
-    """Syncs a file in a thread while it is being written, so that the last sync is short."""
+    """Syncs a file to the disk in a thread during the writing, so that the last sync is short."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -170,13 +172,13 @@ class _BackgroundSync:
         return self._pending is None or self._pending.done()
 
     def start(self) -> None:
-        """Starts a sync unless one is running, and raises the error of the last one."""
+        """Starts a sync unless one is running. Raises the error of the last sync."""
         if self.is_idle:
             self._raise()
             self._pending = self._thread.submit(os.fsync, self._handle)
 
     def close(self) -> None:
-        """Waits for the running sync, and raises its error."""
+        """Waits until the last sync is done. Raises its error if it failed."""
         self._thread.shutdown()
         self._raise()
 
@@ -186,7 +188,7 @@ class _BackgroundSync:
 
 
 class _BackgroundSha256:
-    """Hashes blocks in a thread, with only a few of them waiting at a time."""
+    """Hashes blocks in a thread, and lets only a few of them wait in memory at a time."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
@@ -219,7 +221,7 @@ class AppendLog:
         self._sync = _BackgroundSync(self._stream.fileno())
 
     def append(self, row: Any, *, durable: bool = False) -> None:
-        """Writes one row and passes it to the operating system; `durable` waits for the disk."""
+        """Writes one row to the operating system; with `durable`, also waits for the disk."""
         self._is_synced = False
         self._stream.write(msgspec.json.encode(row) + b"\n")
         self._stream.flush()
@@ -228,18 +230,18 @@ class AppendLog:
             self._is_synced = True
 
     def sync_soon(self) -> None:
-        """Syncs in another thread unless one is doing so, and raises the error of the last sync."""
+        """Starts a sync in a thread unless one is running. Raises the error of the last sync."""
         if self._sync.is_idle:
             self._is_synced = True
             self._sync.start()
 
     def remove(self) -> None:
-        """Deletes the file; nothing may be appended any more."""
+        """Deletes the file. Nothing may be appended after this call."""
         self.path.unlink()
         self._is_synced = True
 
     def close(self) -> None:
-        """Waits for the disk and closes the file, even if the disk is full."""
+        """Syncs the file to the disk and closes it; it is closed even if the sync fails."""
         try:
             self._stream.flush()
             if not self._is_synced:

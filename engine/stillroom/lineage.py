@@ -1,4 +1,4 @@
-"""Manifests: beside every output, what it was made from, how, and by which version."""
+"""Manifests: the file beside an output that records its inputs, models, request and version."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +14,11 @@ from stillroom.errors import DataError
 from stillroom.files import LineWriter, file_sha256, write_json
 
 FOLDER_MANIFEST = "stillroom.manifest.json"
-"""Of a folder, inside it: a copy of the folder keeps it."""
+"""The name of a folder's manifest, which is inside it so that a copy of the folder has it too."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as it was when it was read or written."""
+    """The path, hash and size of a file at the time when it was read or written."""
 
     path: str
     sha256: str
@@ -26,36 +26,36 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnsweringModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that an endpoint says has answered."""
+    """A model that, according to an endpoint, answered the calls for some rows."""
 
     model: str
     rows: int
-    """Rows of the output in which it has."""
+    """The number of rows of the output that it answered, alone or with other models."""
     fingerprints: list[str] = []
-    """How it was served, as far as that is said: the first ones."""
+    """The first few of the fingerprints by which the endpoint named how the model was served."""
 
 
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as it was when it was used."""
+    """The identity of a model at the time when it was used."""
 
     role: str
-    """What it did: `policy`, `student`, `teacher`; `checkpoint` of an export."""
+    """What it was used as: `policy`, `judge`, `student`, `teacher`, or an export's `checkpoint`."""
     name: str
-    """As it was asked for."""
+    """The name that the request gave it."""
     location: str
-    """Its folder, hub id, or the endpoint that serves it."""
+    """Its folder, its hub id, or the endpoint that serves it."""
     sha256: str | None = None
-    """Of a folder's files; None of what is elsewhere."""
+    """The hash of the folder's files; None for a model that is not in a local folder."""
     revision: str | None = None
-    """The hub's commit, where it is known."""
+    """The commit on the hub; None where it is not known."""
     answered_by: list[AnsweringModel] = []
-    """What the endpoint says has answered in its name."""
+    """The models that, according to the endpoint, answered in its name; the most frequent first."""
     terms: str | None = None
-    """Where its provider says what its outputs may be used for."""
+    """The address of the provider's terms for the use of outputs; None where it is not known."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """How one output came to be."""
+    """A record of how one output was made."""
 
     operation: str
     output: FileRecord
@@ -67,7 +67,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str
     models: list[ModelRecord] = []
     side: list[FileRecord] = []
-    """Files written with the output: what was dropped, and why."""
+    """Files that were written with the output, e.g. one with the dropped rows and the reasons."""
 
 
 def now() -> str:
@@ -84,7 +84,8 @@ def record_file(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -
 def record_folder(folder: Path) -> FileRecord:
     """Returns the path, hash and size of a model's folder as it is now.
 
-    The hash is that of what `sha256sum` prints of its files, in the order of their names.
+    The hash is the SHA-256 of what `sha256sum` prints for its files, in the order of their paths.
+    Hidden files and the folder's manifest are left out.
     """
     files: list[FileRecord] = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -96,7 +97,7 @@ def record_folder(folder: Path) -> FileRecord:
 
 
 def folder_record(folder: Path, files: Sequence[FileRecord]) -> FileRecord:
-    """Returns the record of a folder from those of its files, in the order of their paths."""
+    """Returns a folder's record, made from its files' records in the order of their paths."""
     listed = "".join(f"{file.sha256}  {file.path}\n" for file in files)
     return FileRecord(
         path=str(folder),
@@ -115,7 +116,7 @@ def _recorded(file: Path | FileRecord) -> FileRecord:
 
 
 class Recording:
-    """Records files in a thread of its own, while they are read for something else."""
+    """Hashes files in a thread of its own, while other code reads them for something else."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._thread = ThreadPoolExecutor(1)
@@ -126,7 +127,7 @@ class Recording:
         return [record_file(file, is_stopped=lambda: self._is_over) for file in files]
 
     def records(self) -> list[FileRecord]:
-        """Waits for the hashes, and returns the files with them."""
+        """Waits until all files are hashed, and returns their records."""
         return self._records.result()
 
     def __enter__(self) -> Self:
@@ -138,14 +139,18 @@ class Recording:
 
 
 def manifest_path(output: Path) -> Path:
-    """Returns where the manifest of `output` is kept: beside a file, inside a folder."""
+    """Returns the path of the manifest of `output`: beside a file, or inside a folder."""
     if output.is_dir():
         return output / FOLDER_MANIFEST
     return output.with_name(output.name + ".manifest.json")
 
 
 def read_manifest(output: Path) -> Manifest | None:
-    """Returns the manifest of a file or folder, whether or not it is still about its content."""
+    """Returns the manifest of a file or folder; None if it has none.
+
+    The output may have changed since its manifest was written; this is not checked.
+    Raises DataError if the manifest is damaged.
+    """
     path = manifest_path(output)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)

@@ -1,4 +1,4 @@
-"""The lines of a file, one by one, in constant memory."""
+"""Reading the lines of a file, one by one, in constant memory."""
 
 import itertools
 import os
@@ -12,28 +12,31 @@ import msgspec
 BOM = b"\xef\xbb\xbf"
 _BLANKS = b"\r\n \t"
 _LAST_BLANK = 0x20
-"""No blank is a larger byte."""
+"""The largest byte that is a blank; a larger byte needs no stripping."""
 _BLOCK = 256 << 10
-"""Bytes that are read at once; such a block and its lines fit into a core's own cache."""
+"""The number of bytes read at once; a block with its lines fits into a core's own cache."""
 _KEPT_WHEN_FREE = 4 << 20
 _BEGINNING = 200
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """One line of a file: its bytes without the blanks around them, and their place."""
+    """One line of a file: its bytes without the blanks around them, and where they are."""
 
     number: int
     """The number of the line, from 1."""
     offset: int
-    """The place of the first byte of `data` in the file."""
+    """The position of the first byte of `data` in the file."""
     num_bytes: int
-    """The length of `data` in the file; of a line that is cut, the length of its beginning."""
+    """The length of `data` in the file; for a cut line, the length of its beginning."""
     view: bytes | memoryview
-    """`data` without a copy: a part of the block that was read, which it keeps in memory."""
+    """The bytes of `data` without a copy: a view of the block that was read.
+
+    The view keeps the whole block in memory.
+    """
     is_cut: bool = False
     """Whether the line was too long, so that `data` is only its beginning."""
     is_ascii: bool = False
-    """Whether the whole block is ASCII; if not, the line itself may still be."""
+    """Whether the whole block is ASCII; even if it is not, this line may be."""
 
     @property
     def data(self) -> bytes:
@@ -42,9 +45,10 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def utf8(self) -> bytes | memoryview:
-        """The bytes. Raises UnicodeDecodeError if they are no UTF-8.
+        """The bytes, checked to be UTF-8. Raises UnicodeDecodeError if they are not.
 
-        JSON decoders check only the strings that they decode, not those that they skip.
+        The check is needed since JSON decoders check only the strings that they decode, and not
+        those that they skip.
         """
         if self.is_ascii:
             return self.view
@@ -63,13 +67,13 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 def read_lines(path: Path, *, max_bytes: int | None = None) -> Iterator[Line]:
     """Yields the non-blank lines of a file in constant memory, without BOM and line ends.
 
-    A line of over `max_bytes` is cut to its beginning; the rest is never held in memory.
+    A line longer than `max_bytes` is cut to its beginning; the rest is never held in memory.
     """
     return itertools.chain.from_iterable(read_line_blocks(path, max_bytes=max_bytes))
 
 
 def read_line_blocks(path: Path, *, max_bytes: int | None = None) -> Iterator[list[Line]]:
-    """Yields the same lines as read_lines, in lists of those that were read at once."""
+    """Yields the same lines as read_lines, as one list for each block that was read."""
     with path.open("rb", buffering=0) as stream:
         yield from _Reader(stream.fileno(), max_bytes or sys.maxsize).blocks()
 
@@ -83,7 +87,7 @@ class _Reader:
         self._number = 0
 
     def blocks(self) -> Iterator[list[Line]]:
-        """Yields the lines that end in one block, or a line longer than a block by itself."""
+        """Yields lists: the lines that end in one block, or a single line longer than a block."""
         start = len(BOM) if os.pread(self._handle, len(BOM), 0) == BOM else 0
         while block := os.pread(self._handle, _BLOCK, start):
             if size := block.rfind(b"\n") + 1:
@@ -93,7 +97,7 @@ class _Reader:
             end = self._end_of_line(start + len(block))
             yield self._long_line(block, start, end)
             if os.pread(self._handle, 1, end - 1) != b"\n":
-                return  # the file may have grown since, but that text belongs to this line
+                return  # if the file has grown since, the new text continues this line
             start = end
 
     def _lines(self, block: bytes, start: int, size: int) -> list[Line]:
@@ -101,7 +105,7 @@ class _Reader:
         lines: list[Line] = []
         view = memoryview(block)
         number, limit, begin = self._number, self._limit, 0
-        # Once for the block: for each line it would mean a copy of it.
+        # Checked once for the block, since a check of each line would have to copy the line.
         is_ascii = block.isascii()
         while begin < size:
             end = block.find(b"\n", begin)
@@ -119,7 +123,7 @@ class _Reader:
         return lines
 
     def _long_line(self, block: bytes, start: int, end: int) -> list[Line]:
-        """Returns the line between two places in the file, whose beginning is a block."""
+        """Returns the line from `start` to `end` in the file; `block` is its beginning."""
         self._number += 1
         if end - start > self._limit:
             return [self._cut(self._number, start, block)]
@@ -134,7 +138,7 @@ class _Reader:
         return Line(number, start + raw.index(data), len(data), data, is_cut=True)
 
     def _end_of_line(self, place: int) -> int:
-        """Returns the place behind the next newline from a place in the file, or the file's end."""
+        """Returns the position after the first newline from `place` on, else the file's end."""
         while block := os.pread(self._handle, _BLOCK, place):
             if size := block.find(b"\n") + 1:
                 return place + size

@@ -11,7 +11,7 @@ _CANCEL_POLL_S = 0.2
 
 
 class Reporter(Protocol):
-    """Receives the reports of a running stage."""
+    """Receives what a running stage reports: its progress, metrics, notes and alarms."""
 
     def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
         """Reports that `done` of `total` units of this phase are finished."""
@@ -26,7 +26,7 @@ class Reporter(Protocol):
         ...
 
     def alarms(self, current: Sequence[str]) -> None:
-        """Reports the present problems and their remedies; replaces the ones reported before."""
+        """Reports the current problems and their remedies, in place of those reported before."""
         ...
 
     def is_cancelled(self) -> bool:
@@ -64,5 +64,5 @@ class SilentReporter:
         """Ignores alarms."""
 
     def is_cancelled(self) -> bool:
-        """Never cancelled."""
+        """Returns False: nobody can ask this reporter's stage to stop."""
         return False

@@ -1,6 +1,6 @@
-"""A run's folder: what run.json, request.json and events.jsonl hold, and how they are read.
+"""The folder of a run: the types of run.json, request.json and events.jsonl, and their readers.
 
-Every reader of a run's files uses these types, so a field is declared here and nowhere else.
+All code that reads a run's files uses these types, so each field is declared only here.
 """
 
 import secrets
@@ -23,7 +23,7 @@ _ID_LENGTH = 26  # 130 random bits
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a phase is; `eta_s` is None until a rate is known."""
+    """The progress of a phase: `done` of `total` units; `eta_s` is None until a rate is known."""
 
     phase: str
     done: int
@@ -33,14 +33,14 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run failed, and what to do."""
+    """The reason why a run failed, and what the user can do about it."""
 
     problem: str
     fix: str
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """All of run.json."""
+    """The content of run.json."""
 
     run_id: str
     kind: RunKind
@@ -50,12 +50,12 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: str | None = None
     pid: int | None = None
     pid_started_at: float | None = None
-    """Seconds since the epoch; with the pid it names one process for good."""
+    """When the process started, in seconds since the epoch; a pid alone may be used again."""
     progress: Progress | None = None
     metrics: dict[str, float | None] = {}
-    """The latest values; None where one was not finite."""
+    """The latest value of each metric; None where it was not finite."""
     alarms: list[str] = []
-    """What is wrong now, and what to change."""
+    """The current problems of the run, each with what to change."""
     result: dict[str, Any] | None = None
     error: RunFailure | None = None
 
@@ -64,13 +64,13 @@ class StartAfter(msgspec.Struct, frozen=True, kw_only=True):
     """The condition under which a queued run begins its work."""
 
     after: Sequence[str]
-    """Ids of the runs that must have ended first, in whatever way."""
+    """The ids of the runs that must have ended first, whether or not they succeeded."""
     files: dict[str, str]
-    """Path → SHA-256 of the files that must not change in the meantime."""
+    """The SHA-256 of each file that must not change in the meantime, by its path."""
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """All of request.json: the request that the run's process carries out."""
+    """The content of request.json: the request that the run's process carries out."""
 
     kind: RunKind
     workspace: str
@@ -85,12 +85,12 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     event: str
     step: int | None = None
     values: dict[str, float | None] | None = None
-    """None where a value was not finite: JSON has no NaN."""
+    """The values of the metrics by name; None where one was not finite, as JSON has no NaN."""
     text: str | None = None
 
 
 class RunFolder:
-    """The files of one run."""
+    """The folder of one run, and the paths of the files in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -102,7 +102,7 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """The run's id is the folder's name."""
+        """The id of the run, which is the name of the folder."""
         return self.path.name
 
     def owner_lock(self) -> FileLock:
@@ -111,18 +111,18 @@ class RunFolder:
 
     @property
     def is_run(self) -> bool:
-        """Whether the folder is that of a run: it has a run.json, whatever is in it."""
+        """Whether the folder has a run.json, which is not read."""
         return self.state_file.is_file()
 
     def read(self) -> RunState:
-        """Returns the state as it was last written.
+        """Returns the state that was written last.
 
         Raises OSError or msgspec.DecodeError if run.json is missing or damaged.
         """
         return msgspec.json.decode(self.state_file.read_bytes(), type=RunState)
 
     def write(self, state: RunState, *, durable: bool = True) -> None:
-        """Replaces the state; only the run's owner may."""
+        """Replaces the state. Only the process that owns the run may call this."""
         write_json(self.state_file, state, durable=durable)
 
     def read_request(self) -> RunRequest:
@@ -138,7 +138,7 @@ class RunFolder:
             return
         decoder = msgspec.json.Decoder(RunEvent)
         for line in read_lines(self.events):
-            # A line that is being written, or that a crash has torn.
+            # The last line may still be being written, or a crash may have cut it short.
             with suppress(ValueError, RecursionError):
                 yield decoder.decode(line.data)
 
@@ -178,7 +178,7 @@ def hashes_of(files: Sequence[Path]) -> dict[str, str]:
 def find_run(workspace: Workspace, run_id: str) -> RunFolder:
     """Returns the run whose id is `run_id`, or the only one whose id begins with it.
 
-    Raises RunError if there is none, or more than one.
+    Raises RunError if there is none or more than one, InputError if it cannot be an id.
     """
     if not run_id or "/" in run_id or run_id.startswith("."):
         raise InputError(f"{run_id!r} is not a run id", "list the runs with `stillroom list-runs`")

@@ -1,4 +1,4 @@
-"""The only reader of the environment, and the keeper of workspace paths."""
+"""The workspace's paths, and the settings and secrets that come from environment variables."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from stillroom.versions import find_version
 
 _WORKSPACE_VARIABLE = "STILLROOM_WORKSPACE"
 
-# A whole word of the name, wherever it is: AWS_ACCESS_KEY_ID, but not TOKENIZERS_PARALLELISM.
+# Each word must end there, so AWS_ACCESS_KEY_ID and APIKEY match, TOKENIZERS_PARALLELISM does not.
 _SECRET_NAME = re.compile(
     r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(?=_|\d|$)", re.IGNORECASE
 )
@@ -30,7 +30,7 @@ class Workspace:
 
     @property
     def runs(self) -> Path:
-        """Where run folders live."""
+        """The folder that holds one folder for each run."""
         return self.root / "runs"
 
     def path(self, name: str | Path) -> Path:
@@ -52,7 +52,7 @@ class Workspace:
     def existing(self, name: str | Path, *, what: str) -> Path:
         """Returns the path of a file or folder to read, or of a version (`name@tag`, `name@hash`).
 
-        Raises InputError, which calls it by `what`, if it does not exist.
+        Raises InputError if it does not exist; `what` is what the error calls it, e.g. "path".
         """
         path = self.path(name)
         if not path.exists() and (version := find_version(self.root, path)) is not None:
@@ -78,7 +78,10 @@ class Workspace:
         return resolved
 
     def output_file(self, name: str | Path, *, what: str) -> Path:
-        """Returns the path of a file to write. Raises InputError also if it is a folder."""
+        """Returns the path of a file to write.
+
+        Raises InputError if it is outside the workspace, a folder, or below a file.
+        """
         path = self.writable(name, what=what)
         if path.is_dir():
             raise InputError(
@@ -95,7 +98,7 @@ class Workspace:
     def read_key(self, name: str | None) -> str | None:
         """Returns the secret `name` from the environment, or else from the workspace's .env file.
 
-        None if it is in neither, or if `name` is None.
+        Returns None if it is in neither, or if `name` is None.
         """
         if not name:
             return None
@@ -143,12 +146,12 @@ def read_key(name: str) -> str | None:
 
 
 def llama_cpp_variable() -> str | None:
-    """Returns where the environment says llama.cpp is, or None."""
+    """Returns the folder of llama.cpp from the variable LLAMA_CPP, or None if it is not set."""
     return os.environ.get("LLAMA_CPP", "").strip() or None
 
 
 def proxy_for(url: str) -> str | None:
-    """Returns the proxy that the environment names for an address, or None."""
+    """Returns the URL of the proxy that the environment names for an address, or None."""
     parts = urlsplit(url)
     if urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
@@ -166,7 +169,7 @@ def _dot_env(path: Path) -> dict[str, str]:
 
 
 def training_environment() -> dict[str, str]:
-    """Returns the environment for a training process: without secrets, except the hub's token."""
+    """Returns the environment of a training process: no secrets, except the hub's tokens."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -182,5 +185,8 @@ def tracking_environment(workspace: Workspace, *, has_wandb: bool) -> dict[str, 
 
 
 def tool_environment(*, without: frozenset[str] = frozenset()) -> dict[str, str]:
-    """Returns the environment for processes that run the user's tools, which may need secrets."""
+    """Returns the whole environment, less `without`, for processes that run the user's tools.
+
+    Secrets are included, since the tools may need them.
+    """
     return {name: value for name, value in os.environ.items() if name not in without}

@@ -12,7 +12,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class _FunctionCall(TypedDict, total=False):
-    """The function half of a tool call; `arguments` is a JSON string, as models write it."""
+    """The function that a tool call names; `arguments` is a JSON string, as models write it."""
 
     name: Required[str]
     arguments: Required[str]
@@ -29,7 +29,7 @@ class ToolCall(TypedDict, total=False):
 
 
 class Message(TypedDict, total=False):
-    """One chat message in the OpenAI shape. Keys not named here are kept as they came."""
+    """One chat message in the OpenAI shape. Keys that are not listed here are kept unchanged."""
 
     role: Required[Role]
     content: str | list[dict[str, Any]] | None
@@ -79,7 +79,7 @@ class RunStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
-    """Its process ended without a report: killed, out of memory, or the machine went down."""
+    """Its process ended without a report: it was killed, say, or the machine went down."""
 
     @property
     def is_final(self) -> bool:
@@ -95,7 +95,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens a rollout or a call was billed for (or would be)."""
+    """The tokens that a rollout or a call is billed for, or would be if it cost anything."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -108,7 +108,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def total_usd(costs: Iterable[float | None]) -> float | None:
-    """Returns the sum in US dollars; None if one of the costs is unknown."""
+    """Returns the sum of costs in US dollars; None if one of them is unknown (None)."""
     all_costs = list(costs)
     return None if None in all_costs else sum(cost for cost in all_costs if cost is not None)
 
@@ -127,9 +127,9 @@ class CallTotals(msgspec.Struct, frozen=True, kw_only=True):
     calls: int = 0
     usage: Usage = Usage()
     cost_usd: float | None = 0.0
-    """None where a price is unknown."""
+    """The cost of the calls in US dollars; None where a price is unknown."""
     answered_by: tuple[Answerer, ...] = ()
-    """The models that answered; several where that changed on the way."""
+    """The models that answered; more than one where the endpoint changed its model on the way."""
 
     @classmethod
     def of(cls, turn: "SampledTurn") -> "CallTotals":
@@ -165,7 +165,7 @@ class TokenTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a policy samples. `max_tokens` bounds one assistant turn.
+    """How a policy samples. `max_tokens` is the limit of one assistant turn.
 
     With a seed, each conversation's draws follow from the seed, its task and its sample number.
     """
@@ -181,18 +181,18 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
 class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One assistant turn as a policy or teacher returned it.
 
-    `token_ids` and `logprobs` (nats, temperature 1) are there when the policy is in-process.
+    `token_ids` and `logprobs` (nats, temperature 1) are None unless the policy is in-process.
     """
 
     message: Message
     finish_reason: Literal["stop", "length", "context", "filter"]
     usage: Usage
     cost_usd: float | None = None
-    """The cost of the call; None where the price is unknown."""
+    """The cost of the call in US dollars; None where the price is unknown."""
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
     answered_by: Answerer | None = None
-    """None for in-process models, and where an endpoint does not say it."""
+    """The model that answered; None for in-process models, or if the endpoint does not name it."""
 
 
 class BegunTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,8 +213,8 @@ class TeacherRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """One finished rollout: a line of a rollouts file.
 
-    The tokens it took in all are `usage`, those of `judge` and those of `dropped`; `cost_usd` is
-    the cost of all three.
+    The rollout took the tokens of `usage`, of `judge` and of `dropped` together; `cost_usd` is the
+    cost of all three in US dollars, or None where a price is unknown.
     """
 
     id: str
@@ -241,9 +241,10 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     judge: CallTotals | None = None
     """The totals of the judge's calls; None without a judge."""
     dropped: CallTotals | None = None
-    """The totals of calls before the rollout was begun again, because tools lost their state."""
+    """The totals of calls that were thrown away when the rollout began again, because its tools had
+    lost their state; None if it did not."""
     tokens: TokenTrace | None = None
     variables: dict[str, Any] = {}
     """The variables of the task's row, which its rewards may read beside the metadata."""
     answered_by: tuple[Answerer, ...] = ()
-    """The models that answered; several where that changed on the way."""
+    """The models that answered; more than one where the endpoint changed its model on the way."""

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into sentences with the field, its fault, and the nearest known name."""
+"""Turns pydantic's errors into sentences that name the field, its fault, and the nearest name."""
 
 import difflib
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from pydantic import BaseModel, ValidationError
 
 
 def describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
-    """Returns all faults of a validation as one text, without pydantic's links and type names."""
+    """Returns one text with all faults of a validation, without pydantic's links and type names."""
     return "; ".join(_sentence(fault, model) for fault in error.errors(include_url=False))
 
 
 def nearest(name: str, known_names: Sequence[str]) -> str:
-    """Returns " (did you mean 'x'?)" for a misspelt name, or "" if none is near."""
+    """Returns " (did you mean 'x'?)" for a misspelt name, or "" if no known name is like it."""
     close = difflib.get_close_matches(name, known_names, n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -37,9 +37,9 @@ def _sentence(fault: Any, model: type[BaseModel]) -> str:
 
 
 def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """Returns the field names of the model that stands at a path of nested models."""
+    """Returns the field names of the model that is at a path of nested models."""
     for part in path:
-        if part.isdigit():  # the place in a list of models
+        if part.isdigit():  # an index in a list of models
             continue
         field = model.model_fields.get(part)
         inner = [field.annotation, *get_args(field.annotation)] if field else []

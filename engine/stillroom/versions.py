@@ -1,7 +1,7 @@
-"""Versions of data files: by content (`train@1a2b3c4d`) and by tag (`train@v1.0`).
+"""Versions of data files, named by content (`train@1a2b3c4d`) or by tag (`train@v1.0`).
 
-A tag keeps a copy of the file under `.stillroom/datasets/`, named by its content. A copy, not a
-link: rollouts are appended to, and people edit files where they stand.
+A tag keeps a copy of the file under `.stillroom/datasets/`, whose name is the hash of its content.
+It is a copy and not a link, since rollouts are appended to files and people edit files in place.
 """
 
 import os
@@ -19,7 +19,7 @@ from stillroom.errors import InputError
 from stillroom.files import file_sha256
 
 LEAST_DIGITS = 8
-"""Of a SHA-256 in hex that name a content."""
+"""The least number of hex digits of a SHA-256 that name a content."""
 FOLDER = ".stillroom"
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CONTENT = re.compile(rf"[0-9a-f]{{{LEAST_DIGITS},64}}")
@@ -27,29 +27,33 @@ _ENDINGS = ("", ".jsonl", ".json", ".txt")
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tag of a file stands for; it never stands for anything else."""
+    """The content of a file that a tag stands for; a tag never gets another meaning."""
 
     file: str
-    """Relative to the workspace."""
+    """The path of the file, relative to the workspace."""
     tag: str
     sha256: str
     num_bytes: int
     copy: str
-    """Name of the kept copy."""
+    """The file name of the kept copy: the content's hash with the suffix of the file."""
     created_at: str
     manifest: dict[str, Any] | None
-    """How the content came to be, where that was on record."""
+    """The manifest that the file had when it was tagged; None if it had none."""
 
     @property
     def name(self) -> str:
-        """By which the version is given as an input."""
+        """The name by which a request gives the version as an input, e.g. `train@v1.0`."""
         return f"{self.file.removesuffix('.jsonl')}@{self.tag}"
 
 
 def tag_file(
     root: Path, file: Path, tag: str, *, created_at: str, manifest: dict[str, Any] | None
 ) -> Version:
-    """Keeps a file's content under a tag. Raises InputError if the tag stands for another one."""
+    """Keeps a copy of a file's content under a tag, and returns the version.
+
+    Raises InputError if the tag stands for other content already or cannot be used, or if the file
+    is outside the workspace.
+    """
     _check_tag(tag)
     known_as = _known_as(root, file)
     if known_as is None:
@@ -90,20 +94,20 @@ def versions_of(root: Path, file: Path) -> list[Version]:
 
 
 def versions_with(root: Path, sha256: str) -> list[Version]:
-    """Returns the tagged versions that have this content, whatever file they are of."""
+    """Returns the tagged versions of any file that have the content with this SHA-256."""
     folder = root / FOLDER / "tags"
     return [v for v in _records(folder, "", is_deep=True) if v.sha256 == sha256]
 
 
 def copy_of(root: Path, version: Version) -> Path:
-    """Returns where the content of a version is kept."""
+    """Returns the path of the kept copy of a version."""
     return root / FOLDER / "datasets" / version.copy
 
 
 def find_version(root: Path, given: str | Path) -> Path | None:
-    """Returns the file with the content that `name@hash` or `name@tag` names; None of other names.
+    """Returns a file with the content that `name@hash` or `name@tag` names; None for other names.
 
-    That is the file itself as long as it has this content, else the kept copy.
+    This is the named file itself as long as it has that content, else the kept copy.
     Raises InputError if neither has it.
     """
     base, at, wanted = str(given).rpartition("@")
@@ -141,7 +145,7 @@ def _by_content(root: Path, files: list[Path], base: str, prefix: str) -> Path:
 
 
 def _intact(root: Path, version: Version) -> Path | None:
-    """Returns a file that has the version's very content."""
+    """Returns the file or the kept copy that has exactly the version's content; None if neither."""
     for path in (root / version.file, copy_of(root, version)):
         is_alike = path.is_file() and path.stat().st_size == version.num_bytes
         if is_alike and file_sha256(path) == version.sha256:
@@ -183,7 +187,7 @@ def _records(folder: Path, beginning: str, *, is_deep: bool = False) -> Iterator
     for path in sorted(found):
         if path.name.startswith(beginning) and not path.name.startswith("."):
             version = _read(path)
-            # `a@b.jsonl` may be a file's own name, too.
+            # File names may hold an @ too: `a@b.jsonl@v1.json` is no record of the file `a`.
             if is_deep or path.name == f"{Path(version.file).name}@{version.tag}.json":
                 yield version
 
@@ -210,7 +214,7 @@ def _keep_copy(file: Path, copy: Path, sha256: str) -> None:
 
 
 def _write_once(record: Path, version: Version) -> None:
-    """Writes a tag's record whole, unless somebody else has been faster."""
+    """Writes the record of a tag, whole, unless another process has written it first."""
     record.parent.mkdir(parents=True, exist_ok=True)
     document = msgspec.json.format(msgspec.json.encode(version), indent=2) + b"\n"
     partial = record.with_name(f".{record.name}.partial-{secrets.token_hex(4)}")
@@ -219,7 +223,7 @@ def _write_once(record: Path, version: Version) -> None:
             stream.write(document)
             stream.flush()
             os.fsync(stream.fileno())
-        # Unlike a rename this fails where a record is.
+        # A rename would replace a record that is there already; a hard link fails instead.
         record.hardlink_to(partial)
     except FileExistsError:
         return
