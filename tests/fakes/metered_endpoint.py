@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from fakes.chat_transport import completion
+from fakes.chat_endpoint import completion
 from fakes.judges import judgement
 from stillroom.types import Usage
 
@@ -31,10 +31,7 @@ class MeteredEndpoint:
         self.calls = {"teacher": 0, "judge": 0}
         self.usage = {"teacher": Usage(), "judge": Usage()}
 
-    def transport(self) -> httpx.MockTransport:
-        return httpx.MockTransport(self._handle)
-
-    async def _handle(self, request: httpx.Request) -> httpx.Response:
+    async def handle(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content)
         who = "judge" if request.url.host == JUDGE_HOST else "teacher"
         most = body["max_tokens"]

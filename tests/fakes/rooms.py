@@ -16,7 +16,7 @@ import anyio
 import httpx
 import psutil
 
-from fakes.chat_transport import completion
+from fakes.chat_endpoint import completion, serve
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from fakes.websites import Request, Response, open_website
@@ -123,7 +123,7 @@ class Guests:
 async def stay(folder: Path, steps: Sequence[Step], **options: Any) -> Stay:
     """Runs the rollouts of all guests at once."""
     guests = Guests(steps)
-    async with open_website(room) as site:
+    async with open_website(room) as site, serve(guests.answer):
         write_rows(
             folder / "prompts.jsonl",
             [
@@ -150,7 +150,6 @@ async def stay(folder: Path, steps: Sequence[Step], **options: Any) -> Stay:
             ),
             folder=folder / "run",
             reporter=KeptReporter(),
-            transport=httpx.MockTransport(guests.answer),
         )
     assert isinstance(result, RolloutsResult)
     return Stay(result, read_rows(folder / "out.jsonl"), site.requests, guests.started)

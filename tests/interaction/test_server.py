@@ -21,7 +21,7 @@ from stillroom_mcp.operations import OPERATIONS
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tools.json"
 TOKEN_LIMIT = 4400
-HEAVY = ("torch", "transformers", "playwright", "datasets", "peft", "numpy")
+HEAVY = ("torch", "transformers", "playwright", "datasets", "peft", "numpy", "aiohttp")
 
 
 @asynccontextmanager

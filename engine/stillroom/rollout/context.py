@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-import httpx
 import msgspec
 
 from stillroom.data.formats import Task
@@ -83,7 +82,6 @@ async def open_rewarder(
     pool: UserPool | None,
     *,
     budget: Budget | None = None,
-    transport: httpx.AsyncBaseTransport | None = None,
 ) -> Rewarder:
     """Opens the judge and returns the rewarder of the tasks; judge calls count in the budget.
 
@@ -95,7 +93,6 @@ async def open_rewarder(
         plan.judge,
         timeout_s=plan.options.request_timeout,
         budget=budget,
-        transport=transport,
     )
     rewarder = Rewarder(pool, judge=judge, match=plan.options.default_match)
     rewarder.check(tasks)
@@ -109,7 +106,6 @@ async def open_rollout_context(
     tasks: Sequence[Task],
     *,
     spending: Spending | None = None,
-    transport: httpx.AsyncBaseTransport | None = None,
 ) -> AsyncGenerator[RolloutContext]:
     """Opens everything that the tasks' rollouts share, and closes it again.
 
@@ -119,10 +115,8 @@ async def open_rollout_context(
     async with AsyncExitStack() as stack:
         around = await stack.enter_async_context(open_tools_and_rewards(plan, tasks))
         budget = spending.budget if spending else None
-        rewarder = await open_rewarder(
-            stack, plan, tasks, around.pool, budget=budget, transport=transport
-        )
-        policy = await _open_policy(stack, plan, sampling, spending, transport)
+        rewarder = await open_rewarder(stack, plan, tasks, around.pool, budget=budget)
+        policy = await _open_policy(stack, plan, sampling, spending)
         width, figures = _limits_of(policy)
         max_characters = options.max_tool_response
         yield RolloutContext(
@@ -198,11 +192,10 @@ async def _open_policy(
     plan: RolloutPlan,
     sampling: SamplingSettings,
     spending: Spending | None,
-    transport: httpx.AsyncBaseTransport | None,
 ) -> Policy:
     """Opens the policy: the client of an endpoint, or a model that is loaded into this process."""
     if isinstance(plan.policy, Endpoint):
-        teacher = _teacher(plan, plan.policy, sampling, spending, transport)
+        teacher = _teacher(plan, plan.policy, sampling, spending)
         return await stack.enter_async_context(teacher)
     policy = await _load_policy(plan, plan.policy, sampling)
     opened = await stack.enter_async_context(policy)
@@ -214,7 +207,6 @@ def _teacher(
     endpoint: Endpoint,
     sampling: SamplingSettings,
     spending: Spending | None,
-    transport: httpx.AsyncBaseTransport | None,
 ) -> OpenAITeacher:
     options = plan.options
     return OpenAITeacher(
@@ -228,7 +220,6 @@ def _teacher(
             returns_thinking=options.include_thinking,
         ),
         spending=spending,
-        transport=transport,
     )
 
 

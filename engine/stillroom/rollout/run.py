@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
-import httpx
 
 from stillroom.errors import RunCancelledError, TeacherError
 from stillroom.files import AppendLog
@@ -57,7 +56,6 @@ async def generate_rollouts(
     *,
     folder: Path,
     reporter: Reporter,
-    transport: httpx.AsyncBaseTransport | None = None,
     part: RunPart | None = None,
 ) -> RolloutsResult | Forecast:
     """Does the requested rollouts and returns the counts; `folder` is the run's own folder.
@@ -87,7 +85,7 @@ async def generate_rollouts(
     try:
         sampling = sampling_settings(request, temperature=request.temperature)
         async with open_rollout_context(
-            plan.rollouts, sampling, tasks, spending=spending, transport=transport
+            plan.rollouts, sampling, tasks, spending=spending
         ) as context:
             for note in [*context.notes, *_terms_notes(origin), *_killed_notes(store.orphaned)]:
                 reporter.note(note)

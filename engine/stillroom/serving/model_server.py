@@ -25,7 +25,7 @@ from stillroom.teachers.endpoint.attempts import (
     unreadable,
     without_key,
 )
-from stillroom.teachers.endpoint.http_channel import HttpChannel, HttpReply, open_channel
+from stillroom.teachers.endpoint.http_channel import HttpReply, open_channel
 from stillroom.teachers.limits.limiter import Limiter
 from stillroom.teachers.limits.words import LimitSettings
 from stillroom.teachers.providers import Endpoint
@@ -65,15 +65,14 @@ class ModelServer:
         *,
         key: str | None = None,
         settings: ServerSettings | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.endpoint = endpoint
-        self._key, self._sleep, self._transport = key, sleep, transport
+        self._key, self._sleep = key, sleep
         self.settings = settings or ServerSettings()
         most = self.settings.concurrency
         self._limiter = Limiter(LimitSettings(start=most, most=most))
-        self._channels: dict[str, HttpChannel] = {}
+        self._channel = open_channel(self.root, endpoint.key_headers(key))
         self._jitter = random.Random(0)
 
     @property
@@ -90,8 +89,7 @@ class ModelServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for channel in self._channels.values():
-            await channel.aclose()
+        await self._channel.aclose()
 
     async def post(
         self,
@@ -123,11 +121,8 @@ class ModelServer:
         """Returns the body at a path. Raises TeacherError if the server does not give it."""
         url = self.root + path
         headers = self.endpoint.key_headers(self._key)
-        client = httpx.AsyncClient(
-            headers=headers, timeout=_GET_TIMEOUT_S, transport=self._transport
-        )
         try:
-            async with client:
+            async with httpx.AsyncClient(headers=headers, timeout=_GET_TIMEOUT_S) as client:
                 response = await client.get(url)
         except httpx.HTTPError as error:
             raise TeacherError(
@@ -150,7 +145,7 @@ class ModelServer:
 
     async def _send(self, path: str, body: bytes, read: Callable[[bytes], _T]) -> _T | Retry:
         reply = await post_once(
-            self._channel(path), body, timeout_s=self.settings.timeout_s, key=self._key
+            self._channel, body, timeout_s=self.settings.timeout_s, key=self._key, path=path
         )
         if isinstance(reply, Retry):
             return reply
@@ -183,11 +178,3 @@ class ModelServer:
         if retry.wait_s is None:
             return backoff_s(attempt, self._jitter)
         return min(max(retry.wait_s, least_wait_s(attempt)), PATIENCE_S)
-
-    def _channel(self, path: str) -> HttpChannel:
-        if path not in self._channels:
-            headers = self.endpoint.key_headers(self._key)
-            self._channels[path] = open_channel(
-                self.root + path, headers, transport=self._transport
-            )
-        return self._channels[path]

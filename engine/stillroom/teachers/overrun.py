@@ -1,4 +1,4 @@
-"""What answers take beyond the worst case that can be told of a request before it is sent."""
+"""How far answers exceed the worst case that was computed from a request before it was sent."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ from stillroom.types import SampledTurn
 
 
 @dataclass(slots=True)
-class Excess:
-    """How much more than the worst case, as far as it is known before, answers have taken."""
+class Overrun:
+    """The most by which any answer so far exceeded the worst case computed for its request."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     usd: float = 0.0
-    """Beside what the tokens cost."""
+    """Beyond the price of the tokens."""
 
-    def learn(
+    def record(
         self, turn: SampledTurn, num_bytes: int, max_tokens: int, price: Price | None
     ) -> None:
-        """Takes in what an answer took; the next ones may take as much."""
+        """Records what an answer took; later calls reserve as much beyond their worst case."""
         usage = turn.usage
         self.prompt_tokens = max(self.prompt_tokens, usage.prompt_tokens - num_bytes)
         self.completion_tokens = max(self.completion_tokens, usage.completion_tokens - max_tokens)

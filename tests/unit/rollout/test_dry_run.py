@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fakes.chat_endpoint import serve
 from fakes.loops import run_async
 from fakes.metered_endpoint import JUDGE_HOST, MeteredEndpoint
 from fakes.reporters import KeptReporter
@@ -63,13 +64,13 @@ def run_of(workspace: Workspace, endpoint: MeteredEndpoint, **changes: Any) -> A
 
     async def main() -> RolloutsResult | Forecast:
         with anyio.fail_after(60):
-            return await generate_rollouts(
-                workspace,
-                GenerateRollouts(**{**given, **changes}),
-                folder=workspace.runs / "run",
-                reporter=KeptReporter(),
-                transport=endpoint.transport(),
-            )
+            async with serve(endpoint.handle):
+                return await generate_rollouts(
+                    workspace,
+                    GenerateRollouts(**{**given, **changes}),
+                    folder=workspace.runs / "run",
+                    reporter=KeptReporter(),
+                )
 
     return run_async(main)
 

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fakes.chat_transport import ScriptedTeacher, Served
+from fakes.chat_endpoint import ScriptedTeacher, Served, serve
 from fakes.loops import run_async
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
@@ -18,6 +19,7 @@ from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import AnswererWatch, with_answerers
 from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
+from stillroom.teachers.providers import PROFILES
 from stillroom.types import Answerer
 
 OLD, NEW = {"model": "m-2026-05-01"}, {"model": "m-2026-09-01", "system_fingerprint": "fp_1"}
@@ -42,13 +44,13 @@ def run_of(workspace: Workspace, teacher: ScriptedTeacher, **changes: Any) -> An
     reporter = KeptReporter()
 
     async def main() -> Any:
-        return await generate_rollouts(
-            workspace,
-            GenerateRollouts(**{**given, **changes}),
-            folder=workspace.runs / "run",
-            reporter=reporter,
-            transport=teacher.transport(),
-        )
+        async with serve(teacher.handle):
+            return await generate_rollouts(
+                workspace,
+                GenerateRollouts(**{**given, **changes}),
+                folder=workspace.runs / "run",
+                reporter=reporter,
+            )
 
     return run_async(main), reporter.notes
 
@@ -104,6 +106,8 @@ def test_a_providers_terms_are_told_before_the_first_call_and_kept(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "k")
+    profile = replace(PROFILES["openrouter"], base_url="http://openrouter.test/v1")
+    monkeypatch.setitem(PROFILES, "openrouter", profile)
     hosted: dict[str, Any] = {"provider": "openrouter", "base_url": None}
     teacher, terms = ScriptedTeacher(), "https://openrouter.ai/terms"
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 
-from fakes.chat_transport import ScriptedTeacher, Served, completion, refused
+from fakes.chat_endpoint import NoAnswerError, ScriptedTeacher, Served, completion, refused, serve
 from fakes.loops import run_async
 from fakes.mcp_servers import odd_server
 from fakes.reporters import KeptReporter
@@ -23,6 +24,8 @@ from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
+from stillroom.teachers.endpoint.aiohttp_channel import AiohttpChannel
+from stillroom.teachers.endpoint.http_channel import HttpReply
 from stillroom.types import Usage
 
 NUM_PROMPTS = 3
@@ -64,13 +67,13 @@ def run_of(
     request = GenerateRollouts(**{**given, **changes})
 
     async def main() -> RolloutsResult:
-        return await generate_rollouts(
-            workspace,
-            request,
-            folder=workspace.runs / "run",
-            reporter=reporter or KeptReporter(),
-            transport=teacher.transport(),
-        )
+        async with serve(teacher.handle):
+            return await generate_rollouts(
+                workspace,
+                request,
+                folder=workspace.runs / "run",
+                reporter=reporter or KeptReporter(),
+            )
 
     return run_async(main)
 
@@ -173,8 +176,12 @@ def test_more_samples_are_added_to_those_that_are_there(workspace: Workspace) ->
 
 @pytest.mark.parametrize("num_served", range(3 * NUM_PROMPTS))
 def test_after_an_abort_at_any_call_no_finished_call_is_made_again(
-    workspace: Workspace, tmp_path: Path, num_served: int
+    workspace: Workspace, tmp_path: Path, num_served: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def receive(channel: AiohttpChannel, body: bytes, **options: Any) -> HttpReply:
+        received.append(await post(channel, body, **options))
+        return received[-1]
+
     whole = ScriptedTeacher(tool_turns=2)
     run_of(Workspace(shutil.copytree(workspace.root, tmp_path / "whole")), whole, concurrency=2)
 
@@ -183,9 +190,13 @@ def test_after_an_abort_at_any_call_no_finished_call_is_made_again(
             if is_cut:
                 await anyio.sleep_forever()
             is_cut.append(True)
+            # All answers have arrived, so the cut finds none on its way.
+            while len(received) < num_served:
+                await anyio.lowlevel.checkpoint()
             raise PowerCutError
 
-    is_cut: list[bool] = []
+    post, received, is_cut = AiohttpChannel.post, list[HttpReply](), list[bool]()
+    monkeypatch.setattr(AiohttpChannel, "post", receive)
     first = ScriptedTeacher(tool_turns=2, before=cut)
     with pytest.RaisesGroup(PowerCutError, flatten_subgroups=True):
         run_of(workspace, first, concurrency=2)
@@ -441,12 +452,17 @@ def test_changed_prompts_and_tools_are_refused(workspace: Workspace) -> None:
         run_of(workspace, ScriptedTeacher(), tools="tools.py")
 
 
-def test_a_fault_met_by_one_conversation_does_not_end_the_others(workspace: Workspace) -> None:
-    async def stumble(served: Served) -> None:
-        if served.prompt == "prompt 1":
+def test_a_fault_met_by_one_conversation_does_not_end_the_others(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stumble(channel: AiohttpChannel, body: bytes, **options: Any) -> HttpReply:
+        if b"prompt 1" in body:
             raise KeyError("odd")
+        return await post(channel, body, **options)
 
-    result = run_of(workspace, ScriptedTeacher(before=stumble))
+    post = AiohttpChannel.post
+    monkeypatch.setattr(AiohttpChannel, "post", stumble)
+    result = run_of(workspace, ScriptedTeacher())
 
     assert (result.succeeded, result.failed_by_class, adds_up(result)) == (2, {"internal": 1}, True)
 
@@ -803,7 +819,7 @@ def test_calls_that_may_have_been_billed_count_in_the_next_run(workspace: Worksp
     write_price(workspace)
 
     async def slow(_served: Served) -> httpx.Response:
-        raise httpx.ReadTimeout("slow")
+        raise NoAnswerError
 
     asked = 0
     for _ in range(3):

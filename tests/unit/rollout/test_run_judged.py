@@ -10,7 +10,7 @@ import anyio
 import httpx
 import pytest
 
-from fakes.chat_transport import ScriptedTeacher, completion, refused
+from fakes.chat_endpoint import ScriptedTeacher, completion, refused, serve
 from fakes.judges import judgement
 from fakes.loops import run_async
 from fakes.reporters import KeptReporter
@@ -61,7 +61,7 @@ class Served:
             return refused(400)
         self.served.append("judge" if is_judge else "teacher")
         if not is_judge:
-            return await self.teacher._handle(request)
+            return await self.teacher.handle(request)
         usage = {"prompt_tokens": 100, "completion_tokens": 7}
         about = [name for prompt, name in self._judges.items() if prompt in messages[1]["content"]]
         told = {"model": about[0]} if about else {}
@@ -99,13 +99,13 @@ def run_of(
 
     async def main() -> Any:
         with anyio.fail_after(20):
-            return await generate_rollouts(
-                workspace,
-                GenerateRollouts(**{**given, **changes}),
-                folder=workspace.runs / "run",
-                reporter=reporter or KeptReporter(),
-                transport=httpx.MockTransport(endpoint.handle),
-            )
+            async with serve(endpoint.handle):
+                return await generate_rollouts(
+                    workspace,
+                    GenerateRollouts(**{**given, **changes}),
+                    folder=workspace.runs / "run",
+                    reporter=reporter or KeptReporter(),
+                )
 
     return run_async(main)
 

@@ -7,6 +7,7 @@ import anyio.lowlevel
 import httpx
 import pytest
 
+from fakes.chat_endpoint import ScriptedChannel
 from fakes.loops import run_async
 from fakes.rollout_rows import user
 from stillroom.teachers.budget import Budget, BudgetSpentError
@@ -42,7 +43,7 @@ def hold_up(**limits: Any) -> Budget:
         SamplingSettings(),
         calls=calls,
         spending=Spending(budget=budget),
-        transport=httpx.MockTransport(silent),
+        channel=ScriptedChannel(silent),
     )
     scopes: list[anyio.CancelScope] = []
 
@@ -72,15 +73,16 @@ def test_a_call_that_ends_while_it_queues_was_not_sent(limits: dict[str, float])
 
 
 def test_no_call_waits_for_a_rate_limit_longer_than_the_minutes_of_the_run() -> None:
+    async def busy(_request: httpx.Request) -> httpx.Response:
+        return httpx.Response(429, headers={"retry-after": "600"})
+
     async def main() -> None:
         teacher = OpenAITeacher(
             ENDPOINT,
             "m",
             SamplingSettings(),
             spending=Spending(budget=Budget(minutes=0.001)),
-            transport=httpx.MockTransport(
-                lambda _request: httpx.Response(429, headers={"retry-after": "600"})
-            ),
+            channel=ScriptedChannel(busy),
         )
         async with teacher:
             await teacher.complete([user("hi")], [])

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
-import httpx
 from pydantic import Field
 
 from stillroom.data.row_files import rollout_files
@@ -79,7 +78,6 @@ async def score_rollouts(
     *,
     folder: Path,
     reporter: Reporter,
-    transport: httpx.AsyncBaseTransport | None = None,
 ) -> ScoreResult:
     """Writes the rows with new rewards and returns the counts; `folder` is the run's own folder.
 
@@ -109,7 +107,6 @@ async def score_rollouts(
             workspace,
             judge_plan,
             timeout_s=request.request_timeout,
-            transport=transport,
         )
         rewarder = Rewarder(pool, judge=judge, match=request.default_match)
         total = _check_all(source, rewarder)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import httpx
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -112,7 +111,6 @@ async def open_judge(
     *,
     timeout_s: float,
     budget: Budget | None = None,
-    transport: httpx.AsyncBaseTransport | None = None,
 ) -> AnswerJudge | None:
     """Opens the judge of a plan and returns it; None without a plan. Its calls cost the budget."""
     if plan is None:
@@ -126,7 +124,6 @@ async def open_judge(
             key=workspace.read_key(endpoint.api_key_env),
             calls=CallSettings(timeout_s=timeout_s),
             spending=Spending(plan.price, budget or Budget()),
-            transport=transport,
         )
     )
     return AnswerJudge(teacher, file.rubric, sees=file.sees, reply_format=file.reply_format)

@@ -74,11 +74,11 @@ def least_wait_s(attempt: int) -> float:
 
 
 async def post_once(
-    channel: HttpChannel, body: bytes, *, timeout_s: float, key: str | None
+    channel: HttpChannel, body: bytes, *, timeout_s: float, key: str | None, path: str = ""
 ) -> HttpReply | Retry:
     """Returns the response to a body, whatever its status; without one, what went wrong."""
     try:
-        return await channel.post(body, timeout_s=timeout_s)
+        return await channel.post(body, timeout_s=timeout_s, path=path)
     except TimeoutError:
         message = f"no answer within {timeout_s:g} s"
         return Retry(FailureClass.TIMEOUT, message, may_be_billed=True)

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
-import httpx
 import msgspec
 
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
@@ -29,7 +28,7 @@ from stillroom.teachers.endpoint.attempts import (
     unreadable,
     without_key,
 )
-from stillroom.teachers.endpoint.http_channel import HttpReply, open_channel
+from stillroom.teachers.endpoint.http_channel import HttpChannel, HttpReply, open_channel
 from stillroom.teachers.endpoint.replies import (
     REASONING_KEYS,
     UnreadableTurnError,
@@ -42,7 +41,7 @@ from stillroom.teachers.endpoint.replies import (
 from stillroom.teachers.limits.allowance import allowances
 from stillroom.teachers.limits.limiter import Limiter
 from stillroom.teachers.limits.words import LimitSettings, Sent
-from stillroom.teachers.overrun import Excess
+from stillroom.teachers.overrun import Overrun
 from stillroom.teachers.pricing import FREE, Price
 from stillroom.teachers.providers import Endpoint, sampling_fields
 from stillroom.types import (
@@ -123,7 +122,7 @@ class OpenAITeacher:
         key: str | None = None,
         calls: CallSettings | None = None,
         spending: Spending | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
+        channel: HttpChannel | None = None,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.model, self.sampling = model, sampling
@@ -131,7 +130,7 @@ class OpenAITeacher:
         self.calls, self.spending = calls or CallSettings(), spending or Spending()
         self.limiter = Limiter(self.calls.limits)
         self._has_answered = False
-        self._excess = Excess()
+        self._overrun = Overrun()
         self._last_answerer: Answerer | None = None
         self._jitter = random.Random(sampling.seed or 0)
         self._fields = {"model": model, **sampling_fields(endpoint, model, sampling)}
@@ -139,11 +138,7 @@ class OpenAITeacher:
         kept = _REASONING_BACK if endpoint.profile.wants_reasoning_back else ()
         kept = REASONING_KEYS if self.calls.returns_thinking else kept
         self._not_sent = frozenset(REASONING_KEYS) - frozenset(kept)
-        self._channel = open_channel(
-            endpoint.chat_url,
-            endpoint.key_headers(key),
-            transport=transport,
-        )
+        self._channel = channel or open_channel(endpoint.chat_url, endpoint.key_headers(key))
 
     async def __aenter__(self) -> Self:
         return self
@@ -211,7 +206,7 @@ class OpenAITeacher:
             raise
         if isinstance(outcome, _Answer):
             told = Cost.of(outcome.turn.usage, outcome.turn.cost_usd)
-            self._excess.learn(
+            self._overrun.record(
                 outcome.turn, len(body), self.sampling.max_tokens, self.spending.price
             )
             budget.settle(worst, told, unconfirmed=outcome.untold(worst))
@@ -227,13 +222,13 @@ class OpenAITeacher:
         Beside that, what answers were seen to take more: texts of the provider's own, pictures,
         thinking that `max_tokens` does not bound, a higher price.
         """
-        excess = self._excess
+        overrun = self._overrun
         usage = Usage(
-            prompt_tokens=len(body) + excess.prompt_tokens,
-            completion_tokens=self.sampling.max_tokens + excess.completion_tokens,
+            prompt_tokens=len(body) + overrun.prompt_tokens,
+            completion_tokens=self.sampling.max_tokens + overrun.completion_tokens,
         )
         price = self.spending.price
-        usd = price.of(usage) + excess.usd if price is not None else 0.0
+        usd = price.of(usage) + overrun.usd if price is not None else 0.0
         return Cost(usage.prompt_tokens + usage.completion_tokens, usd)
 
     def _wait_s(self, retry: Retry, attempt: int) -> float:

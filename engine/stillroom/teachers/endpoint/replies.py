@@ -1,12 +1,12 @@
 """Reading what a chat completions endpoint says: turns, usage, and what its refusals mean."""
 
-import math
+import json
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -14,10 +14,18 @@ from stillroom.teachers.limits.words import LimitKind
 from stillroom.types import Message, ToolCall, Usage
 
 REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
+MAX_TOOL_CALLS = 1024
+"""A turn with more of them is unreadable: each call takes kilobytes of memory until it is run."""
+_LONE_SURROGATE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+"""Any escape of JSON's; group 1 is half of a pair, which stands for no character."""
 _SIGNATURES = "extra_content"
 """Where Google's models keep what they must be sent back, of a turn or of a call."""
 _KEPT_KEYS = ("content", _SIGNATURES, *REASONING_KEYS)
 _MAX_TOKENS_OF_A_CALL = 1 << 40
+_MAX_USD = 1e9
 _KEPT_BYTES = 4000
 _MAX_NAME = 200
 _NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low", re.IGNORECASE)
@@ -71,7 +79,7 @@ class _Reply(msgspec.Struct):
     reasoning_details: Any = msgspec.UNSET
     extra_content: Any = msgspec.UNSET
     refusal: Any = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: Annotated[list[_Call], msgspec.Meta(max_length=MAX_TOOL_CALLS)] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -83,7 +91,8 @@ class _Completion(msgspec.Struct):
     """The part of a response that must be as expected."""
 
     choices: list[_Choice]
-    usage: Any = None
+    usage: msgspec.Raw = msgspec.Raw(b"null")
+    """Decoded apart: a number that no float holds must not lose an answer that was paid for."""
     model: Any = None
     system_fingerprint: Any = None
 
@@ -98,21 +107,42 @@ def read_turn(body: bytes) -> ReadTurn:
     Raises UnreadableTurnError, with the beginning of the response.
     """
     try:
-        completion = _COMPLETION.decode(body)
+        completion = _completion(body)
         choice = completion.choices[0]
     except (msgspec.DecodeError, IndexError, RecursionError, UnicodeDecodeError) as error:
         raise UnreadableTurnError(f"{error}: {_beginning(body)}") from error
     if choice.finish_reason == "error":
         raise UnreadableTurnError(f"the turn ended in an error: {_beginning(body)}")
-    told: dict[str, Any] = completion.usage if isinstance(completion.usage, dict) else {}
+    usage = _usage_fields(completion.usage)
     return ReadTurn(
         message=_message(choice.message),
         finish_reason=_FINISHES.get(choice.finish_reason, "stop"),
-        usage=_usage(told),
-        reported_usd=_reported_usd(told),
+        usage=_usage(usage),
+        reported_usd=_reported_usd(usage),
         model=_name(completion.model),
         fingerprint=_name(completion.system_fingerprint),
     )
+
+
+def _completion(body: bytes) -> _Completion:
+    try:
+        return _COMPLETION.decode(body)
+    except msgspec.DecodeError:
+        # Half a surrogate pair spoils the whole text for a strict decoder. Asked again, the model
+        # would be paid again, and might well write the same.
+        return _COMPLETION.decode(_LONE_SURROGATE.sub(_replaced, body))
+
+
+def _replaced(escape: re.Match[bytes]) -> bytes:
+    return rb"\ufffd" if escape[1] else escape[0]
+
+
+def _usage_fields(usage: msgspec.Raw) -> dict[str, Any]:
+    try:
+        fields = json.loads(bytes(usage))
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _name(value: Any) -> str | None:
@@ -196,7 +226,7 @@ def _reported_usd(told: Mapping[str, Any]) -> float | None:
     value = told.get("cost")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if 0 <= value < math.inf else None
+    return float(value) if 0 <= value <= _MAX_USD else None
 
 
 def limit_kind(message: str) -> LimitKind:

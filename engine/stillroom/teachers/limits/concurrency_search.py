@@ -12,7 +12,7 @@ _NUM_EPISODES = 4
 _RATES_DIFFER = 0.08
 
 
-class CrowdSearch:
+class ConcurrencySearch:
     """Holds the window, and knows when to try a wider one."""
 
     def __init__(self, settings: LimitSettings) -> None:

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 from stillroom.teachers.limits.allowance import Allowance, AllowanceFollower
-from stillroom.teachers.limits.concurrency_search import CrowdSearch
+from stillroom.teachers.limits.concurrency_search import ConcurrencySearch
 from stillroom.teachers.limits.rate_search import RateSearch
 from stillroom.teachers.limits.words import LimitKind, LimitSettings, LimitUnit, Sent
 
@@ -63,7 +63,7 @@ class LimitController:
         self._trips_differ_s = 0.0
         """How much a trip takes more or less than most."""
         self._rate = RateSearch(settings)
-        self._crowd = CrowdSearch(settings)
+        self._concurrency = ConcurrencySearch(settings)
         self._pacer = _Pacer()
         self._last_at = -math.inf
         self._told = {unit: AllowanceFollower() for unit in LimitUnit}
@@ -86,7 +86,7 @@ class LimitController:
         ready_at = now
         if self.pace is not None:
             ready_at = self._pacer.ready_at(_amount(self.unit, tokens), self.pace)
-        elif self._crowd.is_found:
+        elif self._concurrency.is_found:
             ready_at = self._last_at + self._spacing_s()
         for unit, told in self._told.items():
             if told.pace is not None:
@@ -112,7 +112,7 @@ class LimitController:
             tokens_before=self._tokens_sent,
         )
         self._tokens_sent += tokens
-        spacing_s = self._spacing_s() if self._crowd.is_found else 0.0
+        spacing_s = self._spacing_s() if self._concurrency.is_found else 0.0
         self._last_at = max(now - _CATCH_UP_S, self._last_at + spacing_s)
         return sent
 
@@ -123,9 +123,9 @@ class LimitController:
         difference_s = abs(now - sent.at - self._trip_s)
         self._trips_differ_s += (difference_s - self._trips_differ_s) * 0.1
         self._rate.accepted(sent, now)
-        self._crowd.accepted(sent)
-        if self._crowd.is_found:
-            self.window = self._crowd.grown(self.window, now)
+        self._concurrency.accepted(sent)
+        if self._concurrency.is_found:
+            self.window = self._concurrency.grown(self.window, now)
         elif sent.in_flight * 2 > self.window:
             # Doubles in a round trip, and only while the window is what holds requests back.
             self.window = min(self._settings.most, self.window + 1)
@@ -137,24 +137,24 @@ class LimitController:
         self.in_flight -= 1
         self._refusal_trip_s = _smoothed(self._refusal_trip_s, now - sent.at)
         self._rate.refused(sent)
-        self._crowd.refused()
+        self._concurrency.refused()
         if sent.number <= self._episode_end:
             return
         self._episode_end = self._num_sent
         unit = _UNITS_OF.get(kind)
         if self._told_refused(unit):
             return
-        is_crowd = kind is LimitKind.CONCURRENCY or not self._rate.has_answers
-        if is_crowd or (
+        is_concurrency = kind is LimitKind.CONCURRENCY or not self._rate.has_answers
+        if is_concurrency or (
             kind is LimitKind.UNKNOWN
-            and self._crowd.explains(
+            and self._concurrency.explains(
                 sent, self._rate, do_trips_vary=self._trips_differ_s > _VARIES * self._trip_s
             )
         ):
-            self.window = self._crowd.cut(sent, now)
+            self.window = self._concurrency.cut(sent, now)
             self._rate.let_go(sent, now)
             return
-        self._crowd.let_go()
+        self._concurrency.let_go()
         self._rate.cut(sent, now, self._trip_s, unit)
         self._pacer.is_reached = False
         self._pacer.free_at = now + self._rate.pause_s(sent.amount(self.unit))

@@ -38,7 +38,7 @@ _CLEARLY = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRate:
     """What was taken in a second between two refusals."""
 
     requests: float
@@ -59,7 +59,7 @@ class RateSearch:
         self.pace: float | None = None
         """What may be sent in a second; None where nothing shows a limit on it."""
         self.unit = LimitUnit.REQUESTS
-        self.measured: deque[Measured] = deque(maxlen=_NUM_EPISODES)
+        self.measured: deque[MeasuredRate] = deque(maxlen=_NUM_EPISODES)
         """The last ones."""
         self._mark: Sent | None = None
         """The refusal from which on is counted what is taken."""
@@ -178,7 +178,7 @@ class RateSearch:
         for unit in LimitUnit:
             self._refused[unit] = self._taken[unit] = 0.0
 
-    def _measure(self, sent: Sent) -> Measured | None:
+    def _measure(self, sent: Sent) -> MeasuredRate | None:
         """Returns what was taken between the mark and a refused request; None if too little."""
         if self._mark is None or sent.at <= self._mark.at:
             return None
@@ -195,9 +195,9 @@ class RateSearch:
             return None
         passed = sent.at - self._mark.at
         num = taken[LimitUnit.REQUESTS]
-        return Measured(num / passed, taken[LimitUnit.TOKENS] / passed, int(num))
+        return MeasuredRate(num / passed, taken[LimitUnit.TOKENS] / passed, int(num))
 
-    def _is_mixed(self, measured: Measured) -> bool:
+    def _is_mixed(self, measured: MeasuredRate) -> bool:
         """Whether more was taken just before than on average: another limit, or a full bucket."""
         rate = measured.rate(self.unit)
         if not self._is_trying or rate >= self._good * _ALMOST:
@@ -219,7 +219,7 @@ class RateSearch:
             self.unit, rate = unit, rate * self._mean_tokens
         self.pace = max(rate * _GUESSED_SHARE, _MIN_PACE)
 
-    def _note(self, measured: Measured) -> None:
+    def _note(self, measured: MeasuredRate) -> None:
         """Keeps what was measured; the limit itself has moved where both units show it."""
         last = self.measured[-1] if self.measured else measured
         if all(not _is_about(measured.rate(u), last.rate(u), _MOVED) for u in LimitUnit):

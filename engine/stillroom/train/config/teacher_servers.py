@@ -1,7 +1,5 @@
 """Builds the client of a served teacher from config.yml's `teacher` section; needs no torch."""
 
-import httpx
-
 from stillroom.serving.model_server import ModelServer, ServerSettings
 from stillroom.serving.teacher import ServedTeacher
 from stillroom.settings import Workspace
@@ -14,7 +12,6 @@ def served_teacher(
     teacher: DatasetTeacher,
     *,
     top_k: int | None = None,
-    transport: httpx.AsyncBaseTransport | None = None,
 ) -> ServedTeacher:
     """Returns the client of the server that scores; it sends nothing yet.
 
@@ -30,6 +27,5 @@ def served_teacher(
         endpoint,
         key=workspace.read_key(endpoint.api_key_env),
         settings=ServerSettings(section.concurrency, section.timeout),
-        transport=transport,
     )
     return ServedTeacher(server, teacher.path, provider=provider, top_k=top_k)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-import httpx
-
 from stillroom.errors import CallFailedError, ConfigError
 from stillroom.models.load import load_model
 from stillroom.models.pairing import check_pair
@@ -74,8 +72,6 @@ def load_teachers(
     workspace: Workspace,
     config: TrainConfig,
     student: Student,
-    *,
-    transport: httpx.AsyncBaseTransport | None = None,
 ) -> Teachers:
     """Returns the teachers that config.yml names, each once; those in this process are checked."""
     if not config.teachers:
@@ -85,7 +81,7 @@ def load_teachers(
     for one in dict.fromkeys(config.teachers):
         if one.section.is_served:
             top_k = config.algorithm.num_teacher_tokens
-            served[one] = served_teacher(workspace, one, top_k=top_k, transport=transport)
+            served[one] = served_teacher(workspace, one, top_k=top_k)
             continue
         loaded = load_model(
             workspace,

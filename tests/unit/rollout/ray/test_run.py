@@ -10,7 +10,7 @@ import anyio
 import msgspec
 import pytest
 
-from fakes.chat_transport import ScriptedTeacher
+from fakes.chat_endpoint import ScriptedTeacher, serve
 from fakes.loops import run_async
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
@@ -118,14 +118,14 @@ def asked(**changes) -> GenerateRollouts:
 def run_of(workspace: Workspace, teacher: ScriptedTeacher, request=None, **more):
     async def main():
         with anyio.fail_after(30):
-            return await generate_rollouts(
-                workspace,
-                request or asked(),
-                folder=workspace.runs / "run",
-                reporter=KeptReporter(),
-                transport=teacher.transport(),
-                **more,
-            )
+            async with serve(teacher.handle):
+                return await generate_rollouts(
+                    workspace,
+                    request or asked(),
+                    folder=workspace.runs / "run",
+                    reporter=KeptReporter(),
+                    **more,
+                )
 
     return run_async(main)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fakes.chat_transport import completion, refused
+from fakes.chat_endpoint import completion, refused, serve
 from fakes.folders import names_in
 from fakes.foreign_rollouts import FOREIGN_ROWS, GYM_ROW, RNOW_ROW, TUTORIAL_ROW, write_rnow
 from fakes.judges import judgement
@@ -61,13 +61,13 @@ def scored(
         return answer(json.loads(asked.content))
 
     async def main() -> ScoreResult:
-        return await score_rollouts(
-            Workspace(folder),
-            request,
-            folder=folder / "runs" / "r1",
-            reporter=reporter or KeptReporter(),
-            transport=httpx.MockTransport(reply),
-        )
+        async with serve(reply):
+            return await score_rollouts(
+                Workspace(folder),
+                request,
+                folder=folder / "runs" / "r1",
+                reporter=reporter or KeptReporter(),
+            )
 
     return run_async(main)
 

@@ -3,25 +3,31 @@
 import functools
 import gzip
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 from anyio.abc import SocketStream
 
 from fakes.loops import run_async
-from stillroom.teachers.endpoint import http_channel
+from stillroom.errors import InputError
+from stillroom.teachers.endpoint import aiohttp_channel
+from stillroom.teachers.endpoint.aiohttp_channel import (
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    AiohttpChannel,
+)
 from stillroom.teachers.endpoint.http_channel import (
     ConnectionFailedError,
     HttpReply,
-    HttpxChannel,
-    KeepAliveChannel,
+    NotConnectedError,
     UnreadableReplyError,
     open_channel,
 )
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
+PROXIED = {"url": "http://teacher.test/v1/chat", "proxy": "http://127.0.0.1:{port}"}
 HALF_CHUNK = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nh"
 
 
@@ -51,13 +57,23 @@ class Server:
                     await anyio.lowlevel.checkpoint()
 
 
-def talk(server: Server, scenario: Callable[[KeepAliveChannel], Awaitable[Any]]) -> Any:
+def talk(
+    server: Server,
+    scenario: Callable[[AiohttpChannel], Awaitable[Any]],
+    *,
+    url: str = "http://127.0.0.1:{port}/v1/chat",
+    proxy: str | None = None,
+) -> Any:
+    """Runs a scenario; `{port}` in an address is the server's."""
+
     async def main() -> Any:
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
         async with listener, anyio.create_task_group() as group:
             group.start_soon(listener.serve, server.handle)
-            channel = KeepAliveChannel(f"http://127.0.0.1:{port}/v1/chat", {"x-key": "k"})
+            channel = AiohttpChannel(
+                url.format(port=port), {"x-key": "k"}, proxy=proxy and proxy.format(port=port)
+            )
             try:
                 with anyio.fail_after(10):
                     return await scenario(channel)
@@ -74,22 +90,24 @@ def talk(server: Server, scenario: Callable[[KeepAliveChannel], Awaitable[Any]])
     return result
 
 
-def post_once(*pieces: bytes | None) -> HttpReply:
-    async def scenario(channel: KeepAliveChannel) -> HttpReply:
+def post_once(*pieces: bytes | None, **addresses: str) -> HttpReply:
+    async def scenario(channel: AiohttpChannel) -> HttpReply:
         return await channel.post(b"{}", timeout_s=5)
 
-    return talk(Server(list(pieces)), scenario)
+    return talk(Server(list(pieces)), scenario, **addresses)
 
 
 def test_a_request_is_what_a_server_expects() -> None:
     server = Server([OK])
 
-    async def scenario(channel: KeepAliveChannel) -> HttpReply:
+    async def scenario(channel: AiohttpChannel) -> HttpReply:
         return await channel.post(b'{"a": 1}', timeout_s=5)
 
     assert talk(server, scenario) == HttpReply(200, {"content-length": "2"}, b"hi")
     head, body = server.requests[0].split(b"\r\n\r\n")
-    lines = head.decode().split("\r\n")
+    first, *headers = head.decode().split("\r\n")
+    # The names of headers may be written in either case.
+    lines = [first, *(header.lower() for header in headers)]
     assert lines[0] == "POST /v1/chat HTTP/1.1"
     assert lines[1].startswith("host: 127.0.0.1:")
     assert {"x-key: k", "content-length: 8", "content-type: application/json"} <= set(lines)
@@ -146,7 +164,7 @@ def test_what_is_no_http_is_told_apart(pieces: list[bytes | None]) -> None:
 
 
 def test_a_body_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_channel, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(aiohttp_channel, "MAX_BODY_BYTES", 1000)
     with pytest.raises(UnreadableReplyError, match="longer than 1000"):
         post_once(b"HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\n", b"x" * 3000, b"x" * 2000)
 
@@ -155,18 +173,12 @@ def test_a_body_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_small_body_that_unpacks_to_a_huge_one_is_refused(
     monkeypatch: pytest.MonkeyPatch, is_proxied: bool
 ) -> None:
-    monkeypatch.setattr(http_channel, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(aiohttp_channel, "MAX_BODY_BYTES", 1000)
     bomb = gzip.compress(b"0" * 100_000)
     head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(bomb)
 
-    async def by_httpx() -> None:
-        stream = httpx.ByteStream(bomb)
-        answer = httpx.Response(200, headers={"content-encoding": "gzip"}, stream=stream)
-        channel = HttpxChannel("http://t.test/", {}, httpx.MockTransport(lambda _request: answer))
-        await channel.post(b"{}", timeout_s=5)
-
     with pytest.raises(UnreadableReplyError, match="longer than 1000 bytes"):
-        run_async(by_httpx) if is_proxied else post_once(head + bomb)
+        post_once(head + bomb, **(PROXIED if is_proxied else {}))
 
 
 def test_an_encoding_that_nobody_asked_for_is_named() -> None:
@@ -177,7 +189,7 @@ def test_an_encoding_that_nobody_asked_for_is_named() -> None:
 def test_one_connection_serves_one_request_after_the_other() -> None:
     server = Server([OK], [OK], [OK])
 
-    async def scenario(channel: KeepAliveChannel) -> None:
+    async def scenario(channel: AiohttpChannel) -> None:
         for _ in range(3):
             await channel.post(b"{}", timeout_s=5)
 
@@ -188,7 +200,7 @@ def test_one_connection_serves_one_request_after_the_other() -> None:
 def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again() -> None:
     server = Server([OK, None], [OK])
 
-    async def scenario(channel: KeepAliveChannel) -> HttpReply:
+    async def scenario(channel: AiohttpChannel) -> HttpReply:
         await channel.post(b"{}", timeout_s=5)
         await anyio.wait_all_tasks_blocked()
         return await channel.post(b"{}", timeout_s=5)
@@ -200,7 +212,7 @@ def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again() -> No
 def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
     server = Server([OK], [OK], [OK])
 
-    async def scenario(channel: KeepAliveChannel) -> None:
+    async def scenario(channel: AiohttpChannel) -> None:
         async with anyio.create_task_group() as group:
             for _ in range(3):
                 group.start_soon(functools.partial(channel.post, b"{}", timeout_s=5))
@@ -213,7 +225,7 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one() -> None:
     late = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nlate"
     server = Server([OK[:10]], [OK])
 
-    async def scenario(channel: KeepAliveChannel) -> HttpReply:
+    async def scenario(channel: AiohttpChannel) -> HttpReply:
         with pytest.raises(TimeoutError):
             await channel.post(b"{}", timeout_s=0.05)
         return await channel.post(b"{}", timeout_s=5)
@@ -224,40 +236,145 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one() -> None:
 
 def test_nobody_listening_is_said_plainly(free_tcp_port: int) -> None:
     async def main() -> None:
-        await KeepAliveChannel(f"http://127.0.0.1:{free_tcp_port}/v1", {}).post(b"{}", timeout_s=5)
+        channel = AiohttpChannel(f"http://127.0.0.1:{free_tcp_port}/v1", {})
+        try:
+            await channel.post(b"{}", timeout_s=5)
+        finally:
+            await channel.aclose()
 
     with pytest.raises(ConnectionFailedError, match=f"cannot connect to 127.0.0.1:{free_tcp_port}"):
         run_async(main)
 
 
+def test_a_connection_that_never_comes_about_sent_nothing() -> None:
+    async def scenario(channel: AiohttpChannel) -> None:
+        with pytest.raises(NotConnectedError, match=r"no answer within 0\.05 s"):
+            await channel.post(b"{}", timeout_s=0.05)
+
+    # The server waits for a request, and the client for its part of the handshake.
+    talk(Server([None]), scenario, url="https://127.0.0.1:{port}/v1/chat")
+
+
 @pytest.mark.parametrize(
-    ("environment", "kind"),
+    "headers",
     [
-        ({}, KeepAliveChannel),
-        ({"HTTPS_PROXY": "http://proxy.test:3128"}, HttpxChannel),
-        ({"HTTPS_PROXY": "http://proxy.test:3128", "NO_PROXY": "teacher.test"}, KeepAliveChannel),
-        ({"HTTP_PROXY": "http://proxy.test:3128"}, KeepAliveChannel),
+        b"x-a: 1\r\n" * (MAX_HEADERS + 2),
+        b"x-a: " + b"1" * (MAX_HEADER_BYTES + 1),
+        b"x" * (MAX_HEADER_BYTES + 1),
+    ],
+    ids=["many", "long", "without an end"],
+)
+def test_headers_without_end_are_refused(headers: bytes) -> None:
+    with pytest.raises(UnreadableReplyError):
+        post_once(b"HTTP/1.1 200 OK\r\n" + headers)
+
+
+def test_a_second_response_behind_the_first_is_not_read() -> None:
+    other = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nother"
+    server = Server([OK + other], [OK])
+
+    async def scenario(channel: AiohttpChannel) -> list[bytes]:
+        return [(await channel.post(b"{}", timeout_s=5)).body for _ in range(2)]
+
+    assert talk(server, scenario) == [b"hi", b"hi"]
+    assert server.num_connections == 2
+
+
+def test_a_response_that_nobody_asked_for_is_not_taken_for_the_next_one() -> None:
+    other = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nother"
+    server = Server([OK, other], [OK])
+
+    async def scenario(channel: AiohttpChannel) -> list[bytes]:
+        bodies: list[bytes] = []
+        for _ in range(2):
+            bodies.append((await channel.post(b"{}", timeout_s=5)).body)
+            await anyio.wait_all_tasks_blocked()
+        return bodies
+
+    assert talk(server, scenario) == [b"hi", b"hi"]
+    assert server.num_connections == 2
+
+
+def test_a_request_through_a_proxy_names_the_whole_address() -> None:
+    server = Server([OK], [OK])
+
+    async def scenario(channel: AiohttpChannel) -> None:
+        for _ in range(2):
+            await channel.post(b"{}", timeout_s=5)
+
+    talk(server, scenario, url=PROXIED["url"], proxy="http://me:a%40b@127.0.0.1:{port}")
+    for request in server.requests:
+        assert request.startswith(b"POST http://teacher.test/v1/chat HTTP/1.1\r\n")
+        assert request.count(b"roxy-") == request.count(b": Basic bWU6YUBi\r\n") == 1
+    assert server.num_connections == 1
+
+
+def test_a_proxy_that_refuses_the_tunnel_sent_nothing() -> None:
+    class Proxy(Server):
+        async def handle(self, stream: SocketStream) -> None:
+            async with stream:
+                self.requests.append(await stream.receive())
+                await stream.send(b"HTTP/1.1 407 Who are you?\r\ncontent-length: 0\r\n\r\n")
+
+    async def scenario(channel: AiohttpChannel) -> None:
+        with pytest.raises(NotConnectedError, match="407"):
+            await channel.post(b"{}", timeout_s=5)
+
+    proxy = Proxy()
+    talk(proxy, scenario, url="https://teacher.test/v1/chat", proxy="http://me:it@127.0.0.1:{port}")
+    [request] = proxy.requests
+    assert request.startswith(b"CONNECT teacher.test:443 HTTP/1.1\r\n")
+    assert b": Basic bWU6aXQ=\r\n" in request
+    # The key is for the teacher alone.
+    assert b"x-key" not in request
+
+
+@pytest.mark.parametrize(
+    ("environment", "proxy"),
+    [
+        ({}, None),
+        ({"HTTPS_PROXY": "http://proxy.test:3128"}, "http://proxy.test:3128"),
+        ({"HTTPS_PROXY": "proxy.test:3128"}, "http://proxy.test:3128"),
+        ({"HTTPS_PROXY": "http://proxy.test:3128", "NO_PROXY": "teacher.test"}, None),
+        ({"HTTP_PROXY": "http://proxy.test:3128"}, None),
+        ({"ALL_PROXY": "http://proxy.test:3128"}, "http://proxy.test:3128"),
     ],
 )
 def test_a_proxy_of_the_environment_is_used(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], kind: type
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], proxy: str | None
 ) -> None:
+    set_proxies(monkeypatch, environment)
+    channel = open_channel("https://teacher.test/v1", {})
+    assert isinstance(channel, AiohttpChannel)
+    assert channel.proxy == proxy
+
+
+def test_a_socks_proxy_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_proxies(monkeypatch, {"ALL_PROXY": "socks5://me:secret@proxy.test:1080"})
+    with pytest.raises(InputError, match=r"socks5://proxy\.test:1080 for https") as caught:
+        open_channel("https://teacher.test/v1", {})
+    assert "secret" not in str(caught.value)
+    assert "NO_PROXY" in caught.value.fix
+
+
+def test_no_login_is_read_from_a_netrc_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    server = Server([OK])
+
+    async def scenario(channel: AiohttpChannel) -> None:
+        await channel.post(b"{}", timeout_s=5)
+
+    talk(server, scenario)
+    assert b"authorization" not in server.requests[0].lower()
+
+
+def set_proxies(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert isinstance(open_channel("https://teacher.test/v1", {}), kind)
-
-
-def test_a_transport_that_is_given_is_used() -> None:
-    transport = httpx.MockTransport(lambda _request: httpx.Response(200, content=b"hi"))
-
-    async def main() -> HttpReply:
-        channel = open_channel("http://teacher.test/v1", {}, transport=transport)
-        try:
-            return await channel.post(b"{}", timeout_s=5)
-        finally:
-            await channel.aclose()
-
-    assert run_async(main).body == b"hi"

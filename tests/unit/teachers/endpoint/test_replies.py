@@ -3,7 +3,13 @@ from typing import Any
 
 import pytest
 
-from stillroom.teachers.endpoint.replies import read_turn, readable_arguments, retry_after
+from stillroom.teachers.endpoint.replies import (
+    MAX_TOOL_CALLS,
+    UnreadableTurnError,
+    read_turn,
+    readable_arguments,
+    retry_after,
+)
 
 
 def message_of(**message: Any) -> Any:
@@ -93,3 +99,22 @@ def test_arguments_that_are_an_object_go_back_as_they_were_written(written: str)
 )
 def test_other_arguments_go_back_inside_an_object(written: str) -> None:
     assert json.loads(readable_arguments(written)) == {"malformed": written}
+
+
+@pytest.mark.parametrize("cost", ["9" * 400, "9" * 5000, "1e400"])
+def test_a_cost_that_is_no_amount_of_money_does_not_lose_a_paid_answer(cost: str) -> None:
+    reply = '{"choices": [{"message": {"content": "hi"}}], "usage": {"cost": %s}}' % cost  # noqa: UP031
+    turn = read_turn(reply.encode())
+    assert (turn.message.get("content"), turn.reported_usd, turn.usage) == ("hi", None, None)
+
+
+def test_half_a_surrogate_pair_is_replaced_and_the_answer_kept() -> None:
+    reply = rb'{"choices": [{"message": {"content": "\ud83d\ude00 \\ud800 \udc00 \ud800"}}]}'
+    assert read_turn(reply).message.get("content") == "\U0001f600 \\ud800 \ufffd \ufffd"
+
+
+def test_a_turn_with_endless_tool_calls_is_not_read() -> None:
+    calls = b",".join([b'{"function": {"name": "f"}}'] * (MAX_TOOL_CALLS + 1))
+    reply = b'{"choices": [{"message": {"content": null, "tool_calls": [%b]}}]}' % calls
+    with pytest.raises(UnreadableTurnError, match="length <= 1024"):
+        read_turn(reply)

@@ -1,0 +1,214 @@
+"""Requests to a server over aiohttp, with limits on what a server may send back."""
+
+import base64
+import select
+import zlib
+from collections.abc import Mapping
+from typing import cast
+from urllib.parse import unquote, urlsplit
+from weakref import WeakSet
+
+import aiohttp
+import anyio
+import anyio.lowlevel
+import httpx
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.connector import Connection
+
+from stillroom.teachers.endpoint.http_channel import (
+    ConnectionFailedError,
+    HttpReply,
+    NotConnectedError,
+    UnreadableReplyError,
+)
+
+MAX_BODY_BYTES = 64 << 20
+MAX_HEADERS, MAX_HEADER_BYTES = 128, 16 << 10
+"""A response may have so many headers, each of at most so many bytes."""
+CONNECT_TIMEOUT_S = 30.0
+_KEEP_ALIVE_S = 60.0
+_GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
+
+
+class AiohttpChannel:
+    """Posts over as many connections as there are requests at once, and reuses them afterwards."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], *, proxy: str | None = None) -> None:
+        self._url = url
+        self._address = urlsplit(url).netloc.rpartition("@")[2]
+        self._headers = {
+            "accept": "application/json",
+            "accept-encoding": "identity",
+            "content-type": "application/json",
+            **headers,
+        }
+        self.proxy = None if proxy is None else _without_login(proxy)
+        self._proxy_headers = _proxy_headers(proxy)
+        if url.startswith("http:"):
+            # Each request goes to the proxy itself; for https only the tunnel's first one does.
+            self._headers |= self._proxy_headers
+        self._session: aiohttp.ClientSession | None = None
+        self._used: WeakSet[BaseProtocol] = WeakSet()
+
+    async def post(self, body: bytes, *, timeout_s: float, path: str = "") -> HttpReply:
+        """Posts a JSON body. See `HttpChannel.post` for the errors."""
+        session = self._session = self._session or self._open_session()
+        while True:
+            payload = _Payload(body, self._used)
+            try:
+                # aiohttp's own total timeout is rounded up to whole seconds.
+                with anyio.fail_after(timeout_s):
+                    return await self._post(session, payload, path)
+            except _StaleConnectionError:
+                continue
+            except (aiohttp.ClientError, OSError) as error:
+                if not payload.is_sent:
+                    raise NotConnectedError(self._not_connected(error, timeout_s)) from error
+                raise _failure_after_sending(error) from error
+
+    async def _post(
+        self, session: aiohttp.ClientSession, payload: "_Payload", path: str
+    ) -> HttpReply:
+        async with session.post(
+            self._url + path,
+            data=payload,
+            headers=self._headers,
+            allow_redirects=False,
+            proxy=self.proxy,
+            proxy_headers=self._proxy_headers,
+        ) as response:
+            body = await _read(response.content)
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return HttpReply(response.status, headers, _decoded(body, headers))
+
+    async def aclose(self) -> None:
+        """Closes all connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+            # The sockets are closed in the loop's next round.
+            await anyio.lowlevel.checkpoint()
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        is_tls = self._url.startswith("https:") or (self.proxy or "").startswith("https:")
+        connector = aiohttp.TCPConnector(
+            # The limiter decides how many requests are under way.
+            limit=0,
+            keepalive_timeout=_KEEP_ALIVE_S,
+            # httpx trusts the certificates that SSL_CERT_FILE and SSL_CERT_DIR name.
+            ssl=httpx.create_ssl_context() if is_tls else True,
+            resolver=aiohttp.ThreadedResolver(),
+        )
+        return aiohttp.ClientSession(
+            connector=connector,
+            request_class=_Request,
+            # A cookie of one conversation must not reach another one.
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        )
+
+    def _not_connected(self, error: Exception, timeout_s: float) -> str:
+        reason = str(error)
+        if isinstance(error, TimeoutError):
+            reason = f"no answer within {min(timeout_s, CONNECT_TIMEOUT_S):g} s"
+        return f"cannot connect to {self._address}: {reason}"
+
+
+class _StaleConnectionError(Exception):
+    """An idle connection was closed by the server, or holds a response nobody asked for."""
+
+
+class _Payload(aiohttp.BytesPayload):
+    """A request's body that knows whether the request was sent."""
+
+    def __init__(self, body: bytes, used: WeakSet[BaseProtocol]) -> None:
+        super().__init__(body)
+        self.used = used
+        """The channel's connections that have carried a request."""
+        self.is_sent = False
+
+
+class _Request(aiohttp.ClientRequest):
+    """A request that is sent over an idle connection only if nothing waits to be read there.
+
+    aiohttp looks only for what its loop has noticed, and takes a response that came unasked for
+    the next one.
+    """
+
+    async def send(self, conn: Connection) -> aiohttp.ClientResponse:
+        payload, protocol = cast("_Payload", self.body), conn.protocol
+        if protocol is not None and protocol in payload.used:
+            if protocol.should_close or _is_readable(conn):
+                raise _StaleConnectionError
+        elif protocol is not None:
+            payload.used.add(protocol)
+        payload.is_sent = True
+        return await super().send(conn)
+
+
+def _is_readable(connection: Connection) -> bool:
+    transport = connection.transport
+    if transport is None:
+        return True
+    # select.select takes no more than 1,024 open files.
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _without_login(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _proxy_headers(proxy: str | None) -> dict[str, str]:
+    parts = urlsplit(proxy or "")
+    if parts.username is None:
+        return {}
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return {"proxy-authorization": "Basic " + base64.b64encode(login.encode()).decode()}
+
+
+def _failure_after_sending(error: Exception) -> Exception:
+    """Returns what to raise for an error that came after the request was sent."""
+    if isinstance(error, TimeoutError):
+        return error
+    if isinstance(error, aiohttp.ClientResponseError):
+        return UnreadableReplyError(f"the response is not HTTP ({error.message})")
+    detail = f": {error}" if isinstance(error, OSError) else ""
+    return ConnectionFailedError(f"the connection broke{detail}")
+
+
+async def _read(content: aiohttp.StreamReader) -> bytes:
+    parts: list[bytes] = []
+    num_bytes = 0
+    async for part in content.iter_any():
+        num_bytes += len(part)
+        if num_bytes > MAX_BODY_BYTES:
+            raise _too_long()
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _decoded(body: bytes, headers: Mapping[str, str]) -> bytes:
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding in ("", "identity"):
+        return body
+    # The request asks for none, but some servers compress all the same.
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise UnreadableReplyError(f"the response is encoded as {encoding!r}")
+    try:
+        decoded = zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, MAX_BODY_BYTES + 1)
+    except zlib.error as error:
+        raise UnreadableReplyError(str(error)) from error
+    if len(decoded) > MAX_BODY_BYTES:
+        raise _too_long()
+    return decoded
+
+
+def _too_long() -> UnreadableReplyError:
+    return UnreadableReplyError(f"the response is longer than {MAX_BODY_BYTES} bytes")
