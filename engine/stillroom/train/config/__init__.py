@@ -1,1 +1,1 @@
-"""config.yml: its schema, how it is read and checked, and what must not change on resume."""
+"""config.yml: its schema, how it is read and checked, and which keys a resumed run must keep."""

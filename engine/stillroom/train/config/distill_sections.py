@@ -1,4 +1,4 @@
-"""The sections of config.yml that say how the student is sampled and who teaches it (distill)."""
+"""The sections of config.yml for on-policy distillation: sampling, teacher, loss, curriculum."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -12,11 +12,11 @@ from stillroom.rollout.request import DEFAULT_NUDGE, TerminationPolicy
 AdvantageEstimator = Literal["grpo", "reinforce", "gae"]
 LossName = Literal["importance_sampling", "ppo", "full_reverse_kl", "jsd", "top_k_reverse_kl"]
 _SAMPLED_LOSSES: tuple[LossName, ...] = ("importance_sampling", "ppo")
-"""The losses that read the sampled token alone; the others compare whole distributions."""
+"""The losses that read the sampled token's probability only; the others compare distributions."""
 
 
 class ConfigSection(BaseModel):
-    """A section of config.yml; a key that it does not know is an error."""
+    """The base class of the sections of config.yml; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,11 +25,12 @@ class StudentServerSection(ConfigSection):
     """A vLLM server that samples the student (distill)."""
 
     base_url: str
-    """The server serves the student's base with --enable-lora and can read the run's folder."""
+    """The URL of the server; it serves the student's base model with --enable-lora and can read the
+    run's folder."""
     api_key_env: str | None = None
-    """Name of the environment variable with the server's key; default: no key is sent."""
+    """The name of the environment variable that holds the server's key; None: no key is sent."""
     timeout: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds that the server may take for one turn."""
+    """The time limit of one turn, in seconds."""
 
 
 class RolloutSection(ConfigSection):
@@ -39,36 +40,40 @@ class RolloutSection(ConfigSection):
     max_tokens: Annotated[int, Field(ge=1)] = 2048
     max_context_window: Annotated[int, Field(ge=16)] = 32768
     mcp_url: str | tuple[str, ...] | None = None
-    """More tools: MCP servers beside tools.py, each a URL or a command line."""
+    """MCP servers whose tools are added to those of tools.py, each a URL or a command line."""
     max_tool_response: Annotated[int, Field(ge=1)] | None = None
-    """Tokens of a tool's reply; the rest is cut, with a mark that the model reads."""
+    """The most tokens of a tool's reply; the rest is cut, and a mark tells the model so. None: no
+    limit."""
     browse: bool = False
-    """More tools: a web browser, which opens public addresses only."""
+    """Whether the student gets a web browser as a tool; it opens public addresses only."""
     browse_allow: tuple[str, ...] = ()
-    """Private hosts (host:port, CIDR) that the browser may open too."""
+    """Private hosts (host:port or CIDR) that the browser may open as well."""
     reasoning_mode: ReasoningMode | None = None
     """Whether the chat template lets the student think; None: the template's own default."""
     termination_policy: TerminationPolicy = "last_tool"
-    """The rollout ends with the first turn that calls no tool, or only after max_turns turns."""
+    """Whether a rollout ends with the first turn that calls no tool (last_tool) or only after
+    max_turns turns (max_turns)."""
     nudge: Annotated[str, Field(min_length=1)] = DEFAULT_NUDGE
-    """termination_policy max_turns: what the user says after a turn that calls no tool."""
+    """The user's message after a turn that calls no tool (termination_policy max_turns)."""
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
     tool_timeout: Annotated[float, Field(gt=0)] = 60.0
     reward_timeout: Annotated[float, Field(gt=0)] = 60.0
     rollout_timeout: Annotated[float, Field(gt=0)] | None = None
-    """Seconds that a rollout with its rewards may take; a longer one is not trained on."""
+    """The time limit of a rollout and its rewards, in seconds; a rollout that takes longer is not
+    trained on. None: no limit."""
     include_thinking: bool = False
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Conversations that are sampled in one batch."""
+    """The most conversations that are sampled in one batch."""
     server: StudentServerSection | None = None
-    """The server that samples the student; it loads the adapter of each iteration."""
+    """The server that samples the student, which loads the adapter of each iteration; None: this
+    process samples it."""
     max_staleness: Annotated[int, Field(ge=0, le=16)] = 0
-    """Iterations over which a rollout may go on; a longer one is dropped and counted.
+    """The number of later iterations in which a rollout may go on; then it is dropped and counted.
 
     0: every token is sampled from the weights that are updated. Source: arXiv 2505.24298 (AReaL).
     """
     stragglers: Annotated[float, Field(gt=0, lt=1)] = 0.25
-    """max_staleness: the share of an iteration's rollouts that are not waited for."""
+    """The share of an iteration's rollouts that it does not wait for (max_staleness above 0)."""
 
     @property
     def mcp_servers(self) -> tuple[str, ...]:
@@ -89,44 +94,48 @@ class RolloutSection(ConfigSection):
 
 
 class TeacherSection(ConfigSection):
-    """Who scores the student's tokens (distill)."""
+    """The teacher that scores the student's tokens (distill)."""
 
     path: str | tuple[str, ...]
-    """Hub id, folder, run id, or demo/teacher; with a server, the model's name there.
+    """The teacher: a hub id, folder, run id or demo/teacher; with a server, the model's name there.
 
-    A list has one for each of `data.train_file`'s files, whose prompts it alone scores.
+    A list names one teacher for each file of `data.train_file`; it alone scores that file's
+    rollouts.
     """
     provider: Literal["hf", "vllm", "sglang"] = "hf"
-    """hf: in the training process. vllm, sglang: a server that scores by prompt logprobs."""
+    """Where the teacher runs: in the training process (hf), or on a vllm or sglang server, which
+    returns the logprobs of prompt tokens."""
     base_url: str | tuple[str, ...] | None = None
-    """URL of the server; default: http://127.0.0.1:8000/v1 (vllm), http://127.0.0.1:30000/v1.
+    """The URL of the server; None: http://127.0.0.1:8000/v1 (vllm) or http://127.0.0.1:30000/v1.
 
-    A list has one for each of `path`.
+    A list has one entry for each model of `path`.
     """
     api_key_env: str | None = None
-    """Name of the environment variable with the server's key; default: no key is sent."""
+    """The name of the environment variable that holds the server's key; None: no key is sent."""
     tokenizer: str | tuple[str, ...] | None = None
-    """Folder or hub id with the served model's tokenizer; default: the server tells it.
+    """The folder or hub id of the served model's tokenizer, to check that it is the student's;
+    None: the server is asked to tokenize texts for this check.
 
-    A list has one for each of `path`.
+    A list has one entry for each model of `path`.
     """
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Rollouts that a server scores at once."""
+    """The most rollouts that a server scores at once."""
     timeout: Annotated[float, Field(gt=0)] = 300.0
-    """Seconds that a server may take for one rollout."""
+    """The time limit for scoring one rollout on a server, in seconds."""
     precision: Precision = "auto"
     quantization: Quantization = None
-    """nf4: the teacher's layers in 4 bits."""
+    """nf4 loads the teacher's layers in 4 bits; None leaves them as they are."""
     spread: bool = False
-    """Puts the teacher's layers on all GPUs, and in main memory what does not fit there."""
+    """Whether the teacher's layers are put on all GPUs, and in main memory if they don't fit
+    there."""
 
     @property
     def name(self) -> str:
-        """The name of the model; of several models the names, joined by commas."""
+        """The name of the teacher, or the names of several teachers, joined by commas."""
         return self.path if isinstance(self.path, str) else ", ".join(self.path)
 
     def for_datasets(self, num: int) -> "list[DatasetTeacher]":
-        """Returns the teacher of each of `num` datasets; a single path scores all of them."""
+        """Returns the teacher of each of `num` datasets; a single path stands for all of them."""
         paths = self.path if isinstance(self.path, tuple) else (self.path,) * num
         return [
             DatasetTeacher(self, path, _at(self.base_url, i), _at(self.tokenizer, i))
@@ -181,39 +190,42 @@ def _at(value: str | tuple[str, ...] | None, index: int) -> str | None:
 
 
 class AlgorithmSection(ConfigSection):
-    """The loss of distillation and what goes into it."""
+    """The loss of on-policy distillation and its coefficients."""
 
     loss_fn: LossName | Literal["auto"] = "auto"
-    """auto: full_reverse_kl with a teacher in this process, else top_k_reverse_kl."""
+    """The loss; auto: full_reverse_kl with a teacher in this process, else top_k_reverse_kl."""
     kl_penalty_coef: Annotated[float, Field(gt=0)] | None = None
-    """β: how much the divergence from the teacher counts. Default: 0.1 in importance_sampling's and
+    """β, the weight of the divergence from the teacher. None: 0.1 in importance_sampling's and
     ppo's advantage -β (log p_student - log p_teacher); 1 as a factor of the other losses."""
     kl_baseline: Literal["none", "exact"] = "none"
-    """exact: subtracts the advantage's mean over the vocabulary; needs a teacher in-process."""
+    """exact subtracts the advantage's expected value over the vocabulary, as a baseline with less
+    variance; it needs a teacher in this process."""
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """ppo: how far the ratio may move from 1."""
+    """How far ppo lets the probability ratio move from 1 before it clips it."""
     importance_cap: Annotated[float, Field(ge=1)] | None = None
-    """importance_sampling, ppo: tokens count by min(p_trainer / p_sampler, this), the trainer as it
-    was before the iteration's first step; None: no correction, both are taken to be the same."""
+    """The cap of the weight min(p_trainer / p_sampler, cap) of each token (importance_sampling,
+    ppo), where p_trainer is by the weights before the iteration's first step; None: no such weight,
+    because both are taken to be the same."""
     jsd_beta: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """jsd: the teacher's share of the mixture; 0: forward KL, 1: reverse KL."""
+    """The teacher's share of jsd's mixture; 0 is the forward KL, 1 the reverse KL."""
     top_k: Annotated[int, Field(ge=1, le=1024)] = 16
-    """top_k_reverse_kl: how many of the teacher's likeliest tokens are compared; all others
-    count as one."""
+    """The number of the teacher's likeliest tokens that top_k_reverse_kl compares; all others
+    together count as one."""
     mask_special_tokens: bool = False
-    """Does not train on tokens that are no text (a turn's end, a template's marks)."""
+    """Whether special tokens (a turn's end, a template's marks) are left out of training."""
     reward_coef: Annotated[float, Field(ge=0)] = 0.0
-    """How much the advantage from rewards counts; 0: rewards are only measured."""
+    """The weight of the advantage from rewards; 0: rewards are only measured."""
     adv_estimator: AdvantageEstimator = "grpo"
-    """How a reward becomes an advantage: less the mean of its group (grpo), less the mean of the
-    iteration (reinforce), or less that of its group and discounted by `gae_lambda` (gae)."""
+    """How a reward becomes an advantage: grpo subtracts the mean of its group, reinforce the mean
+    of the iteration's other rollouts, gae that of the group's other rollouts, discounted by
+    `gae_lambda`."""
     gae_lambda: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """gae: a token's advantage falls by this factor with each token that follows it."""
+    """The factor by which gae discounts a token's advantage for each token that follows it."""
     substeps: Annotated[int, Field(ge=1, le=64)] = 1
-    """Optimiser steps per iteration, each on an equal share of the rollouts."""
+    """The number of optimiser steps per iteration, each on an equal share of the rollouts."""
 
     def resolved(self, *, is_served: bool) -> "AlgorithmSection":
-        """Returns the section with `auto` replaced by the default loss for such a teacher."""
+        """Returns the section with `auto` replaced by the loss that suits the kind of teacher."""
         if self.loss_fn != "auto":
             return self
         loss_fn = "top_k_reverse_kl" if is_served else "full_reverse_kl"
@@ -226,22 +238,23 @@ class AlgorithmSection(ConfigSection):
 
     @property
     def needs_logits(self) -> bool:
-        """Whether the loss needs the teacher's whole distribution, so a teacher in this process."""
+        """Whether the loss needs the teacher's whole distribution, which no server returns."""
         return self.loss_fn in ("auto", "full_reverse_kl", "jsd") or self.kl_baseline == "exact"
 
     @property
     def num_teacher_tokens(self) -> int | None:
-        """How many of its likeliest tokens a served teacher must return; None: no tokens."""
+        """The number of likeliest tokens that a served teacher returns for each token; None:
+        none."""
         return self.top_k if self.loss_fn == "top_k_reverse_kl" else None
 
     @property
     def has_ratio(self) -> bool:
-        """Whether the loss reads the ratio of the probabilities now and when sampled."""
+        """Whether the loss reads the ratio p_now / p_when_sampled of a token's probabilities."""
         return self.is_sampled_loss or self.reward_coef > 0
 
     @property
     def kl_coef(self) -> float:
-        """The factor β: `kl_penalty_coef`, or its default for the loss."""
+        """The weight β of the divergence: `kl_penalty_coef`, or its default for the loss."""
         if self.kl_penalty_coef is not None:
             return self.kl_penalty_coef
         return 0.1 if self.is_sampled_loss else 1.0
@@ -267,7 +280,7 @@ class AlgorithmSection(ConfigSection):
 
 
 class CurriculumSection(ConfigSection):
-    """Makes rollouts easier at first (distill); iterations count from the cold start's end."""
+    """The curriculum of rollouts (distill); its iterations are counted after the cold start."""
 
     prefix_tokens: Annotated[int, Field(ge=1)] | None = None
     """A rollout ends once the student has written this many tokens over all its turns.
@@ -278,16 +291,16 @@ class CurriculumSection(ConfigSection):
     """The limit grows to this value by iteration prefix_steps; from then on there is no limit."""
     prefix_steps: Annotated[int, Field(ge=1)] | None = None
     first_turns: Annotated[int, Field(ge=1)] | None = None
-    """Turns that the first rollouts may have; grows to rollout.max_turns by iteration turn_steps.
+    """The turn limit of the first rollouts; it grows to rollout.max_turns by iteration turn_steps.
 
     Source: arXiv 2604.24005: errors add up over turns and lead to states that the
     teacher has never seen.
     """
     turn_steps: Annotated[int, Field(ge=1)] | None = None
     teacher_share: Annotated[float, Field(ge=0, le=0.9)] = 0.0
-    """Share of turns that the teacher writes; the student reads them and is not trained on them.
+    """The share of turns that the teacher writes; the student reads them and isn't trained on them.
 
-    Falls to 0 by iteration teacher_steps. Source: arXiv 2606.15912.
+    It falls to 0 by iteration teacher_steps. Source: arXiv 2606.15912.
     """
     teacher_steps: Annotated[int, Field(ge=1)] | None = None
 
@@ -311,15 +324,15 @@ class CurriculumSection(ConfigSection):
 
 
 class ColdStartSection(ConfigSection):
-    """Supervised steps before the first rollout (distill), so that the student can act at all.
+    """The supervised steps before the first rollout (distill), so that the student can act at all.
 
     Source: arXiv 2604.13016, 2604.13010.
     """
 
     train_file: str
-    """Supervised rows (convert_rollouts), relative to the folder of config.yml."""
+    """The file of supervised rows (see convert_rollouts), relative to the folder of config.yml."""
     num_epochs: Annotated[int, Field(ge=1)] = 1
     learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """Default: trainer.learning_rate."""
+    """None: trainer.learning_rate."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Rows per step; default: data.batch_size."""
+    """The rows per step; None: data.batch_size."""

@@ -1,4 +1,4 @@
-"""Reads config.yml with its overrides; refuses by name what only other training systems do."""
+"""Reads config.yml with its overrides; names and refuses what only other training systems offer."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from stillroom.models.pairing import OFF_POLICY_ROUTE
 from stillroom.train.config.schema import TrainConfig
 from stillroom.validation import describe_errors
 
-# yaml reads dates, and a day that does not exist is a ValueError.
+# yaml parses dates, and raises ValueError for a day that does not exist.
 _UNREADABLE = (yaml.YAMLError, msgspec.DecodeError, ValueError, RecursionError)
 
 _HOSTED = "it belongs to a hosted service"
@@ -36,7 +36,8 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
     ),
     "wandb_project": ("it belongs to the trainer", "write trainer.wandb_project"),
 }
-"""By dotted key: why it is refused, and the fix. Null, false and an empty list are let through."""
+"""The reason and the fix for each refused key, by dotted key; null, false and [] are let
+through."""
 
 _NO_SCORES = (
     "its API does not return the log-probability of tokens that another model wrote",
@@ -54,14 +55,14 @@ REFUSED_VALUES: dict[tuple[str, str], tuple[str, str]] = {
         "use dataset_type sft with rows of messages",
     ),
 }
-"""By dotted key and value: why it is refused, and the fix."""
+"""The reason and the fix for each refused value, by dotted key and value."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """Returns the checked configuration of a config.yml or config.json.
 
-    `overrides` are `section.key=value`, the value as YAML.
-    Raises ConfigError that names the key, and the nearest known one for a misspelt key.
+    Each of `overrides` is `section.key=value`, with the value in YAML.
+    Raises a ConfigError that names the wrong key, and for a misspelt key the nearest known one.
     """
     raw = read_config(path, overrides)
     _refuse_unsupported(raw, path)
@@ -75,7 +76,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns a configuration's keys and values, unchecked. Raises ConfigError if unreadable."""
+    """Returns a configuration's keys and values, unchecked. Raises ConfigError for bad syntax."""
     raw = _read(path)
     for override in overrides:
         _apply(raw, override)
@@ -120,7 +121,7 @@ def _apply(raw: dict[str, Any], override: str) -> None:
 
 
 def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:
-    """Raises ConfigError for a setting of another training system that is not supported here.
+    """Raises ConfigError for a setting that only other training systems support.
 
     An unsupported key that asks for nothing (null, false, []) is removed.
     """

@@ -51,7 +51,7 @@ class StartTraining(PlanTraining):
 def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTraining:
     """Returns the request with the configuration of the run that it resumes, if any.
 
-    The request's own overrides come after those of that run.
+    The request's own overrides are applied after those of that run.
     Raises an EngineError if that run cannot be resumed.
     """
     if request.resume is None:
@@ -67,29 +67,30 @@ def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTrainin
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """A checked request: the configuration and the paths of its files."""
+    """A checked request for training: the configuration and the paths of its files."""
 
     config: TrainConfig
     config_file: Path
     train_files: tuple[Path, ...]
-    """One file; distill may have several."""
+    """The files of rows to train on: one, or for distill several."""
     tools_file: Path | None
-    """tools.py beside config.yml; None where the student never acts (no distill, no evals)."""
+    """tools.py beside config.yml; None if there is none or the run samples nothing (sft or dpo
+    without evals)."""
     rewards_file: Path | None
     eval_files: Mapping[str, Path]
-    """The file of prompts of each evaluation, by the evaluation's name."""
+    """The prompt file of each evaluation, by the evaluation's name."""
     cold_start_file: Path | None = None
 
     @property
     def train_file(self) -> Path:
-        """The first training file; the only one of sft and dpo."""
+        """The first training file, which is the only one of sft and dpo."""
         return self.train_files[0]
 
 
 def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
-    """Returns the checked plan of a request; no model is loaded.
+    """Returns the plan of a training request once all its settings and files are checked.
 
-    Raises an EngineError that says what is wrong and how to mend it.
+    No model is loaded. Raises an EngineError that says what is wrong and how to fix it.
     """
     config_file = workspace.existing(request.config, what="config")
     config = load_config(config_file, request.overrides)
@@ -138,7 +139,7 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
 def _rows_file(
     workspace: Workspace, config_file: Path, name: str, *, key: str, kind: RowFormat
 ) -> Path:
-    """Returns the path that a key of config.yml names, after reading the file's first rows."""
+    """Returns the path that a key of config.yml names, once the file's first rows are checked."""
     folder = config_file.parent
     path = folder / name
     if "@" in path.name:

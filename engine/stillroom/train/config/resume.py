@@ -1,4 +1,4 @@
-"""Resuming a run that ended early: what a checkpoint keeps of its run; needs no torch."""
+"""The state from which a run that ended early is resumed; needs no torch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from stillroom.tools.source import ToolResult
 from stillroom.types import BegunTurn, RunStatus, SampledTurn
 
 STATE = "training_state.json"
-# They say how a run is kept and watched, or in how many passes and processes it computes the
-# same numbers.
+# These keys say how a run is stored and watched, or in how many passes and processes it computes
+# the same numbers.
 _FREE_KEYS = frozenset(
     {
         "description",
@@ -52,7 +52,7 @@ _FREE_KEYS = frozenset(
 
 
 class BestValidation(msgspec.Struct, frozen=True, kw_only=True):
-    """The best validation loss so far, and how long ago that was."""
+    """The lowest validation loss so far, its step, and the number of validations since."""
 
     best_loss: float | None = None
     best_step: int = 0
@@ -60,14 +60,14 @@ class BestValidation(msgspec.Struct, frozen=True, kw_only=True):
     """The number of validations since the best one."""
 
     def after(self, step: int, loss: float) -> "BestValidation":
-        """Returns the state after one more validation, whose loss is that of `step`."""
+        """Returns the state after one more validation, made after `step`, with this loss."""
         if self.best_loss is None or loss < self.best_loss:
             return BestValidation(best_loss=loss, best_step=step)
         return msgspec.structs.replace(self, num_worse=self.num_worse + 1)
 
 
 class RunInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run computes from; all of it must be the same when the run is resumed."""
+    """The inputs of a run, which must be the same when the run is resumed."""
 
     config: dict[str, Any]
     files: list[FileRecord]
@@ -76,26 +76,26 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished turn, and the tools' replies to it once they are there."""
+    """A finished turn and the tools' replies to it; None while the tools still run."""
 
     turn: SampledTurn
     replies: list[ToolResult] | None = None
 
 
 class CarriedRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout that goes on under newer weights, as exact tokens: the KV cache is not kept."""
+    """An unfinished rollout that goes on under newer weights: exact tokens, without a KV cache."""
 
     iteration: int
-    """The iteration that it began in, from 0."""
+    """The iteration in which the rollout began, counted from 0."""
     index: int
     """Its index among the rollouts of that iteration."""
     turns: list[KnownTurn]
     begun: BegunTurn | None = None
-    """The tokens so far of the turn that was being sampled."""
+    """The tokens so far of the turn that was being sampled; None between turns."""
 
 
 class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a checkpoint's training_state.json; the tensors lie beside it."""
+    """The content of a checkpoint's training_state.json; the tensors are in a file beside it."""
 
     step: int
     trained_tokens: int
@@ -115,7 +115,7 @@ class ResumePoint:
     state: TrainingState
 
     def recorded_metrics(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yields each step that the run has recorded, with the values that were finite."""
+        """Yields each step that the run has recorded, with the metrics that were finite."""
         for step, values in RunFolder(self.checkpoint.parents[1]).read_metrics():
             yield step, {name: value for name, value in values.items() if value is not None}
 
@@ -129,7 +129,7 @@ class RunToResume(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_to_resume(workspace: Workspace, run_id: str) -> RunToResume:
-    """Returns the request of a training run. Raises an EngineError if the run can't be resumed."""
+    """Returns a training run's request. Raises an EngineError if the run can't be resumed."""
     run = RunFolder(_run_folder(workspace, run_id))
     try:
         status = run.read().status
@@ -148,7 +148,7 @@ def run_to_resume(workspace: Workspace, run_id: str) -> RunToResume:
 
 
 def find_resume_point(workspace: Workspace, run_id: str) -> ResumePoint:
-    """Returns the latest checkpoint of a run, or else of the run that it was resumed from."""
+    """Returns a run's latest checkpoint, or else that of the run it was resumed from, and so on."""
     seen: list[str] = []
     following: str | None = run_id
     while following is not None and following not in seen:
@@ -182,7 +182,7 @@ def read_state(checkpoint: Path) -> TrainingState:
 
 
 def check_unchanged(before: RunInputs | None, after: RunInputs, *, run_id: str) -> None:
-    """Raises RunError that names all inputs that are not as they were when the run began."""
+    """Raises a RunError that names all inputs that have changed since the run began."""
     if before is None:
         return
     changes = [
@@ -202,7 +202,7 @@ def check_unchanged(before: RunInputs | None, after: RunInputs, *, run_id: str) 
 def _config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     old, new = dict(_leaves(before)), dict(_leaves(after))
     for key in sorted(old.keys() | new.keys()):
-        # A key that one of the two versions of stillroom doesn't know says nothing in the other.
+        # A key that only one of the two versions of stillroom knows counts as None in the other.
         if key not in _FREE_KEYS and old.get(key) != new.get(key):
             yield f"{key} was {old.get(key)!r} and is {new.get(key)!r}"
 

@@ -1,4 +1,4 @@
-"""All of config.yml: its sections, their defaults, and what does not go together."""
+"""The whole of config.yml: its sections, their defaults, and which settings exclude each other."""
 
 from typing import Annotated, Any, Literal
 
@@ -26,22 +26,24 @@ class ModelSection(ConfigSection):
     """The student: which model it is and how it is held in memory."""
 
     path: str
-    """Hub id, folder, run id, or demo/student."""
+    """The student: a hub id, folder, run id or demo/student."""
     qlora_rank: Annotated[int, Field(ge=0, le=1024)] = 32
-    """Rank of the LoRA adapter; 0 trains all weights."""
+    """The rank of the LoRA adapter; 0 trains all weights instead."""
     qlora_alpha: Annotated[int, Field(ge=1)] | None = None
-    """Default: twice the rank."""
+    """The numerator of the LoRA scale; None: twice the rank."""
     name: str | None = None
     description: str | None = None
     precision: Precision = "auto"
     quantization: Quantization = None
-    """nf4: the base in 4 bits under a LoRA adapter; checkpoints fit the unquantised base too."""
+    """nf4 holds the base model in 4 bits under a LoRA adapter, which fits the unquantised base
+    too."""
     gradient_checkpointing: bool = False
-    """Computes layers again in the backward pass: less memory, a third more time."""
+    """Whether the backward pass computes layers again, which saves memory for a third more time."""
     microbatch_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens of one forward pass; default: what the memory allows."""
+    """The most tokens of one forward pass; None: as many as the memory allows."""
     max_length: Annotated[int, Field(ge=8)] | None = None
-    """sft, dpo: longer rows are left out and counted; default: the model's context."""
+    """The most tokens of a row (sft, dpo); longer rows are left out and counted. None: the model's
+    context."""
 
     @model_validator(mode="after")
     def _quantised_weights_are_frozen(self) -> "ModelSection":
@@ -53,12 +55,12 @@ class ModelSection(ConfigSection):
         return self
 
     def row_length(self, context: int) -> int:
-        """Returns how many tokens a row may have, for a model with such a context."""
+        """Returns the most tokens of a row, for a model whose context has `context` tokens."""
         return min(self.max_length or context, context)
 
     @property
     def alpha(self) -> int:
-        """The LoRA scale's numerator."""
+        """The numerator of the LoRA scale alpha / rank."""
         return self.qlora_alpha or 2 * self.qlora_rank
 
 
@@ -66,18 +68,18 @@ class DataSection(ConfigSection):
     """The rows to train on."""
 
     train_file: str | tuple[str, ...] = "train.jsonl"
-    """Relative to the folder of config.yml. distill: or a list of files, which every iteration
-    takes prompts from in proportion to their sizes."""
+    """The file of rows, relative to the folder of config.yml; for distill also a list of files,
+    from which every iteration takes prompts in proportion to their sizes."""
     batch_size: Annotated[int, Field(ge=1, le=4096)]
-    """Rows, pairs or prompts per optimiser step (distill: per iteration)."""
+    """The rows (sft) or pairs (dpo) per optimiser step, or the prompts per iteration (distill)."""
     group_size: Annotated[int, Field(ge=1, le=64)] = 4
-    """distill: rollouts of each prompt."""
+    """The number of rollouts of each prompt in an iteration (distill)."""
     val_split: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """sft, dpo: share of the rows held out by their prompts, measured after every epoch."""
+    """The share of rows that are held out, by prompt, and measured after every epoch (sft, dpo)."""
 
     @property
     def train_files(self) -> tuple[str, ...]:
-        """The names of the files, also where there is one only."""
+        """The names of the training files as a tuple, even if there is only one."""
         return (self.train_file,) if isinstance(self.train_file, str) else self.train_file
 
 
@@ -87,27 +89,32 @@ class TrainerSection(ConfigSection):
     num_epochs: Annotated[int, Field(ge=1)]
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     save_step: int = -1
-    """Steps between two checkpoints; -1: a checkpoint at the end only."""
+    """The number of steps between two checkpoints; -1: a checkpoint at the end only."""
     keep_checkpoints: Annotated[int, Field(ge=1)] | None = None
-    """How many of the latest checkpoints stay, beside the best one; default: all of them."""
+    """The number of latest checkpoints that are kept, beside the best one; None: all of them."""
     early_stop: Annotated[int, Field(ge=1)] | None = None
-    """Stops after this many validations in a row without a lower val_loss; keeps the best step."""
+    """The number of validations in a row without a lower val_loss after which the run stops and
+    keeps the best step; None: the run never stops early."""
     max_steps: Annotated[int, Field(ge=1)] | None = None
-    """distill: the most iterations, where num_epochs would give more."""
+    """The most iterations (distill), if num_epochs would give more."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate falls to a tenth of itself."""
+    """How the learning rate falls to a tenth by the run's end; constant: it does not fall."""
     warmup_steps: Annotated[int, Field(ge=0)] = 10
-    """Steps over which the learning rate rises; never more than a tenth of the run."""
+    """The number of steps over which the learning rate rises; at most a tenth of the run's
+    steps."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.95
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     seed: int = 0
     tensorboard: bool = False
-    """Writes metrics to the run's tensorboard folder too; events.jsonl always has them."""
+    """Whether metrics are also written to the run's tensorboard folder; events.jsonl always has
+    them."""
     wandb_project: str | None = None
-    """Sends metrics to Weights & Biases; writes them to the run's folder without WANDB_API_KEY."""
+    """The Weights & Biases project to send metrics to; without WANDB_API_KEY they are written to
+    the run's folder instead. None: W&B is not used."""
     trackio_project: str | None = None
-    """Writes metrics to trackio too, in runs/trackio unless TRACKIO_DIR names another folder."""
+    """The trackio project to write metrics to, in runs/trackio unless TRACKIO_DIR names another
+    folder. None: trackio is not used."""
 
 
 class DpoSection(ConfigSection):
@@ -117,24 +124,25 @@ class DpoSection(ConfigSection):
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
     nll_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the chosen answer's negative log-likelihood per token, which is added."""
+    """The weight at which the chosen answer's negative log-likelihood per token is added to the
+    loss."""
 
 
 class EvalSection(ConfigSection):
-    """An evaluation on prompts of a file, made every `step` steps and after the last one."""
+    """An evaluation on a file of prompts, made every `step` steps and after the last step."""
 
     name: Annotated[str, Field(pattern=r"^[\w.-]+$")]
-    """NAME in its metrics: eval/NAME/pass1 and so on."""
+    """The evaluation's name in its metrics, such as eval/NAME/pass1."""
     step: Annotated[int, Field(ge=1)]
-    """Steps between two evaluations."""
+    """The number of steps between two evaluations."""
     file: str | None = None
-    """File of prompts, relative to the folder of config.yml; default: NAME.jsonl."""
+    """The file of prompts, relative to the folder of config.yml; None: NAME.jsonl."""
     n: Annotated[int, Field(ge=1)] | None = None
-    """Only the first n prompts."""
+    """The number of prompts to take from the start of the file; None: all of them."""
     pass1: bool = True
     pass1_temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     pass4: bool = False
-    """The share of prompts of which at least one of four samples is right."""
+    """Whether to measure the share of prompts for which at least one of four samples is right."""
     pass4_temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
     pass8: bool = False
     pass8_temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
@@ -152,7 +160,7 @@ class EvalSection(ConfigSection):
 
     @property
     def counts(self) -> dict[int, float]:
-        """The temperature at which each k of pass@k is sampled."""
+        """The sampling temperature for each k whose pass@k is measured."""
         settings = {
             1: (self.pass1, self.pass1_temperature),
             4: (self.pass4, self.pass4_temperature),
@@ -161,25 +169,27 @@ class EvalSection(ConfigSection):
         return {k: temperature for k, (is_on, temperature) in settings.items() if is_on}
 
     def is_due(self, step: int, total: int) -> bool:
-        """Returns whether the evaluation is made after this step of `total`."""
+        """Returns whether the evaluation is made after the step `step` of `total`."""
         return step % self.step == 0 or step == total
 
 
 class LauncherSection(ConfigSection):
-    """The processes that a run trains in; `launcher: accelerate` gives the kind alone."""
+    """The processes that a run trains in; `launcher: accelerate` is short for the kind alone."""
 
     kind: Literal["local", "accelerate", "ray"] = "local"
-    """local: the run's own process trains."""
+    """How training processes are started; local: the run's own process trains."""
     num_processes: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Processes on all machines together; default with accelerate: one for each GPU."""
+    """The number of processes on all machines together; None (accelerate): one for each GPU."""
     strategy: Literal["ddp", "fsdp2"] = "ddp"
-    """ddp: each process holds the whole model; fsdp2: a share of the weights and optimiser."""
+    """ddp: each process holds the whole model; fsdp2: each holds a share of the weights and of the
+    optimiser's state."""
     num_machines: Annotated[int, Field(ge=1, le=1024)] = 1
-    """accelerate: the run waits for the others, and notes the command to start on each."""
+    """The number of machines (accelerate); the run waits for the other machines and notes the
+    command to start on each."""
     main_address: str | None = None
-    """accelerate on several machines: host:port of this one, as the others reach it."""
+    """The host:port at which the other machines reach this one (accelerate on several machines)."""
     address: str | None = None
-    """ray: host:port or ray://… of a cluster, auto, or local for one on this machine."""
+    """The Ray cluster: host:port, ray://…, auto, or local for a new one on this machine (ray)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -207,18 +217,18 @@ class LauncherSection(ConfigSection):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each process holds a share of the weights only."""
+        """Whether each process holds only a share of the weights."""
         return self.kind != "local" and self.strategy == "fsdp2"
 
 
 def split_address(address: str) -> tuple[str, int] | None:
-    """Returns host and port of `host:port` or `ray://host:port`; None for any other text."""
+    """Returns the host and port of `host:port` or `ray://host:port`; None for any other text."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     return (host, int(port)) if host and port.isdecimal() else None
 
 
 class TrainConfig(ConfigSection):
-    """All of config.yml."""
+    """The whole of config.yml."""
 
     project_id: str | None = None
     project_name: str | None = None
@@ -244,7 +254,7 @@ class TrainConfig(ConfigSection):
 
     @model_validator(mode="after")
     def _loss_is_named(self) -> "TrainConfig":
-        """Replaces the loss `auto`, so that the run's record names the loss itself."""
+        """Replaces the loss `auto`, so that the run's record names the loss that is used."""
         is_served = self.teacher is not None and self.teacher.is_served
         named = self.algorithm.resolved(is_served=is_served)
         return self if named is self.algorithm else self.model_copy(update={"algorithm": named})

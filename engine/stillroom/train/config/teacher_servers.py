@@ -13,9 +13,9 @@ def served_teacher(
     *,
     top_k: int | None = None,
 ) -> ServedTeacher:
-    """Returns the client of the server that scores; it sends nothing yet.
+    """Returns a client of the teacher's server; nothing is sent yet.
 
-    top_k: how many of its likeliest tokens the server returns at each position; None: none.
+    top_k: the number of likeliest tokens that the server returns at each position; None: none.
     Raises InputError if the server's key is missing.
     """
     section = teacher.section
