@@ -42,6 +42,9 @@ def imports_of(path: Path) -> frozenset[str]:
 
 
 def starts(path: Path, module: str) -> bool:
-    """Returns whether a file names a module in a text, as the command line of a process does."""
+    """Returns whether a text of a file names a module, as the command line of a process does.
+
+    The table of operations names functions as `module:function`.
+    """
     texts = (node.value for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant))
-    return module in texts
+    return any(isinstance(text, str) and text.split(":")[0] == module for text in texts)

@@ -25,7 +25,8 @@ from stillroom.teachers.endpoint.attempts import (
     unreadable,
     without_key,
 )
-from stillroom.teachers.endpoint.http_channel import HttpReply, open_channel
+from stillroom.teachers.endpoint.connections import open_channel
+from stillroom.teachers.endpoint.http_channel import HttpReply
 from stillroom.teachers.limits.limiter import Limiter
 from stillroom.teachers.limits.words import LimitSettings
 from stillroom.teachers.providers import Endpoint

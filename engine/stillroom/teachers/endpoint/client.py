@@ -28,7 +28,8 @@ from stillroom.teachers.endpoint.attempts import (
     unreadable,
     without_key,
 )
-from stillroom.teachers.endpoint.http_channel import HttpChannel, HttpReply, open_channel
+from stillroom.teachers.endpoint.connections import open_channel
+from stillroom.teachers.endpoint.http_channel import HttpChannel, HttpReply
 from stillroom.teachers.endpoint.replies import (
     REASONING_KEYS,
     UnreadableTurnError,

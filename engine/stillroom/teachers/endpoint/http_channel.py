@@ -6,10 +6,6 @@ This module imports no HTTP library, so that a process which only reads requests
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import urlsplit
-
-from stillroom.errors import InputError
-from stillroom.settings import proxy_for
 
 
 class ConnectionFailedError(Exception):
@@ -50,31 +46,3 @@ class HttpChannel(Protocol):
     async def aclose(self) -> None:
         """Closes all connections."""
         ...
-
-
-def open_channel(url: str, headers: Mapping[str, str]) -> HttpChannel:
-    """Returns a channel to an address, through the proxy that the environment names for it.
-
-    Raises InputError if that proxy is not an HTTP proxy.
-    """
-    # The server process imports this module, and only worker processes make calls.
-    from stillroom.teachers.endpoint.aiohttp_channel import AiohttpChannel
-
-    return AiohttpChannel(url, headers, proxy=_http_proxy(url))
-
-
-def _http_proxy(url: str) -> str | None:
-    proxy = proxy_for(url)
-    if proxy is None:
-        return None
-    # curl and others also take a proxy without a scheme.
-    proxy = proxy if "://" in proxy else f"http://{proxy}"
-    parts = urlsplit(proxy)
-    if parts.scheme in ("http", "https"):
-        return proxy
-    # The user information may hold a password.
-    address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-    raise InputError(
-        f"the environment names the proxy {address} for {url}, and only HTTP proxies are supported",
-        "set HTTP_PROXY and HTTPS_PROXY to an http:// proxy, or add the host to NO_PROXY",
-    )
