@@ -1,1 +1,1 @@
-"""Stillroom's doors: the MCP server and the command line over `stillroom.api`."""
+"""The two user interfaces over `stillroom.api`: the MCP server and the command line."""

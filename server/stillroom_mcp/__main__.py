@@ -1,4 +1,4 @@
-"""`python -m stillroom_mcp` is the command line."""
+"""Makes `python -m stillroom_mcp` run the command line."""
 
 from stillroom_mcp.cli import main
 

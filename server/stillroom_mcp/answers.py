@@ -1,4 +1,4 @@
-"""From an operation's result to what an agent reads, and the schema of it."""
+"""The schemas of a tool's arguments and answer, and the answer itself, as an agent reads them."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _LONG_DEFAULT = 40
 
 
 def structured(operation: OfferedOperation, request: Any, result: msgspec.Struct) -> dict[str, Any]:
-    """Returns the result as JSON values, with `next_step` (and for runs when to look again)."""
+    """Returns the result as JSON values with `next_step` added, and for a run `poll_after_s`."""
     answer: dict[str, Any] = _rounded(msgspec.to_builtins(result))
     if isinstance(result, RunReport):
         answer["poll_after_s"] = poll_after_s(result)
@@ -23,7 +23,7 @@ def structured(operation: OfferedOperation, request: Any, result: msgspec.Struct
 
 
 def _rounded(value: Any) -> Any:
-    """Rounds numbers to 6 digits: an agent pays for each of them."""
+    """Rounds floats to 6 significant digits, since an agent pays tokens for every digit."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
@@ -32,7 +32,7 @@ def _rounded(value: Any) -> Any:
 
 
 def output_schema(operation: OfferedOperation) -> dict[str, Any]:
-    """Returns the JSON schema of what `structured` gives; its root is an object."""
+    """Returns the JSON schema of what `structured` returns, with an object as its root."""
     (root,), definitions = msgspec.json.schema_components([operation.result], ref_template=_REF)
     schema: dict[str, Any] = definitions.pop(root["$ref"].removeprefix("#/$defs/"))
     properties = dict(schema["properties"])
@@ -47,7 +47,7 @@ def output_schema(operation: OfferedOperation) -> dict[str, Any]:
 
 
 def input_schema(operation: OfferedOperation) -> dict[str, Any]:
-    """Returns the JSON schema of the request, without what a model need not read."""
+    """Returns the JSON schema of the request, shortened to what a calling model needs to read."""
     schema = _schema_of(operation.request)
     if operation.explained_by is not None:
         explained = _schema_of(operation.explained_by)["properties"]
@@ -65,7 +65,7 @@ def _schema_of(request: type[BaseModel]) -> dict[str, Any]:
 
 
 def _bare(option: dict[str, Any]) -> dict[str, Any]:
-    """Takes the words, choices and bounds out of an option that another tool explains."""
+    """Returns an option's schema without the text, choices and bounds that another tool lists."""
     told = ("description", "enum", "minimum", "maximum", "minLength")
     bare = {key: value for key, value in option.items() if key not in told}
     if len(str(bare.get("default", ""))) > _LONG_DEFAULT:
@@ -74,10 +74,9 @@ def _bare(option: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Takes out what a model need not read: titles, `or null`, that a count is not negative,
-    defaults that say "not asked for".
+    """Returns a schema without titles, `or null`, lower bounds of 0 or 1, and false or [] defaults.
 
-    The check of the arguments still has all of it.
+    A calling model does not need them; the check of the arguments still applies all of them.
     """
     if isinstance(value, list):
         return [_plain(item) for item in value]

@@ -1,4 +1,4 @@
-"""The MCP server: every operation as a tool, over stdio."""
+"""The MCP server, which offers every operation as a tool."""
 
 from mcp.server.mcpserver import MCPServer
 
@@ -18,7 +18,7 @@ Try it without key or GPU: create_project(template=demo), provider demo.
 
 
 def build_server(workspace: Workspace) -> MCPServer:
-    """Returns the server for one workspace."""
+    """Returns an MCP server whose tools work in this workspace."""
     return MCPServer(
         "stillroom",
         title="Stillroom",

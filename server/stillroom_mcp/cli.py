@@ -1,4 +1,4 @@
-"""The command line: the same operations in the same words, for people and scripts."""
+"""The command line, which offers the server's operations under the same names and options."""
 
 import argparse
 import sys
@@ -19,7 +19,7 @@ EXIT_USAGE = 2
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says which name was probably meant, and how to see all of them."""
+    """An argument parser whose errors suggest the nearest known name and point to `--help`."""
 
     def error(self, message: str) -> Any:
         hint = ""
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Returns the parser and those of its commands, by name."""
+    """Returns the parser of the whole command line, and each command's parser by its name."""
     parser = _Parser(
         prog="stillroom",
         description="Distil a strong teacher into your own model.",
@@ -62,7 +62,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     for operation in OPERATIONS:
         name = operation.command
         text = operation.description
-        # argparse formats help, but not descriptions.
+        # argparse expands % in the help of a command, but not in its description.
         listed = text.replace("%", "%%")
         sub = added.add_parser(name, help=listed, description=text, allow_abbrev=False)
         _add_fields(sub, operation)
@@ -124,7 +124,7 @@ def _add_fields(parser: argparse.ArgumentParser, operation: OfferedOperation) ->
 
 
 def _argument_settings(field: FieldInfo) -> dict[str, Any]:
-    """Returns argparse's settings of a field; values stay text, the request model checks them."""
+    """Returns the argparse settings for a field; the request model converts and checks values."""
     has_default = not field.is_required() and field.default not in (None, ())
     default = f" (default: {field.default})" if has_default else ""
     settings: dict[str, Any] = {
@@ -144,7 +144,7 @@ def _argument_settings(field: FieldInfo) -> dict[str, Any]:
 
 
 def _metavar(annotation: Any) -> str:
-    """Returns what the help says of a value: its choices, N for a number, else TEXT."""
+    """Returns the help's placeholder for a value: its choices, N for a number, otherwise TEXT."""
     kinds = [annotation, *get_args(annotation)]
     for kind in kinds:
         if get_origin(kind) is Literal:

@@ -1,4 +1,4 @@
-"""What each command does and how it is shown: bars on a terminal, plain lines elsewhere."""
+"""Carries out the commands and prints their results, with the progress of runs on stderr."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ _ACTIVE = ("starting", "running")
 
 
 def serve(workspace: Workspace) -> int:
-    """Runs the MCP server until its client goes away."""
+    """Runs the MCP server over standard input and output until its client disconnects."""
     from stillroom_mcp.app import build_server
 
     anyio.run(build_server(workspace).run_stdio_async)
@@ -31,14 +31,14 @@ def serve(workspace: Workspace) -> int:
 
 
 def demo(folder: str | None, *, seed: int, is_smoke: bool) -> int:
-    """Runs the demo; a client of its own drives the server."""
+    """Runs the demo, which starts a server and drives it with an MCP client of its own."""
     from stillroom_mcp.demo import FULL, SMOKE, run_demo
 
     return run_demo(folder, seed=seed, settings=SMOKE if is_smoke else FULL)
 
 
 def report(workspace: Workspace, output: str, *, as_json: bool) -> int:
-    """Writes the report of all runs of the workspace."""
+    """Writes the HTML report of all runs of the workspace and prints its path."""
     path = api.write_report(workspace, output)
     _print(json.dumps({"output": path}) if as_json else f"written: {path}")
     return 0
@@ -52,7 +52,10 @@ def operate(
     as_json: bool,
     is_waiting: bool,
 ) -> int:
-    """Carries out one operation and shows its result; returns the exit code."""
+    """Carries out one operation, prints its result and returns the exit code.
+
+    With `is_waiting` it first follows the run that the operation started until that has ended.
+    """
     result = operation.call(workspace, request)
     if isinstance(result, api.RunReport):
         wait_s = request.wait_s if isinstance(request, api.GetRun) else None
@@ -82,7 +85,10 @@ def _exit_code(result: msgspec.Struct, *, is_waiting: bool) -> int:
 def _follow(
     workspace: Workspace, run: api.RunReport, *, as_json: bool, wait_s: float | None
 ) -> api.RunReport:
-    """Shows a run's progress on standard error until it has ended (or `wait_s` is over)."""
+    """Shows a run's progress on standard error and returns its report once it has ended.
+
+    After `wait_s` seconds the report is returned anyway; with None there is no limit.
+    """
     deadline = None if wait_s is None else time.monotonic() + wait_s
     asked = api.GetRun(run_id=run.run_id)
     with _ProgressView(is_bar=sys.stderr.isatty() and not as_json) as view:
@@ -95,7 +101,7 @@ def _follow(
 
 
 class _ProgressView:
-    """A bar on a terminal, a line every ten seconds elsewhere."""
+    """Shows a run's progress: as a bar on a terminal, elsewhere as a line every ten seconds."""
 
     def __init__(self, *, is_bar: bool) -> None:
         self._bar = (
@@ -122,11 +128,11 @@ class _ProgressView:
             self._bar.stop()
 
     def start(self, run: api.RunReport) -> None:
-        """Names the run, so that it can be found again."""
+        """Prints the run's id and log path, so that the run can be found again."""
         sys.stderr.write(f"run {run.run_id} ({run.log_path})\n")
 
     def show(self, run: api.RunReport) -> None:
-        """Shows how far the run is."""
+        """Shows how much of the run's current phase is done."""
         progress = run.progress
         if progress is None:
             return
@@ -147,7 +153,7 @@ class _ProgressView:
 
 
 def _show(answer: dict[str, Any]) -> None:
-    """Prints a result for a person: one field a line, nested values as compact JSON."""
+    """Prints a result for a person to read: one field per line, nested values as compact JSON."""
     next_step = answer.pop("next_step")
     for name, value in answer.items():
         if value is None or value in ([], {}):

@@ -1,4 +1,4 @@
-"""A lineage as a person reads it: the tree, and a row's way back."""
+"""The text of a lineage on the command line: the tree of inputs and the history of one row."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ _MARKS = {"same": "", "grown": " (grown since)", "unchecked": ""}
 
 
 def lineage_lines(lineage: api.Lineage) -> Iterator[str]:
-    """Yields the lines of a lineage."""
+    """Yields a lineage as lines of text: its tree, its row's steps, its tag and its problems."""
     yield from _tree(lineage.root, "", "")
     if lineage.row:
         yield "row:"

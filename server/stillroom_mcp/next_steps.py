@@ -1,4 +1,4 @@
-"""The next call to make after each operation, in words an agent can act on."""
+"""The text that suggests the next call after each operation, so that an agent can act on it."""
 
 from stillroom import api
 
@@ -6,7 +6,7 @@ _MAX_POLL_S = 50.0
 
 
 def after_create_project(request: api.CreateProject, result: api.ProjectResult) -> str:
-    """What to do with a new project."""
+    """Suggests the teacher's rollouts; for a starter project, first the user's own files."""
     if request.template == "starter":
         return (
             "put your prompts into prompts.jsonl and your tools into tools.py, then "
@@ -23,7 +23,7 @@ def after_create_project(request: api.CreateProject, result: api.ProjectResult) 
 
 
 def after_check_setup(request: api.CheckSetup, result: api.SetupReport) -> str:
-    """What to do once the machine is known."""
+    """Suggests the fixes of everything that is missing, or else the first stage."""
     missing = [check.fix for check in result.checks if check.status == "missing" and check.fix]
     if missing:
         return "first: " + "; ".join(missing)
@@ -31,7 +31,7 @@ def after_check_setup(request: api.CheckSetup, result: api.SetupReport) -> str:
 
 
 def after_validate_dataset(request: api.ValidateDataset, result: api.ValidationReport) -> str:
-    """What to do with a checked file."""
+    """Suggests mending the file's bad rows, or else the stage that reads this kind of file."""
     if result.bad:
         where = f" ({result.problems_file} has all problems)" if result.problems_file else ""
         return f"mend the {result.bad} bad rows{where}, then validate_dataset again"
@@ -46,7 +46,7 @@ def after_validate_dataset(request: api.ValidateDataset, result: api.ValidationR
 
 
 def after_sample_for_review(request: api.SampleForReview, result: api.ReviewSample) -> str:
-    """Who judges, and what becomes of it."""
+    """Suggests that the user judges the sample, then filtering by those verdicts."""
     return (
         f"let the user judge in {result.page} and download the verdicts (or fill in verdict in "
         f"{result.output}: keep or drop), then filter_dataset(input={request.input}, "
@@ -55,7 +55,7 @@ def after_sample_for_review(request: api.SampleForReview, result: api.ReviewSamp
 
 
 def after_filter_dataset(request: api.FilterDataset, result: api.FilterResult) -> str:
-    """What to do with filtered rollouts."""
+    """Suggests converting the rows that passed, or loosening a filter if none did."""
     if result.kept == 0:
         return f"nothing passed: look at {result.dropped_file} and loosen a filter"
     return (
@@ -65,7 +65,7 @@ def after_filter_dataset(request: api.FilterDataset, result: api.FilterResult) -
 
 
 def after_convert_rollouts(request: api.ConvertRollouts, result: api.ConvertResult) -> str:
-    """What to do with supervised rows."""
+    """Suggests looking at the supervised rows, then SFT."""
     return (
         f"inspect_examples(path={result.output}, model=<student>) to see what is trained, then "
         "start_training with dataset_type sft and data.train_file set to it"
@@ -73,7 +73,7 @@ def after_convert_rollouts(request: api.ConvertRollouts, result: api.ConvertResu
 
 
 def after_make_dpo_pairs(request: api.MakeDpoPairs, result: api.PairsResult) -> str:
-    """What to do with pairs."""
+    """Suggests DPO on the pairs, from the checkpoint that produced the rejected rollouts."""
     return (
         f"start_training with dataset_type dpo and data.train_file set to {result.output}; start "
         "from the checkpoint whose rollouts were rejected"
@@ -81,7 +81,7 @@ def after_make_dpo_pairs(request: api.MakeDpoPairs, result: api.PairsResult) -> 
 
 
 def after_inspect_examples(request: api.InspectExamples, result: api.ExamplesPage) -> str:
-    """What to look for."""
+    """Suggests how to check the mask of trained tokens, or how to get one."""
     if any(example.problem for example in result.examples):
         return "validate_dataset lists every problem of the file"
     if request.model is None:
@@ -92,7 +92,7 @@ def after_inspect_examples(request: api.InspectExamples, result: api.ExamplesPag
 
 
 def after_plan_training(request: api.PlanTraining, result: api.TrainingForecast) -> str:
-    """Whether to start, or what to change first."""
+    """Suggests starting the training, or what to change first so that it fits."""
     if not result.fits:
         return f"it does not fit: plan_training again with {'; or '.join(result.changes)}"
     if result.skipped:
@@ -101,7 +101,7 @@ def after_plan_training(request: api.PlanTraining, result: api.TrainingForecast)
 
 
 def after_run(request: object, result: api.RunReport) -> str:
-    """What to do with a run as it stands."""
+    """Suggests waiting for an active run, the fix of one that failed, or else the next stage."""
     if result.status in ("starting", "running"):
         then = f"; then the same for {', '.join(result.then)}" if result.then else ""
         following = f"get_run(run_id={result.run_id}, wait_s=50) until status is succeeded{then}"
@@ -146,14 +146,14 @@ def _after_success(result: api.RunReport) -> str:
 
 
 def after_compare_evaluations(request: api.CompareEvaluations, result: api.ComparisonReport) -> str:
-    """How to read a comparison."""
+    """Returns how to read the comparisons: whether each interval excludes 0."""
     if all(comparison.is_significant for comparison in result.comparisons):
         return "every interval leaves out 0: the differences are real on tasks like these"
     return "where the interval holds 0 the tasks do not show a difference: evaluate on more of them"
 
 
 def after_show_lineage(request: api.ShowLineage, result: api.Lineage) -> str:
-    """What to do with a lineage."""
+    """Suggests how to use a kept version, repair a changed input, or look at one row."""
     if result.tagged:
         return f"give {result.tagged} wherever this file is an input; it never changes"
     if result.problems:
@@ -167,19 +167,19 @@ def after_show_lineage(request: api.ShowLineage, result: api.Lineage) -> str:
 
 
 def after_list_runs(request: api.ListRuns, result: api.RunPage) -> str:
-    """What to do with the list."""
+    """Suggests looking at one run, or starting the first."""
     if not result.runs:
         return "there are no runs yet: generate_rollouts starts one"
     return "get_run(run_id=…) shows one of them"
 
 
 def after_get_run_logs(request: api.GetRunLogs, result: api.LogPage) -> str:
-    """What to do with the log."""
+    """Suggests get_run, which returns the run's status."""
     return f"get_run(run_id={result.run_id}) says how the run stands"
 
 
 def after_cancel_run(request: api.CancelRun, result: api.RunReport) -> str:
-    """What to do once a run was asked to stop."""
+    """Suggests looking whether the run has stopped, and killing it if it has not."""
     if result.status in ("starting", "running"):
         return (
             f"get_run(run_id={result.run_id}, wait_s=20); if it still runs after 10 s, call "
@@ -189,7 +189,10 @@ def after_cancel_run(request: api.CancelRun, result: api.RunReport) -> str:
 
 
 def poll_after_s(result: api.RunReport) -> float | None:
-    """When it is worth looking again: about half of what is left, at most 50 s."""
+    """Returns how many seconds to wait before looking at the run again; None once it has ended.
+
+    That is half of its remaining time, between 1 and 50 s; 2 s while that time is unknown.
+    """
     if result.status not in ("starting", "running"):
         return None
     eta_s = result.progress.eta_s if result.progress else None

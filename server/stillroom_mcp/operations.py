@@ -1,4 +1,4 @@
-"""How each of the engine's operations is offered: its words, and the next step to suggest."""
+"""The table of offered operations: the texts, hints and next steps added to the engine's table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,43 +14,46 @@ from stillroom_mcp import next_steps
 
 @dataclass(frozen=True, slots=True)
 class OfferedOperation:
-    """An operation of the engine as a tool of the server and a command of the command line."""
+    """An operation of the engine, offered as an MCP tool and as a command of the command line."""
 
     name: str
     """The operation's name in the engine's table."""
     title: str
     description: str
-    """One line: what it does and when to use it."""
+    """One line that says what the operation does and when to use it."""
     next_step: Callable[[Any, Any], str]
-    """From the request and the result to the next call to make."""
+    """A function that returns the text suggesting the next call, given the request and result."""
     positional: tuple[str, ...] = ()
-    """The fields the command line takes without a flag, in order."""
+    """The request's fields that the command line takes without a flag, in order."""
     is_read_only: bool = False
     is_destructive: bool = False
     is_idempotent: bool = False
     is_open_world: bool = False
-    """Whether it may reach beyond this machine (endpoints, model hub)."""
+    """Whether the operation may reach beyond this machine, to endpoints or the model hub."""
     explained_by: type[BaseModel] | None = None
-    """The request of another tool, which alone explains the options that both have."""
+    """The request of another tool whose schema alone explains the options that both have.
+
+    None if this tool explains all of its options itself.
+    """
 
     @property
     def command(self) -> str:
-        """The name of the command."""
+        """The operation's name on the command line, with hyphens."""
         return self.name.replace("_", "-")
 
     @property
     def request(self) -> type[BaseModel]:
-        """The model of the request, which gives the schema and checks the arguments."""
+        """The pydantic model of the request, which defines the schema and checks the arguments."""
         return api.operation_named(self.name).request
 
     @property
     def result(self) -> type[msgspec.Struct]:
-        """The type of the result."""
+        """The type of the operation's result."""
         return api.operation_named(self.name).result
 
     @property
     def starts_run(self) -> bool:
-        """Whether it starts a run, which goes on after the call."""
+        """Whether the operation starts a run, which continues after the call has returned."""
         return api.operation_named(self.name).run is not None
 
     def call(self, workspace: Workspace, request: BaseModel) -> msgspec.Struct:

@@ -1,4 +1,4 @@
-"""Operations as MCP tools: strict arguments in, structured results out, errors that help."""
+"""MCP tools for the operations: strict arguments, structured results, errors that name a fix."""
 
 import functools
 import json
@@ -25,7 +25,7 @@ _POLL_S = 0.5
 
 
 class OperationTool(Tool):
-    """One operation as a tool; its request model is both schema and check of the arguments."""
+    """One operation as an MCP tool; its request model is both the schema and the check."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -35,7 +35,7 @@ class OperationTool(Tool):
     async def run(
         self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
     ) -> CallToolResult:
-        """Carries out one call. Raises ToolError whose text says what to do."""
+        """Carries out one call and returns its result. Raises ToolError with a fix in its text."""
         operation = self.operation
         try:
             request = parse_arguments(operation, arguments)
@@ -50,7 +50,7 @@ class OperationTool(Tool):
             raise ToolError(
                 f"the system refused: {error}\nfix: check disk space and permissions"
             ) from error
-        # The rim of a tool: the agent gets one line, the traceback goes to the server's log.
+        # A tool's outermost handler: the agent gets a short text, the server's log the traceback.
         except Exception as error:
             if isinstance(error, ToolError):
                 raise
@@ -67,7 +67,10 @@ class OperationTool(Tool):
 
 
 def parse_arguments(operation: OfferedOperation, arguments: dict[str, Any]) -> BaseModel:
-    """Returns the checked request. Raises ToolError that names the argument and the nearest one."""
+    """Returns the checked request.
+
+    Raises ToolError that names each faulty argument, and for an unknown one the nearest known.
+    """
     try:
         return operation.request.model_validate(_decoded(operation.request, arguments))
     except ValidationError as error:
@@ -78,7 +81,7 @@ def parse_arguments(operation: OfferedOperation, arguments: dict[str, Any]) -> B
 
 
 def _decoded(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Some hosts send lists as JSON text; such text becomes the list it means."""
+    """Returns the arguments with lists parsed that an MCP host has sent as JSON text."""
     decoded = dict(arguments)
     for name, value in arguments.items():
         field = model.model_fields.get(name)
@@ -96,7 +99,10 @@ def _decoded(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any
 async def wait_for_run(
     workspace: Workspace, request: api.GetRun, context: Context[Any, Any]
 ) -> api.RunReport:
-    """Returns the run as soon as it has ended, at the latest after `wait_s`."""
+    """Returns the report of a run once it has ended, at the latest after `wait_s` seconds.
+
+    While it waits, it reports the run's progress to the client.
+    """
     with anyio.move_on_after(request.wait_s):
         while True:
             report = await anyio.to_thread.run_sync(api.get_run, workspace, request)
@@ -111,7 +117,7 @@ async def wait_for_run(
 
 
 def tool_for(operation: OfferedOperation, workspace: Workspace) -> OperationTool:
-    """Returns the tool of an operation."""
+    """Returns the MCP tool that carries out an operation in this workspace."""
     return OperationTool(
         operation=operation,
         workspace=workspace,

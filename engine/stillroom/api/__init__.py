@@ -1,10 +1,10 @@
-"""The only door to the engine for the server and the command line.
+"""The engine's public interface, through which the server and the command line use it.
 
 `OPERATIONS` is the table of all operations. Each is also a function here that takes a workspace
-and a request model, for use as a library. Importing this loads no heavy library.
+and a request model, for use as a library. Importing this module loads no heavy library.
 """
 # pyright: reportUnusedImport=false
-# All of it is imported for those who import this.
+# This module only re-exports these names, so none of them is used here.
 
 from stillroom.api.curation import (
     convert_rollouts,

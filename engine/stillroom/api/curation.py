@@ -1,4 +1,7 @@
-"""Operations on data files: they return at once, or read a file as a stream in constant memory."""
+"""Operations on data files, which start no run: the caller waits until the work is done.
+
+They are quick, or read a file as a stream in constant memory.
+"""
 
 import msgspec
 
@@ -20,7 +23,10 @@ from stillroom.settings import Workspace, tool_environment
 
 
 def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult:
-    """Writes the rows that pass. Heavy filters (a model, a library, Ray) run in a child process."""
+    """Writes the rows that pass all filters, and the rest with reasons to a side file.
+
+    Filters that need a heavy library or Ray, or take long for each row, run in a child process.
+    """
     if not request.is_heavy:
         return filters.filter_dataset(workspace, request)
     workspace.existing(request.input, what="input")
@@ -36,7 +42,7 @@ def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult
 
 
 def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
-    """Writes the supervised rows of rollouts; on a Ray cluster each task converts one file."""
+    """Writes rollouts as supervised rows; on a Ray cluster each Ray task converts one file."""
     if request.ray_address is None:
         return convert.convert_rollouts(workspace, request)
     return run_in_child(
@@ -49,7 +55,10 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
 
 
 def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
-    """Writes preference pairs of rollouts; on a Ray cluster the work is split by file and task."""
+    """Writes pairs of better and worse rollouts of the same task.
+
+    On a Ray cluster the work is split by file and task.
+    """
     if request.ray_address is None:
         return pairs.make_dpo_pairs(workspace, request)
     return run_in_child(
@@ -62,7 +71,7 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
 
 
 def sample_for_review(workspace: Workspace, request: SampleForReview) -> ReviewSample:
-    """Writes rows for a person to judge: a JSONL file to fill in, and a page that fills it in."""
+    """Writes a sample of rows for a person to judge: a JSONL file, and a page for judging them."""
     from stillroom.report.pages.review import write_review_page
 
     sampled = review.sample_for_review(workspace, request)
@@ -71,9 +80,9 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> ReviewS
 
 
 def validate_dataset(workspace: Workspace, request: ValidateDataset) -> ValidationReport:
-    """Returns the problems of a data file with statistics of its rows, and writes a page of them.
+    """Returns a data file's problems and statistics of its rows, and writes a page about them.
 
-    With a model the tokens of a sample are counted too, in a child process.
+    With a model it also counts the tokens of a sample of the rows, in a child process.
     """
     if request.model is not None:
         locate_model(workspace, request.model)
@@ -115,7 +124,7 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Examples
         )
     if page is None:
         return inspected.page
-    # Only an operation that draws a page loads what draws it.
+    # Imported here, so that the server loads the code that draws pages only when it needs it.
     from stillroom.report.pages.rows import write_rows_page
 
     write_rows_page(page, inspected, request)

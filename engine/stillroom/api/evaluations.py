@@ -1,4 +1,4 @@
-"""Comparing finished evaluations."""
+"""The operation that compares finished evaluations."""
 
 from typing import Annotated
 
@@ -30,7 +30,10 @@ class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_evaluations(workspace: Workspace, request: CompareEvaluations) -> ComparisonReport:
-    """Returns each candidate's paired difference to the baseline, with 95 % intervals."""
+    """Returns each candidate's paired difference to the baseline, with its 95 % interval.
+
+    Raises InputError if one of the runs is not a finished evaluation.
+    """
     baseline = _evaluation(workspace, request.baseline)
     return ComparisonReport(
         comparisons=[compare(baseline, _evaluation(workspace, c)) for c in request.candidates]

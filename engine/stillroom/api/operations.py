@@ -1,6 +1,6 @@
-"""The table of all operations: the server's tools, the commands and the runs come from it.
+"""The table of all operations, from which the server's tools, the commands and the runs are made.
 
-A new operation is an entry here, its function, and its wording in
+A new operation needs an entry here, its function, and its texts in
 `server/stillroom_mcp/operations.py`.
 """
 
@@ -202,7 +202,7 @@ OPERATIONS = (
         function="stillroom.trace.show:show_lineage",
     ),
 )
-"""In the order in which the server and the command line list them."""
+"""All operations, in the order in which the server and the command line list them."""
 
 
 def operation_named(name: str) -> Operation:
@@ -216,7 +216,10 @@ def operation_of_run(kind: RunKind) -> Operation:
 
 
 def child_work(name: str) -> ChildWork:
-    """Returns the work that a child process does for an operation. Raises KeyError if none."""
+    """Returns the work that a child process does for an operation.
+
+    Raises KeyError if there is no such operation, or if it needs no child process.
+    """
     work = operation_named(name).child
     if work is None:
         raise KeyError(name)

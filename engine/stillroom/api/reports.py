@@ -1,4 +1,4 @@
-"""The report of a workspace's runs."""
+"""The HTML report of a workspace's runs."""
 
 from stillroom.jobs.supervise import read_run
 from stillroom.run_folder import all_runs
@@ -7,11 +7,11 @@ from stillroom.settings import Workspace
 
 def write_report(workspace: Workspace, output: str) -> str:
     """Writes a self-contained HTML page about all runs and returns its path as shown to a user."""
-    # Only this operation draws pages, so the server need not load what draws them.
+    # Imported here, so that the server loads the code that draws pages only when it needs it.
     from stillroom.report import write_report as write_page
 
     path = workspace.writable(output, what="output")
-    # Looking at a run whose process is gone marks it as interrupted.
+    # Reading a run whose process is gone marks it as interrupted, which the report then shows.
     for folder in all_runs(workspace):
         read_run(folder)
     write_page(workspace.runs, path, title=workspace.root.name)

@@ -1,4 +1,4 @@
-"""Runs as they stand now: looked at and stopped from anywhere."""
+"""The operations that show and stop runs, whichever process has started them."""
 
 from typing import Annotated, Any, Literal
 
@@ -59,7 +59,7 @@ class CancelRun(BaseModel):
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it stands now."""
+    """The current state of a run."""
 
     run_id: str
     kind: RunKind
@@ -70,17 +70,17 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None
     metrics: dict[str, float | None]
     alarms: list[str]
-    """What is wrong with it now, and what to change (distill)."""
+    """The current problems of a distillation run, each with what to change; else empty."""
     result: dict[str, Any] | None
     error: RunFailure | None
     folder: str
     log_path: str
     then: list[str] = []
-    """Of start_training with several models: the runs of the others, which wait for this one."""
+    """The ids of the runs queued behind this one, when start_training got several models."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as a line of a list."""
+    """One run in a list of runs."""
 
     run_id: str
     kind: RunKind
@@ -91,7 +91,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some runs, newest first."""
+    """One page of the list of runs, newest first."""
 
     runs: list[RunSummary]
     total_count: int
@@ -110,19 +110,22 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def get_run(workspace: Workspace, request: GetRun) -> RunReport:
-    """Returns the run as it stands now; waiting is the caller's."""
+    """Returns the current state of a run at once; waiting for `wait_s` is left to the caller."""
     folder = find_run(workspace, request.run_id)
     return report_run(workspace, folder, supervise.read_run(folder))
 
 
 def cancel_run(workspace: Workspace, request: CancelRun) -> RunReport:
-    """Asks the run to stop; called again after 10 seconds it kills what has not stopped."""
+    """Asks a run to stop, and kills it if this is called again after 10 seconds or more."""
     folder = find_run(workspace, request.run_id)
     return report_run(workspace, folder, supervise.cancel_run(folder))
 
 
 def list_runs(workspace: Workspace, request: ListRuns) -> RunPage:
-    """Returns a page of the workspace's runs, newest first."""
+    """Returns one page of the workspace's runs, newest first.
+
+    Raises InputError if the cursor is not one that an earlier page returned.
+    """
     states = [supervise.read_run(folder) for folder in all_runs(workspace)]
     chosen = [s for s in states if request.status is None or s.status == request.status]
     chosen.sort(key=lambda state: (state.created_at, state.run_id), reverse=True)
@@ -139,7 +142,7 @@ def list_runs(workspace: Workspace, request: ListRuns) -> RunPage:
 
 
 def get_run_logs(workspace: Workspace, request: GetRunLogs) -> LogPage:
-    """Returns the last lines of the run's log or events."""
+    """Returns the last lines of a run's log or of its events; none if it has not written any."""
     folder = find_run(workspace, request.run_id)
     path = folder.log if request.source == "log" else folder.events
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
@@ -154,7 +157,7 @@ def get_run_logs(workspace: Workspace, request: GetRunLogs) -> LogPage:
 
 
 def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunReport:
-    """Returns the state as it is shown to a user."""
+    """Returns a run's state as a report, with the paths of its folder and log as users see them."""
     return RunReport(
         run_id=state.run_id,
         kind=state.kind,

@@ -1,4 +1,7 @@
-"""Operations that start runs: they check the request, then start a process that does the work."""
+"""The operations that start runs: each checks its request, then starts a process for the work.
+
+Training is also planned here, since a plan makes the same checks.
+"""
 
 import msgspec
 from pydantic import BaseModel
@@ -32,21 +35,21 @@ from stillroom.types import RunKind
 
 
 def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunReport:
-    """Starts a rollout run. Raises an EngineError for what is wrong before anything is spent."""
+    """Starts a rollout run. Raises an EngineError if the request is faulty, before any spending."""
     plan_generation(workspace, request)
     return _start(workspace, RunKind.ROLLOUTS, request, tool_environment())
 
 
 def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
-    """Starts a scoring run. Raises an EngineError for what is wrong before anything is spent."""
+    """Starts a scoring run. Raises an EngineError if the request is faulty, before any spending."""
     check_scoring(workspace, request)
     return _start(workspace, RunKind.SCORE, request, tool_environment())
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
-    """Returns what a training run would need and what to change.
+    """Returns the time, memory and disk that a training run would need, and what to change.
 
-    Raises an EngineError for what would end the run.
+    Raises an EngineError for any fault that would end the run.
     """
     requests = requests_per_model(workspace, request)
     plans = [plan_request(workspace, each) for each in requests]
@@ -64,16 +67,19 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
 
 
 def _planning_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str, str]:
-    """Returns the environment of planning: no secret but the key of a teacher that is served."""
+    """Returns the environment of the planning process.
+
+    It holds no secrets but the hub's tokens and the key of the config's served teacher.
+    """
     name = plan.config.teacher.api_key_env if plan.config.teacher is not None else None
     key = workspace.read_key(name)
     return training_environment() | ({name: key} if name is not None and key is not None else {})
 
 
 def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
-    """Starts a training run, or one for each model of a list in model.path, one after another.
+    """Starts a training run, or one for each model if model.path is a list, one after another.
 
-    Raises an EngineError for what is wrong with any of them before a model is loaded.
+    Raises an EngineError if any of them is faulty, before a model is loaded.
     """
     requests = requests_per_model(workspace, resolve_resume(workspace, request))
     plans = [plan_request(workspace, each) for each in requests]
@@ -94,7 +100,7 @@ def _training_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str,
     is_acting = kind is RunKind.DISTILL or bool(plan.config.evals)
     environment = training_environment()
     if is_acting:
-        # The keys of servers that score and sample are needed there.
+        # Of the known API keys, the run gets only those of the servers that it is to call.
         config, is_distilled = plan.config, kind is RunKind.DISTILL
         servers = (config.teacher, config.rollout.server) if is_distilled else ()
         needed = {server.api_key_env for server in servers if server is not None}
@@ -104,13 +110,13 @@ def _training_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str,
 
 
 def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
-    """Starts an evaluation. Raises an EngineError for what is wrong before a model is loaded."""
+    """Starts an evaluation. Raises an EngineError for a faulty request, before loading a model."""
     plan_evaluation(workspace, request)
     return _start(workspace, RunKind.EVALUATE, request, tool_environment())
 
 
 def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
-    """Starts an export. Raises an EngineError for what is wrong before a model is loaded."""
+    """Starts an export. Raises an EngineError for a faulty request, before loading a model."""
     plan_export(workspace, request)
     return _start(workspace, RunKind.EXPORT, request, training_environment())
 

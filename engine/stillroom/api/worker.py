@@ -1,4 +1,4 @@
-"""The process of one run: `python -m stillroom.api.worker FOLDER`."""
+"""The program that a run's process executes: `python -m stillroom.api.worker FOLDER`."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""Runs: a folder each, a detached process each; they outlive whoever started them."""
+"""Runs: each has a folder and a detached process, which outlives the program that started it."""

@@ -1,6 +1,7 @@
-"""A function in a child process that is waited for: what this process must not load or wait on.
+"""Calls a function in a child process and waits for it, for work that needs heavy libraries.
 
-The child reads the request from its standard input and writes the result to its standard output.
+The calling process need not load those libraries, and can end the work after a time limit. The
+child reads the request from its standard input and writes the result to its standard output.
 """
 
 import os
@@ -43,10 +44,11 @@ def run_in_child(
     result: type[_Result],
     environment: dict[str, str] | None = None,
 ) -> _Result:
-    """Returns what the function returns in a child process, whose memory goes when it is done.
+    """Calls the function of `work` in a child process and returns its result.
 
-    The child has no secret unless `environment` has one. Raises the child's EngineError, and
-    RunError where the child takes too long or crashes.
+    All memory that the work took is free again afterwards. Without `environment` the child gets
+    no secrets but the hub's tokens. Raises EngineError if the function raises one, and RunError
+    if the child takes too long or crashes.
     """
     kind = type(request)
     child_input = _ChildInput(
@@ -77,9 +79,9 @@ def run_in_child(
 
 
 def main() -> None:
-    """Carries out the one request on standard input."""
+    """Carries out the request on standard input and writes its result to standard output."""
     child_input = msgspec.json.decode(sys.stdin.buffer.read(), type=_ChildInput)
-    # What workers and libraries print must not get into the answer.
+    # From here on, what libraries print goes to standard error and not into the answer.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:

@@ -1,4 +1,4 @@
-"""The work that child processes do for operations: what runs a model's chat template, and plans."""
+"""The functions that child processes run for operations, since they load heavy libraries."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from stillroom.train.planning.forecast import TrainingForecast
 
 
 def filter_rows(workspace: Workspace, request: FilterDataset) -> FilterResult:
-    """Filters rows, on the Ray cluster that the request names or in this process."""
+    """Writes the rows that pass, on the Ray cluster that the request names or in this process."""
     if request.ray_address is not None:
         from stillroom.curate.ray.filter import filter_on_ray
 
@@ -26,18 +26,21 @@ def filter_rows(workspace: Workspace, request: FilterDataset) -> FilterResult:
 
 
 def inspect_examples(workspace: Workspace, request: InspectExamples) -> Inspection:
-    """Returns rows with the token mask of the request's model."""
+    """Returns rows as text, with the mask of trained tokens if the request names a model."""
     tokenizer = _tokenizer(workspace, request.model, "showing a model's mask")
     return inspect_rows(workspace, request, tokenizer=tokenizer)
 
 
 def count_tokens(workspace: Workspace, request: CountTokens) -> TokenCounts:
-    """Returns how many tokens rows have for the request's model."""
+    """Returns how many tokens the rows have in the chat template of the request's model."""
     return count_row_tokens(request, _tokenizer(workspace, request.model, "counting tokens"))
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
-    """Returns what a training run would need. Raises an EngineError without the extra `train`."""
+    """Returns the memory, time and disk that a training run would need, and what to change.
+
+    Raises an EngineError if the extra `train` is not installed.
+    """
     try:
         from stillroom.train.planning.plan import plan_training as forecast_training
     except ModuleNotFoundError as error:

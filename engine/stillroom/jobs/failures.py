@@ -1,6 +1,7 @@
-"""From what ended a run to what its user reads: the reason, what to do, what is left to go on with.
+"""Turns the error that ended a run into the problem and the fix that its user reads.
 
-Pure but for a look at the run's checkpoints.
+For training, the fix names the checkpoint that the user can continue from. The functions only
+read: they look for the run's checkpoints.
 """
 
 import errno
@@ -12,7 +13,7 @@ from stillroom.train.config.resume import latest_checkpoint
 from stillroom.types import RunKind
 
 _TRAINING = frozenset({RunKind.SFT, RunKind.DPO, RunKind.DISTILL})
-# As torch says it for the CPU, for CUDA, and for what CUDA's libraries take.
+# Parts of torch's messages when memory runs out: on CUDA, on the CPU, and in CUDA's libraries.
 _NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
 _SMALLER = (
     "lower model.microbatch_tokens, model.max_length or concurrency, set "
@@ -21,7 +22,7 @@ _SMALLER = (
 
 
 def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFailure:
-    """Returns why a run failed and what to do, for the error that ended it."""
+    """Returns why a run failed and what to do about it, given the error that ended it."""
     if isinstance(error, DivergedError):
         return RunFailure(problem=error.problem, fix=error.fix + _start_from(folder, kind))
     if isinstance(error, EngineError):
@@ -51,7 +52,10 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
 
 
 def interruption(folder: RunFolder, kind: RunKind, *, has_begun: bool, last: str) -> RunFailure:
-    """Returns what to say of a run whose process is gone; `last` is the end of its log."""
+    """Returns why a run whose process is gone has failed, and what to do about it.
+
+    `has_begun` is whether its process had begun the work; `last` is the last line of its log.
+    """
     what = "without finishing" if has_begun else "before it began"
     problem = f"the run's process ended {what}" + (f"; its log ends with: {last}" if last else "")
     look = f"read {folder.log}"
@@ -67,7 +71,7 @@ def interruption(folder: RunFolder, kind: RunKind, *, has_begun: bool, last: str
 
 
 def going_on(folder: RunFolder, kind: RunKind) -> str:
-    """Returns how a training run goes on from its last checkpoint; "" if it has none."""
+    """Returns the text on resuming a training run from its last checkpoint; "" if it has none."""
     step = _last_step(folder, kind)
     if step is None:
         return ""
@@ -75,7 +79,11 @@ def going_on(folder: RunFolder, kind: RunKind) -> str:
 
 
 def _with_smaller_passes(folder: RunFolder, kind: RunKind) -> str:
-    """Returns how a run goes on with settings that compute the same; "" without a checkpoint."""
+    """Returns the text on resuming a training run with smaller microbatches; "" if it cannot be.
+
+    Smaller microbatches need less memory and compute the same updates. A run without a
+    checkpoint cannot be resumed.
+    """
     step = _last_step(folder, kind)
     if step is None:
         return ""
@@ -84,7 +92,7 @@ def _with_smaller_passes(folder: RunFolder, kind: RunKind) -> str:
 
 
 def _start_from(folder: RunFolder, kind: RunKind) -> str:
-    """Returns which weights a run with other settings can start from; "" if there are none."""
+    """Returns the text on starting a new run from this run's last checkpoint; "" if it has none."""
     step = _last_step(folder, kind)
     if step is None:
         return ""

@@ -1,4 +1,4 @@
-"""What an operation is: its request, its result, the function that does it, and where that runs."""
+"""The definition of an operation: its request, its result, its function and where that runs."""
 
 import functools
 import importlib
@@ -20,31 +20,36 @@ from stillroom.types import RunKind
 
 @dataclass(frozen=True, slots=True)
 class RunWork:
-    """The work of a run, done in a detached process (`jobs/worker.py`)."""
+    """The work of a run, which a detached process does (`jobs/worker.py`)."""
 
     kinds: tuple[RunKind, ...]
+    """The kinds of runs that do this work; training has several, one for each dataset_type."""
     function: str
     """`module:function`, called with a workspace, the request, `folder=` and `reporter=`."""
     on_ray: str | None = None
-    """The function instead where the request names a Ray cluster."""
+    """The function called instead if the request names a Ray cluster; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildWork:
-    """Work that is waited for but needs heavy libraries, done in a child (`jobs/child.py`)."""
+    """Work that needs heavy libraries and is done in a child process (`jobs/child.py`).
+
+    Unlike for a run, the caller waits for the result.
+    """
 
     function: str
     """`module:function`, called with a workspace and a request."""
     timeout_s: float
+    """The number of seconds after which the child is killed."""
     action: str
-    """What the child does, for error messages; fields of the request stand in braces."""
+    """What the child does, for error messages; names in braces are fields of the request."""
     fix: str
-    """What to do where the child fails or takes too long."""
+    """What the user can do if the child crashes or takes too long, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Something a user can ask for, in the MCP server's and the command line's words alike.
+    """An action that users can request through the MCP server and the command line.
 
     Functions are named as `module:function`, so that the table loads none of their libraries.
     """
@@ -53,7 +58,10 @@ class Operation:
     request: type[BaseModel]
     result: type[msgspec.Struct]
     function: str
-    """Called with a workspace and the request: does the work, or checks it and starts a run."""
+    """`module:function`, called with a workspace and the request.
+
+    It does the work and returns the result, or checks the request and starts a run.
+    """
     run: RunWork | None = None
     """The work of the run that the function starts; None if it starts none."""
     child: ChildWork | None = None
@@ -65,13 +73,16 @@ class Operation:
 
 
 def load(name: str) -> Any:
-    """Returns what `module:name` stands for, importing the module."""
+    """Imports the module of `module:name` and returns its attribute of that name."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def run_operation(operation: Operation, folder: RunFolder, reporter: Reporter) -> Any:
-    """Does the work of a run of this operation and returns its result."""
+    """Does the work of the operation's run in this folder and returns its result.
+
+    Raises ValueError if the operation starts no run.
+    """
     work, run_request = operation.run, folder.read_request()
     if work is None:
         raise ValueError(f"{operation.name} starts no run")
@@ -82,6 +93,6 @@ def run_operation(operation: Operation, folder: RunFolder, reporter: Reporter) -
     workspace = Workspace(Path(run_request.workspace))
     if not inspect.iscoroutinefunction(function):
         return stage(workspace, request)
-    # Thousands of connections at once: uvloop is the faster event loop, where it is installed.
+    # A run may hold thousands of connections at once, for which uvloop is the faster event loop.
     has_uvloop = importlib.util.find_spec("uvloop") is not None
     return anyio.run(stage, workspace, request, backend_options={"use_uvloop": has_uvloop})

@@ -1,4 +1,4 @@
-"""The worker's reporter: progress into run.json, metrics and notes into events.jsonl."""
+"""The reporter of a run's process, which writes to run.json and events.jsonl."""
 
 import math
 import time
@@ -15,7 +15,11 @@ _WRITE_EVERY_S = 0.5
 
 
 class JobReporter:
-    """Writes what a stage tells to the run folder. `state` is what run.json says."""
+    """Writes what a running stage reports to the run's folder.
+
+    `state` is the run's latest state. run.json may lag behind it, since it is written at most
+    twice a second.
+    """
 
     def __init__(self, folder: RunFolder, state: RunState) -> None:
         self.state = state
@@ -34,7 +38,7 @@ class JobReporter:
         return self._is_cancelled
 
     def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
-        """Keeps how far the phase is; run.json follows at most twice a second."""
+        """Records how much of the phase is done, with an ETA from its rate so far."""
         clock = time.monotonic()
         if self._phase_started[2] != phase:
             self._phase_started = (clock, done, phase)
@@ -45,7 +49,10 @@ class JobReporter:
         self._update(progress=progress)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Appends the values to events.jsonl and keeps them as the latest; JSON has no NaN."""
+        """Appends the values to events.jsonl and records them as each metric's latest value.
+
+        A value that is not finite becomes None, since JSON has no NaN.
+        """
         finite = {k: v if math.isfinite(v) else None for k, v in values.items()}
         self._events.append(RunEvent(time=now(), event="metrics", step=step, values=finite))
         self._update(metrics={**self.state.metrics, **finite})
@@ -55,16 +62,16 @@ class JobReporter:
         self._events.append(RunEvent(time=now(), event="note", text=text))
 
     def alarms(self, current: Sequence[str]) -> None:
-        """Keeps what is wrong now in run.json; what is new goes to events.jsonl too."""
+        """Replaces the current problems in run.json and appends the new ones to events.jsonl."""
         for text in current:
-            # Its figures change from step to step; what it is about does not.
+            # An alarm's figures change at every step, so its subject decides whether it is new.
             if _subject(text) not in map(_subject, self.state.alarms):
                 self._events.append(RunEvent(time=now(), event="alarm", text=text))
         if list(current) != self.state.alarms:
             self._update(alarms=list(current))
 
     def close(self) -> None:
-        """Waits for the disk."""
+        """Closes events.jsonl once everything appended to it is on disk."""
         self._events.close()
 
     def _update(self, **changes: Any) -> None:
@@ -76,5 +83,5 @@ class JobReporter:
 
 
 def _subject(alarm: str) -> str:
-    """Returns the name that an alarm begins with."""
+    """Returns the alarm's name, with which its text begins."""
     return alarm.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Starting runs, seeing whether they live, stopping them. Several servers may do so at once."""
+"""Starts runs, reads their states and stops them; several servers may do so at the same time."""
 
 import os
 import signal
@@ -33,10 +33,14 @@ _POLL_S = 0.05
 
 
 class _Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """The process as its starter saw it; the process itself writes run.json."""
+    """The content of launch.json: the run's process as the program that started it saw it.
+
+    It identifies the process until that has written its own pid to run.json.
+    """
 
     pid: int
     pid_started_at: float
+    """When the process started, in seconds since the epoch; a pid alone may be used again."""
 
 
 def start_run(
@@ -49,12 +53,12 @@ def start_run(
 ) -> RunState:
     """Starts a detached process for the request and returns the run's state within a second.
 
-    The process begins its work when `start_after` allows it; at once if that is None.
+    The process begins its work once the runs in `start_after` have ended; at once if it is None.
     """
     folder = create_run(workspace, kind, request, start_after=start_after)
     with folder.log.open("ab") as log:
         process = subprocess.Popen(
-            # -P: a user's folder must not shadow our modules.
+            # -P: modules in a user's folder must not shadow ours.
             [sys.executable, "-P", "-m", "stillroom.api.worker", str(folder.path)],
             cwd=workspace.root,
             env={**environment, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"},
@@ -63,7 +67,7 @@ def start_run(
             stderr=log,
             start_new_session=True,
         )
-    # A parent that does not wait leaves a zombie for as long as it lives.
+    # Without a thread that waits for it, the ended process stays a zombie while this one lives.
     threading.Thread(target=process.wait, daemon=True).start()
     started_at = _process_start(process.pid)
     if started_at is not None:
@@ -76,7 +80,7 @@ def start_run(
 
 
 def read_run(folder: RunFolder) -> RunState:
-    """Returns where a run stands now; a run whose process is gone becomes `interrupted`."""
+    """Returns the current state of a run, and marks it `interrupted` if its process is gone."""
     state = folder.read()
     if state.status.is_final or _may_be_starting(folder, state):
         return state
@@ -84,7 +88,7 @@ def read_run(folder: RunFolder) -> RunState:
     if not lock.try_acquire():
         return state
     try:
-        # The lock is ours, so nobody else writes; the owner may have finished just before.
+        # While we hold the lock nobody else writes. The owner may have finished just before.
         state = folder.read()
         if state.status.is_final:
             return state
@@ -94,10 +98,10 @@ def read_run(folder: RunFolder) -> RunState:
 
 
 def cancel_run(folder: RunFolder) -> RunState:
-    """Asks a run to stop and returns its state; call again to end one that does not stop.
+    """Asks a run to stop and returns its state; a call at least 10 seconds later kills it.
 
-    A run keeps what it has: rollouts stay on record, training writes a checkpoint first. After 10
-    seconds another call kills the process and all it started.
+    A run that stops keeps its work: finished rollouts stay on disk, and training writes a
+    checkpoint first. Killing also ends the other processes of its process group.
     """
     state = read_run(folder)
     if state.status.is_final:
@@ -116,6 +120,11 @@ def cancel_run(folder: RunFolder) -> RunState:
 
 
 def _may_be_starting(folder: RunFolder, state: RunState) -> bool:
+    """Returns whether the run's process may still have to take its lock.
+
+    A free lock is then no sign that the process is gone. If the process is not known, this is
+    assumed for a minute after the request.
+    """
     if state.status is not RunStatus.STARTING:
         return False
     if _process_of(folder, state) is not None:
@@ -125,7 +134,7 @@ def _may_be_starting(folder: RunFolder, state: RunState) -> bool:
 
 
 def _process_of(folder: RunFolder, state: RunState) -> psutil.Process | None:
-    """Returns the run's process if it lives; never another one that has got its pid since."""
+    """Returns the run's process, or None if it has ended, even if its pid has been used again."""
     pid, started_at = state.pid, state.pid_started_at
     if pid is None:
         launch_file = folder.path / "launch.json"
@@ -150,7 +159,7 @@ def _process_start(pid: int) -> float | None:
 
 
 def _kill_group(process: psutil.Process) -> None:
-    """Kills a worker and everything in its process group; it was started as a group's leader."""
+    """Kills a run's process and all others of the process group that it was started to lead."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -158,7 +167,10 @@ def _kill_group(process: psutil.Process) -> None:
 
 
 def _await_death(folder: RunFolder) -> RunState:
-    """Marks a killed run as cancelled once its process has let go of it."""
+    """Waits until a killed run's process has released its lock, then marks the run as cancelled.
+
+    Returns the run's state, which is unchanged if the lock is still held after 10 seconds.
+    """
     lock = folder.owner_lock()
     deadline = time.monotonic() + _KILL_AFTER_S
     while not lock.try_acquire():
@@ -176,7 +188,8 @@ def _close(
     folder: RunFolder, state: RunState, status: RunStatus, error: RunFailure | None
 ) -> RunState:
     state = msgspec.structs.replace(state, status=status, ended_at=now(), error=error)
-    # On a full disk what is true is told all the same; the next look writes it.
+    # On a full disk the true state is returned although it is not written; the next read_run
+    # tries to write it again.
     with suppress(OSError):
         folder.write(state)
     return state

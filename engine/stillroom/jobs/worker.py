@@ -1,4 +1,4 @@
-"""The process of one run: takes the folder, does the work, writes how it ended."""
+"""The main function of a run's process: it locks the folder, does the work, writes the outcome."""
 
 import os
 import signal
@@ -26,7 +26,10 @@ _WAIT_POLL_S = 0.5
 
 
 def main(operation_of_run: Callable[[RunKind], Operation]) -> int:
-    """Does the work of the run whose folder the command line names; returns the exit code."""
+    """Does the work of the run whose folder is the first argument, and returns the exit code.
+
+    The code is 0 if the run succeeded, 1 if not, and 2 if another process has the run already.
+    """
     folder = RunFolder(Path(sys.argv[1]))
     lock = folder.owner_lock()
     if not lock.try_acquire():
@@ -52,12 +55,12 @@ def main(operation_of_run: Callable[[RunKind], Operation]) -> int:
 
 
 def _work(operation: Operation, folder: RunFolder, reporter: JobReporter) -> dict[str, Any]:
-    """Returns the fields of the final state."""
+    """Does the run's work and returns the fields of its final state: status, result or error."""
     try:
         _wait_for_others(folder, reporter)
         result = run_operation(operation, folder, reporter)
         return {"status": RunStatus.SUCCEEDED, "result": msgspec.to_builtins(result)}
-    # The rim of a run: whatever happened becomes its state, the whole story goes to the log.
+    # A run's outermost handler: any error becomes its final state, and the log gets the traceback.
     except BaseException as error:
         traceback.print_exc()
         return _ending(_cause(error), folder, reporter.state.kind)
@@ -66,7 +69,8 @@ def _work(operation: Operation, folder: RunFolder, reporter: JobReporter) -> dic
 def _wait_for_others(folder: RunFolder, reporter: JobReporter) -> None:
     """Waits until the runs that this one is queued behind have ended, in whatever way.
 
-    Raises RunError if a file that the request depends on has changed in the meantime.
+    Raises RunCancelledError if the run is asked to stop, and RunError if a file that the request
+    depends on has changed in the meantime.
     """
     start_after = folder.read_request().start_after
     if start_after is None:
@@ -93,7 +97,10 @@ def _ending(error: BaseException, folder: RunFolder, kind: RunKind) -> dict[str,
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Returns what matters most inside the groups that task groups make."""
+    """Returns the one error to report out of the exception groups that task groups raise.
+
+    A cancellation comes first, then an EngineError, then the first error of any kind.
+    """
     leaves = [error]
     while any(isinstance(leaf, BaseExceptionGroup) for leaf in leaves):
         leaves = [inner for leaf in leaves for inner in _inside(leaf)]

@@ -15,13 +15,14 @@ STUDENT_ROLLOUTS = "rollouts/student.jsonl"
 
 @dataclass(slots=True)
 class Evaluations:
-    """Evaluations that run beside the next stage, by the name of their row in the table."""
+    """The evaluations that the demo has started; each runs beside the stage that follows it."""
 
     run_ids: dict[str, str] = field(default_factory=dict[str, str])
+    """The evaluations' run ids, by the model's name in the table of results."""
 
 
 async def run_chain(guide: Guide, settings: DemoSettings, seed: int) -> Evaluations:
-    """Does all stages and returns the evaluations' run ids in the order of the stages."""
+    """Runs all stages and returns the evaluations started on the way, in the stages' order."""
     evaluations = Evaluations()
     await _prepare(guide, seed)
     await _evaluate(guide, evaluations, settings, "teacher", "demo/teacher", seed)
@@ -189,7 +190,7 @@ async def _evaluate(
     model: str,
     seed: int,
 ) -> None:
-    """Starts an evaluation that goes on beside the next stage."""
+    """Starts an evaluation, which continues while the next stage runs."""
     measured: dict[str, Any] = {}
     if name != "teacher":
         measured = {"teacher": "demo/teacher", "kl_prompts": settings.num_kl_prompts}
@@ -206,7 +207,7 @@ async def _evaluate(
 
 
 async def _lineage(guide: Guide, run_id: str) -> None:
-    """Says what the last student comes from: each file and model, checked by its hash."""
+    """Prints the files and models that the last student was made from, and changes since then."""
     lineage = await guide.call("show_lineage", path=run_id)
     names = list(dict.fromkeys(_names(lineage["root"])))
     problems = "; ".join(lineage["problems"]) or "all as they were used"

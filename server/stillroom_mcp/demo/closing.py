@@ -1,4 +1,4 @@
-"""The demo's end: the table of what came out, what it means, and where to go from here."""
+"""What the demo prints at its end: the results, what they mean, and what to do next."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ LEVELS = ("easy", "medium", "hard")
 
 
 def results_table(results: dict[str, dict[str, Any]]) -> Table:
-    """Returns the table of all evaluations, with 95 % intervals."""
+    """Returns a table of each model's accuracy and KL to the teacher, with 95 % intervals."""
     table = Table(title="Held-out tasks that no stage trained on (95 % intervals)")
     table.add_column("model")
     table.add_column("accuracy", justify="right")
@@ -33,7 +33,7 @@ def _interval(estimate: dict[str, Any]) -> str:
 
 
 def seconds_table(seconds: dict[str, float], total: float) -> Table:
-    """Returns the table of the stages' durations."""
+    """Returns a table of the stages' durations and the total, in seconds."""
     table = Table(title="Seconds per stage (evaluations run beside them)")
     table.add_column("stage")
     table.add_column("s", justify="right")
@@ -46,7 +46,7 @@ def seconds_table(seconds: dict[str, float], total: float) -> Table:
 def say_what_it_means(
     console: Console, results: dict[str, dict[str, Any]], comparisons: list[dict[str, Any]]
 ) -> None:
-    """Prints the paired differences and how far the student came."""
+    """Prints the paired differences, and the student's accuracy as a share of the teacher's."""
     for comparison in comparisons:
         difference = comparison["difference"]
         verdict = "" if comparison["is_significant"] else " (the interval holds 0: not shown)"
@@ -71,7 +71,7 @@ def say_what_it_means(
 
 
 def say_next(console: Console, folder: str) -> None:
-    """Prints what to do with one's own prompts and teacher."""
+    """Prints where the results are, and the commands for the user's own prompts and teacher."""
     console.print(f"\nEverything is in [bold]{folder}[/bold]; open {folder}/report.html.")
     console.print(
         "With your own prompts and teacher:\n"

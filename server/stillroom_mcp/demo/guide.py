@@ -1,4 +1,4 @@
-"""The demo's MCP client: makes the calls, waits for runs, and says what happens."""
+"""The demo's MCP client, which makes the calls, waits for runs and prints what happens."""
 
 import time
 from typing import Any
@@ -12,24 +12,24 @@ _SHOWN_ARGUMENTS = 5
 
 
 class DemoStoppedError(Exception):
-    """A call or run of the demo failed; the text says which and why."""
+    """Raised when a call or run of the demo fails; its text names which one, and why."""
 
 
 class Guide:
-    """Calls tools through a real MCP client and tells what it does."""
+    """Calls the server's tools through a real MCP client and prints each call and its progress."""
 
     def __init__(self, client: Client, console: Console) -> None:
         self._client, self._console = client, console
         self.seconds: dict[str, float] = {}
-        """How long each named stage took, from its first call to the end of its run."""
+        """The seconds from each stage's call to the end of its run, by the stage's name."""
 
     def heading(self, number: int, title: str, text: str) -> None:
-        """Opens a step."""
+        """Prints a step's number and title, and the text that introduces it."""
         self._console.print(f"\n[bold]{number}. {escape(title)}[/bold]")
         self.say(text)
 
     def say(self, text: str) -> None:
-        """Prints a sentence."""
+        """Prints a text as it is, without interpreting markup."""
         self._console.print(escape(text), soft_wrap=True)
 
     async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
@@ -40,7 +40,10 @@ class Guide:
         return await self._call(tool, arguments)
 
     async def run(self, stage: str, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Starts a run, waits for its end, and returns its result."""
+        """Starts a run, waits for it to succeed, and returns get_run's answer about it.
+
+        Raises DemoStoppedError if it does not succeed.
+        """
         started = time.monotonic()
         run = await self.call(tool, **arguments)
         finished = await self.wait(run["run_id"])
@@ -52,7 +55,10 @@ class Guide:
         return (await self.call(tool, **arguments))["run_id"]
 
     async def wait(self, run_id: str) -> dict[str, Any]:
-        """Waits for a run to succeed and returns what get_run says of it."""
+        """Waits for a run to succeed and returns get_run's answer about it.
+
+        Raises DemoStoppedError if it ends in any other way.
+        """
         shown = -1
         while True:
             run = await self._call("get_run", {"run_id": run_id, "wait_s": 10})

@@ -1,4 +1,4 @@
-"""Starting the server, driving the chain, closing with the table and the report."""
+"""Runs the demo: starts the server, drives all stages, prints the results, writes the report."""
 
 import sys
 import time
@@ -28,7 +28,10 @@ ORDER = ("base student", "SFT", "DPO", "on-policy", "teacher")
 
 
 def run_demo(folder: str | None, *, seed: int, settings: DemoSettings) -> int:
-    """Distils the embedded world into a new `folder`; returns the exit code."""
+    """Runs the demo in a new or empty folder and returns the exit code.
+
+    Raises InputError if the folder is not empty.
+    """
     folder = folder or free_folder(Path.cwd())
     root = Path(folder).absolute()
     if root.exists() and any(root.iterdir()):
@@ -38,7 +41,7 @@ def run_demo(folder: str | None, *, seed: int, settings: DemoSettings) -> int:
 
 
 def free_folder(parent: Path) -> str:
-    """Returns the name of a new folder, so that a second demo keeps what the first one made."""
+    """Returns a folder name not yet in use, so that a second demo does not touch the first one."""
     names = (f"{DEFAULT_FOLDER}-{number}" for number in count(2))
     return next(name for name in chain([DEFAULT_FOLDER], names) if not (parent / name).exists())
 
@@ -48,7 +51,7 @@ async def _drive(root: Path, folder: str, seed: int, settings: DemoSettings) -> 
     started = time.monotonic()
     server = StdioServerParameters(
         command=sys.executable,
-        # -P: nothing in the folder it starts in may shadow our modules.
+        # -P: modules in the folder that the server starts in must not shadow ours.
         args=["-P", "-m", "stillroom_mcp", "serve", "--workspace", str(root)],
     )
     try:
@@ -77,7 +80,10 @@ async def _results(guide: Guide, evaluations: Evaluations) -> dict[str, dict[str
 
 
 async def _comparisons(guide: Guide, evaluations: Evaluations) -> list[dict[str, Any]]:
-    """Returns each stage's paired difference to the one before it."""
+    """Returns how SFT differs from the base student, and DPO and on-policy from SFT, in pairs.
+
+    Raises DemoStoppedError if a comparison fails.
+    """
     ids = evaluations.run_ids
     steps = [("base student", "SFT"), ("SFT", "DPO"), ("SFT", "on-policy")]
     comparisons: list[dict[str, Any]] = []

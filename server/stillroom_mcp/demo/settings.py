@@ -1,18 +1,20 @@
-"""How much each stage of the demo does."""
+"""The sizes of the demo's stages, for the full and the short version."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """The size of the demo's stages; everything else stands in the project's files."""
+    """The sizes of the demo's stages; all other settings are in the project's files."""
 
     num_rollouts: int
-    """Prompts that the teacher answers."""
+    """The number of prompts that the teacher, and before DPO also the student, answers."""
     num_heldout: int
+    """The number of held-out prompts in each evaluation."""
     num_iterations: int
-    """Of on-policy distillation."""
+    """The number of iterations of on-policy distillation."""
     num_kl_prompts: int
+    """The number of held-out prompts on which the KL to the teacher is measured."""
 
 
 FULL = DemoSettings(num_rollouts=300, num_heldout=300, num_iterations=80, num_kl_prompts=90)
@@ -25,4 +27,4 @@ ACTING = {
     "max_tokens": 48,
     "concurrency": 64,
 }
-"""What every call that plays rollouts is given."""
+"""The arguments of every call that generates rollouts, evaluations included."""
