@@ -1,1 +1,1 @@
-"""Curation: rollouts become training rows; every row that is left out has its reason."""
+"""Curation turns rollouts into training rows, and counts why each other row is left out."""

@@ -1,4 +1,4 @@
-"""Rollouts become supervised rows."""
+"""convert_rollouts: turns rollouts into supervised rows for training."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class ConvertRollouts(BaseModel):
 
 
 class SourceCount(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of one file. read = converted + the sum of left_out, always."""
+    """The counts of one input file. Always read = converted + the sum of left_out."""
 
     source: str
     read: int
@@ -46,22 +46,29 @@ class SourceCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConvertResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of a conversion. read = converted + the sum of left_out, always."""
+    """The result of a conversion. Always read = converted + the sum of left_out."""
 
     output: str
     read: int
     converted: int
     left_out: dict[str, int]
     sources: list[SourceCount]
-    """By file, with the run that was given; those beyond the first 20 together."""
+    """The counts per input file; those after the first 20 files are summed in one entry."""
     success_derived: int
-    """Rows without `success`: a reward from 0.5, else a complete final answer, was taken as one."""
+    """The number of converted rows that count as a success without a `success` field.
+
+    They count because their reward is at least 0.5 or, without a reward, because they end with a
+    complete answer.
+    """
     problems: list[str]
-    """The first lines that are no rollouts, with file:line."""
+    """The first lines (at most 5) that are not rollouts, each with its `file:line`."""
 
 
 def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
-    """Writes the rows and returns the counts. Raises DataError if nothing was converted."""
+    """Writes the supervised rows and returns the counts.
+
+    Raises DataError if no row could be converted.
+    """
     sources = source_files(workspace, request.input)
     files = [source.path for source in sources]
     output = workspace.output_file(request.output, what="output")
@@ -77,7 +84,7 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
 
 
 class Conversion:
-    """Writes and counts the rows of one file after the other."""
+    """Converts one file after the other, and counts what is converted and left out."""
 
     def __init__(self, rows: LineWriter, *, include_failed: bool) -> None:
         self._rows, self.include_failed = rows, include_failed
@@ -86,7 +93,7 @@ class Conversion:
         self.derived = 0
 
     def convert(self, source: SourceFile) -> None:
-        """Writes the rows of a file."""
+        """Writes the supervised rows of one file and adds its counts to `sources`."""
         left_out: Counter[str] = Counter()
         before = self._rows.num_rows
         for rollout in read_curated_rows(source.path, with_parts=True):
@@ -104,7 +111,7 @@ class Conversion:
         )
 
     def _write(self, rollout: CuratedRow) -> str | None:
-        """Writes a row, or returns the reason why it is left out."""
+        """Writes the supervised row of a rollout, or returns the reason why it is left out."""
         facts, parts = rollout.facts, rollout.parts
         if facts is None or parts is None:
             if len(self.problems) < MAX_EXAMPLES:
@@ -123,7 +130,7 @@ class Conversion:
         output: Path,
         inputs: Sequence[FileRecord],
     ) -> ConvertResult:
-        """Writes the manifest of the closed output, and returns the counts of all files."""
+        """Writes the manifest of the output, which must be closed, and returns all counts."""
         result = self._result(workspace.shown(output))
         write_manifest(
             output,
@@ -153,7 +160,10 @@ class Conversion:
 
 
 def supervised_row(facts: RowFacts, parts: RolloutParts) -> tuple[Buffer, ...]:
-    """Returns a rollout's supervised row in parts; the long ones are the very bytes of its line."""
+    """Returns the supervised row of a rollout as JSON in parts, to be joined.
+
+    The long parts are copied as bytes from the rollout's line; they are not decoded and encoded.
+    """
     return (
         b'{"messages":',
         parts.messages,
@@ -184,7 +194,7 @@ def _together(name: str, counts: Sequence[SourceCount]) -> SourceCount:
 
 
 def reason_to_leave_out(facts: RowFacts, *, include_failed: bool) -> str | None:
-    """Returns the reason why a rollout is not converted; None if it is."""
+    """Returns the reason why a rollout is left out; None if it is converted."""
     if facts.error is not None:
         return "ended by an infrastructure failure"
     if facts.num_turns == 0:
@@ -193,7 +203,7 @@ def reason_to_leave_out(facts: RowFacts, *, include_failed: bool) -> str | None:
 
 
 def nothing_converted(sources: Sequence[SourceFile], conversion: Conversion) -> DataError:
-    """Returns the error of sources of which no row was converted."""
+    """Returns the error to raise if none of the rows in the sources could be converted."""
     whole = _together("all", conversion.sources)
     why = ", ".join(f"{count} {reason}" for reason, count in whole.left_out.items())
     example = f"; the first: {conversion.problems[0]}" if conversion.problems else ""

@@ -1,6 +1,6 @@
-"""The rollouts of each task that may make a pair, their order, and where two of them part.
+"""Finds candidates for preference pairs: which rollouts of a task to pair, and where they differ.
 
-Of each rollout only its reward and its place in the file are held in memory.
+For each rollout, only its reward and its place in the file are held in memory.
 """
 
 import heapq
@@ -23,7 +23,7 @@ _MAX_KEPT_BYTES = 16 << 20
 
 
 class IndexedRollout(msgspec.Struct, frozen=True, gc=False):
-    """The place of a rollout in its file, and its reward."""
+    """The place of a rollout in its file, its reward, and how to read its messages."""
 
     path: Path
     offset: int
@@ -31,14 +31,17 @@ class IndexedRollout(msgspec.Struct, frozen=True, gc=False):
     reward: float
     messages_field: Literal["messages", "conversation"]
     is_translated: bool
-    """Whether it must be translated to our layout when it is read."""
+    """Whether the line must be translated to our layout when it is read again."""
 
 
 TaskIndex = dict[str, list[IndexedRollout]]
 
 
 def index_rollouts(files: Iterable[Path], skipped: Counter[str]) -> TaskIndex:
-    """Returns the places of each task's rollouts; those that cannot take part are counted."""
+    """Returns the rollouts that can take part in a pair, by task id.
+
+    Each row that cannot take part is counted in `skipped`, by the reason.
+    """
     index: TaskIndex = {}
     for rollout in itertools.chain.from_iterable(map(read_curated_rows, files)):
         facts = rollout.facts
@@ -70,7 +73,7 @@ def ranked_pairs(
 ) -> Iterator[tuple[IndexedRollout, IndexedRollout]]:
     """Yields (chosen, rejected) with rewards at least `least` apart, the largest difference first.
 
-    Needs memory for the rollouts of a task, not for all its pairs.
+    The memory needed grows with the number of rollouts of the task, not with that of its pairs.
     """
     ranked = sorted(better, key=lambda entry: -entry.reward)
     lowest = sorted(worse, key=lambda entry: entry.reward)
@@ -91,7 +94,7 @@ def _difference(pair: tuple[IndexedRollout, IndexedRollout]) -> float:
 
 
 class PairSide(msgspec.Struct, frozen=True):
-    """The fields of a rollout that go into a pair, as the very bytes of its line."""
+    """The fields of a rollout that go into a pair, as undecoded bytes of its line."""
 
     messages: list[msgspec.Raw]
     tools: msgspec.Raw | bytes
@@ -111,7 +114,7 @@ _FIELDS = msgspec.json.Decoder(_Fields)
 
 
 class PairReader:
-    """Reads rollouts again, and keeps up to 16 MB of those of the present task in memory."""
+    """Reads indexed rollouts from their files, and caches up to 16 MiB of the current task."""
 
     def __init__(self) -> None:
         self._rows = RowReader()
@@ -119,7 +122,10 @@ class PairReader:
         self._num_bytes = 0
 
     def read(self, entry: IndexedRollout) -> PairSide:
-        """Returns the messages and fields of a rollout."""
+        """Returns the fields of a rollout that a pair needs.
+
+        Raises DataError if the line cannot be read any more, because the file has changed.
+        """
         side = self._kept.get(entry)
         if side is None:
             side = self._read(entry)
@@ -144,7 +150,7 @@ class PairReader:
         )
 
     def forget(self) -> None:
-        """Drops the rollouts that were kept, before a new task begins."""
+        """Clears the cache of rollouts, before the next task begins."""
         self._kept.clear()
         self._num_bytes = 0
 
@@ -156,9 +162,9 @@ class PairReader:
 
 
 def first_difference(one: Sequence[msgspec.Raw], other: Sequence[msgspec.Raw]) -> int | None:
-    """Returns the index of the first message that differs, apart from the ids of tool calls.
+    """Returns the index of the first message in which two conversations differ.
 
-    None if the conversations are equal.
+    The ids of tool calls are ignored. None if the conversations are equal.
     """
     for index, (message, counterpart) in enumerate(zip(one, other, strict=False)):
         if message != counterpart and _decoded(message) != _decoded(counterpart):
@@ -172,5 +178,5 @@ def _decoded(message: msgspec.Raw) -> dict[str, Any]:
 
 
 def both_answer(one: Sequence[msgspec.Raw], other: Sequence[msgspec.Raw], index: int) -> bool:
-    """Whether both conversations go on with an assistant's turn at `index`."""
+    """Returns whether the message at `index` is the assistant's in both conversations."""
     return all(len(m) > index and _decoded(m[index])["role"] == "assistant" for m in (one, other))

@@ -1,4 +1,4 @@
-"""Preference pairs: rollouts of one task that came out differently, cut where they part."""
+"""make_dpo_pairs: pairs rollouts of the same task with different rewards, for DPO training."""
 
 import math
 from array import array
@@ -69,17 +69,17 @@ class MakeDpoPairs(BaseModel):
 
 
 class PairsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of pairing: counts of what was read, paired and skipped."""
+    """The result of pairing: the counts of what was read, paired and skipped."""
 
     output: str
     read: int
-    """Rollouts, those included that could not take part."""
+    """The number of rows that were read, including those that could not take part in a pair."""
     tasks: int
-    """On the chosen side, with a rollout that could take part."""
+    """The number of tasks on the chosen side with a rollout that could take part in a pair."""
     tasks_with_pairs: int
     pairs: int
     skipped: dict[str, int]
-    """Rollouts and pairs that were left out, by reason."""
+    """The number of rollouts, tasks and pairs that were left out, by reason."""
     mean_difference: float
 
 
@@ -87,7 +87,7 @@ _ROUNDING = 1e-9
 
 
 def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
-    """Writes the pairs and returns the counts. Raises DataError if there is none."""
+    """Writes the pairs and returns the counts. Raises DataError if there are no pairs."""
     pairing = Pairing(workspace, request)
     with Recording(pairing.files) as recording:
         skipped = pairing.tally.skipped
@@ -102,25 +102,26 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
 
 @dataclass(slots=True)
 class PairTally:
-    """Counts of the pairs that were written and of what was skipped."""
+    """Counts the pairs that were written, and what was skipped."""
 
     skipped: Counter[str] = field(default_factory=Counter[str])
-    """Rollouts, tasks and pairs, by reason."""
+    """The number of rollouts, tasks and pairs that were skipped, by reason."""
     differences: "array[float]" = field(default_factory=lambda: array("d"))
-    """Of the pairs' rewards."""
+    """The reward of the chosen rollout minus that of the rejected one, for each pair written."""
     tasks_with_pairs: int = 0
 
     def take(self, other: "PairTally") -> None:
-        """Takes in the counts of other tasks."""
+        """Adds the counts of other tasks to these."""
         self.skipped.update(other.skipped)
         self.differences.extend(other.differences)
         self.tasks_with_pairs += other.tasks_with_pairs
 
 
 class Pairing:
-    """The files, tasks and counts of a request, whether one process pairs them or a cluster.
+    """Holds what pairing in one process and pairing on a cluster share: files, tasks and counts.
 
-    Raises InputError where the output must not be written.
+    The constructor raises InputError if the output must not be written, because it is an input or
+    holds rollouts.
     """
 
     def __init__(self, workspace: Workspace, request: MakeDpoPairs) -> None:
@@ -128,7 +129,7 @@ class Pairing:
         self.output = workspace.output_file(request.output, what="output")
         names = [n for n in (request.input, request.chosen_from, request.rejected_from) if n]
         self.sides = [[file.path for file in source_files(workspace, name)] for name in names]
-        """The files of one side, or of the better and the worse one."""
+        """The files to compare with each other, or two lists: the chosen and the rejected side."""
         self.files = list(dict.fromkeys(file for side in self.sides for file in side))
         check_output(self.output, self.files)
         self.tally = PairTally()
@@ -137,9 +138,9 @@ class Pairing:
         self._num_read = 0
 
     def compare(self, indexes: Sequence[TaskIndex]) -> None:
-        """Takes the indexes of the sides, before any pair was made."""
+        """Takes the index of each side; to be called once, before the first pair is written."""
         skipped = self.tally.skipped
-        # So far only whole rollouts were skipped, no tasks or pairs.
+        # At this point `skipped` counts only rollouts, no tasks or pairs yet.
         num_indexed = sum(len(rollouts) for index in indexes for rollouts in index.values())
         self._num_read = num_indexed + skipped.total()
         self.better, self.worse = indexes[0], indexes[-1]
@@ -152,7 +153,7 @@ class Pairing:
             raise _no_pairs(self.better, self.worse, self.tally.skipped)
 
     def finish(self, rows: LineWriter, inputs: Sequence[FileRecord]) -> PairsResult:
-        """Writes the manifest of the closed output, and returns the result."""
+        """Writes the manifest of the output, which must be closed, and returns the result."""
         result = PairsResult(
             output=self._workspace.shown(self.output),
             read=self._num_read,
@@ -174,7 +175,7 @@ class Pairing:
 
 
 class PairWriter:
-    """Turns the rollouts of one task after the other into pairs."""
+    """Writes the pairs of one task after the other, and tallies them."""
 
     def __init__(
         self, request: MakeDpoPairs, tally: PairTally, reader: PairReader, rows: LineWriter
@@ -184,14 +185,17 @@ class PairWriter:
     def write_task(
         self, task_id: str, better: list[IndexedRollout], worse: list[IndexedRollout]
     ) -> None:
-        """Writes the pairs of one task, those with the largest difference first."""
+        """Writes the pairs of one task, from the largest difference in reward to the smallest.
+
+        Pass the same list as `better` and `worse` to compare the rollouts with each other.
+        """
         if not worse:
             self._tally.skipped["task on the chosen side only"] += 1
             return
         if better is worse and len(better) == 1:
             self._tally.skipped["task with a single rollout"] += 1
             return
-        # Rewards that differ by a rounding error less than asked for differ enough: 0.5 - 0.4.
+        # 0.5 - 0.4 is a rounding error less than 0.1, and must still count as a difference of 0.1.
         least = self._request.min_difference - _ROUNDING
         candidates = ranked_pairs(better, worse, self._request.strategy, least=least)
         num_candidates = written = 0
@@ -229,7 +233,11 @@ def _pair_row(
     difference: float,
     task_id: str,
 ) -> tuple[bytes, ...]:
-    """Returns the row of a pair in parts; its long fields are the very bytes they were."""
+    """Returns the row of a pair as JSON in parts, to be joined.
+
+    The pair differs from message `start` on, and ends before message `end` (None: with the
+    conversation). The long fields are copied as bytes from the rollouts' lines.
+    """
     rest = {
         "quality_difference": difference,
         "task_id": task_id,
@@ -253,7 +261,7 @@ def _pair_row(
 
 
 def _no_pairs(better: TaskIndex, worse: TaskIndex, skipped: Counter[str]) -> DataError:
-    """Returns the error of rollouts that make no pair."""
+    """Returns the error to raise if the rollouts do not make a single pair."""
     shared = len(better.keys() & worse.keys())
     why = ", ".join(f"{count} × {reason}" for reason, count in skipped.items())
     return DataError(

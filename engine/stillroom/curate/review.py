@@ -1,6 +1,7 @@
-"""A sample of rows for a person to judge, and the verdicts that come back.
+"""sample_for_review: samples rows for a person to judge, and reads the verdicts back.
 
-The sample has some rows of every band of rewards, with all categories as even as they can be.
+The sample takes a number of rows from each band of rewards. Within a band, each category gives as
+even a number of rows as it can.
 """
 
 import hashlib
@@ -58,7 +59,7 @@ class SampleForReview(BaseModel):
 
 
 class ReviewRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A line to fill in: `verdict` becomes keep or drop, `notes` hold any text."""
+    """A sampled row, for a person to fill in `verdict` (keep or drop) and `notes` (any text)."""
 
     id: str
     verdict: ReviewVerdict | None
@@ -75,7 +76,7 @@ class ReviewRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BandCount(msgspec.Struct, frozen=True, kw_only=True):
-    """How many rows of a reward there are, and how many are in the sample."""
+    """The number of rows in one band of rewards, and how many of them are in the sample."""
 
     band: str
     rows: int
@@ -83,22 +84,22 @@ class BandCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReviewSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of a sample. read = rows of all bands + left out, always."""
+    """The result of sampling. Always read = the rows of all bands + the sum of left_out."""
 
     output: str
     page: str
-    """For a person: the conversations, with buttons, and a download of the verdicts."""
+    """The HTML page that shows the conversations, with buttons to judge and download verdicts."""
     read: int
     sampled: int
     bands: list[BandCount]
     categories: dict[str, int]
-    """Of the sample."""
+    """The number of sampled rows per category; at most the 50 largest categories."""
     left_out: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The result, and the rows that the page shows."""
+    """The result of sampling, the sampled rows, and the path of the page that will show them."""
 
     result: ReviewSample
     rows: list[ReviewRow]
@@ -106,7 +107,11 @@ class Sampled:
 
 
 def sample_for_review(workspace: Workspace, request: SampleForReview) -> Sampled:
-    """Writes the sample and returns it. Raises DataError if there is nothing to judge."""
+    """Writes the sample as JSONL and returns it; the page is for the caller to write.
+
+    Raises DataError if no row can be reviewed, and InputError if the output holds rollouts or
+    verdicts.
+    """
     files = [source.path for source in source_files(workspace, request.input)]
     output = workspace.output_file(request.output, what="output")
     page = workspace.output_file(output.with_suffix(".html"), what="output")
@@ -149,12 +154,12 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> Sampled
 
 
 class _Pool:
-    """Keeps the rows of every band and category that may be sampled, drawn by hash."""
+    """Keeps the candidates for the sample in each band and category, chosen by their hash."""
 
     def __init__(self, request: SampleForReview) -> None:
         self._request = request
         self._names = [*band_names(request.bands), _NO_REWARD]
-        # Rows without a reward: as many as of all bands, if there are no others.
+        # If no row has a reward, rows without one fill the whole sample.
         self._limits = dict(zip(self._names, [*request.counts, sum(request.counts)], strict=True))
         self._kept: dict[str, dict[str, list[tuple[int, int, ReviewRow]]]] = {}
         self._sizes: Counter[str] = Counter()
@@ -163,7 +168,7 @@ class _Pool:
         self.read = 0
 
     def add(self, value: dict[str, Any] | Problem, where: str) -> None:
-        """Takes in one row of a file."""
+        """Counts one row of a file, and keeps it if it may be sampled."""
         self.read += 1
         row = self._review_row(value, where)
         if isinstance(row, str):
@@ -171,7 +176,7 @@ class _Pool:
             return
         self._sizes[row.band] += 1
         kept = self._kept.setdefault(row.band, {}).setdefault(row.category, [])
-        # Of the smallest hashes the largest goes first; so the rows' order does not matter.
+        # The rows with the smallest hashes stay, so the sample does not depend on the rows' order.
         entry = (-_draw(self._request.seed, row), self.read, row)
         if len(kept) < self._limits[row.band]:
             heapq.heappush(kept, entry)
@@ -210,7 +215,7 @@ class _Pool:
         return name
 
     def sample(self) -> list[ReviewRow]:
-        """Returns the sample, band by band, its categories as even as they can be."""
+        """Returns the sampled rows, band by band, spread as evenly as possible over categories."""
         return [row for band in self._names for row in self._of_band(band)]
 
     def _of_band(self, band: str) -> Iterator[ReviewRow]:
@@ -224,7 +229,7 @@ class _Pool:
             yield from (row for _, _, row in drawn)
 
     def band_counts(self, rows: Sequence[ReviewRow]) -> list[BandCount]:
-        """Returns the bands that have rows."""
+        """Returns the counts of the bands that have at least one row."""
         sampled = Counter(row.band for row in rows)
         return [
             BandCount(band=name, rows=self._sizes[name], sampled=sampled[name])
@@ -234,7 +239,10 @@ class _Pool:
 
 
 def review_id(row: Mapping[str, Any], conversations: Sequence[Any]) -> str:
-    """Returns the id by which filter_dataset finds a row again: its own, else a text hash."""
+    """Returns the id by which filter_dataset finds a reviewed row again.
+
+    It is the row's own id or rollout_id; without one, a hash of its conversations.
+    """
     row_id = row.get("id") or row.get("rollout_id")
     if isinstance(row_id, str) and row_id:
         return row_id
@@ -242,7 +250,7 @@ def review_id(row: Mapping[str, Any], conversations: Sequence[Any]) -> str:
 
 
 def band_names(edges: Sequence[float]) -> list[str]:
-    """Returns the names of the bands between the edges, from the lowest."""
+    """Returns the names of the bands that the edges separate, from the lowest band up."""
     if not edges:
         return ["any reward"]
     inner = [f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges)]
@@ -250,14 +258,17 @@ def band_names(edges: Sequence[float]) -> list[str]:
 
 
 def band_of(reward: float | None, edges: Sequence[float]) -> str:
-    """Returns the name of the band that a reward is in; an edge belongs to the band above it."""
+    """Returns the name of the band that a reward falls in; an edge belongs to the band above."""
     if reward is None:
         return _NO_REWARD
     return band_names(edges)[sum(reward >= edge for edge in edges)]
 
 
 def shares(sizes: Mapping[str, int], total: int) -> dict[str, int]:
-    """Returns how many to take of each name, as evenly as they allow; in total `total` or all."""
+    """Returns how many rows to take of each name, as evenly as the sizes allow.
+
+    The numbers add up to `total`, or to all rows if there are fewer.
+    """
     taken: dict[str, int] = {}
     remaining = min(total, sum(sizes.values()))
     names = sorted(sizes, key=lambda name: (sizes[name], name))
@@ -273,7 +284,10 @@ def _draw(seed: int, row: ReviewRow) -> int:
 
 
 def sections_of_review(row: ReviewRow) -> list[Section]:
-    """Returns the conversations of a reviewed row, each with its title."""
+    """Returns the conversations of a row under review as sections for the page.
+
+    The title is prompt, chosen or rejected for a pair, and None for a single conversation.
+    """
     named = (("messages", row.messages), ("prompt", row.prompt), ("chosen", row.chosen),
              ("rejected", row.rejected))  # fmt: skip
     return [
@@ -296,7 +310,10 @@ _REVIEWED = msgspec.json.Decoder(_ReviewedRow)
 
 
 def _check_unreviewed(output: Path) -> None:
-    """Raises InputError if the output holds verdicts, which cost a person's time."""
+    """Raises InputError if the output already holds verdicts, which cost a person's time.
+
+    It also raises InputError if the output holds anything but rows for review.
+    """
     if not output.exists():
         return
     try:
@@ -310,10 +327,10 @@ def _check_unreviewed(output: Path) -> None:
 
 
 def read_verdicts(path: Path) -> dict[str, ReviewVerdict]:
-    """Returns the verdict on each reviewed row by its id; a later line replaces an earlier one.
+    """Returns the verdicts in a file by row id; a later line for an id replaces an earlier one.
 
-    Rows whose verdict is null were not reviewed. Raises DataError for a line that says neither
-    keep nor drop, and for a file without any verdict.
+    A row whose verdict is null counts as not reviewed. Raises DataError for a line whose verdict is
+    anything else than keep, drop or null, and for a file without any verdict.
     """
     verdicts: dict[str, ReviewVerdict] = {}
     for line in read_row_lines(path):

@@ -1,1 +1,1 @@
-"""filter_dataset: every filter, and the reasons for which rows are dropped."""
+"""filter_dataset: all filters for rows, and the reasons for which they drop a row."""

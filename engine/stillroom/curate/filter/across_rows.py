@@ -1,7 +1,7 @@
-"""Filters that judge a row by the others: duplicates, near duplicates, balance of categories.
+"""Filters that compare a row with the other rows: near duplicates and balance of categories.
 
-For the last two the rows are read twice, once to judge and once to write. In between, only what is
-needed to compare them is held in memory.
+With these filters the rows are read twice, once to judge and once to write. In between, only what
+is needed to compare the rows is held in memory. Exact duplicates need one reading: see `RowJudge`.
 """
 
 import hashlib
@@ -31,19 +31,19 @@ _WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, An
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row can be read again."""
+    """The place of a row in its file, from which it can be read again."""
 
     path: Path
     number: int
     offset: int
     num_bytes: int
     is_ours: bool
-    """Whether it is in our layout."""
+    """Whether the row is in our layout, so that it needs no translation; True for SFT rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The traits by which a row is compared with others."""
+    """The traits of one row that are needed to compare it with others."""
 
     place: Place
     category: str | None
@@ -53,14 +53,14 @@ class Traits:
 
 
 class TraitReader:
-    """Reads the traits by which a request compares rows."""
+    """Determines those traits of a row that the request's filters need."""
 
     def __init__(self, request: FilterDataset) -> None:
         self._field = request.category_field if request.max_per_category is not None else None
         self._signer = Signer() if request.dedupe == "near" else None
 
     def traits(self, row: CuratedRow) -> Traits:
-        """Returns the traits of a row that passes so far."""
+        """Returns the traits of a row that has passed all filters so far."""
         line, facts = row.line, row.facts
         is_ours = row.layout in (None, RolloutLayout.STILLROOM)
         signature = None
@@ -76,7 +76,7 @@ class TraitReader:
 
 
 class _Places:
-    """The places of many rows, 37 bytes each."""
+    """The places of many rows, in arrays that take 29 bytes per row."""
 
     def __init__(self) -> None:
         self._paths: list[Path] = []
@@ -94,7 +94,7 @@ class _Places:
         self._is_ours.append(place.is_ours)
 
     def where(self, index: int) -> str:
-        """Returns `file:line`."""
+        """Returns the place of a row as `file:line`."""
         return f"{self._paths[self._files[index]]}:{self._numbers[index]}"
 
     def shingles(self, index: int, reader: RowReader) -> frozenset[str]:
@@ -105,7 +105,10 @@ class _Places:
 
 
 class PassedRows:
-    """The rows that pass each filter by themselves, by their position in the input."""
+    """Collects the rows that passed the filters for single rows, to compare them with each other.
+
+    Rows are known by their position in the input, from 0.
+    """
 
     def __init__(self, request: FilterDataset) -> None:
         self._request = request
@@ -115,7 +118,7 @@ class PassedRows:
         self._categories: list[str] = []
 
     def add(self, position: int, traits: Traits) -> None:
-        """Takes in the next row."""
+        """Adds the next row; the positions must rise."""
         self._positions.append(position)
         if traits.category is not None:
             self._categories.append(traits.category)
@@ -124,7 +127,7 @@ class PassedRows:
             self._near.add(traits.signature, worth=traits.worth, tie=traits.tie)
 
     def dropped(self) -> dict[int, Reason]:
-        """Returns the positions of the rows to drop after all, each with its reason."""
+        """Returns the positions of the rows that must still be dropped, each with the reason."""
         dropped: dict[int, Reason] = {}
         if self._near is not None:
             with RowReader() as reader:
@@ -144,7 +147,10 @@ class PassedRows:
 def _chosen_by_category(
     rows: Iterable[tuple[int, str]], limit: int, chance: random.Random
 ) -> set[int]:
-    """Returns the positions of a random `limit` of each category, each with the same chance."""
+    """Returns the positions of at most `limit` rows per category, chosen uniformly at random.
+
+    This is reservoir sampling: a single pass over the rows, without a list per category.
+    """
     chosen: dict[str, list[int]] = {}
     passed: Counter[str] = Counter()
     for position, category in rows:
@@ -160,7 +166,11 @@ def _chosen_by_category(
 def judged_rows(
     read: Callable[[], Iterator[CuratedRow]], request: FilterDataset, known: Knowledge
 ) -> Iterator[tuple[CuratedRow, Reasons]]:
-    """Yields every row with the reasons to drop it; reads the rows twice only where it must."""
+    """Yields every row with the reasons to drop it, none for a row to keep.
+
+    The rows are read twice only if the request compares them with each other. Raises DataError if
+    the input changes in between.
+    """
     judge = RowJudge(request, known)
     if request.dedupe != "near" and request.max_per_category is None:
         for row in read():
@@ -190,7 +200,7 @@ def judged_rows(
 
 
 def changed_input(path: Path | None) -> DataError:
-    """Returns the error for an input that something writes to while it is filtered."""
+    """Returns the error to raise if the input changes while it is filtered."""
     return DataError(
         f"the input {path or ''} changed while it was read",
         "wait until nothing writes to it any more (get_run), then filter again",

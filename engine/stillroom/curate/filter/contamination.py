@@ -1,9 +1,10 @@
-"""Contamination: a row that holds a prompt of an evaluation file, as it is or slightly changed.
+"""Finds rows that hold a prompt of an evaluation file, either unchanged or slightly changed.
 
-A prompt is there as it is if its words stand in the row in their order; slightly changed if the
-row has, close together and in order, most of the words that make this prompt differ from others.
-Words within runs that many prompts share (instructions, templates) are boilerplate and do not
-count: a task from the same template with other numbers or names is another task.
+A row holds a prompt unchanged if a text of the row has the prompt's words one after the other.
+It holds the prompt slightly changed if it has, close together and in order, most of the words by
+which this prompt differs from others. Words within runs that many prompts share (instructions,
+templates) are boilerplate and do not count: a task from the same template with other numbers or
+names is another task.
 """
 
 import difflib
@@ -28,11 +29,11 @@ from stillroom.errors import DataError
 
 RUN = 3
 _LEAST_OWN_SHARE = 0.75
-"""The share of a prompt's distinctive words that must be there."""
+"""The share of a prompt's distinctive words that a row must have to hold the prompt."""
 _LEAST_TEMPLATE_SHARE = 0.85
-"""The same for a prompt with boilerplate: one value of six makes another task of its template."""
+"""The same share for a prompt with boilerplate: there, one value of six makes another task."""
 _LEAST_WORDS_EMBEDDED = 8
-"""A shorter prompt counts only where a message consists of it: `Why?` stands in many."""
+"""A shorter prompt counts only as a whole text: short ones like `Why?` are part of many texts."""
 _LEAST_OWN_WORDS = 4
 _FREE_SHARE = 0.8
 _LEAST_SHARED_RUNS = 0.2
@@ -45,16 +46,17 @@ Run = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPrompt:
-    """A prompt that must not be trained on, and its `file:line`."""
+    """The words of a prompt that must not be trained on, and its place as `file:line`."""
 
     where: str
     words: tuple[str, ...]
 
 
 def evaluation_prompts(path: Path) -> Iterator[EvaluationPrompt]:
-    """Yields the prompts of a file or folder in any format: what the user says in each row.
+    """Yields the prompts in a file or folder of any format: the user's messages of each row.
 
-    Raises DataError at a row that has a problem: a prompt that is passed over would be trained on.
+    Raises DataError for a row that has a problem, as skipping its prompt could let it be trained
+    on, and for a file without prompts.
     """
     num_prompts = 0
     for file in [path] if path.is_file() else rollout_files(path):
@@ -89,7 +91,7 @@ def _messages(row: dict[str, Any] | Problem, where: str) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Contamination:
-    """The evaluation prompt that a row holds."""
+    """The place of the evaluation prompt that a row holds, and whether it holds it unchanged."""
 
     where: str
     is_exact: bool
@@ -97,34 +99,34 @@ class Contamination:
 
 @dataclass(frozen=True, slots=True)
 class _Distinctive:
-    """The parts of a prompt that are distinctive: no boilerplate."""
+    """The parts of a prompt that are distinctive, that is, not boilerplate."""
 
     runs: frozenset[Run]
     is_distinctive: tuple[bool, ...]
-    """For each word of the prompt."""
+    """Whether the word is distinctive, for each word of the prompt."""
     num_words: int
 
     @property
     def least_words(self) -> float:
-        """How many of the distinctive words must be there."""
+        """The least number of distinctive words that a row must have to hold the prompt."""
         is_free = self.num_words >= _FREE_SHARE * len(self.is_distinctive)
         return (_LEAST_OWN_SHARE if is_free else _LEAST_TEMPLATE_SHARE) * self.num_words
 
 
 @dataclass(frozen=True, slots=True)
 class CountedPrompt:
-    """The parts of a row's prompt that tell what is boilerplate."""
+    """What the prompt of a training row adds to the counts by which boilerplate is found."""
 
     identity: bytes
     runs: set[Run]
-    """The runs that evaluation prompts have, too."""
+    """The runs of words in the row's prompt that also occur in evaluation prompts."""
 
 
 class ContaminationIndex:
-    """The prompts of evaluation files, and what of them is boilerplate.
+    """Finds evaluation prompts in rows, after it has learned which of their words are boilerplate.
 
-    First every row's prompt goes through `count_prompt`, then `close` ends the counting, then
-    `find` answers for each row.
+    First call `count_prompt` for the prompt of every row, then `close`, which ends the counting,
+    and then `find` for each row.
     """
 
     def __init__(self, prompts: Iterable[EvaluationPrompt]) -> None:
@@ -141,7 +143,10 @@ class ContaminationIndex:
         self._starting: dict[Run, list[int]] = {}
 
     def count_prompt(self, text: str) -> CountedPrompt | None:
-        """Counts the runs of a row's prompt, and returns them; None of a prompt seen before."""
+        """Counts the runs of words in a row's prompt, and returns what was counted.
+
+        None if an equal prompt was counted before.
+        """
         words = words_of(text)
         spaced = " ".join(words).encode("utf-8", errors="surrogatepass")
         identity = hashlib.blake2b(spaced, digest_size=16).digest()
@@ -152,13 +157,13 @@ class ContaminationIndex:
         return counted
 
     def take(self, counted: CountedPrompt) -> None:
-        """Takes in a prompt that was counted elsewhere; one seen before changes nothing."""
+        """Adds the counts of a prompt from another index; a prompt seen before changes nothing."""
         if counted.identity not in self._seen:
             self._seen.add(counted.identity)
             self._num_rows_with.update(counted.runs)
 
     def close(self) -> None:
-        """Ends the counting, and tells boilerplate from the distinctive words of each prompt."""
+        """Ends the counting, and separates each prompt's boilerplate from its distinctive words."""
         many_prompts = _many(len(self._prompts), share=0.01)
         many_rows = _many(len(self._seen), share=0.02)
         shared = {run for run, count in self._num_prompts_with.items() if count >= many_prompts}
@@ -179,7 +184,10 @@ class ContaminationIndex:
         self._prompts_with, self._starting = dict(prompts_with), dict(starting)
 
     def find(self, texts: Iterable[str]) -> Contamination | None:
-        """Returns the evaluation prompt that a row's texts hold; an exact one comes first."""
+        """Returns an evaluation prompt that one of a row's texts holds; None if they hold none.
+
+        A prompt that is unchanged in any text takes precedence over a slightly changed one.
+        """
         near: Contamination | None = None
         for words in map(words_of, texts):
             exact = self._exact(words)
@@ -190,16 +198,17 @@ class ContaminationIndex:
         return near
 
     def _frequent(self, words: tuple[str, ...], many: float) -> set[Run]:
-        """Returns the runs of a prompt that many rows have without the rest of it.
+        """Returns the runs of a prompt that many rows have without having the rest of the prompt.
 
-        Where all of its runs are as frequent, it is the prompt itself that many rows repeat.
+        If all of its runs are about equally frequent, rows repeat the prompt itself, and no run is
+        boilerplate.
         """
         counts = {run: self._num_rows_with[run] for run in _runs(words)}
         enough = max(many, 2 * (min(counts.values()) + 1))
         return {run for run, count in counts.items() if count >= enough}
 
     def _rarest(self, words: tuple[str, ...]) -> Run:
-        """Returns the run by which a prompt is looked up: that which fewest others have."""
+        """Returns the rarest run of a prompt, by which the prompt is looked up."""
         count = self._num_prompts_with
         return min(_runs(words), key=lambda run: count[run] + self._num_rows_with[run])
 
@@ -221,7 +230,8 @@ class ContaminationIndex:
         shared = Counter(number for run in hits for number in self._prompts_with[run])
         likely = [
             number
-            # Not by most_common: the order of equals would be another one in each process.
+            # Not by most_common: it keeps equal counts in the order of the set `hits`, which
+            # differs from process to process.
             for number, count in sorted(shared.items(), key=lambda item: (-item[1], item[0]))
             if count >= _LEAST_SHARED_RUNS * len(self._distinctive[number].runs)
         ]
@@ -231,7 +241,7 @@ class ContaminationIndex:
         prompt, distinctive = self._prompts[number].words, self._distinctive[number]
         window = _densest_window(words, distinctive.runs & hits, round(len(prompt) * _WINDOW) + RUN)
         if len(prompt) > _LONGEST_ALIGNED:
-            # Aligning takes quadratic time; with so many words the runs alone are sure enough.
+            # Alignment takes quadratic time; with this many words, shared runs are reliable enough.
             shared = distinctive.runs & set(_runs(window))
             return len(shared) >= _LEAST_RUNS_OF_LONG * len(distinctive.runs)
         matcher = difflib.SequenceMatcher(None, prompt, window, autojunk=False)
@@ -243,14 +253,17 @@ class ContaminationIndex:
 
 
 def _runs(words: Sequence[str]) -> Iterator[Run]:
-    """Yields the runs of three words; of fewer words the one run they are."""
+    """Returns the runs of three words in order; fewer than three words make a single run."""
     if len(words) < RUN:
         return iter((tuple(words),) if words else ())
     return zip(words, words[1:], words[2:], strict=False)
 
 
 def _many(total: int, *, share: float) -> float:
-    """Returns in how many of `total` texts a run is boilerplate: half of few, a share of many."""
+    """Returns the least number of `total` texts that must have a run to make it boilerplate.
+
+    It is half of the texts, at most 20, and at least 3, until `share` of all texts is more.
+    """
     return max(3, min(20, total / 2), share * total)
 
 
@@ -265,7 +278,10 @@ def _distinctive(words: tuple[str, ...], shared: set[Run]) -> _Distinctive:
 
 
 def _densest_window(words: list[str], runs: frozenset[Run] | set[Run], length: int) -> list[str]:
-    """Returns the stretch of at most `length` words that begins at a run and holds most of them."""
+    """Returns the part of a text that has the most of the given runs.
+
+    It has up to `length` words from a run on, and up to a quarter of `length` before it.
+    """
     starts = [start for start, run in enumerate(_runs(words)) if run in runs]
     best_start, best_count, end = 0, 0, 0
     for index, start in enumerate(starts):

@@ -1,4 +1,4 @@
-"""Tells the language that a text is written in."""
+"""Detects the natural language that a text is written in."""
 
 import re
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from stillroom.errors import InputError, missing_extra
 from stillroom.validation import nearest
 
-# Code and markup are no language, and they outweigh the words around them.
+# Code, links and markup would outweigh the words around them in the detection.
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|https?://\S+|<[^<>\n]{1,200}>", re.DOTALL)
 _MOST_CHARACTERS = 4000
 # fmt: off
@@ -20,9 +20,10 @@ LANGUAGES = (
 
 
 class LanguageDetector:
-    """Tells languages apart by their letter sequences; 60 of them, as ISO 639-1 codes.
+    """Detects which of 60 languages, given as ISO 639-1 codes, a text is in, by letter sequences.
 
-    Raises MissingExtraError without the library, InputError for a code it does not know.
+    The constructor raises MissingExtraError if the library is not installed, and InputError if the
+    `wanted` language is not one of the 60.
     """
 
     def __init__(self, wanted: str) -> None:
@@ -38,7 +39,10 @@ class LanguageDetector:
         self._detector: Any = eld.LanguageDetector()
 
     def language_of(self, text: str) -> str | None:
-        """Returns the code of a text's language; None where the words are too few to tell."""
+        """Returns the code of a text's language; None if the text has too few words to decide.
+
+        Only the first 4000 characters are considered.
+        """
         prose = _CODE.sub(" ", text[:_MOST_CHARACTERS])
         if not any(map(str.isalpha, prose)):
             return None

@@ -18,10 +18,12 @@ from stillroom.curate.rows.words import jaccard, shingles_of
 from stillroom.errors import missing_extra
 
 LEAST_JACCARD = 0.8
-# A pair of exactly 0.8 shares one of 21 bands of 6 numbers with a chance of 99.8 %.
+# Two rows with a similarity of 0.8 share at least one of 21 bands of 6 numbers with a probability
+# of 99.8 %.
 _BANDS, _BAND_ROWS = 21, 6
 _NUM_PERM = _BANDS * _BAND_ROWS
-# Four standard deviations of the estimate below 0.8: what lies under it is not looked at again.
+# Four standard deviations of the estimate below 0.8. Pairs with fewer equal numbers are ruled out
+# without comparing their words.
 _LEAST_EQUAL = int(_NUM_PERM * 0.655)
 _SEED = 42
 _CACHED_SETS = 512
@@ -29,15 +31,15 @@ _CACHED_SETS = 512
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The numbers by which a row is compared with others; the same in every process."""
+    """The MinHash of what a row says, and a digest of it; the same in every process."""
 
     numbers: "array[int]"
     digest: int
-    """Of its text: rows with the same one need not be read again."""
+    """A 64-bit digest of the text; rows with equal digests are duplicates without a comparison."""
 
 
 class Signer:
-    """Makes signatures. Raises MissingExtraError without the library for them."""
+    """Makes signatures of texts. Raises MissingExtraError if the library is not installed."""
 
     def __init__(self) -> None:
         try:
@@ -47,10 +49,10 @@ class Signer:
         self._minhash = rensa.RMinHash
 
     def signature(self, text: str) -> Signature:
-        """Returns the signature of what a row says."""
+        """Returns the signature of the text that a row says."""
         minhash = self._minhash(_NUM_PERM, _SEED)
         minhash.update(list(shingles_of(text)))
-        # Not hash(): it differs from process to process.
+        # hash() would not do: it differs from process to process.
         spoken = text.encode("utf-8", errors="surrogatepass")
         digest = hashlib.blake2b(spoken, digest_size=8).digest()
         return Signature(
@@ -59,9 +61,10 @@ class Signer:
 
 
 class NearDuplicates:
-    """Collects the signatures of rows, then tells which row repeats which.
+    """Collects the signatures of rows, and then finds which row nearly repeats which other row.
 
-    Holds 588 bytes a row; the words are read again where two rows may be alike.
+    It holds about 670 bytes per row. The words of two rows are read again only if their signatures
+    are alike.
     """
 
     def __init__(self) -> None:
@@ -70,15 +73,19 @@ class NearDuplicates:
         self._ranks: list[tuple[float, bytes]] = []
 
     def add(self, signature: Signature, *, worth: float, tie: bytes) -> None:
-        """Takes in the next row. Of rows alike that of most `worth` stays; then `tie` decides."""
+        """Adds the next row. Of rows that are alike, the one with the highest `worth` is kept.
+
+        If their worth is equal, the one with the lowest `tie` is kept.
+        """
         self._signatures_NP.extend(signature.numbers)
         self._digests_N.append(signature.digest)
         self._ranks.append((-worth, tie))
 
     def repeats(self, words_at: Callable[[int], frozenset[str]]) -> dict[int, int]:
-        """Returns which rows to drop, each with the kept row it repeats, by order of `add`.
+        """Returns the rows to drop, each with the kept row that it repeats.
 
-        `words_at` gives the words of a row again.
+        Rows are numbered from 0 in the order of `add`. `words_at` must return the shingles of a row
+        (see `shingles_of`).
         """
         order = sorted(range(len(self._ranks)), key=self._ranks.__getitem__)
         links = [self._linked(order, band) for band in range(_BANDS)]
@@ -98,7 +105,7 @@ class NearDuplicates:
         return dropped
 
     def _linked(self, order: Iterable[int], band: int) -> "array[int]":
-        """Returns for each row the last better one with the same numbers in a band, or -1."""
+        """Returns, for each row, the next better row with the same numbers in a band, or -1."""
         numbers = memoryview(self._signatures_NP).cast("B")
         size = self._signatures_NP.itemsize
         start, width, step = band * _BAND_ROWS * size, _BAND_ROWS * size, _NUM_PERM * size
@@ -128,14 +135,14 @@ class NearDuplicates:
 
 
 def _kept_before(row: int, link: "array[int]", dropped: dict[int, int]) -> int:
-    """Returns the nearest row of a chain that is kept; what is dropped leads on to it."""
+    """Returns the first row of a chain of links that is not dropped, or -1."""
     while row in dropped:
         row = link[row]
     return row
 
 
 class _Cached:
-    """The word sets that were read last: rows of one cluster are compared one after the other."""
+    """Caches the word sets that were used last, because a cluster's rows are compared in turn."""
 
     def __init__(self, read: Callable[[int], frozenset[str]]) -> None:
         self._read = read

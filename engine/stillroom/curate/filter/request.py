@@ -1,4 +1,4 @@
-"""The options of filter_dataset, its result, and the row format of its side file."""
+"""The request and result of filter_dataset, and the row format of its side file."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ ANY_TOOL = "any"
 
 
 def _kind_of_duplicates(value: Any) -> Any:
-    """Returns the kind that true or false stands for: the option once had these values only."""
+    """Returns the kind of duplicates for true and false, which the option accepted in the past."""
     kinds = {True: "exact", "true": "exact", False: None, "false": None}
     return kinds.get(value, value) if isinstance(value, bool | str) else value
 
@@ -77,7 +77,7 @@ class FilterDataset(BaseModel):
 
     @property
     def is_heavy(self) -> bool:
-        """Whether it loads libraries that the server must not, or takes long for each row."""
+        """Whether filtering loads libraries that the server must not load, or is slow per row."""
         return bool(
             self.model
             or self.ray_address
@@ -92,41 +92,45 @@ class FilterDataset(BaseModel):
 
 
 class Distributions(msgspec.Struct, frozen=True, kw_only=True):
-    """The distributions of rewards, turns, characters and tokens over some rows."""
+    """The distributions of rewards, turns, characters and tokens over a set of rows."""
 
     reward: Quantiles | None
     turns: Quantiles | None
     characters: Quantiles | None
-    """Of a row's JSON."""
+    """The length of a row's JSON in bytes, which for ASCII are its characters."""
     tokens: Quantiles | None
-    """With `model` only."""
+    """The number of tokens of a rendered row; None unless the request names a `model`."""
 
 
 class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of a filter. read = kept + the sum of dropped, always."""
+    """The result of filtering. Always read = kept + the sum of dropped."""
 
     output: str
     read: int
     kept: int
     dropped: dict[str, int]
-    """By the first reason; the side file has all reasons of each row."""
+    """The number of dropped rows by their first reason; the side file has all of their reasons."""
     dropped_file: str
     before: Distributions
     after: Distributions
     categories_before: dict[str, int]
     categories_after: dict[str, int]
     success_derived: int
-    """Rows without `success`: their reward (from 0.5), else a complete answer, decided."""
+    """The number of rows that do not record their success.
+
+    Where success matters, they count as one if their reward is at least 0.5 or, without a reward,
+    if they end with a complete answer.
+    """
     problems: list[str]
-    """The first lines that cannot be read as rows, with file:line, and what else is odd."""
+    """The first lines (at most 5) that are not rows, as `file:line`, and other findings."""
 
 
 class DroppedRow(msgspec.Struct, frozen=True, gc=False):
-    """A line of the side file `OUTPUT.dropped`: a row that was dropped, and why."""
+    """A line of the side file `OUTPUT.dropped`: the place of a dropped row, and the reasons."""
 
     file: str
     line: int
     id: str | None
     reasons: list[str]
     like: str | None = None
-    """`file:line` of what it repeats: the row that was kept, or the evaluation prompt."""
+    """The `file:line` of the kept row or evaluation prompt that the row repeats, if it does."""

@@ -1,7 +1,8 @@
-"""The filters that judge each row by itself: every option that is set becomes a reason to drop.
+"""The filters that judge each row by itself, and the exact comparison with earlier rows.
 
-`_fact_rules` and `_row_rules` are the two lists of filters; a new filter is one more function there
-and its option in request.py. `RowJudge` applies them to one row after the other.
+`_fact_rules` and `_row_rules` list the filters that a request asks for. To add a filter, add a
+function to one of them, and its option to request.py. `RowJudge` applies the filters to one row
+after the other.
 """
 
 import hashlib
@@ -30,12 +31,12 @@ from stillroom.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a row is dropped."""
+    """The reason why a row is dropped."""
 
     text: str
-    """One of a few texts: dropped rows are counted by it."""
+    """The reason in words. Dropped rows are counted by it, so it must take only a few values."""
     like: str | None = None
-    """`file:line` of the row or prompt that the row repeats."""
+    """The `file:line` of the row or evaluation prompt that the row repeats; None if it does not."""
 
 
 Reasons = tuple[Reason, ...]
@@ -46,15 +47,15 @@ DUPLICATE = "duplicate"
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What some filters know beyond the row they judge."""
+    """What some filters must know beyond the row that they judge."""
 
     renderer: ChatRenderer | None = None
-    """Of the student."""
+    """The chat renderer of the student, which counts tokens; None if no model is named."""
     success_rates: Mapping[str, float] = field(default_factory=dict[str, float])
-    """By task, of the tasks where the rate is known."""
+    """The share of successful rollouts by task, for the tasks where it is known."""
     evaluation: ContaminationIndex | None = None
     verdicts: Mapping[str, ReviewVerdict] = field(default_factory=dict[str, ReviewVerdict])
-    """By the id of the reviewed row."""
+    """The verdicts of the review, by the id of the reviewed row."""
 
 
 _FactRule = Callable[[RowFacts], Reason | None]
@@ -62,7 +63,7 @@ _RowRule = Callable[[CuratedRow], Reason | None]
 
 
 class RowJudge:
-    """Judges one row after the other; remembers the conversations that it let pass."""
+    """Judges one row after the other by itself, and finds exact duplicates of earlier rows."""
 
     def __init__(self, request: FilterDataset, known: Knowledge) -> None:
         self._fact_rules = _fact_rules(request)
@@ -70,7 +71,7 @@ class RowJudge:
         self._seen: dict[bytes, tuple[Path, int]] | None = {} if request.dedupe == "exact" else None
 
     def reasons(self, row: CuratedRow) -> Reasons:
-        """Returns the reasons to drop a row; a row without any passes."""
+        """Returns the reasons to drop a row; none if the row passes."""
         facts = row.facts
         if facts is None:
             return (_NOT_A_ROW,)
@@ -83,7 +84,7 @@ class RowJudge:
             return tuple(reasons)
         try:
             reasons += [reason for rule in self._row_rules if (reason := rule(row)) is not None]
-            # Only rows that are kept otherwise can make another one a duplicate.
+            # A row that is dropped for another reason must not make a later row a duplicate.
             if self._seen is not None and not reasons and (like := self._earlier(row, self._seen)):
                 reasons.append(Reason(DUPLICATE, like))
         except (msgspec.DecodeError, RecursionError):
@@ -91,26 +92,26 @@ class RowJudge:
         return tuple(reasons)
 
     def _earlier(self, row: CuratedRow, seen: dict[bytes, tuple[Path, int]]) -> str | None:
-        """Returns where a row with the same conversation stood; None if this is the first one."""
+        """Returns the `file:line` of an earlier row with an equal conversation; None if new."""
         here = (row.path, row.line.number)
         path, number = seen.setdefault(conversation_digest(row), here)
         return f"{path}:{number}" if (path, number) != here else None
 
 
 def conversation_digest(row: CuratedRow) -> bytes:
-    """Returns a digest that is equal for rows whose messages say the same."""
+    """Returns a digest that is equal for rows with equal messages, ids of tool calls aside."""
     messages = [without_ids(message) for message in row.messages]
     return hashlib.sha256(canonical_json(messages)).digest()[:16]
 
 
 def success_of(facts: RowFacts) -> bool | None:
-    """Returns whether a row is a success; None of a supervised row that does not say it at all."""
+    """Returns whether a row is a success; None for a supervised row without success and reward."""
     is_stated = facts.success is not None or facts.reward is not None
     return facts.is_success if is_stated or facts.stop_reason != SUPERVISED else None
 
 
 def _fact_rules(request: FilterDataset) -> list[_FactRule]:
-    """Returns the filters of a request that need the row's facts alone."""
+    """Returns those filters of a request that need only the facts of a row."""
     rules: list[_FactRule] = []
     if request.min_reward is not None:
         rules.append(_reward_rule(request.min_reward))
@@ -175,7 +176,7 @@ def _tool_error_rule(max_errors: int) -> _FactRule:
     def judge(facts: RowFacts) -> Reason | None:
         num_errors = facts.tool_errors
         if num_errors is None:
-            # Where no tool replied there were none; else nobody has counted them.
+            # Without a tool's reply there can be no tool errors; with one, nobody counted them.
             is_unknown = any(message.role == "tool" for message in facts.messages)
             return unknown if is_unknown else None
         return None if num_errors <= max_errors else over
@@ -184,7 +185,7 @@ def _tool_error_rule(max_errors: int) -> _FactRule:
 
 
 def _row_rules(request: FilterDataset, known: Knowledge) -> list[_RowRule]:
-    """Returns the filters of a request that need the messages, or more than the row."""
+    """Returns those filters of a request that need the messages, or knowledge beyond the row."""
     rules: list[_RowRule] = []
     if request.verdicts is not None:
         rules.append(_verdict_rule(known.verdicts, reviewed_only=request.reviewed_only))
@@ -243,7 +244,10 @@ def _token_rule(max_tokens: int, renderer: ChatRenderer) -> _RowRule:
 
 
 def count_tokens(row: CuratedRow, renderer: ChatRenderer) -> int | None:
-    """Returns how many tokens training sees of a row; None if the template cannot render it."""
+    """Returns the number of tokens of a row as training renders it.
+
+    None if the student's template cannot render it. The number is kept in `row.num_tokens`.
+    """
     if row.num_tokens is None:
         try:
             messages, tools = cast("list[Message]", row.messages), cast("list[Any]", row.tools)
@@ -299,15 +303,16 @@ def _contamination_rule(index: ContaminationIndex) -> _RowRule:
 
 
 def user_text(row: CuratedRow) -> str:
-    """Returns all that the user says in a row."""
+    """Returns the texts of all messages of the user in a row, one per line."""
     return "\n".join(user_texts(row.messages))
 
 
 def _texts_with_prompts(row: CuratedRow) -> list[str]:
-    """Returns the texts of a row in which an evaluation prompt may stand.
+    """Returns the texts of a row in which an evaluation prompt is looked for.
 
-    These are the messages of user and assistant, and the user's together. System prompts are shared
-    by many rows, and tool results are nobody's words.
+    These are each message of user and assistant, and all of the user's messages as one text.
+    System prompts are left out because many rows share them, and tool results because neither user
+    nor assistant wrote them.
     """
     spoken = [m for m in row.messages if m.get("role") in ("user", "assistant")]
     texts = [user_text(row), *(content_text(m.get("content")) for m in spoken)]

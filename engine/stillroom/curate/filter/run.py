@@ -1,4 +1,4 @@
-"""filter_dataset: reads the rows, judges them, writes those that pass, and counts all of them."""
+"""filter_dataset: reads and judges rows, writes those that pass, and counts all of them."""
 
 import functools
 from collections import Counter
@@ -33,9 +33,9 @@ _OTHERS = "(others)"
 def filter_dataset(
     workspace: Workspace, request: FilterDataset, *, tokenizer: Any = None
 ) -> FilterResult:
-    """Writes the rows that pass, untouched, and the reasons of the others; returns the counts.
+    """Writes the rows that pass unchanged, and the reasons to drop the others to the side file.
 
-    `tokenizer` is the student's, needed where `request.model` is set.
+    Returns the counts. `tokenizer` is the student's; it is needed if `request.model` is set.
     """
     filtering = Filtering(workspace, request)
     renderer = ChatRenderer(tokenizer) if tokenizer is not None else None
@@ -51,7 +51,7 @@ def filter_dataset(
 
 
 def read_rows_to_filter(source: Path) -> Iterator[CuratedRow]:
-    """Yields the rollouts and supervised rows of a file or folder."""
+    """Yields all rows of a file or folder, with the facts of rollouts and supervised rows."""
     return read_curated_rows(source, with_supervised=True)
 
 
@@ -64,7 +64,7 @@ def write_row(
     kept: LineWriter,
     dropped: LineWriter,
 ) -> None:
-    """Counts a row and writes its very bytes, or the reasons for which it is dropped."""
+    """Counts a row, and writes its unchanged bytes or the reasons for which it is dropped."""
     tally.add(row, reasons, renderer)
     if reasons:
         dropped.write(_dropped_row(row, reasons))
@@ -82,9 +82,10 @@ def _dropped_row(row: CuratedRow, reasons: Reasons) -> DroppedRow:
 
 
 class Filtering:
-    """The files that are read and written, whether one process filters them or a cluster.
+    """The inputs and outputs of filtering, in one process as well as on a cluster.
 
-    Raises InputError where an output must not be written.
+    The constructor raises InputError if an output must not be written, because it is an input or
+    holds rollouts.
     """
 
     def __init__(self, workspace: Workspace, request: FilterDataset) -> None:
@@ -97,11 +98,11 @@ class Filtering:
         for path in (self.output, self.dropped_file):
             check_output(path, [self.source, *others])
         self.other_files = [file for path in others for file in rollout_files(path)]
-        """The files that are read beside the input."""
+        """The files that are read besides the input: evaluation prompts and verdicts."""
 
     @contextmanager
     def writing(self) -> Generator[tuple[LineWriter, LineWriter]]:
-        """Gives the writers of the kept rows and of the side file about the dropped ones."""
+        """Yields two writers: for the kept rows, and for the side file about the dropped rows."""
         with atomic_output(self.output) as kept, atomic_output(self.dropped_file) as dropped:
             yield kept, dropped
 
@@ -112,7 +113,7 @@ class Filtering:
         tally: "FilterTally",
         inputs: Sequence[FileRecord | Path],
     ) -> None:
-        """Writes the manifest of the closed outputs."""
+        """Writes the manifest of the outputs, which must be closed."""
         write_manifest(
             self.output,
             written=kept,
@@ -124,12 +125,15 @@ class Filtering:
         )
 
     def result(self, tally: "FilterTally", known: Knowledge) -> FilterResult:
-        """Returns the result of filtering all rows."""
+        """Returns the result of filtering, once all rows are tallied."""
         return tally.result(self._workspace, self.output, self.dropped_file, set(known.verdicts))
 
 
 class TaskSurvey:
-    """What filters must know of all rows before they judge one: success rates, shared words."""
+    """Surveys all rows for what filters must know before they judge the first one.
+
+    These are the success rates of the tasks, and the runs of words that many prompts share.
+    """
 
     def __init__(self, request: FilterDataset, index: ContaminationIndex | None) -> None:
         self.is_needed = index is not None or request.min_success_rate is not None
@@ -137,23 +141,23 @@ class TaskSurvey:
         self._known: Counter[str] = Counter()
         self._succeeded: Counter[str] = Counter()
         self.prompts: list[CountedPrompt] | None = None
-        """The prompts that were counted, if it is a list: for the index of another process."""
+        """The prompts counted here, for the index of another process; None if they are not kept."""
 
     def add(self, row: CuratedRow) -> None:
-        """Takes in a row."""
+        """Adds one row to the survey."""
         if row.facts is None:
             return
         if self._index is not None:
             counted = self._index.count_prompt(user_text(row))
             if counted is not None and self.prompts is not None:
                 self.prompts.append(counted)
-        # A rollout that infrastructure ended says nothing about its task.
+        # A rollout that an infrastructure failure ended is no evidence about its task.
         if row.facts.error is None and (success := success_of(row.facts)) is not None:
             self._known[row.task] += 1
             self._succeeded[row.task] += success
 
     def take(self, other: "TaskSurvey") -> None:
-        """Takes in the survey of other rows."""
+        """Adds the survey of other rows to this one."""
         self._known.update(other._known)
         self._succeeded.update(other._succeeded)
         for counted in other.prompts or ():
@@ -161,23 +165,23 @@ class TaskSurvey:
                 self._index.take(counted)
 
     def forget_index(self) -> None:
-        """Lets go of the evaluation prompts, so that the survey is small to send."""
+        """Drops the index of evaluation prompts, so that the survey is small to send."""
         self._index = None
 
     def success_rates(self) -> dict[str, float]:
-        """Returns the success rate of each task."""
+        """Returns the success rate (0 to 1) of each task with a rollout whose success is known."""
         return {task: self._succeeded[task] / count for task, count in self._known.items()}
 
 
 def evaluation_index(workspace: Workspace, request: FilterDataset) -> ContaminationIndex | None:
-    """Returns the index of the evaluation prompts, before any row was counted."""
+    """Returns a new index of the request's evaluation prompts; None if it names no such file."""
     paths = [workspace.existing(name, what="file") for name in request.decontaminate]
     prompts = [prompt for path in paths for prompt in evaluation_prompts(path)]
     return ContaminationIndex(prompts) if prompts else None
 
 
 def review_verdicts(workspace: Workspace, request: FilterDataset) -> dict[str, ReviewVerdict]:
-    """Returns the verdicts of the review that a request names, by row id."""
+    """Returns the verdicts in the file that a request names, by row id; {} if it names none."""
     if request.verdicts is None:
         return {}
     return read_verdicts(workspace.existing(request.verdicts, what="verdicts"))
@@ -189,7 +193,7 @@ def _knowledge(
     read: Callable[[], Iterator[CuratedRow]],
     renderer: ChatRenderer | None,
 ) -> Knowledge:
-    """Returns what the filters need to know; for some of them all rows are read once before."""
+    """Returns what the filters must know beyond a row; some need all rows read once for it."""
     verdicts = review_verdicts(workspace, request)
     index = evaluation_index(workspace, request)
     survey = TaskSurvey(request, index)
@@ -202,7 +206,7 @@ def _knowledge(
 
 
 class _RowStatistics:
-    """The distributions and categories of some rows."""
+    """Collects the distributions and the counts per category of a set of rows."""
 
     def __init__(self) -> None:
         self._reward, self._turns = Distribution(), Distribution()
@@ -210,7 +214,7 @@ class _RowStatistics:
         self._categories: Counter[str] = Counter()
 
     def joined(self, other: "_RowStatistics") -> "_RowStatistics":
-        """Returns the statistics of the rows of both."""
+        """Returns the statistics of the rows of both sets together."""
         both = _RowStatistics()
         both._reward = self._reward.joined(other._reward)
         both._turns = self._turns.joined(other._turns)
@@ -220,7 +224,7 @@ class _RowStatistics:
         return both
 
     def add(self, row: CuratedRow, category: str) -> None:
-        """Takes in a row."""
+        """Adds a row; one without facts counts only in its category."""
         self._categories[category] += 1
         facts = row.facts
         if facts is None:
@@ -234,7 +238,7 @@ class _RowStatistics:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows that were taken in, unreadable ones included."""
+        """The number of rows that were added, including unreadable ones."""
         return self._categories.total()
 
     def distributions(self) -> Distributions:
@@ -247,7 +251,7 @@ class _RowStatistics:
         )
 
     def categories(self) -> dict[str, int]:
-        """Returns the counts by name; of many the largest, and the others together."""
+        """Returns the number of rows per category; those after the 50 largest are summed up."""
         if len(self._categories) <= _MAX_CATEGORIES:
             return dict(sorted(self._categories.items()))
         largest = dict(self._categories.most_common(_MAX_CATEGORIES))
@@ -255,7 +259,7 @@ class _RowStatistics:
 
 
 class FilterTally:
-    """Counts the rows that are kept and those that are dropped, with the reasons."""
+    """Counts the rows that are kept, and those that are dropped, by reason."""
 
     def __init__(self, request: FilterDataset) -> None:
         self._category_field = request.category_field
@@ -277,7 +281,7 @@ class FilterTally:
         return self._kept_rows.num_rows
 
     def add(self, row: CuratedRow, reasons: Reasons, renderer: ChatRenderer | None) -> None:
-        """Takes in a row with the reasons to drop it; with a renderer its tokens are counted."""
+        """Adds a row with the reasons to drop it; with a renderer, also counts its tokens."""
         facts = row.facts
         if facts is not None:
             if facts.success is None:
@@ -296,7 +300,7 @@ class FilterTally:
             self._problems.append(f"{row.where}: {row.problem}")
 
     def take(self, other: "FilterTally") -> None:
-        """Takes in the counts of rows that come later."""
+        """Adds the counts of rows that come after those counted here."""
         self._success_derived += other._success_derived
         self._kept_rows = self._kept_rows.joined(other._kept_rows)
         self._dropped_rows = self._dropped_rows.joined(other._dropped_rows)
@@ -307,7 +311,10 @@ class FilterTally:
     def result(
         self, workspace: Workspace, output: Path, dropped_file: Path, verdict_ids: set[str]
     ) -> FilterResult:
-        """Returns the counts and distributions of all rows."""
+        """Returns the counts and distributions of all rows.
+
+        Verdicts whose id no row has are reported in `problems`.
+        """
         if unmatched := len(verdict_ids - self._ids):
             self._problems.append(
                 f"{unmatched} of {len(verdict_ids)} verdicts name no row by its id"

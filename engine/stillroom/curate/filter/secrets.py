@@ -1,7 +1,7 @@
-"""Finds the kinds of secrets and personal data in a text, and never returns or shows them.
+"""Finds which kinds of secrets and personal data a text holds, without returning the data itself.
 
-A kind is recognised by a fixed mark (a key's prefix, a header) or by a checksum, not by looks
-alone: a filter that drops good rows for a random number is soon left out.
+A kind is recognised by a fixed mark (a key's prefix, a header) or by a checksum, not by its looks
+alone: people stop using a filter that drops good rows for a random number.
 """
 
 import re
@@ -13,11 +13,11 @@ _Check = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class SensitiveKind:
-    """One kind of thing that should not be in training data."""
+    """One kind of secret or personal data, and how to recognise it."""
 
     name: str
     marks: tuple[str, ...]
-    """The text must hold one of these before the pattern is tried; none: it is always tried."""
+    """The pattern is tried only on texts with one of these; without marks, on every text."""
     pattern: re.Pattern[str]
     is_real: _Check = bool
 
@@ -27,7 +27,7 @@ def _kind(name: str, marks: str, pattern: str, is_real: _Check = bool) -> Sensit
 
 
 def _looks_random(key: str) -> bool:
-    """Whether a key is made of many characters as chance gives them: no `sk-your-key-goes-here`."""
+    """Returns whether a key looks random, unlike placeholders such as `sk-your-key-goes-here`."""
     body = key[-20:]
     return len(set(body)) >= 8 and not (body.islower() and not any(map(str.isdigit, body)))
 
@@ -64,7 +64,7 @@ SECRETS = (
 
 
 def passes_luhn(number: str) -> bool:
-    """Whether the digits of a number end with the check digit of payment cards."""
+    """Returns whether the last digit is the right Luhn check digit for the others."""
     digits = [int(char) for char in reversed(number) if char.isdigit()]
     doubled = [sum(divmod(2 * digit, 10)) for digit in digits[1::2]]
     return (sum(digits[::2]) + sum(doubled)) % 10 == 0
@@ -78,13 +78,13 @@ _CARD = re.compile(
 
 
 def is_card_number(number: str) -> bool:
-    """Whether a number has the length and beginning of a card brand, and the check digit."""
+    """Returns whether a number has a card brand's length and prefix, and a right check digit."""
     digits = re.sub(r"\D", "", number)
     return _CARD.fullmatch(digits) is not None and passes_luhn(digits)
 
 
 def _card_at(text: str) -> bool:
-    """Whether a card number begins the text; an expiry date may stand behind it."""
+    """Returns whether the text begins with a card number; an expiry date may follow it."""
     ends = [match.start() for match in re.finditer(r"[ -]", text)]
     return any(is_card_number(text[:end]) for end in [*ends, len(text)])
 
@@ -103,7 +103,7 @@ _IBAN_LENGTHS = {
 
 
 def is_iban(text: str) -> bool:
-    """Whether a text is an account number with the length of its country and right check digits."""
+    """Returns whether a text is an IBAN with its country's length and right check digits."""
     plain = re.sub(r"\s", "", text)
     if len(plain) != _IBAN_LENGTHS.get(plain[:2]):
         return False
@@ -111,7 +111,7 @@ def is_iban(text: str) -> bool:
 
 
 def _iban_at(text: str) -> bool:
-    """Whether an IBAN begins the text; words may stand behind it."""
+    """Returns whether the text begins with an IBAN; other words may follow it."""
     plain = re.sub(r"\s", "", text)
     return is_iban(plain[: _IBAN_LENGTHS.get(plain[:2], 0)])
 
@@ -122,13 +122,13 @@ _RESERVED = re.compile(
 
 
 def _is_mailbox(address: str) -> bool:
-    """Whether an address may be somebody's: the domains kept for examples are nobody's."""
+    """Returns whether an email address may be real, not in a domain reserved for examples."""
     return _RESERVED.fullmatch(address.rpartition("@")[2]) is None
 
 
 def _is_phone(number: str) -> bool:
     digits = re.sub(r"\D", "", number)
-    # 555-01xx is nobody's number; one digit repeated is a placeholder.
+    # 555-01xx is reserved for fiction, and one or two repeated digits are a placeholder.
     return 8 <= len(digits) <= 15 and len(set(digits)) > 2 and "55501" not in digits
 
 
@@ -162,7 +162,7 @@ PERSONAL_DATA = (
 
 
 def kinds_in(text: str, kinds: tuple[SensitiveKind, ...]) -> list[str]:
-    """Returns the names of the kinds that a text holds, each once, in the order of `kinds`."""
+    """Returns the names of the kinds found in a text, each once, in the order of `kinds`."""
     names = (kind.name for kind in kinds if _holds(text, kind))
     return list(dict.fromkeys(names))
 

@@ -1,1 +1,1 @@
-"""Curation over a Ray cluster, with the same rows and counts as in one process."""
+"""Curation on a Ray cluster, with the same rows and counts as in one process."""

@@ -1,4 +1,4 @@
-"""convert_rollouts over the files of a Ray cluster: the same rows and counts as in one process."""
+"""convert_rollouts on a Ray cluster, with the same rows and counts as in one process."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ class _Part:
 
 
 def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
-    """Does what `convert_rollouts` does, a file a task."""
+    """Does what `convert_rollouts` does, with one Ray task per file."""
     sources = source_files(workspace, request.input)
     output = workspace.output_file(request.output, what="output")
     check_output(output, [source.path for source in sources])
@@ -51,7 +51,7 @@ def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertRes
 def _converted(
     parts: RayParts, sources: list[SourceFile], conversion: Conversion, rows: LineWriter
 ) -> list[FileRecord]:
-    """Puts the parts together; returns the files as the tasks have seen them."""
+    """Converts the files on the cluster and joins the parts; returns records of the inputs."""
     jobs = [
         _Job(source, parts.path(number), conversion.include_failed)
         for number, source in enumerate(sources)

@@ -1,8 +1,8 @@
-"""filter_dataset over the files of a Ray cluster: the same rows and counts as in one process.
+"""filter_dataset on a Ray cluster, with the same rows and counts as in one process.
 
-Filters that judge a row by itself run in the task that reads its file. Those that need all rows run
-in the driver, in the order of the rows: success rates and shared words before, duplicates and
-categories after. Then each file is read once more and written.
+Filters that judge a row by itself run in the task that reads its file. What needs all rows runs in
+the driver, in the order of the rows: success rates and shared words before the rows are judged,
+duplicates and categories after that. Finally, tasks read each file once more and write its rows.
 """
 
 import functools
@@ -48,15 +48,15 @@ from stillroom.settings import Workspace
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """The request and the knowledge that all tasks share."""
+    """What all tasks share: the workspace's root, the request and the filters' knowledge."""
 
     root: Path
     request: FilterDataset
     known: Knowledge
-    """Without the renderer, which each process makes for itself."""
+    """The knowledge of the filters, without the renderer, which each process makes for itself."""
 
     def with_renderer(self) -> Knowledge:
-        """Returns the knowledge with the renderer of this process."""
+        """Returns the knowledge with a renderer, which this process makes if a model is named."""
         renderer = None if self.request.model is None else _renderer(self.root, self.request.model)
         known = self.known
         return Knowledge(renderer, known.success_rates, known.evaluation, known.verdicts)
@@ -67,17 +67,17 @@ class _SurveyJob:
     file: Path
     request: FilterDataset
     index: Any
-    """A reference to a ContaminationIndex, or None."""
+    """The Ray reference to a ContaminationIndex; None if there is no evaluation prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """The rows of a file: the reasons to drop each, and the traits of those that pass."""
+    """How the rows of a file are judged, and the traits of those that have passed so far."""
 
     reasons: list[Reasons]
     sizes: "array[int]"
     tokens: "array[int]"
-    """-1 where they were not counted."""
+    """The number of tokens of each row; -1 if they were not counted."""
     compared: list[tuple[bytes, Traits] | None]
 
 
@@ -92,7 +92,7 @@ class _WriteJob:
     file: Path
     common: Any
     judged: _Judged | None
-    """None: each row is judged by itself, while it is written."""
+    """How the rows are judged; None if the task judges each row by itself as it writes."""
     kept: Path
     dropped: Path
 
@@ -106,7 +106,7 @@ class _Part:
 
 
 def filter_on_ray(workspace: Workspace, request: FilterDataset) -> FilterResult:
-    """Does what `filter_dataset` does, a file a task."""
+    """Does what `filter_dataset` does, with Ray tasks that take one file each."""
     filtering = Filtering(workspace, request)
     files = rollout_files(filtering.source)
     tally, records = FilterTally(request), list[FileRecord]()
@@ -155,7 +155,7 @@ def _survey(job: _SurveyJob) -> TaskSurvey:
 
 def _jobs(parts: RayParts, files: list[Path], common: _Common) -> Iterator[_WriteJob]:
     request = common.request
-    # Once in the object store, instead of once with each task.
+    # In the object store it is sent once, instead of with each task.
     shared = parts.ray.put(common)
     judged: list[_Judged | None] = [None] * len(files)
     if request.dedupe is not None or request.max_per_category is not None:
@@ -169,7 +169,7 @@ def _jobs(parts: RayParts, files: list[Path], common: _Common) -> Iterator[_Writ
 
 def _judge(job: _JudgeJob) -> _Judged:
     common: _Common = _fetched(job.common)
-    # The driver compares rows with each other.
+    # Duplicates are left to the driver, which compares the rows of all files.
     without_dedupe = common.request.model_copy(update={"dedupe": None})
     judge, reader = RowJudge(without_dedupe, common.with_renderer()), TraitReader(common.request)
     judged = _Judged([], array("q"), array("q"), [])
@@ -189,7 +189,7 @@ def _judge(job: _JudgeJob) -> _Judged:
 
 
 def _decide(request: FilterDataset, judged_files: list[_Judged]) -> None:
-    """Adds the reasons that come from other rows, in the order of the rows."""
+    """Adds the reasons that come from comparing rows, in the order of the rows."""
     seen: dict[bytes, str] = {}
     passed = PassedRows(request)
     places: list[tuple[_Judged, int]] = []
@@ -241,7 +241,7 @@ def _judged_rows(
 
 
 def _fetched(reference: Any) -> Any:
-    """Returns what the driver has put into the object store."""
+    """Returns the value that the driver has put into the object store."""
     ray: Any = importlib.import_module("ray")
     return ray.get(reference)
 

@@ -1,4 +1,4 @@
-"""make_dpo_pairs over a Ray cluster: files are indexed apart, tasks paired apart, in one order."""
+"""make_dpo_pairs on a Ray cluster: indexes files and pairs tasks in parallel, in a fixed order."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class _Task:
     task_id: str
     better: list[IndexedRollout]
     worse: list[IndexedRollout] | None
-    """None: they are compared with each other."""
+    """The rollouts of the rejected side; None if those in `better` are compared with each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,10 @@ class _Part:
 
 
 def pair_on_ray(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
-    """Does what `make_dpo_pairs` does: a file a task to index, some tasks' rollouts to pair."""
+    """Does what `make_dpo_pairs` does, on a Ray cluster.
+
+    One Ray task indexes each file, and one pairs each batch of about 2000 rollouts.
+    """
     pairing = Pairing(workspace, request)
     with ray_parts(request.ray_address, pairing.output) as parts:
         records: dict[Path, FileRecord] = {}

@@ -1,8 +1,9 @@
-"""Curation on a Ray cluster: each task takes one file, the driver puts the parts together in order.
+"""Runs curation as tasks on a Ray cluster, whose parts the driver joins in order.
 
-Not Ray Data: its blocks are Arrow tables, in which a row's tool schemas and arguments get the
-fields of all other rows, as nulls. Tasks over files copy the very bytes, need neither pyarrow nor
-pandas, and keep the order of the rows. Driver and workers see the workspace under the same path.
+It does not use Ray Data, whose blocks are Arrow tables: in them a row's tool schemas and arguments
+get the fields of all other rows, as nulls. Tasks over files copy the bytes unchanged, need neither
+pyarrow nor pandas, and keep the order of the rows. Driver and workers must see the workspace under
+the same path.
 """
 
 import shutil
@@ -19,9 +20,9 @@ from stillroom.errors import EngineError, RunError
 from stillroom.rollout.ray.cluster import ray_cluster
 
 _AHEAD = 2
-"""Tasks for each CPU that are on their way at once."""
+"""The number of tasks per CPU that are in flight at once."""
 _RETRIES = 2
-"""Of a task whose worker dies: it writes its part anew."""
+"""How often a task is run again if its worker dies; it then writes its part anew."""
 
 Job = TypeVar("Job")
 Part = TypeVar("Part")
@@ -29,19 +30,19 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, slots=True)
 class RayParts:
-    """A cluster, and a folder for the parts that its tasks write."""
+    """A connection to a Ray cluster, and a folder for the parts that its tasks write."""
 
     ray: Any
     folder: Path
 
     def path(self, number: int, kind: str = "part") -> Path:
-        """Returns where the task with this number writes."""
+        """Returns the path of the part that the task with this number writes."""
         return self.folder / f"{number:06d}.{kind}.jsonl"
 
     def each(self, work: Callable[[Job], Part], jobs: Iterable[Job]) -> Iterator[Part]:
-        """Yields the results of `work` for each job, in the order of the jobs.
+        """Yields the result of `work` for each job, in the order of the jobs.
 
-        Raises the first EngineError of a task, and RunError for any other fault.
+        Raises the first EngineError of a task, and RunError for any other failure.
         """
         task = self.ray.remote(_checked).options(num_cpus=1, max_retries=_RETRIES)
         room = _AHEAD * max(1, int(self.ray.cluster_resources().get("CPU", 1)))
@@ -72,7 +73,10 @@ class RayParts:
 
 @contextmanager
 def ray_parts(address: str | None, output: Path) -> Generator[RayParts]:
-    """Gives a cluster, and a folder beside the output that is removed when the work is done."""
+    """Connects to a cluster, and makes a folder for parts that is removed when the block ends.
+
+    The folder is beside the output, where all workers can write.
+    """
     output.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.parts-", dir=output.parent))
     try:

@@ -1,1 +1,1 @@
-"""Rows as curation reads them: the facts that decide, beside the untouched bytes."""
+"""Reads rows for curation: their untouched bytes, and the facts by which filters judge them."""

@@ -1,8 +1,8 @@
-"""What decides whether a row is kept: a few fields of its line, and the facts they come to.
+"""Reduces a row to the facts that decide whether it is kept, from a few fields of its line.
 
-The structs say which fields are decoded and as what type; all other bytes of a line are only
-skipped. `CommonFields` and its two subclasses fit rollouts of ours, rollouts of rnow and supervised
-rows alike, so that a usual line is decoded once, whatever it is.
+The structs list the fields to decode, with their types; the decoder skips all other bytes of a
+line. `CommonFields` and its two subclasses fit rollouts of ours, rollouts of rnow and supervised
+rows alike, so that a usual line is decoded only once, whichever of them it is.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 NULL = msgspec.Raw(b"null")
 SUPERVISED = "supervised row"
 """The `stop_reason` in the facts of a supervised row."""
-# Of the bytes that can begin a JSON value, only a string's quote sorts before this one.
+# The quote of a string is the only beginning of a JSON value that sorts before this byte.
 _AFTER_QUOTE = bytearray(b"#")
-# As a tuple: `str | None` would be put together anew for each row.
+# A tuple, because the expression `str | None` would build a new union for each row.
 _TEXT_OR_NONE = (str, type(None))
 
 
@@ -39,7 +39,7 @@ class CallFacts(msgspec.Struct, frozen=True, gc=False):
 
 
 class ContentPart(msgspec.Struct, frozen=True, gc=False):
-    """A part of a message's content; `text` is set where the part is a text."""
+    """One part of a message's content; `text` is set if the part is text."""
 
     type: str
     text: Any = None
@@ -50,22 +50,22 @@ _CONTENT: msgspec.json.Decoder[Content] = msgspec.json.Decoder(Content)
 
 
 class MessageFacts(msgspec.Struct, frozen=True, gc=False):
-    """A chat message, its content undecoded."""
+    """A chat message whose content is not decoded yet."""
 
     role: str
-    """Any text; `count_turns` refuses what is no role."""
+    """The role, which may be any string here; `count_turns` rejects unknown roles."""
     content: msgspec.Raw = NULL
-    """The JSON of the content: texts are long, and filters on facts read the last one only."""
+    """The JSON of the content, undecoded as it is long and filters on facts read only the last."""
     tool_calls: list[CallFacts] | None = None
     tool_call_id: str | None = None
 
     def decode_content(self) -> Content:
-        """Returns the content. Raises msgspec.ValidationError if it has another type."""
+        """Returns the decoded content. Raises msgspec.ValidationError if it has a wrong type."""
         return _CONTENT.decode(self.content)
 
 
 class CommonFields(msgspec.Struct, frozen=True, gc=False):
-    """The short fields that decide, of our rollouts, of rnow's and of supervised rows."""
+    """The short fields that curation needs, of our rollouts, rnow's and supervised rows."""
 
     stop_reason: str | msgspec.UnsetType | None = msgspec.UNSET
     id: Any = None
@@ -85,7 +85,7 @@ class CommonFields(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecodedFields(CommonFields, frozen=True, gc=False):
-    """All fields that decide."""
+    """All fields that curation needs, decoded except for the contents of messages."""
 
     reward: float | None = None
     total_reward: float | None = None
@@ -95,7 +95,7 @@ class DecodedFields(CommonFields, frozen=True, gc=False):
 
 
 class RawFields(CommonFields, frozen=True, gc=False):
-    """All fields that decide; those that go into training rows as their very bytes."""
+    """All fields that curation needs; those that go into training rows stay undecoded bytes."""
 
     reward: msgspec.Raw = NULL
     total_reward: msgspec.Raw = NULL
@@ -105,7 +105,7 @@ class RawFields(CommonFields, frozen=True, gc=False):
 
 
 class CheckedFields(msgspec.Struct, frozen=True, gc=False):
-    """The fields that decide, of a rollout in our layout whose problems were looked for already."""
+    """The fields that curation needs of a rollout in our layout that has passed all checks."""
 
     messages: list[MessageFacts]
     stop_reason: str
@@ -119,7 +119,7 @@ class CheckedFields(msgspec.Struct, frozen=True, gc=False):
 
 
 class SupervisedFields(msgspec.Struct, frozen=True):
-    """The fields that decide, of a supervised row; it may hold anything in fields of rollouts."""
+    """The fields that curation needs of a supervised row, whatever it has in other fields."""
 
     messages: list[MessageFacts]
     id: str | None = None
@@ -132,7 +132,7 @@ class SupervisedFields(msgspec.Struct, frozen=True):
 
 
 class RolloutParts(msgspec.Struct, frozen=True, gc=False):
-    """The parts of a rollout that go into a training row, as the very bytes of its line."""
+    """The fields of a rollout that go into a training row, as undecoded bytes of its line."""
 
     messages: msgspec.Raw
     tools: msgspec.Raw = NULL
@@ -141,15 +141,15 @@ class RolloutParts(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowFacts(msgspec.Struct, frozen=True, gc=False):
-    """The facts of a rollout of any layout, or of a supervised row, that decide about it."""
+    """The facts by which curation judges a rollout of any layout, or a supervised row."""
 
     messages: list[MessageFacts]
     num_turns: int
-    """Messages of the assistant."""
+    """The number of messages of the assistant."""
     stop_reason: str
     id: str | None = None
     task_id: str | None = None
-    """The row's own; of a rollout without one, a hash of its prompt."""
+    """The row's own task id; for a rollout without one, a hash of its prompt."""
     reward: float | None = None
     success: bool | None = None
     tool_errors: int | None = None
@@ -158,7 +158,7 @@ class RowFacts(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_final_answer(self) -> bool:
-        """Whether the conversation ends with an assistant's text and not with a tool call."""
+        """Whether the last message is the assistant's, is not empty, and calls no tool."""
         if _is_open(self.messages):
             return False
         content = self.messages[-1].decode_content()
@@ -166,16 +166,17 @@ class RowFacts(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def tools_used(self) -> set[str]:
-        """The names of the tools that were called."""
+        """The names of the tools that the assistant called."""
         return {
             call.function.name for message in self.messages for call in message.tool_calls or ()
         }
 
     @property
     def is_success(self) -> bool:
-        """Whether the row is a success: it says so, or has the reward or a complete answer of one.
+        """Whether the row counts as a success.
 
-        A rollout that infrastructure ended is no success.
+        Its own `success` decides if it has one. Otherwise a rollout that an infrastructure failure
+        ended is no success, then a reward decides (at least 0.5), and then a complete final answer.
         """
         if self.success is not None:
             return self.success
@@ -187,23 +188,23 @@ class RowFacts(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_success_derived(self) -> bool:
-        """Whether the row itself does not say if it succeeded."""
+        """Whether the row has no `success`, so that `is_success` follows from other fields."""
         return self.success is None
 
 
 def count_turns(messages: list[MessageFacts]) -> int | None:
     """Returns the number of assistant messages; None if something is wrong with the messages.
 
-    Every message has a known role and content, and every tool's reply its call. With what the types
-    check already, this is all that `message_problems` looks for.
-    Raises msgspec.ValidationError for content of a wrong type.
+    Every message must have a known role and content, and every tool reply the id of an earlier
+    call. Together with the types of the structs, this checks all that `message_problems` checks.
+    Raises msgspec.ValidationError if the content of a message has a wrong type.
     """
     num_turns = 0
     called: set[str | None] = {None}
     for message in messages:
         role = message.role
-        # What begins as a JSON string is one: the decoder has gone over it. Decoding each content
-        # would take longer than all the rest.
+        # Content that begins with a quote is a valid string, since the decoder has skipped over it.
+        # Decoding each content would take longer than all the rest.
         is_text = message.content < _AFTER_QUOTE
         if not is_text and message.decode_content() is None and role != "assistant":
             return None
@@ -221,19 +222,23 @@ def count_turns(messages: list[MessageFacts]) -> int | None:
 
 
 def _is_open(messages: list[MessageFacts]) -> bool:
-    """Whether a conversation does not end with the assistant's text: empty, or tools are called."""
+    """Returns whether a conversation is empty, or does not end with the assistant's answer.
+
+    A last message of the assistant that calls tools is no answer.
+    """
     return not messages or messages[-1].role != "assistant" or bool(messages[-1].tool_calls)
 
 
 def layout_of_fields(row: CommonFields) -> RolloutLayout | None:
-    """Returns the layout of a rollout, if these fields are enough to tell it; else None."""
+    """Returns the layout of a rollout; None if these fields are not enough to determine it."""
     if isinstance(row.stop_reason, str):
         has_text_ids = isinstance(row.id, _TEXT_OR_NONE) and isinstance(row.task_id, _TEXT_OR_NONE)
         return RolloutLayout.STILLROOM if has_text_ids else None
     if row.stop_reason is None:
         return None
     has_outcome = row.completed is not None or row.success is not None
-    # A row of rnow's that was written from one of ours (`stillroom`) is read as ours again.
+    # A row in rnow's layout that was converted from ours (it has `stillroom`) is restored to ours,
+    # which needs all of its fields.
     return RolloutLayout.RNOW if has_outcome and row.stillroom is NULL else None
 
 
@@ -244,7 +249,7 @@ def stillroom_facts(
     reward: float | None,
     metadata: dict[str, Any] | None,
 ) -> RowFacts:
-    """Returns the facts of a rollout in our layout."""
+    """Returns the facts of a rollout in our layout, from its fields and decoded parts."""
     return RowFacts(
         messages,
         num_turns,
@@ -260,7 +265,7 @@ def stillroom_facts(
 
 
 def checked_facts(row: CheckedFields) -> RowFacts:
-    """Returns the facts of a rollout in our layout whose problems were looked for already."""
+    """Returns the facts of a rollout in our layout that has passed all checks."""
     num_turns = [message.role for message in row.messages].count("assistant")
     return stillroom_facts(row, row.messages, num_turns, row.reward, row.metadata)
 
@@ -272,9 +277,9 @@ def rnow_facts(
     reward: float | None,
     metadata: dict[str, Any] | None,
 ) -> RowFacts | None:
-    """Returns the facts of rnow's rollout: those of the row that `rollout_from_rnow` makes of it.
+    """Returns the facts of a rollout in rnow's layout, as `rollout_from_rnow` would translate it.
 
-    None if it has no messages, or rewards that are neither numbers nor words for their absence.
+    None if it has no messages, or a reward that is neither a number nor a sign that there is none.
     """
     if not messages:
         return None
@@ -322,9 +327,9 @@ def _is_reward_or_absent(value: Any) -> bool:
 
 
 def is_plain_supervised(row: DecodedFields) -> bool:
-    """Whether the fields of a supervised row are right and no rollout of any layout has them all.
+    """Returns whether a row can only be a supervised row, and its fields have the right types.
 
-    Of any other row nothing is said: it takes a closer look.
+    If not, it may still be a supervised row: all of its fields must be looked at.
     """
     return (
         row.stop_reason is msgspec.UNSET
@@ -337,12 +342,12 @@ def is_plain_supervised(row: DecodedFields) -> bool:
 
 
 def supervised_facts(row: DecodedFields | SupervisedFields) -> RowFacts | None:
-    """Returns the facts of a supervised row; None if it is none.
+    """Returns the facts of a supervised row; None if the row is not one.
 
-    Raises msgspec.ValidationError for content of a wrong type.
+    Raises msgspec.ValidationError if the content of a message has a wrong type.
     """
     messages = row.messages
-    # With a stop_reason it is a rollout, and one that could not be read.
+    # A row with a stop_reason is a rollout, and it gets here only if it has problems.
     if not messages or messages[-1].role != "assistant" or row.stop_reason is not msgspec.UNSET:
         return None
     num_turns = count_turns(messages)

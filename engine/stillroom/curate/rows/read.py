@@ -1,4 +1,4 @@
-"""The rows of a file as curation reads them: the facts that decide, beside the untouched bytes."""
+"""Reads the rows of files for curation: the facts that decide, and the untouched bytes."""
 
 import contextlib
 import functools
@@ -62,36 +62,36 @@ _NUMBER = msgspec.json.Decoder(float | None)
 _OBJECT: msgspec.json.Decoder[dict[str, Any] | None] = msgspec.json.Decoder(dict[str, Any] | None)
 _WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 _PROMPT = msgspec.json.Decoder(_Prompt)
-# More than decode_row has: what is made of a row here is read there.
+# More than decode_row spares, so that it can read again whatever is made from a row here.
 _SPARE_FRAMES = 16
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class CuratedRow(msgspec.Struct, dict=True):
-    """One row of a file; `facts` is None for what curation cannot read as a row."""
+    """One row of a file; its `facts` are None if curation cannot read it as a row."""
 
     path: Path
     line: Line
     facts: RowFacts | None = None
     problem: str | None = None
-    """Why there are no facts."""
+    """The reason why there are no facts; None if there are."""
     parts: RolloutParts | None = None
-    """Of rollouts, where the reader was asked for them."""
+    """The undecoded fields for training rows; None for supervised rows and unless asked for."""
     layout: RolloutLayout | None = None
-    """None of supervised rows."""
+    """The layout of a rollout; None for supervised rows and unreadable ones."""
     translated: bytes | None = None
-    """The row in our layout, where it had to be made to read it."""
+    """The row as JSON in our layout, if reading it required a translation; else None."""
     num_tokens: int | None = None
-    """The length that the student sees, once it was counted."""
+    """The length of the row in tokens, rendered for the student; None until it is counted."""
 
     @property
     def where(self) -> str:
-        """`file:line`."""
+        """The place of the row as `file:line`."""
         return f"{self.path}:{self.line.number}"
 
     @property
     def in_our_layout(self) -> bytes:
-        """The row in our layout: the very bytes of `line`, unless another system wrote it."""
+        """The row as JSON in our layout: the bytes of `line`, unless another system wrote it."""
         if self.translated is not None:
             return self.translated
         other = translate(self.line.data) if self.layout is RolloutLayout.RNOW else None
@@ -99,27 +99,30 @@ class CuratedRow(msgspec.Struct, dict=True):
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        """All fields of the row, in our layout."""
+        """All fields of the row in our layout, decoded."""
         return _WHOLE.decode(self.in_our_layout)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation with all of the messages' fields."""
+        """The messages of the conversation, with all of their fields."""
         return self.whole["messages"]
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The schemas of the tools that the model saw."""
+        """The schemas of the tools that were offered to the model."""
         return self.whole.get("tools") or []
 
     @property
     def id(self) -> str | None:
-        """The row's own id, if it has one."""
+        """The row's own id; None if it has none."""
         return self.facts.id if self.facts else None
 
     @cached_property
     def review_id(self) -> str | None:
-        """The id by which a review knows the row: its own, else a hash of readable messages."""
+        """The id of the row in a review: its own, else a hash of its messages.
+
+        None if the row cannot be read.
+        """
         if self.id or self.facts is None:
             return self.id
         try:
@@ -129,14 +132,14 @@ class CuratedRow(msgspec.Struct, dict=True):
 
     @cached_property
     def task(self) -> str:
-        """What the rollouts of a task have in common: its id, else a hash of the prompt."""
+        """The id that all rollouts of a task share: the task id, else a hash of the prompt."""
         if self.facts is not None and self.facts.task_id:
             return self.facts.task_id
         roles = [message.get("role") for message in self.messages]
         return content_hash(self.messages[: _prompt_length(roles)])
 
     def category(self, field: str) -> str:
-        """Returns the value of a metadata field as text."""
+        """Returns a metadata field as text; "(none)" or "(unreadable)" if there is no value."""
         if self.facts is None:
             return "(unreadable)"
         value = (self.facts.metadata or {}).get(field)
@@ -146,10 +149,11 @@ class CuratedRow(msgspec.Struct, dict=True):
 def read_curated_rows(
     path: Path, *, with_parts: bool = False, with_supervised: bool = False
 ) -> Iterator[CuratedRow]:
-    """Yields the rollouts of a file, or of all files of a folder, one at a time.
+    """Yields the rows of a file, or of all files of a folder, with the facts of its rollouts.
 
-    `with_parts` also gives the bytes that go into training rows; `with_supervised` the facts of
-    supervised rows too, as if they were rollouts of no layout.
+    `with_parts` also sets `parts`, the bytes that go into training rows. `with_supervised` also
+    gives facts for supervised rows; otherwise these have a `problem`, like any row that is no
+    rollout.
     """
     reader = _RowDecoder(with_parts=with_parts, with_supervised=with_supervised)
     for file in rollout_files(path):
@@ -159,7 +163,7 @@ def read_curated_rows(
 
 
 class _RowDecoder:
-    """Decodes lines: usual ones in one pass, all others by way of all their fields."""
+    """Decodes lines: usual ones quickly in one pass, all others by a full check of their fields."""
 
     def __init__(self, *, with_parts: bool, with_supervised: bool) -> None:
         self._with_parts, self._with_supervised = with_parts, with_supervised
@@ -175,7 +179,7 @@ class _RowDecoder:
                 if (row := decode_once(file, line)) is not None:
                     return row
         except _UNREADABLE:
-            pass  # the long way tells what is wrong with it, or that it has another layout
+            pass  # The full check below finds the problem, or reads it in another layout.
         row = self._the_long_way(file, line)
         if row.facts is None and self._with_supervised and not line.is_cut:
             with contextlib.suppress(*_UNREADABLE):
@@ -233,7 +237,7 @@ class _RowDecoder:
         if tools is NULL:
             return True
         data = bytes(tools)
-        # Most rows of a file have the same tools.
+        # Most rows of a file have the same tools, so those checked last are remembered.
         if data != self._sound_tools:
             if any(tool_schema_problems(msgspec.json.decode(data))):
                 return False
@@ -241,7 +245,7 @@ class _RowDecoder:
         return True
 
     def _the_long_way(self, file: Path, line: Line) -> CuratedRow:
-        """Decodes all fields of a rollout and looks for every problem, in any layout."""
+        """Decodes all fields of a rollout of any layout and runs all checks, which is slow."""
         try:
             layout, data = _checked_rollout(line)
             _CONTENTS.decode(data)
@@ -256,7 +260,7 @@ class _RowDecoder:
 
 
 def _with_task_id(facts: RowFacts, data: bytes) -> RowFacts:
-    """Returns the facts with the hash of the prompt for a task_id that the row lacks."""
+    """Returns the facts with a task_id: the row's own, else a hash of its prompt."""
     if facts.task_id:
         return facts
     row = _PROMPT.decode(data)
@@ -267,12 +271,15 @@ def _with_task_id(facts: RowFacts, data: bytes) -> RowFacts:
 
 
 def _prompt_length(roles: Sequence[Any]) -> int:
-    """Returns how many messages stand before the first of the assistant."""
+    """Returns the number of messages before the first one of the assistant."""
     return roles.index("assistant") if "assistant" in roles else len(roles)
 
 
 def _checked_rollout(line: Line) -> tuple[RolloutLayout, bytes]:
-    """Returns the layout of a rollout, and the row in our layout. Raises DataError for problems."""
+    """Returns the layout of a rollout, and its JSON in our layout.
+
+    Raises DataError if it is no rollout or has a problem.
+    """
     row = decode_line(line)
     if isinstance(row, Problem):
         raise DataError(f"the line {row.message}", row.fix)
@@ -289,7 +296,10 @@ def _checked_rollout(line: Line) -> tuple[RolloutLayout, bytes]:
 
 
 def _serious_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields what is wrong with a rollout of ours, apart from what curation can do without."""
+    """Yields the problems of a rollout in our layout, except for those that curation tolerates.
+
+    It tolerates missing ids and an empty conversation.
+    """
     for problem in stillroom_problems(row):
         is_absent = problem.field in ("id", "task_id") and row.get(problem.field) is None
         if not is_absent and not (problem.field == "messages" and row.get("messages") == []):
@@ -304,14 +314,14 @@ def _raise_first(problems: Iterator[Problem]) -> None:
 def _translated(row: dict[str, Any], layout: RolloutLayout) -> bytes:
     _raise_first(RULES[layout].problems(row))
     ours = RULES[layout].read(row)
-    # Curation needs no way back, and with it every row would be twice as long.
+    # The original row would double the length, and curation never translates back.
     return msgspec.json.encode({key: ours[key] for key in ours if key != ORIGIN})
 
 
 def translate(data: bytes) -> bytes | None:
-    """Returns the row in our layout that another system's rollout stands for; None of other rows.
+    """Returns another system's rollout as JSON in our layout; None for any other row.
 
-    Raises DataError for a rollout of another system that has a problem.
+    Raises DataError if the rollout of another system has a problem.
     """
     row = decode_row(data)
     layout = None if isinstance(row, Problem) else layout_of(row)
@@ -321,7 +331,7 @@ def translate(data: bytes) -> bytes | None:
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message without the ids of its tool calls, which differ by chance."""
+    """Returns a message without the ids of its tool calls, which differ at random."""
     plain = {key: value for key, value in message.items() if key != "tool_call_id"}
     if plain.get("tool_calls"):
         plain["tool_calls"] = [call.get("function") for call in plain["tool_calls"]]

@@ -1,4 +1,4 @@
-"""The files that curation reads, named by path, folder or run id; and where it must not write."""
+"""Finds the files behind a path, folder or run id, and protects rollouts from overwriting."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from stillroom.settings import Workspace
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file with rollouts."""
+    """A file with rollouts, and how to name it in results."""
 
     path: Path
     name: str
-    """The name that a user knows: relative to the workspace, with the run id that was given."""
+    """The path relative to the workspace, after the run id if the user gave one."""
 
 
 def source_files(workspace: Workspace, inputs: str | Sequence[str]) -> list[SourceFile]:
-    """Returns the files behind some inputs, each a file, a folder or a run id; no file twice.
+    """Returns the files behind inputs, each of which is a file, a folder or a run id.
 
-    Raises InputError for an input that is none of them, and DataError for a folder without
-    rollouts.
+    No file is returned twice. Raises InputError for an input that is none of these, and DataError
+    for a folder without rollouts.
     """
     sources: dict[Path, SourceFile] = {}
     for name in [inputs] if isinstance(inputs, str) else inputs:
@@ -40,7 +40,7 @@ def source_files(workspace: Workspace, inputs: str | Sequence[str]) -> list[Sour
 
 
 def _run_folder(workspace: Workspace, name: str) -> RunFolder | None:
-    """Returns the run with this id or in this folder; None if there is none."""
+    """Returns the run with this id, or in this folder; None if there is no such run."""
     path = workspace.path(name)
     if not path.exists() and "/" not in name and name.strip("."):
         path = workspace.runs / name
@@ -49,12 +49,16 @@ def _run_folder(workspace: Workspace, name: str) -> RunFolder | None:
 
 
 def _output(workspace: Workspace, run: RunFolder) -> Path:
-    """Returns the file or folder of rollouts that a run has written."""
+    """Returns the file or folder of rollouts that a run wrote.
+
+    Raises InputError if the run wrote none, or its files are damaged.
+    """
     try:
         request, result = run.read_request().request, run.read().result
     except msgspec.DecodeError as error:
         raise InputError(f"the files of run {run.run_id!r} are damaged: {error}", _GIVE) from error
-    # An evaluation names its rollouts in its result; a rollout run has them where it was told to.
+    # An evaluation names its rollouts in its result; a rollout run writes them to the output of
+    # its request.
     output = (result or {}).get("rollouts") or request.get("output")
     path = workspace.path(output) if isinstance(output, str) else None
     if path is None or not path.exists():
@@ -66,7 +70,10 @@ _GIVE = "give a run of generate_rollouts (`stillroom list-runs`), or the file it
 
 
 def check_output(output: Path, sources: Sequence[Path]) -> None:
-    """Raises InputError if writing the output would replace rollouts, which cost money to make."""
+    """Raises InputError if writing the output would replace an input, or a run's rollouts.
+
+    Rollouts are protected because they cost money to make.
+    """
     if output.resolve() in {file.resolve() for path in sources for file in rollout_files(path)}:
         raise InputError(f"the output {output} is the input itself", "choose another output")
     if holds_rollouts(output):

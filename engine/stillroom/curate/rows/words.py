@@ -1,30 +1,30 @@
-"""The words of a conversation, as rows are compared by them: no case, punctuation or blanks."""
+"""Extracts the words of a conversation to compare rows: without case, punctuation and blanks."""
 
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
-# Chinese and Japanese put no blanks between words: there each character counts as one.
+# Chinese and Japanese have no blanks between words, so each character counts as a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 _FOLDED = "".join(chr(c).lower() if _WORD.match(chr(c)) else " " for c in range(128))
-"""The ASCII characters, folded: a text of them alone is cut faster without `_WORD`."""
+"""The folded ASCII characters by their code: without `_WORD`, an ASCII text is split faster."""
 _SHINGLE_WORDS = 3
 _SPOKEN = ("user", "assistant")
 _THINKING = ("reasoning_content", "reasoning", "thinking")
 
 
 def words_of(text: str) -> list[str]:
-    """Returns the words of a text in order, folded so that only what is said counts."""
+    """Returns the words of a text in order, casefolded, in NFKC and without punctuation."""
     if text.isascii():
         return text.translate(_FOLDED).split()
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 def shingles_of(text: str) -> frozenset[str]:
-    """Returns the runs of three words of a text; of a shorter one its words as one run.
+    """Returns the runs of three words in a text; a shorter text gives its words as one run.
 
-    A text without any word gives itself, so that two of them are alike only if they are equal.
+    A text without any word gives itself, so that two such texts are alike only if they are equal.
     """
     words = words_of(text)
     if len(words) < _SHINGLE_WORDS:
@@ -33,13 +33,16 @@ def shingles_of(text: str) -> frozenset[str]:
 
 
 def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
-    """Returns the share of what two sets have together that both have."""
+    """Returns the Jaccard similarity of two sets, which must not both be empty.
+
+    It is the size of their intersection over the size of their union.
+    """
     shared = len(one & other)
     return shared / (len(one) + len(other) - shared)
 
 
 def content_text(content: Any) -> str:
-    """Returns the text of a message's content; parts that are no text say nothing."""
+    """Returns the text of a message's content; parts that are not text are left out."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -49,7 +52,10 @@ def content_text(content: Any) -> str:
 
 
 def spoken_text(messages: Iterable[dict[str, Any]]) -> str:
-    """Returns what user and assistant say, think and call; no system prompt, no tool results."""
+    """Returns the texts, reasoning and tool calls of user and assistant.
+
+    System prompts and tool results are left out.
+    """
     return "\n".join(part for message in messages for part in _spoken_parts(message))
 
 
@@ -67,14 +73,14 @@ def _spoken_parts(message: dict[str, Any]) -> Iterator[str]:
 
 
 def final_answer(messages: Sequence[dict[str, Any]]) -> str:
-    """Returns the text of the last message if the assistant wrote it, else no text."""
+    """Returns the text of the last message if it is the assistant's, else an empty text."""
     if not messages or messages[-1].get("role") != "assistant":
         return ""
     return content_text(messages[-1].get("content"))
 
 
 def user_texts(messages: Iterable[dict[str, Any]]) -> list[str]:
-    """Returns what the user says, message by message."""
+    """Returns the texts of the user's messages."""
     return [content_text(m.get("content")) for m in messages if m.get("role") == "user"]
 
 
