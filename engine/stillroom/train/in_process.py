@@ -1,4 +1,4 @@
-"""Training in this process, alone or as one of several: from a checked plan to a method's loop."""
+"""Training in this process, alone or as one of several: runs the method of a checked plan."""
 
 import time
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def train_in_process(
     reporter: Reporter,
     peers: Collective = ALONE,
 ) -> TrainResult:
-    """Trains in this process, alone or as one of `peers`, which must all call it alike.
+    """Trains in this process, alone or as one of `peers`, which must all make the same call.
 
     Only the first process writes checkpoints and reports.
     """
@@ -48,7 +48,8 @@ def train_in_process(
         plan.tools_file,
         plan.rewards_file,
     )
-    # The files are hashed before and after they are read, so that the manifest is of these rows.
+    # The files are hashed before and after they are read, so that the manifest describes these
+    # rows.
     with Recording([file for file in files if file is not None]) as recording:
         train = _method(workspace, plan)
         prompts = read_prompts(plan)
@@ -96,7 +97,7 @@ def _max_length(session: Session) -> int:
 
 
 def _run_inputs(plan: TrainingPlan, recording: Recording, models: list[ModelRecord]) -> RunInputs:
-    """Returns what the run computes from; config.yml counts by its values, not by its bytes."""
+    """Returns the inputs of the run; config.yml counts by its values, not by its bytes."""
     config_file = str(plan.config_file)
     files = [record for record in recording.records() if record.path != config_file]
     return RunInputs(config=plan.config.model_dump(mode="json"), files=files, models=models)

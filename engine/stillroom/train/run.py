@@ -1,4 +1,4 @@
-"""A training run: checks the plan, then trains here or has several processes train."""
+"""A training run: checks the plan, then trains in this process or starts several that train."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from stillroom.train.loop.trackers import TrackedReporter, open_trackers
 def train(
     workspace: Workspace, request: StartTraining, *, folder: Path, reporter: Reporter
 ) -> TrainResult:
-    """Trains as config.yml says; checkpoints are written under the run's folder."""
+    """Trains as config.yml describes, with checkpoints in the run's folder; returns the result."""
     plan = plan_request(workspace, request)
     write_json(folder / "config.json", plan.config.model_dump(mode="json"))
     tracked = TrackedReporter(reporter, open_trackers(plan.config, folder))

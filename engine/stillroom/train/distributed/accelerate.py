@@ -26,7 +26,7 @@ def run_on_accelerate(
 ) -> None:
     """Starts this machine's processes and waits for them; other machines are started by hand.
 
-    The commands for the other machines are told by `note`.
+    The commands to start on the other machines are passed to `note`.
     Raises RanksFailedError if a process fails.
     """
     config = files.folder / _CONFIG
@@ -47,8 +47,8 @@ def accelerate_config(section: LauncherSection, *, size: int) -> dict[str, Any]:
     host, _, port = (section.main_address or "127.0.0.1:0").rpartition(":")
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        # With MULTI_CPU accelerate would need mpirun. MULTI_GPU starts the processes itself, also
-        # without a GPU, and PartialState then takes gloo.
+        # With MULTI_CPU accelerate would need mpirun. MULTI_GPU starts the processes itself, even
+        # without a GPU; PartialState then uses gloo.
         "distributed_type": "FSDP" if section.strategy == "fsdp2" else "MULTI_GPU",
         "num_machines": section.num_machines,
         "num_processes": size,
@@ -73,17 +73,17 @@ def accelerate_config(section: LauncherSection, *, size: int) -> dict[str, Any]:
 
 
 def _threads(local: int) -> int:
-    """Returns the threads of each of `local` processes; with a GPU one is enough."""
+    """Returns the number of CPU threads for each of `local` processes; with a GPU one is enough."""
     return 1 if torch.cuda.is_available() else max(1, (os.cpu_count() or 1) // local)
 
 
 def _launch(arguments: list[str]) -> None:
-    """Does what `accelerate launch` does and waits for it. Raises RanksFailedError.
+    """Runs `accelerate launch` and waits until it ends. Raises RanksFailedError if a process fails.
 
     It runs in a thread, since in the main thread it would take over our signal handlers.
     """
     parsed = launch_command_parser().parse_args(arguments)
-    # It warns that signals don't reach it in a thread; they needn't, since ranks watch their run.
+    # torch warns that signals don't reach a thread; they needn't, since ranks watch their run.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
     raised: list[BaseException] = []
 
@@ -105,7 +105,7 @@ def _launch(arguments: list[str]) -> None:
 
 
 def _lost(error: ChildFailedError) -> dict[int, str]:
-    """Returns by rank how failed processes ended, those killed by a signal first.
+    """Returns how each failed process ended, by rank, those killed by a signal first.
 
     SIGTERM is left out: accelerate sends it to the others once one has failed.
     """

@@ -31,7 +31,7 @@ def launch_training(
     folder: Path,
     reporter: Reporter,
 ) -> TrainResult:
-    """Has several processes train and returns the result of the first one.
+    """Starts several processes that train and returns the result of the first one.
 
     Raises the error that ended them, or RunCancelledError if they were cancelled.
     """

@@ -24,12 +24,12 @@ from stillroom.reporting import Reporter
 FOLDER = "ranks"
 _POLL_S = 0.2
 _LEFT_ALONE = 70
-"""Exit code of a rank whose run is gone."""
+"""The exit code of a rank whose run no longer exists."""
 _LAST_LINE_LENGTH = 300
 
 
 class RanksFailedError(Exception):
-    """Some processes failed; `lost` says by rank how those ended that the launcher saw end."""
+    """Some processes failed; `lost` has, by rank, the endings that the launcher itself observed."""
 
     def __init__(self, lost: dict[int, str]) -> None:
         super().__init__(lost)
@@ -37,7 +37,7 @@ class RanksFailedError(Exception):
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that owns the run; a pid alone might be another process later."""
+    """The process that owns the run; its start time tells it from a later process with its pid."""
 
     host: str
     pid: int
@@ -45,7 +45,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The job of the ranks."""
+    """The job of the ranks: what they train, in which workspace, and for which process."""
 
     workspace: str
     request: dict[str, Any]
@@ -56,7 +56,7 @@ class RankJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The error that ended a rank: one of ours with its fix, or any other."""
+    """The error that ended a rank: an EngineError with its fix, or any other error without one."""
 
     kind: str
     problem: str
@@ -75,7 +75,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a rank ended: with a result, cancelled, or with a failure."""
+    """The end of a rank: a result, a cancellation or a failure."""
 
     time: float
     result: dict[str, Any] | None = None
@@ -84,7 +84,7 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine and process of a rank."""
+    """The start of a rank: its machine, its process and the number of ranks."""
 
     host: str
     pid: int
@@ -92,7 +92,7 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Report(msgspec.Struct, kw_only=True):
-    """One line of reports.jsonl, by the first rank: a note, alarms, metrics or progress."""
+    """One line of the first rank's reports.jsonl: a note, alarms, metrics or progress."""
 
     note: str | None = None
     alarms: list[str] | None = None
@@ -129,21 +129,21 @@ class RankFiles:
         return self.folder / f"rank_{rank}.log"
 
     def begin(self, rank: int, size: int) -> None:
-        """Writes down that a rank runs in this process."""
+        """Records that a rank runs in this process."""
         start = RankStart(host=platform.node(), pid=os.getpid(), size=size)
         write_json(self.folder / f"rank_{rank}.json", start)
 
     def end(self, rank: int, end: RankEnd) -> None:
-        """Writes down how a rank ended."""
+        """Records how a rank ended."""
         write_json(self.folder / f"rank_{rank}.end.json", end)
 
     def starts(self) -> dict[int, RankStart]:
-        """Returns the machine and process of each rank that has begun."""
+        """Returns the start of each rank that has begun, by rank."""
         files = {p for p in self.folder.glob("rank_*.json") if p.suffixes == [".json"]}
         return {_rank_of(p): msgspec.json.decode(p.read_bytes(), type=RankStart) for p in files}
 
     def ends(self) -> dict[int, RankEnd]:
-        """Returns how each rank ended that has ended."""
+        """Returns the end of each rank that has ended, by rank."""
         files = self.folder.glob("rank_*.end.json")
         return {_rank_of(p): msgspec.json.decode(p.read_bytes(), type=RankEnd) for p in files}
 
@@ -168,7 +168,7 @@ class RankReporter:
         self._files, self._is_first = files, is_first
 
     def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
-        """Reports how far the run is."""
+        """Reports the progress of the current phase."""
         self._report(_Report(done=done, total=total, unit=unit, phase=phase))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -180,7 +180,7 @@ class RankReporter:
         self._report(_Report(note=text))
 
     def alarms(self, current: Sequence[str]) -> None:
-        """Reports what is wrong now."""
+        """Reports the alarms that hold now; they replace those of the step before."""
         self._report(_Report(alarms=list(current)))
 
     def is_cancelled(self) -> bool:
@@ -197,7 +197,7 @@ class RankReporter:
 def following(files: RankFiles, reporter: Reporter) -> Generator[None]:
     """Passes the first rank's reports on to the run, and the run's cancellation on to the ranks.
 
-    A thread does this until the block ends; ranks that still run then end themselves.
+    A thread does this until the block ends; then ranks that still run end themselves.
     """
     ended = threading.Event()
     tail = _Tail(files.reports)
@@ -220,7 +220,7 @@ def following(files: RankFiles, reporter: Reporter) -> Generator[None]:
 
 
 class _Tail:
-    """Reads the complete lines that a file has got since it was last read."""
+    """Reads the complete lines that were added to a file since it was last read."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
@@ -277,8 +277,8 @@ def _is_wanted(files: RankFiles, owner: Owner) -> bool:
 def failure_of_ranks(files: RankFiles, lost: Mapping[int, str]) -> BaseException:
     """Returns the error that made the ranks fail.
 
-    lost: how those ranks ended that the launcher saw end, by rank. A rank that was lost without
-    writing down its own end comes first, because the others fail in consequence.
+    lost: by rank, how the ranks that the launcher saw end have ended. A rank that was lost before
+    it recorded its own end is reported first, because it made the others fail.
     """
     starts, ends = files.starts(), files.ends()
     silent = [rank for rank in lost if rank not in ends]

@@ -1,7 +1,7 @@
-"""One of the processes that train together.
+"""The program of one of the processes that train together.
 
-A launcher starts `python -m stillroom.train.distributed.rank_main FOLDER`; its environment says
-which of the processes it is.
+A launcher starts `python -m stillroom.train.distributed.rank_main FOLDER`; the environment variable
+RANK has the number of the process.
 """
 
 import os
@@ -32,7 +32,7 @@ from stillroom.train.student.collective import WAIT_S, Collective
 
 
 def main() -> int:
-    """Trains as the rank folder's job says; returns the exit code."""
+    """Does the rank folder's job as one rank and returns the exit code."""
     files, rank = RankFiles(Path(sys.argv[1])), int(os.environ["RANK"])
     _write_output_to(files.log(rank))
     watch_owner(files, files.read_job().owner)
@@ -45,14 +45,14 @@ def main() -> int:
 
 
 def train_as_rank(files: RankFiles, peers: Collective) -> RankEnd:
-    """Does this process's part of the training; writes and returns how it ended."""
+    """Does this process's part of the training; records and returns how it ended."""
     files.begin(peers.rank, peers.size)
     try:
         result = _train(files, peers)
         end = RankEnd(time=time.time(), result=msgspec.to_builtins(result))
     except RunCancelledError:
         end = RankEnd(time=time.time(), is_cancelled=True)
-    # Whatever ended this process is written down, so that the run can report it.
+    # Whatever ended this process is recorded, so that the run can report it.
     except BaseException as error:
         traceback.print_exc()
         end = RankEnd(time=time.time(), failure=_failure_of(error))

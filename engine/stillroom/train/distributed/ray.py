@@ -15,7 +15,7 @@ from stillroom.train.student.collective import WAIT_S, Collective
 def run_on_ray(
     files: RankFiles, section: LauncherSection, *, size: int, note: Callable[[str], None]
 ) -> None:
-    """Has Ray Train's workers train and waits for them.
+    """Trains on Ray Train's workers and waits for them.
 
     Raises RanksFailedError if a worker fails, RunError if no cluster answers.
     """

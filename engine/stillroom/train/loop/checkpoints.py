@@ -1,6 +1,6 @@
-"""Writes and reads checkpoints: folders that are complete or do not exist.
+"""Writes and reads checkpoints, which are folders that are either complete or absent.
 
-Tensors are written and read as safetensors only, so a checkpoint from elsewhere runs no code.
+Tensors are written and read as safetensors only, so that a checkpoint from elsewhere runs no code.
 """
 
 import os
@@ -44,7 +44,7 @@ _CPU_RANDOM, _CUDA_RANDOM, _OPTIMIZER = "random.cpu", "random.cuda", "optimizer.
 
 @dataclass(frozen=True, slots=True)
 class RunSources:
-    """The sources of a run, which the manifests of its checkpoints name."""
+    """The files, models and request of a run, which the manifests of its checkpoints name."""
 
     files: Recording
     """config.yml, the rows and the user's Python files, as they were when the run began."""
@@ -54,7 +54,7 @@ class RunSources:
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """What a checkpoint holds beside the weights, so that the run can go on bit for bit."""
+    """The state of a run beside its weights, from which it can go on bit for bit."""
 
     state: TrainingState
     optimizer: Mapping[str, Tensor]
@@ -74,9 +74,9 @@ def save_checkpoint(
 ) -> Path:
     """Writes the student's weights (or adapter) and tokenizer; returns the checkpoint's folder.
 
-    With `sources` the folder holds a manifest, with a `snapshot` the state to resume from.
+    With `sources` the folder gets a manifest, with a `snapshot` the state to resume from.
     All processes must call this, because weights may be sharded; the first one writes.
-    Raises RunError if it cannot be written; the checkpoints before it are whole.
+    Raises RunError if it cannot be written; earlier checkpoints stay complete.
     """
     folder = final_checkpoint(run) if is_final else run / CHECKPOINTS / step_name(step)
     weights = None
@@ -90,7 +90,7 @@ def save_checkpoint(
 
     def write(temporary: Path) -> None:
         model: Any = student.loaded.model
-        # Nothing here resizes embeddings, and looking whether they changed would ask the hub.
+        # Embeddings are never resized here, and peft would ask the hub to find that out.
         model.save_pretrained(
             temporary,
             **({"save_embedding_layers": False} if student.is_adapter else {}),
@@ -146,7 +146,7 @@ def prune_checkpoints(run: Path, *, keep: int, best_step: int) -> None:
 
 
 def _partial(folder: Path) -> Path:
-    """Returns the folder that a checkpoint is written to until it is complete."""
+    """Returns the temporary folder in which a checkpoint is written."""
     return folder.with_name(f".{folder.name}.partial")
 
 
@@ -157,7 +157,7 @@ def _written(
     record: CheckpointRecord,
     sources: RunSources | None,
 ) -> Path:
-    """Writes a checkpoint beside its place and moves it there once it is complete."""
+    """Writes a checkpoint to a temporary folder, and renames it to `folder` once complete."""
     temporary = _partial(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -202,7 +202,7 @@ def _wait_for_disk(folder: Path) -> None:
 
 
 def _lasting_name(base: ModelLocation) -> str:
-    """Returns a name that finds the base again: a demo or hub name, else its full path."""
+    """Returns a name by which the base is found again: a demo or hub name, else its full path."""
     return base.name if base.name in DEMO_MODELS else base.location
 
 
@@ -231,7 +231,7 @@ def restore_snapshot(folder: Path, *, rank: int = 0) -> dict[str, Tensor]:
             f"the checkpoint {folder} cannot be resumed: {error}",
             f"delete {folder.name}, and the checkpoint before it is taken",
         ) from error
-    # A run resumed in more processes than before: the new ones keep their own random state.
+    # If a run is resumed in more processes than before, the new ones keep their own random state.
     if (state := tensors.get(_of_rank(_CPU_RANDOM, rank))) is not None:
         torch.set_rng_state(state)
     if (

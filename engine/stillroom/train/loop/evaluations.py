@@ -1,6 +1,6 @@
-"""Evaluates the student while it is trained, on prompts that `evals` of config.yml name.
+"""Evaluates the student during training, on the prompt files that `evals` of config.yml name.
 
-Each evaluation samples with the same seed, so that two steps differ by their weights alone.
+Every evaluation samples with the same seed, so that only the weights differ between two steps.
 """
 
 import time
@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class TrainingEvaluations:
-    """The evaluations of one training run."""
+    """The evaluations of one training run, with all that they sample with."""
 
     workspace: Workspace
     plan: TrainingPlan
@@ -46,11 +46,11 @@ class TrainingEvaluations:
     """The prompts of each evaluation, by its name."""
 
     def check(self) -> None:
-        """Opens the tools and rewards of the evaluations once, before anything is trained.
+        """Opens the evaluations' tools and rewards before training, to check that they work.
 
         Raises:
             ConfigError: the student's weights are sharded over several processes.
-            InputError: neither a reward nor an expected answer judges a task.
+            InputError: a task has neither a reward nor an expected answer.
             ModelError: the student cannot be sampled.
         """
         if self.plan.config.evals and self.student.peers.is_sharded:
@@ -64,7 +64,7 @@ class TrainingEvaluations:
             _in_own_loop(self._check_one, section)
 
     def measure(self, step: int, total: int) -> dict[str, float]:
-        """Returns the metrics of the evaluations that are due; none if the run is cancelled."""
+        """Returns the metrics of the evaluations that are due; one that is cancelled has none."""
         started, metrics = time.monotonic(), dict[str, float]()
         was_training = self.student.module.training
         for section in self.plan.config.evals:
@@ -190,7 +190,7 @@ def _answer_of(outcome: Outcome) -> _Answer:
 
 
 def _in_own_loop(work: Callable[..., Awaitable[_T]], *arguments: object) -> _T:
-    """Runs the work in a thread with its own event loop: on-policy training runs in one already."""
+    """Runs the work in a thread with its own event loop, since on-policy training is inside one."""
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(anyio.run, work, *arguments).result()
 

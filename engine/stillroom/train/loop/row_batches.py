@@ -1,4 +1,4 @@
-"""Which rows are held out, in which order an epoch takes the others, and how they are batched."""
+"""Holds out rows for validation, orders the others for an epoch, and cuts them into batches."""
 
 import random
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _Row = TypeVar("_Row", SftRow, DpoRow)
 
 
 def hold_out(rows: Sequence[_Row], share: float, *, seed: int) -> tuple[list[_Row], list[_Row]]:
-    """Returns the rows to train on and about a `share` of all rows, at random, for validation.
+    """Returns the rows to train on, and a random `share` (about) of all rows for validation.
 
     Rows that answer the same prompt stay on the same side; at least one prompt is trained on.
     """
@@ -46,12 +46,12 @@ def _prompt_of(row: SftRow | DpoRow) -> str:
 
 
 def epoch_order(num_rows: int, epoch: int, seed: int) -> Sequence[int]:
-    """Returns the order in which an epoch takes the rows; the same for the same seed."""
+    """Returns the row indices in the order of an epoch; the same seed gives the same order."""
     order = list(range(num_rows))
     random.Random(seed * 1_000_003 + epoch).shuffle(order)
     return order
 
 
 def batches_of(order: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Returns the rows in batches of `size`; the last batch may be smaller."""
+    """Returns the row indices in batches of `size`; the last batch may be smaller."""
     return [order[start : start + size] for start in range(0, len(order), size)]

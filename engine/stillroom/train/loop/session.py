@@ -44,15 +44,15 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a training run."""
 
     checkpoint: str
-    """Folder of the final checkpoint."""
+    """The folder of the final checkpoint."""
     method: str
     steps: int
     kept_step: int
-    """The step that the final checkpoint is of; with early_stop that of the lowest val_loss."""
+    """The step of the final checkpoint; with early_stop, the step with the lowest val_loss."""
     rows: int
-    """Rows, pairs or prompts that were trained on."""
+    """The number of rows, pairs or prompts that were trained on."""
     skipped: dict[str, int]
-    """Rows that were left out, by reason."""
+    """The number of rows that were left out, by reason."""
     trained_tokens: int
     metrics: dict[str, float]
     """The metrics of the last step."""
@@ -69,13 +69,13 @@ class Phase:
 
 
 class MethodProgress(Protocol):
-    """What a method remembers from step to step; the session saves and restores it."""
+    """The state that a method keeps from step to step; the session saves and restores it."""
 
     carried: list[CarriedRollout]
     """The rollouts that go on in a later step; kept in checkpoints."""
 
     def alarms_after(self, metrics: Mapping[str, float]) -> Sequence[str]:
-        """Takes in the metrics of one more step and returns what is wrong now."""
+        """Adds the metrics of one more step and returns the alarms that now hold."""
         ...
 
 
@@ -89,30 +89,31 @@ class Session:
     """The run's folder."""
     reporter: Reporter
     started: float
-    """The monotonic clock when the run began, less the seconds before it was resumed."""
+    """The monotonic clock's time (s) at the start, less the seconds that the run took before it was
+    resumed."""
     sources: RunSources | None = None
     """The files, models and request that the checkpoints' manifests name."""
     resumed: ResumePoint | None = None
     """The checkpoint that this run goes on from."""
     inputs: RunInputs | None = None
-    """What must be the same when the run is resumed."""
+    """The inputs that must be the same when the run is resumed."""
     evaluations: TrainingEvaluations | None = None
     progress: MethodProgress | None = None
-    """Set by a method that remembers more than the weights (distill)."""
+    """The state that a method keeps beside the weights (distill); None for other methods."""
     trained_tokens: int = 0
     step: int = 0
-    """The number of steps that are done."""
+    """The number of finished steps."""
     saved_step: int = 0
-    """The step of the latest checkpoint; at step 0 there is nothing to save."""
+    """The step of the latest checkpoint; 0 before there is one."""
     validation: BestValidation = field(default_factory=BestValidation)
     last_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     _optimizer: Optimizer | None = None
 
     def begin(self, optimizer: Optimizer, *, substeps: int = 1, first_step: int = 0) -> None:
-        """Registers the optimiser for the checkpoints; a resumed run's state is restored here.
+        """Registers the optimiser that checkpoints save, and restores the state of a resumed run.
 
-        Call this after everything that needs the weights of the run's start (the scores of a DPO
-        reference, say), because it overwrites them. The optimiser takes the steps after
+        Call this after everything that needs the weights at the run's start (such as the scores of
+        a DPO reference), because it overwrites them. The optimiser takes the steps after
         `first_step`, each in `substeps` updates; a later phase calls this again.
         """
         self._optimizer = optimizer
@@ -137,8 +138,8 @@ class Session:
     ) -> Iterator[tuple[int, Sequence[int]]]:
         """Yields the epoch (from 0) and the rows of each step that has not been taken yet.
 
-        size, num_epochs: for a phase with its own; default: those of the configuration.
-        Ends early where `trainer.early_stop` says so.
+        size, num_epochs: the batch size and epochs of a phase; None: those of the configuration.
+        Ends early once `trainer.early_stop` is reached.
         """
         data, trainer = self.config.data, self.config.trainer
         step = 0
@@ -165,9 +166,9 @@ class Session:
         *,
         phase: Phase | None = None,
     ) -> None:
-        """Reports step 1 … total, saves a checkpoint if one is due, and stops a cancelled run.
+        """Reports a step (from 1 to `total`), saves a checkpoint if due, and stops a cancelled run.
 
-        A run of several phases names the phase, since progress is reported by phase.
+        phase: the phase of a run that has several; progress is reported by phase.
         Raises RunCancelledError after writing a checkpoint.
         """
         phase = phase or Phase(self.config.dataset_type, 0, total)
@@ -178,7 +179,7 @@ class Session:
             **metrics,
             **evaluated,
             "tokens_per_s": self.trained_tokens / seconds,
-            # The largest of all processes: the one that runs out of memory first.
+            # The process with the most memory, since it is the first to run out.
             "memory_gb": self._peers.largest(peak_memory_gb(self.student.loaded.device)),
         }
         self.reporter.metrics(step, self.last_metrics)
@@ -235,7 +236,7 @@ class Session:
         )
 
     def _watch(self, metrics: Mapping[str, float]) -> None:
-        """Reports what is wrong now, for a method that looks out for it."""
+        """Reports the alarms that now hold, if the method raises any."""
         if self.progress is not None:
             self.reporter.alarms(self.progress.alarms_after(metrics))
 
@@ -294,7 +295,8 @@ class Session:
         return RunSnapshot(state, self._optimizer.state(), self._peers.gathered(random_state()))
 
     def _report_again(self, point: ResumePoint) -> None:
-        """Copies the metrics of the steps before into this run, so that its curves are whole."""
+        """Copies the metrics of earlier steps into a resumed run, so that its curves have no
+        gap."""
         for step, values in point.recorded_metrics():
             if step <= point.state.step:
                 self.reporter.metrics(step, values)

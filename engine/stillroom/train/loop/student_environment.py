@@ -1,4 +1,4 @@
-"""The student's environment: its tools, its rewards, and how it is sampled."""
+"""The student's environment during training: its tools, rewards and sampling settings."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
@@ -29,17 +29,17 @@ from stillroom.types import SamplingSettings, TeacherRecord
 
 @dataclass(frozen=True, slots=True)
 class StudentEnvironment:
-    """What all rollouts of the student share over a whole run."""
+    """The tools, rewards and settings that all rollouts of the student share over a whole run."""
 
     student: Student
     rollout: RolloutSection
     tools: ToolSource | None
     rewarder: Rewarder
     variables: Mapping[str, Any]
-    """Variables of the chat template beside the conversation (a reasoning mode, say)."""
+    """The chat template's variables beside the conversation, such as a reasoning mode."""
     cut_reply: CutText | None
     notes: Sequence[str]
-    """What a user should be told of the tools."""
+    """Notes about the tools, for the user."""
     server: ModelServer | None = None
     """The server that samples the student; None: this process samples it."""
 
@@ -70,7 +70,7 @@ class StudentEnvironment:
     def rollout_context(
         self, policy: Policy, teacher: TeacherRecord, *, max_turns: int | None = None
     ) -> RolloutContext:
-        """Returns the context of rollouts by a policy, which their rows name as `teacher`."""
+        """Returns the context of rollouts by `policy`; their rows name that policy as `teacher`."""
         rollout = self.rollout
         return RolloutContext(
             policy,
@@ -93,7 +93,7 @@ async def open_student_environment(
     *,
     is_judge_optional: bool,
 ) -> AsyncGenerator[StudentEnvironment]:
-    """Starts the processes of the student's tools and rewards, as config.yml's `rollout` says.
+    """Starts the processes of the student's tools and rewards, as set in config.yml's `rollout`.
 
     Raises:
         ConfigError: the chat template does not know `rollout.reasoning_mode`.
@@ -124,7 +124,7 @@ async def open_student_environment(
 
 
 def _options(plan: TrainingPlan) -> RolloutOptions:
-    """Returns the options of tools and rewards in the form that all rollouts take."""
+    """Returns the configured options of tools and rewards, as RolloutOptions."""
     rollout = plan.config.rollout
     return RolloutOptions(
         model=plan.config.model.path,

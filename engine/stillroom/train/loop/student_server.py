@@ -1,4 +1,4 @@
-"""Samples the student on a vLLM server, which loads the adapter of each iteration by a new name."""
+"""Samples the student on a vLLM server, which loads each iteration's adapter under a new name."""
 
 import secrets
 import shutil
@@ -96,12 +96,13 @@ async def _unload(server: ModelServer, name: str) -> None:
     try:
         await server.post("/v1/unload_lora_adapter", {"lora_name": name}, lambda _answer: None)
     except (CallFailedError, TeacherError):
-        # A server that is gone, or has dropped the adapter itself, holds it no more.
+        # A server that is gone or has dropped the adapter itself no longer holds it.
         return
 
 
 def _write_adapter(student: Student, folder: Path) -> None:
-    """Writes the adapter beside its place and renames it: the server never reads a partial one."""
+    """Writes the adapter to a temporary folder and renames it: the server never reads half of
+    it."""
     temporary = folder.with_name(f".{folder.name}.partial")
     model: Any = student.module
     model.save_pretrained(temporary, save_embedding_layers=False)

@@ -1,6 +1,6 @@
-"""Sends metrics to TensorBoard, Weights & Biases and trackio; events.jsonl always comes first.
+"""Sends metrics to TensorBoard, Weights & Biases and trackio, after the run's own events.jsonl.
 
-A tracker that fails is left out from then on, with a note, so that it cannot end a run.
+A tracker that fails is dropped with a note, so that it cannot end a run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +59,7 @@ def _wandb(project: str, run: Path, settings: dict[str, Any]) -> Tracker:
     import wandb
 
     library: Any = wandb
-    # Without a key W&B would ask for one at the terminal and wait for ever.
+    # Without a key W&B would ask for one at the terminal and wait forever.
     mode = None if library.api.api_key else "offline"
     session = library.init(
         project=project, name=run.name, id=run.name, dir=str(run), config=settings, mode=mode
@@ -85,17 +85,18 @@ def _trackio(project: str, run: Path, settings: dict[str, Any]) -> Tracker:
 
 @dataclass(slots=True)
 class TrackedReporter:
-    """A reporter that tells the run's own reporter first, then the trackers."""
+    """A reporter that passes reports to the run's own reporter, and then metrics to the
+    trackers."""
 
     reporter: Reporter
     trackers: list[Tracker] = field(default_factory=list[Tracker])
 
     def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
-        """Reports how far the run is."""
+        """Reports the progress of the current phase."""
         self.reporter.progress(done, total, unit=unit, phase=phase)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Records the values of a step, then sends them to the trackers."""
+        """Records the metrics of a step, then sends them to the trackers."""
         self.reporter.metrics(step, values)
         for tracker in list(self.trackers):
             self._try(tracker, lambda tracker=tracker: tracker.log(step, values))
@@ -105,7 +106,7 @@ class TrackedReporter:
         self.reporter.note(text)
 
     def alarms(self, current: Sequence[str]) -> None:
-        """Reports what is wrong now."""
+        """Reports the alarms that hold now; they replace those of the step before."""
         self.reporter.alarms(current)
 
     def is_cancelled(self) -> bool:

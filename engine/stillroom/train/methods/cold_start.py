@@ -15,7 +15,7 @@ _PHASE = "cold_start"
 
 
 def encode_cold_start(session: Session, rows: Sequence[SftRow]) -> EncodedSft:
-    """Returns the rows as the student reads them; too long ones are left out and counted."""
+    """Returns the cold start's rows as tokens; rows that are too long are left out and counted."""
     config, loaded = session.config, session.student.loaded
     renderer = ChatRenderer(loaded.tokenizer, include_thinking=config.rollout.include_thinking)
     context = min(loaded.max_context, config.rollout.max_context_window)
@@ -23,7 +23,7 @@ def encode_cold_start(session: Session, rows: Sequence[SftRow]) -> EncodedSft:
 
 
 def cold_start_steps(config: TrainConfig, num_rows: int) -> int:
-    """Returns how many steps the cold start has over so many rows; 0 without one."""
+    """Returns the number of steps of a cold start on `num_rows` rows; 0 if none is configured."""
     if (section := config.cold_start) is None:
         return 0
     per_epoch = len(batches_of(range(num_rows), section.batch_size or config.data.batch_size))
@@ -31,9 +31,10 @@ def cold_start_steps(config: TrainConfig, num_rows: int) -> int:
 
 
 def train_cold_start(session: Session, encoded: EncodedSft, total_steps: int) -> None:
-    """Takes the supervised steps that have not been taken yet.
+    """Takes those supervised steps of the cold start that a resumed run has not taken yet.
 
-    total_steps: those of the whole run. A checkpoint of the last supervised step is always written,
+    total_steps: the number of steps of the whole run. A checkpoint of the last supervised step is
+    always written,
     to compare the distilled student with.
     """
     config, sequences = session.config, encoded.sequences

@@ -35,7 +35,7 @@ class PairBatchStats:
     loss: float
     margin: float
     accuracy: float
-    """Share of pairs whose margin is positive."""
+    """The share of pairs whose margin is positive."""
 
 
 def train_dpo(session: Session, rows: Sequence[DpoRow], *, max_length: int) -> TrainResult:
@@ -82,7 +82,7 @@ def train_dpo(session: Session, rows: Sequence[DpoRow], *, max_length: int) -> T
 def add_reference(
     student: Student, pairs: Sequence[TokenPair], *, is_mean: bool
 ) -> list[ReferencedPair]:
-    """Returns the pairs with the log-probabilities of both answers by the student as it is now."""
+    """Returns the pairs with both answers' log-probabilities by the student as it is now."""
     student.module.eval()
     mine = student.peers.share(_pair_lengths(pairs))
     own_scores: dict[int, tuple[float, float]] = {}
@@ -92,7 +92,7 @@ def add_reference(
         chosen_P, rejected_P = _pair_logprobs(student, members, is_mean=is_mean)
         both = zip(chosen_P.tolist(), rejected_P.tolist(), strict=True)
         own_scores.update(zip(places, both, strict=True))
-    # Every process has scored its share of the pairs; together they are all of them.
+    # Each process has scored its share of the pairs; together these are all pairs.
     scores: dict[int, tuple[float, float]] = {}
     for part in student.peers.gathered(own_scores):
         scores |= part
@@ -102,10 +102,10 @@ def add_reference(
 def accumulate_preference(
     student: Student, batch: Sequence[ReferencedPair], settings: DpoSection
 ) -> PairBatchStats:
-    """Adds the gradient of the batch's mean loss, and returns its metrics.
+    """Adds the gradient of the batch's mean loss, and returns the batch's metrics.
 
-    It does not depend on how the batch is cut into microbatches. Each process adds that of its
-    share of the pairs; the metrics are those of the whole batch.
+    The gradient does not depend on how the batch is cut into microbatches. Each process adds the
+    gradient of its share of the pairs; the metrics are those of the whole batch.
     """
     totals = _Totals()
     for items in _reference_groups(student, batch):
@@ -118,7 +118,7 @@ def accumulate_preference(
 def validate_preference(
     student: Student, pairs: Sequence[ReferencedPair], settings: DpoSection
 ) -> PairBatchStats:
-    """Returns the means over held-out pairs."""
+    """Returns the mean loss, margin and accuracy over held-out pairs."""
     totals = _Totals()
     for items in _reference_groups(student, pairs):
         _losses(student, items, settings, totals)
@@ -143,7 +143,7 @@ class _Totals:
 def _losses(
     student: Student, items: Sequence[ReferencedPair], settings: DpoSection, totals: _Totals
 ) -> Tensor:
-    """Returns the loss of each pair, [P], and adds to the sums."""
+    """Returns the loss of each pair, [P], and adds the pairs' results to `totals`."""
     is_mean = settings.loss == "ipo"
     pairs = [item.pair for item in items]
     chosen_P, rejected_P = _pair_logprobs(student, pairs, is_mean=is_mean)
@@ -169,7 +169,7 @@ def _losses(
 def _reference_groups(
     student: Student, batch: Sequence[ReferencedPair]
 ) -> Iterator[list[ReferencedPair]]:
-    """Yields the pairs of each of this process's passes."""
+    """Yields the pairs of each forward pass that this process makes."""
     mine = student.peers.share(_pair_lengths([item.pair for item in batch]))
     for group in student.passes(_pair_lengths([batch[i].pair for i in mine])):
         yield [batch[mine[i]] for i in group]
@@ -195,7 +195,7 @@ def _pair_logprobs(
     sequences: list[TokenSequence] = [pair.chosen for pair in pairs]
     sequences += [pair.rejected for pair in pairs]
     batch = student.collate(sequences)
-    # In float64: of two sums of a thousand nats a difference far below one decides.
+    # In float64, since a difference far below 1 between sums of a thousand nats decides.
     sums = sum_by_sequence(student.logprobs(batch).double(), batch.rows_N, len(sequences))
     if is_mean:
         sums = sums / sums.new_tensor([sequence.num_trained for sequence in sequences])

@@ -1,4 +1,4 @@
-"""Pure losses over log-probabilities. Everything is in nats.
+"""The losses of training as pure functions of log-probabilities, in nats.
 
 Shapes: N trained tokens of a batch, P pairs.
 """
@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 from torch import Tensor
 
-# Adam makes whole steps of the smallest gradient: what rounding leaves between a student and a
-# teacher that say the same would move it. In fp32 it stays below these.
+# Adam scales even the smallest gradient up to a whole step, so the rounding difference between a
+# student and a teacher that agree would move the student. In fp32 that difference stays
+# below these bounds.
 _ROUNDING_NATS = 1e-4
 _ROUNDING_KL = 1e-6
 
@@ -37,7 +38,7 @@ def preference_loss(
 ) -> PreferenceLoss:
     """Returns the DPO (sigmoid) or IPO loss of pairs of sequence log-probabilities.
 
-    For ipo the inputs are means over tokens, for sigmoid sums.
+    The inputs are means over tokens for ipo, and sums for sigmoid.
     Source: Rafailov et al. 2023, eq. 7; Azar et al. 2023, eq. 17; smoothing: Mitchell 2023 (cDPO).
     """
     log_ratio_P = (chosen_P - reference_chosen_P) - (rejected_P - reference_rejected_P)
@@ -56,21 +57,21 @@ def reverse_kl_advantages(student_N: Tensor, teacher_N: Tensor, *, coef: float) 
     """Returns per-token advantages `-coef * (log p_student - log p_teacher)`, [N].
 
     student_N, teacher_N: logprobs of the student's own sampled tokens; no gradient.
-    Differences within rounding are none.
-    Source: one-sample estimate of KL(student || teacher) per token, discount 0.
+    Differences within rounding count as 0.
+    This is the one-sample estimate of KL(student || teacher) per token, with discount 0.
     """
     ratio_N = student_N - teacher_N
     return -coef * torch.where(ratio_N.abs() <= _ROUNDING_NATS, 0.0, ratio_N)
 
 
 def beyond_rounding(divergence_N: Tensor) -> Tensor:
-    """Returns the divergences, and 0 without a gradient where they are no more than rounding."""
-    # Not where it is larger: what is not a number must stay so.
+    """Returns the divergences; those within rounding are replaced by 0, without a gradient."""
+    # The condition is "small", not "large", so that NaN is kept.
     return torch.where(divergence_N <= _ROUNDING_KL, 0.0, divergence_N)
 
 
 def above_expected(advantages_N: Tensor, divergence_N: Tensor, *, coef: float) -> Tensor:
-    """Returns reverse KL advantages less what is to be expected of them: `-coef * KL`, [N].
+    """Returns reverse KL advantages less their expected value `-coef * KL`, [N].
 
     divergence_N: the exact KL(student || teacher) at each position; no gradient. A baseline that
     depends on the position alone leaves the expected gradient as it is, and lowers its variance.
@@ -80,9 +81,9 @@ def above_expected(advantages_N: Tensor, divergence_N: Tensor, *, coef: float) -
 
 
 def truncated_ratios(trainer_N: Tensor, sampler_N: Tensor, *, cap: float) -> Tensor:
-    """Returns min(p_trainer / p_sampler, cap) of each token: what corrects for another sampler.
+    """Returns each token's weight min(p_trainer / p_sampler, cap), which corrects for the sampler.
 
-    trainer_N: log-probabilities before the iteration's first step; no gradient.
+    trainer_N: log-probabilities by the weights before the iteration's first step; no gradient.
     Source: truncated importance sampling by token, arXiv 2510.26788.
     """
     return torch.exp(trainer_N - sampler_N).clamp(max=cap)
@@ -108,5 +109,5 @@ def ppo_losses(
 
 
 def sum_by_sequence(values_N: Tensor, rows_N: Tensor, num_sequences: int) -> Tensor:
-    """Returns the sum of the tokens' values of each sequence."""
+    """Returns the sum of the values of each sequence's tokens, [num_sequences]."""
     return values_N.new_zeros(num_sequences).index_add(0, rows_N, values_N)

@@ -17,7 +17,7 @@ from stillroom.train.student.optimizer import Optimizer
 
 @dataclass(frozen=True, slots=True)
 class BatchLoss:
-    """A batch's loss: the mean over its trained tokens (nats)."""
+    """The mean loss of a batch over its trained tokens (nats), and their number."""
 
     loss: float
     num_tokens: int
@@ -59,8 +59,8 @@ def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> T
 def accumulate_nll(student: Student, sequences: Sequence[TokenSequence]) -> BatchLoss:
     """Adds the gradient of the batch's mean token loss, and returns that loss.
 
-    It does not depend on how the batch is cut into microbatches. Each process adds that of its
-    share of the sequences; the loss is the whole batch's.
+    The gradient does not depend on how the batch is cut into microbatches. Each process adds the
+    gradient of its share of the sequences; the loss is the whole batch's.
     """
     num_tokens = sum(sequence.num_trained for sequence in sequences)
     mine = _share(student, sequences)
@@ -86,6 +86,6 @@ def validation_loss(student: Student, sequences: Sequence[TokenSequence]) -> flo
 
 
 def _share(student: Student, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
-    """Returns the sequences that this process runs."""
+    """Returns the sequences of which this process makes the forward passes."""
     lengths = [len(sequence.ids) for sequence in sequences]
     return [sequences[i] for i in student.peers.share(lengths)]

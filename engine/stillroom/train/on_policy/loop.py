@@ -49,7 +49,7 @@ class DistillProgress:
     """The metrics of the steps so far, with those before the run was resumed."""
 
     def alarms_after(self, metrics: Mapping[str, float]) -> list[str]:
-        """Takes in the metrics of one more step and returns what is wrong now."""
+        """Adds the metrics of one more step and returns the alarms that now hold."""
         self.history.append(metrics)
         return [f"{alarm.name}: {alarm.text}" for alarm in find_alarms(self.history)]
 
