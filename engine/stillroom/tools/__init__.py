@@ -1,4 +1,4 @@
-"""Tools a model can call, and what a user's own tools.py and rewards.py import."""
+"""The tools that a model can call, and the names that a user's tools.py and rewards.py import."""
 
 from stillroom.tools.user.file import RewardArgs, ToolArgs, reward, tool
 

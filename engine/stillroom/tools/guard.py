@@ -1,7 +1,8 @@
 """A process that kills tool servers when the process that started them was killed.
 
-A server ends by itself when its input closes, unless it hangs. A killed process cannot see to
-that, so a small process outside of its process group does.
+When the process that started a server is killed, the server's input closes. Most servers then end
+by themselves, but one that hangs does not, and a killed process can no longer kill it. So a small
+process in another process group does that.
 """
 
 import subprocess
@@ -22,7 +23,7 @@ _END_TIMEOUT_S = 5.0
 
 
 class Guard(AsyncContextManagerMixin):
-    """The guard process as its owner sees it. Use as an async context manager."""
+    """The owner's handle of the guard process. Use as an async context manager."""
 
     def __init__(self) -> None:
         self._process: anyio.abc.Process
@@ -46,11 +47,11 @@ class Guard(AsyncContextManagerMixin):
                 await self._process.aclose()
 
     async def watch(self, pid: int, mark: str) -> None:
-        """Adds a process that leads a process group and was started with a mark."""
+        """Adds a process to those to kill; it leads a process group and was started with `mark`."""
         await self._send(f"+ {pid} {mark}")
 
     async def forget(self, pid: int, mark: str) -> None:
-        """Removes a process that has ended; its number may soon be another one's."""
+        """Removes a process that has ended, since another one may soon get its number."""
         await self._send(f"- {pid} {mark}")
 
     @property
@@ -58,7 +59,7 @@ class Guard(AsyncContextManagerMixin):
         return cast("ByteSendStream", self._process.stdin)
 
     async def _send(self, line: str) -> None:
-        # Everything works without the guard; only a kill of ours may leave a hung server behind.
+        # Everything works without the guard, but if we are killed, a hung server may then live on.
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             await self._stdin.send(line.encode() + b"\n")
 
@@ -80,7 +81,7 @@ class Background(AsyncContextManagerMixin):
 
 
 def main() -> None:
-    """Reads which processes to watch, and kills them with their families at the end of input."""
+    """Reads the processes to watch from standard input, and kills their families when it ends."""
     pids = dict[str, int]()
     for line in sys.stdin:
         sign, pid, mark = line.split()
@@ -91,7 +92,7 @@ def main() -> None:
     for pid in pids.values():
         kill_family(pid)
     if pids:
-        # Some may have ended together with our input, before their families could be listed.
+        # Some leaders may have ended just before, so that their families could not be listed.
         kill_marked(pids.keys())
 
 

@@ -1,6 +1,6 @@
 """Killing processes together with everything that they started.
 
-Workers load this module before the user's code, so it imports nothing heavy at its top.
+Workers load this module each time they start, so it imports nothing slow at its top.
 """
 
 import os
@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     import psutil
 
 SERVER_MARK_VARIABLE = "STILLROOM_SESSION"
-"""The environment variable that marks all processes of one tool server, also after its end."""
+"""The environment variable that marks all processes of one tool server.
+
+The server's children inherit it, so they can be found even after the server has ended.
+"""
 
 
 def kill_family(leader: int) -> None:
-    """Kills a process group, and what its leader started in process groups of their own.
+    """Kills a process group, and its leader's descendants, even those in other process groups.
 
     The leader must not have been waited for: the system may have given its number to another
     process by then.
@@ -56,7 +59,7 @@ def kill_marked(marks: Collection[str]) -> None:
     import psutil
 
     for process in psutil.process_iter():
-        # It has ended, or belongs to another user.
+        # psutil refuses if the process has ended or belongs to another user.
         with suppress(psutil.Error, OSError):
             if process.environ().get(SERVER_MARK_VARIABLE) in marks:
                 process.kill()

@@ -1,4 +1,4 @@
-"""From a function's signature to the JSON schema a model sees, and back to checked arguments."""
+"""Makes a tool's JSON schema from its function's signature, and checks a model's arguments."""
 
 import inspect
 import types
@@ -36,9 +36,10 @@ class ArgumentError(Exception):
 
 
 def tool_schema(function: Callable[..., Any], *, name: str | None = None) -> ToolSchema:
-    """Returns the schema of a tool; its name is `name`, by default the function's own.
+    """Returns the schema of a tool called `name`, by default the name of its function.
 
-    Raises ToolFileError for a function without a docstring or with a parameter without a type.
+    Raises ToolFileError if the function has no docstring, or a parameter has no type or one that
+    JSON schema cannot express.
     """
     description = inspect.getdoc(function)
     if not description:
@@ -62,11 +63,11 @@ def tool_schema(function: Callable[..., Any], *, name: str | None = None) -> Too
 
 
 class ArgumentChecker:
-    """Checks and converts the arguments of one tool; text becomes a number if that is exact."""
+    """Checks the arguments of one tool and converts them, e.g. "3" to 3 for a whole number."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         parameters = inspect.signature(function).parameters
-        # core_schema and not create_model, since parameters may be called `json` or `copy`.
+        # Not pydantic's create_model: a parameter `json` or `copy` would shadow a model's method.
         fields = {
             name: core_schema.typed_dict_field(
                 core_schema_of(kind),
@@ -92,8 +93,8 @@ class ArgumentChecker:
 def core_schema_of(kind: Any) -> CoreSchema:
     """Returns the pydantic-core schema that checks a type.
 
-    Types that are common in tools are translated here. Importing pydantic for them takes longer
-    than everything else that a worker does before its first call.
+    Types that are common in tools are translated here, because importing pydantic takes longer than
+    everything else that a worker does before its first call.
     """
     origin, inner = get_origin(kind), get_args(kind)
     if plain := _CHECKED.get(kind):

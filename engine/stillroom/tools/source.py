@@ -1,7 +1,7 @@
-"""Tools as the rollout loop sees them, wherever they come from.
+"""The interface of tools to the rollout loop, the same for tools of every origin.
 
 A ToolSource opens one ToolSession for each rollout, and a session runs the rollout's tool calls.
-Each kind of source bounds its calls by a deadline in its own way:
+Each kind of source has its own way to end a call that misses its deadline:
 
 - tools.py: UserPool.call in tools/user/pool.py; the worker's process is killed.
 - MCP servers and containers: Connection.call in tools/mcp/connection.py; the session is closed.
@@ -20,7 +20,7 @@ from stillroom.types import ToolSchema
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one tool call, as the model will read it."""
+    """The answer to one tool call: the text that the model reads, and whether it is an error."""
 
     content: str
     is_error: bool
@@ -28,19 +28,19 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ToolTask:
-    """What tools may know of the task that they serve."""
+    """The part of a task that its tools may know."""
 
     metadata: dict[str, Any]
     docker: str | None = None
-    """The container with the task's MCP server: `local/NAME` or an image."""
+    """The image with the task's MCP server, or `local/NAME` for Dockerfile.NAME; None if none."""
     docker_env: dict[str, str] = field(default_factory=dict[str, str])
 
 
 class ToolSession(Protocol):
-    """The tools of one rollout; no other rollout sees their state."""
+    """The tools of one rollout, whose state no other rollout shares."""
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Runs one tool within its deadline; a tool that fails gives a result with `is_error`.
+        """Runs one tool within its deadline; if the tool fails, the result has `is_error`.
 
         Raises:
             CallFailedError: the tool could not be run at all.
@@ -49,7 +49,7 @@ class ToolSession(Protocol):
 
 
 class ToolSource(Protocol):
-    """A place that tools come from: tools.py, an MCP server, containers, the browser."""
+    """A source of tools: tools.py, an MCP server, containers, or the browser."""
 
     @property
     def schemas(self) -> Sequence[ToolSchema]:
@@ -57,16 +57,19 @@ class ToolSource(Protocol):
         ...
 
     def schemas_for(self, task: ToolTask) -> Sequence[ToolSchema]:
-        """Returns the schemas that one task is shown; only containers depend on the task."""
+        """Returns the schemas that the model is shown for one task.
+
+        Only the tools of containers depend on the task.
+        """
         return self.schemas
 
     @property
     def keeps_state(self) -> bool:
-        """Whether a call depends on earlier calls, so that a recorded reply is no use alone."""
+        """Whether a call depends on earlier calls, so that one recorded reply cannot replace it."""
         ...
 
     def session(self, task: ToolTask) -> AbstractAsyncContextManager[ToolSession]:
-        """Opens the tools for one rollout; processes and pages start with the first call."""
+        """Opens the tools of one rollout; its processes and pages start with the first call."""
         ...
 
 
@@ -79,7 +82,7 @@ class CombinedTools(ToolSource):
     """The tools of several sources as one source. The caller opens and closes the sources."""
 
     def __init__(self, sources: Mapping[str, ToolSource]) -> None:
-        """`sources`: each under the name that messages give it, e.g. the path of tools.py.
+        """`sources` holds each source by its name in messages, e.g. the path of tools.py.
 
         Raises:
             InputError: two of them have a tool of the same name.
@@ -106,7 +109,7 @@ class CombinedTools(ToolSource):
         return [schema for source in self._sources.values() for schema in source.schemas]
 
     def schemas_for(self, task: ToolTask) -> Sequence[ToolSchema]:
-        """Returns the schemas that one task is shown, source by source."""
+        """Returns the schemas that the model is shown for one task, source by source."""
         return [schema for source in self._sources.values() for schema in source.schemas_for(task)]
 
     @property

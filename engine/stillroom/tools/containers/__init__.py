@@ -1,1 +1,1 @@
-"""Tools that run in a container for each task."""
+"""Tools of MCP servers that run in containers, with a container for each rollout."""

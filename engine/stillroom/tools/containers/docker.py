@@ -1,4 +1,4 @@
-"""Tools of an MCP server that runs in a container for each rollout."""
+"""The tools of MCP servers in containers; each rollout has a container of its own."""
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -40,7 +40,7 @@ class _PreparedImage:
 
 
 class DockerTools(ToolSource, AsyncContextManagerMixin):
-    """The tools in the containers that tasks name. Use as an async context manager.
+    """The tools of the containers that tasks name. Use as an async context manager.
 
     Where there is neither Docker nor Podman, `local/playwright` is replaced by `fallback`.
     """
@@ -56,10 +56,10 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
         start_timeout_s: float = 120.0,
         max_containers: int = 8,
     ) -> None:
-        """`tasks`: all of the run; `folder`: holds Dockerfile.NAME; `fallback`: already open.
+        """`tasks` are all tasks of the run, and `folder` holds their Dockerfile.NAME files.
 
-        `run_id` labels the containers. Containers with the same label are removed at the start,
-        so two processes must not share an id.
+        `fallback` must be open already. `run_id` labels the containers. Containers with the same
+        label are removed at the start, so two processes must not share an id.
         """
         self._env_by_container: dict[str, dict[str, str]] = {}
         for task in tasks:
@@ -73,7 +73,7 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
         self._prepared: dict[str, _PreparedImage] = {}
         self._schemas: list[ToolSchema] = []
         self.notes: list[str] = []
-        """Notes for the user."""
+        """Notes for the user, e.g. that a browser on this machine replaces a container."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
@@ -104,7 +104,7 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
 
     @property
     def keeps_state(self) -> bool:
-        """True: a container is as the last call left it."""
+        """True, since a call finds its container as the last call left it."""
         return True
 
     @asynccontextmanager
@@ -226,7 +226,7 @@ class _DockerSession:
         self._turn = anyio.Lock()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Runs one tool. If the server hangs or dies, the next call gets a new container.
+        """Runs one tool. After a server that hangs or dies, the next call gets a new container.
 
         Raises:
             CallFailedError: no container can be started.
@@ -248,14 +248,14 @@ class _DockerSession:
 
 
 class _NoContainerSession:
-    """The session of a task without a container, which has none of these tools."""
+    """The session of a task without a container: every call is an error."""
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         return error_result(f"{name} is not available in this task, which has no container")
 
 
 def _merged(by_image: Mapping[str, Sequence[ToolSchema]]) -> list[ToolSchema]:
-    """Returns the tools of all images. A tool of several images must be the same in all."""
+    """Returns the tools of all images. Raises InputError if two images differ in a tool."""
     merged: dict[str, tuple[str, ToolSchema]] = {}
     for docker, schemas in by_image.items():
         for schema in schemas:

@@ -1,4 +1,4 @@
-"""The few commands of Docker, or of Podman, that rollouts need."""
+"""Runs the few commands of Docker or Podman that rollouts need."""
 
 import hashlib
 import shutil
@@ -15,14 +15,14 @@ from stillroom.errors import InputError
 MCP_PORT = 8931
 _INFO_TIMEOUT_S = 30.0
 _COMMAND_TIMEOUT_S = 120.0
-# Building an image, or fetching one of several GB.
+# Long enough to build an image, or to fetch one of several GB.
 _IMAGE_TIMEOUT_S = 3600.0
 _RUN_LABEL = "stillroom.run"
 LOCAL = "local/"
 
 
 class DockerError(Exception):
-    """A command of the engine failed."""
+    """A command of Docker or Podman failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,10 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class DockerEngine:
-    """An engine that answers. The run's id labels its containers, so that leftovers are found."""
+    """Docker or Podman on this machine.
+
+    The run's id labels its containers, so that a later start can find and remove leftovers.
+    """
 
     executable: str
     run_id: str
@@ -45,7 +48,7 @@ class DockerEngine:
         await self._run(["info"], timeout_s=_INFO_TIMEOUT_S)
 
     async def prepare_image(self, docker: str, *, folder: Path) -> str:
-        """Builds or fetches the image that a row's `docker` names, and returns its name.
+        """Builds or fetches the image that a row's field `docker` names, and returns its name.
 
         Raises:
             InputError: there is no such Dockerfile or image, or it cannot be built.
@@ -93,18 +96,18 @@ class DockerEngine:
 
     @asynccontextmanager
     async def container(self, image: str, env: Mapping[str, str]) -> AsyncGenerator[Container]:
-        """Runs a container and removes it, also when cancelled.
+        """Runs a container for the block and removes it at the end, also when cancelled.
 
         Raises:
             DockerError: the container does not start.
         """
         name = f"stillroom-{uuid.uuid4().hex}"
         variables = [part for key, value in env.items() for part in ("--env", f"{key}={value}")]
-        # Published on the loopback only: the server is for this machine's rollouts.
+        # Published on the loopback only, since just this machine's rollouts use the server.
         ports = ["--publish", f"127.0.0.1::{MCP_PORT}"]
         label = ["--label", f"{_RUN_LABEL}={self.run_id}"]
         try:
-            # If cancelled here, the engine could still start the container after its removal.
+            # Without the shield, a cancelled `run` might start the container after its removal.
             with anyio.CancelScope(shield=True):
                 await self._run(
                     ["run", "--detach", "--name", name, *label, *ports, *variables, image]
@@ -119,7 +122,7 @@ class DockerEngine:
         try:
             await self._run(["rm", "--force", "--volumes", name])
         except DockerError:
-            # It will be found by its label when the run is started again.
+            # When the run is started again, the container is found by its label and removed.
             return
 
     async def log_if_stopped(self, container: Container) -> str | None:
@@ -143,19 +146,19 @@ class DockerEngine:
                 f"`{Path(self.executable).name} {arguments[0]}` ended with code "
                 f"{done.returncode}: {(err or out).strip()[-2000:]}"
             )
-        # A container's log has both its outputs.
+        # `logs` prints what the container wrote to standard output and to standard error.
         return out + err if arguments[0] == "logs" else out
 
 
 class NoEngineError(Exception):
-    """There is no engine; the text says why."""
+    """Neither Docker nor Podman can be used; the text gives the reason."""
 
 
 async def find_engine(run_id: str) -> DockerEngine:
     """Returns Docker, else Podman, if one is installed and answers.
 
     Raises:
-        NoEngineError: neither does.
+        NoEngineError: neither is installed and answers.
     """
     reasons: list[str] = []
     for name in ("docker", "podman"):

@@ -1,4 +1,4 @@
-"""One session with an MCP server: opened, called, closed; and results as text for the model."""
+"""One session with an MCP server, whose results become text for the model."""
 
 import json
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from mcp import Client, MCPError, types
 
 MAX_RESULT_CHARACTERS = 1_000_000
-# A hung HTTP server is left after this; a hung process has its own, shorter grace.
+# How long an HTTP server may take to close a session. A process has its own, shorter grace.
 CLOSE_TIMEOUT_S = 3.0
 MAX_PAGES = 100
 _MAX_EVENT_BYTES = 64 << 20
 
 
 class ConnectFailedError(Exception):
-    """No session could be opened. `code` is the error code, if the server sent one."""
+    """No session could be opened; `code` is the JSON-RPC error code, if the server sent one."""
 
     def __init__(self, reason: str, *, code: int | None = None) -> None:
         super().__init__(reason, code)
@@ -43,9 +43,10 @@ class ConnectionLostError(Exception):
 
 
 class Connection:
-    """A session with a server, held by a task of its own.
+    """A session with a server, held open by a background task of its own.
 
-    The calls of a rollout come from several tasks, and the SDK's scopes belong to one.
+    The SDK's cancel scopes must be entered and left by the same task, but the calls of a rollout
+    come from several tasks.
     """
 
     def __init__(self, spec: ServerSpec, dialect: ServerDialect, background: Background) -> None:
@@ -61,7 +62,7 @@ class Connection:
         """Connects; a background task then holds the session until `close`.
 
         Raises:
-            ConnectFailedError: the server did not start, does not answer, or speaks otherwise.
+            ConnectFailedError: the server did not start, did not answer, or refused the dialect.
         """
         self._background.group.start_soon(self._hold)
         try:
@@ -78,15 +79,15 @@ class Connection:
             await self.close()
             raise ConnectFailedError(self._reason(), code=_code_of(self._error)) from self._error
         if self._dialect.mode == "auto":
-            # Servers of the new generation may want parts of a call in the headers, which the SDK
-            # can only write for tools that it has listed.
+            # Servers of the new protocol generation may need parts of a call in HTTP headers, and
+            # the SDK can write those only for tools that it has listed.
             await self.list_tools(timeout_s=timeout_s)
 
     async def list_tools(self, *, timeout_s: float) -> list[ToolSchema]:
-        """Returns all tools of the server, in its order.
+        """Returns all tools of the server, in the order in which it lists them.
 
         Raises:
-            ConnectFailedError: the server does not list them.
+            ConnectFailedError: the server did not list them; the session is closed.
         """
         from mcp import MCPError
         from pydantic import ValidationError
@@ -109,10 +110,11 @@ class Connection:
             raise
 
     async def call(self, name: str, arguments: dict[str, Any], *, timeout_s: float) -> ToolResult:
-        """Runs one tool within its deadline; an error that the server reports is a result.
+        """Runs one tool within its deadline; an error that the server reports is an error result.
 
         Raises:
-            ConnectionLostError: no answer came, in time or at all; the session is closed.
+            ConnectionLostError: no answer came in time, or the connection ended; the session is
+                closed.
         """
         from mcp import MCPError
         from pydantic import ValidationError
@@ -138,9 +140,9 @@ class Connection:
         raise ConnectionLostError("the connection ended")
 
     async def close(self, *, now: bool = False) -> None:
-        """Ends the session and the processes of its server; also when cancelled.
+        """Ends the session and the processes of its server, also when cancelled.
 
-        `now`: a process gets no time to end by itself.
+        With `now`, a process gets no time to end by itself.
         """
         with anyio.CancelScope(shield=True):
             self._leave.set()
@@ -152,7 +154,10 @@ class Connection:
             await self._done.wait()
 
     def ending(self) -> str:
-        """Returns, after `close`, how the server's process ended; empty if we ended it."""
+        """Returns a text on how the server's process ended; empty if it did not end by itself.
+
+        This is known only after `close`.
+        """
         code = self._output.exit_code
         return "" if code is None else f"; its process ended with code {code}"
 
@@ -165,7 +170,7 @@ class Connection:
                     self._client = client
                     self._settled.set()
                     await self._leave.wait()
-        # The SDK raises whatever a server does wrong, in groups of groups.
+        # The SDK raises all kinds of errors for what a server does wrong, in nested groups.
         except Exception as error:
             self._error = error
         finally:
@@ -211,7 +216,7 @@ class Connection:
     async def _request(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
 
-        # Not call_tool: it lists the tools again, and refuses results for details of their form.
+        # The SDK's call_tool would list the tools again, and refuse results for details of form.
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
         return _result_of(await self._open_client().session.send_request(request, CallToolResult))
 
@@ -224,9 +229,9 @@ class Connection:
         from mcp.types.jsonrpc import CONNECTION_CLOSED, INVALID_REQUEST
 
         if self._dialect.transport == "stdio":
-            # The error code alone says little: any server may use it.
+            # The error code alone proves little, since any server may use it.
             return self._output.has_ended
-        # The SDK reports a session that the server does not know any more in this way.
+        # This is how the SDK reports that the server no longer knows the session.
         is_forgotten = error.code == INVALID_REQUEST and error.message == "Session terminated"
         return self._done.is_set() or is_forgotten or error.code == CONNECTION_CLOSED
 
@@ -244,14 +249,14 @@ def _code_of(error: BaseException | None) -> int | None:
 
 
 def leaf_of(error: BaseException | None) -> BaseException | None:
-    """Returns the first error inside nested groups of errors."""
+    """Returns the first error inside nested exception groups, or the error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def _schema_of(tool: "types.Tool") -> ToolSchema:
-    """Returns a tool as the model sees it; the input schema is as the server sent it."""
+    """Returns a tool's schema for the model; the parameters are as the server sent them."""
     function = {
         "name": tool.name,
         "description": tool.description or "",
@@ -261,7 +266,10 @@ def _schema_of(tool: "types.Tool") -> ToolSchema:
 
 
 def _result_of(result: "types.CallToolResult") -> ToolResult:
-    """Returns a tool's result as text for the model; other content is named with its size."""
+    """Returns a tool's result as text for the model.
+
+    Images, sound and binary resources are replaced by their type and size.
+    """
     text = "\n".join(map(_block_text, result.content))
     if not text and result.structured_content is not None:
         text = json.dumps(result.structured_content, ensure_ascii=False)

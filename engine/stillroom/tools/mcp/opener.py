@@ -1,4 +1,4 @@
-"""Opening sessions with one MCP server: one process each, one shared process, or a URL."""
+"""Opens sessions with one MCP server: a process for each, one process for all, or a URL."""
 
 import os
 import socket
@@ -17,12 +17,12 @@ from stillroom.tools.mcp.server_process import ServerOutput, keep_output, server
 from stillroom.tools.mcp.spec import ServerDialect, ServerSpec
 
 _POLL_S, _CONNECT_TIMEOUT_S = 0.05, 1.0
-# More at once would only slow each other down, so that the first starts as late as the last.
+# With more starts at once they all slow down, and even the first one is ready late.
 _STARTS_PER_CPU = 2
 
 
 class SessionOpener:
-    """Opens sessions with a server; only a few of their processes start at the same time."""
+    """Opens sessions with a server, and starts only a few of its processes at the same time."""
 
     def __init__(self, spec: ServerSpec, background: Background, *, timeout_s: float) -> None:
         self.spec, self.timeout_s = spec, timeout_s
@@ -34,7 +34,7 @@ class SessionOpener:
         """Returns an open session.
 
         Raises:
-            ConnectFailedError: the server did not start, does not answer, or speaks otherwise.
+            ConnectFailedError: the server did not start, did not answer, or refused the dialect.
         """
         if self._shared is not None:
             return await self._open_shared(self._shared, dialect)
@@ -56,13 +56,13 @@ class SessionOpener:
         try:
             return await self._session(spec, dialect)
         except NoAnswerError:
-            # It hangs for all sessions; the next one finds a new process.
+            # The process hangs for all sessions, so the next one gets a new process.
             await shared.stop(spec)
             raise
         except ConnectFailedError:
             if not await shared.has_lost(spec):
                 raise
-        # The process had just died and nobody had noticed yet, so another try is fair.
+        # The process had just died and nobody had noticed it, so one more try makes sense.
         return await self._session(await shared.running(timeout_s=self.timeout_s), dialect)
 
     async def _session(self, spec: ServerSpec, dialect: ServerDialect) -> Connection:
@@ -72,7 +72,10 @@ class SessionOpener:
 
 
 class _SharedServer:
-    """The one process of a server that listens on a port; it is started again after its end."""
+    """The one process of a server that serves all sessions on a port.
+
+    If it ends, the next session starts it again.
+    """
 
     def __init__(self, spec: ServerSpec, background: Background) -> None:
         self._spec, self._background = spec, background
@@ -87,7 +90,7 @@ class _SharedServer:
         """
         async with self._turn:
             if self._process is not None and self._process.has_ended:
-                # Processes that it had started may still live.
+                # Processes that it started may still be running.
                 process, self._process = self._process, None
                 await process.stop()
             if self._process is None:
@@ -109,7 +112,7 @@ class _SharedServer:
             return self._process is None
 
     async def stop(self, spec: ServerSpec | None = None) -> None:
-        """Ends the process; with `spec`, only if it is still the one behind that."""
+        """Ends the process; if `spec` is given, only if it is still the process behind `spec`."""
         async with self._turn:
             if self._process is not None and spec in (None, self._process.spec):
                 process, self._process = self._process, None
@@ -156,7 +159,7 @@ class _ListeningProcess:
         )
 
     async def stop(self) -> None:
-        """Ends the process with all that it started; also when cancelled."""
+        """Ends the process with all that it started, also when cancelled."""
         with anyio.CancelScope(shield=True):
             self._leave.set()
             await self._done.wait()
@@ -183,7 +186,7 @@ class _ListeningProcess:
             self._done.set()
 
     async def listens(self) -> bool:
-        """Returns whether the port takes connections; a server too busy to accept counts too."""
+        """Returns whether the port takes connections, even if the server is too busy to answer."""
         with anyio.move_on_after(_CONNECT_TIMEOUT_S):
             try:
                 stream = await anyio.connect_tcp("localhost", self._port)

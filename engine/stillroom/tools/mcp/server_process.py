@@ -1,4 +1,4 @@
-"""A server process that speaks MCP over its pipes, ended together with all that it started."""
+"""Runs the process of an MCP server, and ends it together with all that it started."""
 
 import json
 import os
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MAX_LINE_BYTES = 64 << 20
 _MAX_LAST_OUTPUT_BYTES = 4096
-# For a server to end by itself once its input is closed, as the protocol asks of it.
+# How long a server may take to end by itself once its input is closed, as MCP demands.
 _GRACE_S = 1.0
 _KILL_TIMEOUT_S = 5.0
 _POLL_S = 0.01
@@ -49,16 +49,16 @@ _Source = MemoryObjectReceiveStream["SessionMessage"]
 
 @dataclass(slots=True)
 class ServerOutput:
-    """The last output of a server beside the protocol, and its exit code, for error messages."""
+    """The last lines that a server printed beside the protocol, and its exit code, for errors."""
 
     exit_code: int | None = None
-    """Set if the process ended by itself."""
+    """The exit code of a process that ended by itself; None if it runs or was killed."""
     has_ended: bool = False
     """Whether nothing more can come from the server."""
     _tail: bytearray = field(default_factory=bytearray)
 
     def add(self, data: bytes) -> None:
-        """Takes in output, of which only the end is kept."""
+        """Adds output; only the last 4 kB are kept."""
         self._tail += data
         del self._tail[:-_MAX_LAST_OUTPUT_BYTES]
 
@@ -67,7 +67,7 @@ class ServerOutput:
         return "\n".join(line.rstrip() for line in lines if line.strip())
 
     def error_suffix(self) -> str:
-        """Returns the text that an error message ends with; empty if the server printed nothing."""
+        """Returns the last output as the end of an error message; empty if there was none."""
         text = str(self)
         return f"; its last output:\n{text}" if text else ""
 
@@ -81,7 +81,7 @@ async def server_process(
     folder: Path,
     guard: Guard,
 ) -> AsyncGenerator[anyio.abc.Process]:
-    """Starts a server, and ends it with all that it started at the end of the block.
+    """Starts a server; at the end of the block, stops it and everything that it started.
 
     Raises:
         OSError: the command cannot be run.
@@ -99,7 +99,7 @@ async def server_process(
         await guard.watch(process.pid, mark)
         yield process
     except anyio.get_cancelled_exc_class():
-        # Either it hangs, or everything is to end at once.
+        # Either the server hangs, or everything must end at once.
         grace_s = 0.0
         raise
     finally:
@@ -141,7 +141,7 @@ async def stdio_streams(
 
 
 async def _receive(stdout: ByteReceiveStream | None, session: _Sink, output: ServerOutput) -> None:
-    """Hands the server's messages to the session, and closes it with the server's last one."""
+    """Passes the server's messages to the session, and closes that after the last one."""
     from mcp.shared.message import SessionMessage
 
     lines = BufferedByteReceiveStream(cast("ByteReceiveStream", stdout))
@@ -163,7 +163,7 @@ async def _receive(stdout: ByteReceiveStream | None, session: _Sink, output: Ser
 
 
 def _parsed(line: bytes) -> Any:
-    """Returns the message in a line, or None for what a server prints beside the protocol."""
+    """Returns the message in a line; None if the line is not a message of the protocol."""
     from mcp.types.jsonrpc import jsonrpc_message_adapter
 
     try:
@@ -171,7 +171,7 @@ def _parsed(line: bytes) -> Any:
     except ValueError:
         pass
     try:
-        # JavaScript may cut a text within a character and write half a surrogate pair as an escape.
+        # JavaScript may cut a text inside a character and escape half a surrogate pair.
         whole = json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", errors="replace")
         return jsonrpc_message_adapter.validate_json(whole, by_name=False)
     except (ValueError, RecursionError):
@@ -179,7 +179,7 @@ def _parsed(line: bytes) -> Any:
 
 
 async def _send(session: _Source, stdin: ByteSendStream, incoming: _Sink) -> None:
-    """Writes the session's messages to the server."""
+    """Writes the session's messages to the server, and closes the session if it cannot."""
     try:
         async for message in session:
             data = message.message.model_dump_json(by_alias=True, exclude_unset=True)
@@ -190,10 +190,13 @@ async def _send(session: _Source, stdin: ByteSendStream, incoming: _Sink) -> Non
 
 
 async def _watch(process: anyio.abc.Process, session: _Sink, output: ServerOutput) -> None:
-    """Closes the session after the server's end: a child process may still hold the pipes open."""
+    """Closes the session once the server's process has ended.
+
+    The end of its output would not do, since a child process may hold the pipes open.
+    """
     while process.returncode is None:  # noqa: ASYNC110 - a process sets no event
         await anyio.sleep(_WATCH_S)
-    # Time for its last output to be read.
+    # Leaves time to read its last output.
     await anyio.sleep(_WATCH_S)
     output.has_ended = True
     session.close()
@@ -223,7 +226,7 @@ async def _end(
     for descendant in family:
         kill(descendant)
     if is_orphaned:
-        # The server ended before its children could be listed: only their environment tells now.
+        # The server ended before its children could be listed, so only the mark finds them now.
         await anyio.to_thread.run_sync(kill_marked, {mark})
     # Not process.wait(): it may wait for the pipes, which another process could hold open.
     if await _has_exited(process, within_s=_KILL_TIMEOUT_S):

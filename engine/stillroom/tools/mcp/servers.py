@@ -25,10 +25,10 @@ from stillroom.types import ToolSchema
 
 
 class MCPTools(ToolSource, AsyncContextManagerMixin):
-    """One MCP server as a source of tools. Use as an async context manager.
+    """The tools of one MCP server. Use as an async context manager.
 
-    Each rollout has a process or an HTTP session to itself, which ends with the rollout. An HTTP
-    server either runs already, or is started here once, by a command with `{port}`.
+    Each rollout has its own process or HTTP session, which ends with the rollout. An HTTP server
+    either runs already, or is started here once if its command holds `{port}`.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class MCPTools(ToolSource, AsyncContextManagerMixin):
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`server`: a URL, a command line, or a list of arguments; the command runs in `folder`.
+        """`server` is a URL, a command line, or a command as a list; it runs in `folder`.
 
-        `max_sessions`: how many rollouts may have a session at once; the others wait.
-        `prefix` is put before the names of the tools, for servers whose tools have the same names.
+        At most `max_sessions` rollouts have a session at once; the others wait. `prefix` is put
+        before the names of the tools, so that those of two servers can be told apart.
         """
         self._prefix = prefix
         self._spec = parse_spec(server, folder=folder, environment=environment)
@@ -77,20 +77,20 @@ class MCPTools(ToolSource, AsyncContextManagerMixin):
 
     @property
     def schemas(self) -> Sequence[ToolSchema]:
-        """The server's tools, in its order, as they were when it was opened."""
+        """The schemas of the server's tools, in its order, as they were when it was opened."""
         return self._schemas
 
     @property
     def keeps_state(self) -> bool:
-        """True: a page, a shell or a file is as the last call left it."""
+        """True, since a call may find a page, a shell or a file as the last call left it."""
         return True
 
     @asynccontextmanager
     async def session(self, task: ToolTask) -> AsyncGenerator["MCPSession"]:
         """Opens the tools of one rollout; waits while too many rollouts have a session.
 
-        The wait is here and not in the first call, so that rollouts which need several limited
-        sources take them in the same order and never wait for each other.
+        The wait is here and not in the first call, so that rollouts that need several limited
+        sources take them in the same order. Otherwise two could wait for each other for ever.
         """
         async with self._slots:
             session = MCPSession(
@@ -119,11 +119,11 @@ class MCPSession:
         self._opener, self._dialect = opener, dialect
         self._tool_timeout_s, self._prefix = tool_timeout_s, prefix
         self._connection: Connection | None = None
-        # Calls run one after the other, in the order they came: they share a page or a shell.
+        # Calls run one after the other, in the order they came, as they share a page or a shell.
         self._turn = anyio.Lock()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Runs one tool. If the server hangs or dies, the next call starts it anew.
+        """Runs one tool. After a server that hangs or dies, the next call starts a new one.
 
         Raises:
             CallFailedError: no session can be opened.
@@ -177,7 +177,7 @@ async def list_server_tools(opener: SessionOpener) -> ServerTools:
     """Returns the tools of a server, listed in a session that is closed again.
 
     Raises:
-        ConnectFailedError: the server answers in no dialect.
+        ConnectFailedError: the server answers in none of the dialects.
     """
     dialect, first_error = first_dialect(opener.spec), None
     while True:
@@ -185,7 +185,7 @@ async def list_server_tools(opener: SessionOpener) -> ServerTools:
             connection = await opener.open(dialect)
             schemas = await connection.list_tools(timeout_s=opener.timeout_s)
         except ConnectFailedError as error:
-            # The first dialect is the likeliest one, so its error tells the user most.
+            # The first dialect is the likeliest one, so its error helps the user most.
             first_error = first_error or error
             following = next_dialect(dialect, error.code)
             if following is None:

@@ -1,4 +1,4 @@
-"""Which MCP server to use, and which transport and protocol generation it speaks."""
+"""How to reach an MCP server: its command or URL, and its transport and protocol generation."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from stillroom.errors import InputError
 from stillroom.settings import tool_environment
 
 _PORT = "{port}"
-"""The placeholder in a command for the port that the server is to listen on."""
+"""The placeholder in a command for the port on which the server must listen."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """A server: the command that starts it, the URL where it runs, or both."""
+    """A server, given by the command that starts it, the URL where it runs, or both."""
 
     command: tuple[str, ...] = ()
     url: str = ""
@@ -29,7 +29,7 @@ class ServerSpec:
         return any(_PORT in argument for argument in self.command)
 
     def at_port(self, port: int) -> "ServerSpec":
-        """Returns the spec of a shared server that is started on one port, with its URL."""
+        """Returns the spec of the shared server when it listens on `port`, with its URL."""
         command = tuple(argument.replace(_PORT, str(port)) for argument in self.command)
         # localhost and not 127.0.0.1: some servers refuse any other host name.
         return replace(self, command=command, url=f"http://localhost:{port}/mcp")
@@ -37,7 +37,7 @@ class ServerSpec:
     def __str__(self) -> str:
         if self.command:
             return shlex.join(self.command)
-        # A URL may hold a password or, in its query, a key; messages and logs must not.
+        # A URL may hold a password, or a key in its query; neither may get into messages or logs.
         parts = urlsplit(self.url)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
@@ -48,7 +48,10 @@ def parse_spec(
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ServerSpec:
-    """Returns the server that a URL, a command line, or a command as a list of arguments names."""
+    """Returns the spec of a server given as a URL, a command line, or a list of arguments.
+
+    Raises InputError if it is empty or has an open quote.
+    """
     common: dict[str, Any] = {"folder": folder or Path.cwd()}
     if environment is not None:
         common["environment"] = environment
@@ -70,9 +73,10 @@ def parse_spec(
 
 @dataclass(frozen=True, slots=True)
 class ServerDialect:
-    """The transport and the protocol generation that a server is spoken to in.
+    """The transport and the protocol generation in which a server is addressed.
 
-    legacy: with a handshake and a session, which servers of both generations know; auto: without.
+    In mode `legacy` a session begins with a handshake, which most servers of both generations know;
+    mode `auto` does without.
     """
 
     transport: Literal["stdio", "http", "sse"]
@@ -85,7 +89,10 @@ def first_dialect(spec: ServerSpec) -> ServerDialect:
 
 
 def next_dialect(dialect: ServerDialect, code: int | None) -> ServerDialect | None:
-    """Returns the dialect to try next, after the server refused one with a protocol error code."""
+    """Returns the dialect to try after a server refused one; None if there is none left.
+
+    `code` is the error code that the server sent; None if it sent none.
+    """
     from mcp.types.jsonrpc import UNSUPPORTED_PROTOCOL_VERSION
 
     if code is None:

@@ -1,4 +1,4 @@
-"""What tools.py and rewards.py are written with: `@tool`, `@reward` and their arguments."""
+"""The decorators `@tool` and `@reward` for tools.py and rewards.py, and what these may read."""
 
 import importlib.util
 import inspect
@@ -16,14 +16,14 @@ _MARK = "__stillroom__"
 
 @dataclass(frozen=True, slots=True)
 class ToolArgs:
-    """What a tool may know of the task that it serves; a parameter named `args` receives it."""
+    """The part of a task that a tool may read; a parameter named `args` receives it."""
 
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
 class RewardArgs:
-    """What a reward may know of the task that it judges."""
+    """The part of a task that a reward may read."""
 
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     variables: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -86,9 +86,9 @@ def _marked(function: Any, mark: ToolMark | RewardMark) -> Any:
 
 
 def load_user_file(path: Path) -> ModuleType:
-    """Runs the user's Python file with its folder first on the path and returns the module.
+    """Imports the user's Python file, with its folder first on the path, and returns the module.
 
-    Raises ToolFileError with the file and line where it failed.
+    Raises ToolFileError, which names the file and line, if that fails.
     """
     folder = str(path.parent)
     if folder not in sys.path:

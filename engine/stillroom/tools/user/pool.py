@@ -1,8 +1,8 @@
-"""Warm child processes for a user's tools.py and rewards.py: as many as the calls need.
+"""A pool of child processes for a user's tools.py and rewards.py, as large as the calls need.
 
-A call and its deadline: `UserPool.call` (or `reward`) makes a WorkerCall with its timeout, and
-`_assign` sends that to a worker. The worker's process object (worker_process.py) starts the
-deadline when the worker can begin; a worker that misses it is killed here and replaced.
+The path of a call: `UserPool.call` (or `reward`) makes a WorkerCall with its timeout, and `_assign`
+sends that to a worker. The WorkerProcess (worker_process.py) starts the deadline when the worker
+can begin the call; a worker that misses a deadline is killed here and replaced.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from stillroom.types import Message, ToolSchema
 
 # A call that waits longer than this for a free worker gets a new one.
 PATIENCE_S = 0.05
-# Calls that wait behind quick ones show a busy machine, which another process would make busier.
+# Calls that wait behind quick ones mean a busy machine, which one more process would only slow.
 _PATIENCE_IF_QUICK_S = 1.0
 _NUM_PROCESSORS = os.cpu_count() or 1
 
@@ -42,9 +42,9 @@ _NUM_PROCESSORS = os.cpu_count() or 1
 class UserPool(ToolSource, AsyncContextManagerMixin):
     """Runs the user's functions in child processes. Use as an async context manager.
 
-    One call at a time runs in a worker, so the user's code needs no locks. Slow calls make the
-    pool grow up to `max_workers`. A worker that exceeds a deadline is killed and replaced, and the
-    calls that were sent behind the one that it ran go to another worker.
+    A worker runs one call at a time, so the user's code needs no locks. Slow calls make the pool
+    grow up to `max_workers`. A worker that misses a deadline is killed and replaced, and calls that
+    it had been sent but had not begun go to another worker.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         reward_timeout_s: float = 60.0,
         max_workers: int = 16,
     ) -> None:
-        # The worker starts in their folder, where a relative path would lead elsewhere.
+        # The worker runs in the folder of these files, where a relative path would lead elsewhere.
         tools_file = tools_file and tools_file.absolute()
         rewards_file = rewards_file and rewards_file.absolute()
         self._command = _worker_command(tools_file, rewards_file)
@@ -90,12 +90,12 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
 
     @property
     def schemas(self) -> Sequence[ToolSchema]:
-        """The tools of tools.py, in the order they stand in the file."""
+        """The schemas of the tools of tools.py, in the order of the file."""
         return [tool.schema for tool in self._ready.tools]
 
     @property
     def keeps_state(self) -> bool:
-        """False: any process may serve a call, so no tool can rely on the call before."""
+        """False, since any process may serve a call, so no tool can rely on the call before."""
         return False
 
     @asynccontextmanager
@@ -105,13 +105,13 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
 
     @property
     def rewards(self) -> list[RewardDescription]:
-        """The rewards of rewards.py, in the order they stand in the file."""
+        """The rewards of rewards.py, in the order of the file."""
         return self._ready.rewards
 
     async def call(
         self, name: str, arguments: dict[str, Any], *, metadata: dict[str, Any]
     ) -> ToolResult:
-        """Runs one tool; its errors and a missed deadline are results that the model reads."""
+        """Runs one tool; its errors, and a missed deadline, are error results for the model."""
         timeout_s = self._timeouts_by_tool[name] or self._timeouts[0]
         call = CallTool(name=name, arguments=arguments, metadata=metadata)
         try:
@@ -194,7 +194,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         return None
 
     def _take_back(self, worker: WorkerProcess, not_begun: list[WorkerCall]) -> None:
-        """Gives the calls that a worker has not begun to others, and has it killed."""
+        """Puts the calls that a worker has not begun back into the queue, and has it killed."""
         for call in reversed(not_begun):
             call.worker = None
             self._waiting.appendleft(call)
@@ -203,7 +203,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         self._has_work.set()
 
     async def _keep_workers(self) -> None:
-        """Kills condemned workers, and starts one whenever a call has waited too long."""
+        """Kills condemned workers, and starts a worker whenever a call has waited too long."""
         while True:
             await self._has_work.wait()
             self._has_work = anyio.Event()
@@ -228,8 +228,8 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
     def _is_patience_over(self) -> bool:
         """Returns whether the first call in line has waited long and another worker would help.
 
-        With one worker for each processor already, another one helps only where all of them have
-        been busy for long: they wait for something, and not for a processor.
+        If there is one worker for each processor already, another one helps only if all of them
+        have been busy for long, which means that they wait for something else than a processor.
         """
         call = self._waiting[0]
         patience_s = _PATIENCE_IF_QUICK_S if call.is_quick else PATIENCE_S
@@ -268,7 +268,7 @@ def _num_calls(worker: WorkerProcess) -> int:
 
 
 class _UserSession:
-    """The user's tools as one rollout sees them."""
+    """The user's tools for one rollout, whose metadata they receive."""
 
     def __init__(self, pool: UserPool, metadata: dict[str, Any]) -> None:
         self._pool, self._metadata = pool, metadata

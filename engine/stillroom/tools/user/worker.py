@@ -1,8 +1,8 @@
 """The child process that runs a user's tools.py and rewards.py, one call at a time.
 
-It reads and writes JSON lines on its standard input and output: first a Ready or a Broken, then an
-Answer to every call. What the user's code prints goes to standard error. When the parent goes
-away, the worker kills its whole process group.
+It writes one JSON line to its standard output when it has started, a Ready or a Broken. Then it
+reads calls as JSON lines from its standard input, and writes an Answer to each. What the user's
+code prints goes to standard error. When the parent ends, the worker kills its process group.
 """
 
 import argparse
@@ -36,14 +36,14 @@ MAX_RESULT_CHARACTERS = 1_000_000
 
 
 class _ToolDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool as the worker announces it."""
+    """A tool in the worker's first line: its schema, and its own deadline if it has one."""
 
     schema: ToolSchema
     timeout_s: float | None
 
 
 class RewardDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A reward as the worker announces it."""
+    """A reward in the worker's first line; `timeout_s` is None if it has no deadline of its own."""
 
     name: str
     precondition: bool
@@ -88,7 +88,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     reward: float = 0.0
     error: str | None = None
     seconds: float = 0.0
-    """How long the call took in the worker."""
+    """The duration of the call in the worker."""
 
 
 class UserCode:
@@ -97,7 +97,7 @@ class UserCode:
     def __init__(self, tools_file: Path | None, rewards_file: Path | None) -> None:
         self.tools = _load(tools_file, ToolMark, "@tool")
         self.rewards = _load(rewards_file, RewardMark, "@reward")
-        # Before the checkers: its error names the tool whose type is not supported.
+        # Made before the checkers, since its error names the tool whose type is not supported.
         self._schemas = {name: tool_schema(tool, name=name) for name, tool in self.tools.items()}
         self._checkers = {name: ArgumentChecker(tool) for name, tool in self.tools.items()}
         self._names_wanting_task = {name for name, tool in self.tools.items() if wants_task(tool)}
@@ -120,7 +120,7 @@ class UserCode:
         )
 
     def answer(self, call: CallTool | CallReward) -> Answer:
-        """Runs one call; an exception of the user's code becomes the answer's error."""
+        """Runs one call; an exception in the user's code becomes the answer's error."""
         try:
             if isinstance(call, CallTool):
                 return self._call_tool(call)
@@ -184,9 +184,9 @@ async def _awaited(value: Any) -> Any:
 
 
 def _message_of(error: BaseException) -> str:
-    """Returns the text of an exception, after its type.
+    """Returns the type and text of an exception.
 
-    A ValueError's text stands alone: its author wrote it for the model.
+    A ValueError gives its text only, since its author wrote that for the model.
     """
     try:
         text = str(error)
@@ -203,7 +203,7 @@ def _as_text(value: Any) -> str:
 
 
 def _short(text: str) -> str:
-    """Returns text that fits an answer: cut to its limit, with "?" for half a surrogate pair."""
+    """Returns a text cut to the limit of an answer, with "?" for half a surrogate pair."""
     shortened = text[:MAX_RESULT_CHARACTERS].encode("utf-8", errors="replace").decode("utf-8")
     if len(text) <= MAX_RESULT_CHARACTERS:
         return shortened
@@ -225,7 +225,7 @@ def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
 
 
 def _end_with_parent(calls: int) -> None:
-    """Ends this process when the parent goes away: a hung call must not outlive it."""
+    """Ends this process when the parent ends, since a hung call must not outlive it."""
     poll = select.poll()
     # With an empty event mask poll still reports a hang-up, and nothing else.
     poll.register(calls, 0)
@@ -235,7 +235,7 @@ def _end_with_parent(calls: int) -> None:
 
 def _end() -> None:
     kill_family(os.getpid())
-    os._exit(1)  # reached when it was started by hand and leads no process group
+    os._exit(1)  # reached if it was started by hand, when it leads no process group
 
 
 def _send(stream: BinaryIO, message: Ready | Broken | Answer) -> None:

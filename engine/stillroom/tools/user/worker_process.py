@@ -1,8 +1,8 @@
-"""The parent's side of one worker: its process, the calls that were sent to it, their deadlines.
+"""The parent's side of one worker: its process, the calls that it was sent, and their deadlines.
 
-This is an asyncio protocol and not anyio's streams: what streams do between one line and the next
-costs more than the call itself. Waking a process for each call costs as much, so a worker whose
-calls are quick is sent the next ones before it has answered.
+It is an asyncio protocol, since anyio's streams spend more time between two lines than a quick call
+takes. Waking a process for each call takes as long, so a worker whose calls are quick is sent the
+next ones before it has answered.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ MAX_LINE_BYTES = 64 << 20
 QUICK_S = 0.005
 SLOW_S = 0.05
 MAX_CALLS_SENT = 8
-"""How many quick calls a worker may have been sent and not answered."""
+"""The most quick calls that a worker may have been sent without having answered them."""
 _START_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 5.0
 _NUM_QUICK_TO_TRUST = 8
@@ -41,20 +41,20 @@ class WorkerDiedError(Exception):
 
 
 class QuickFunctions:
-    """Which of the user's functions answer at once, judged by their latest answers.
+    """The names of the user's functions that answer at once, judged by their latest answers.
 
-    One slow call, or one without an answer, is held against a function for many calls.
+    After one slow call, or one without an answer, a function counts as slow for many calls.
     """
 
     def __init__(self) -> None:
         self._num_quick: dict[str, int] = {}
-        """Quick answers in a row; negative while a slow one is held against the function."""
+        """The number of quick answers in a row, by function; negative after a slow one."""
 
     def __contains__(self, name: str) -> bool:
         return self._num_quick.get(name, 0) >= _NUM_QUICK_TO_TRUST
 
     def note(self, name: str, seconds: float) -> None:
-        """Takes in how long a call took; inf for a call without an answer."""
+        """Records the seconds that a call took; inf for a call without an answer."""
         num_quick = self._num_quick.get(name, 0)
         if seconds < QUICK_S:
             self._num_quick[name] = num_quick + 1
@@ -65,24 +65,27 @@ class QuickFunctions:
 
 
 class WorkerCall:
-    """A call that waits for a worker, and then for its answer. Create it where the loop runs."""
+    """A call that waits for a worker, and then for its answer.
+
+    It must be created while the event loop runs.
+    """
 
     __slots__ = ("data", "is_quick", "name", "reply", "since", "timeout_s", "worker")
 
     def __init__(self, call: CallTool | CallReward | None, timeout_s: float) -> None:
-        """`call`: None for the line that a worker writes by itself once it is up."""
+        """`call` is None for the first line, which a worker writes without being called."""
         loop = asyncio.get_running_loop()
         self.data = b"" if call is None else msgspec.json.encode(call) + b"\n"
         self.name = "" if call is None else call.name
         self.is_quick = False
         """Whether calls behind this one will hardly have to wait for it."""
         self.timeout_s = timeout_s
-        """How long the worker may take, counted from when it can begin."""
+        """The time that the worker may take, counted from when it can begin the call."""
         self.since = loop.time()
         self.reply: asyncio.Future[Ready | Broken | Answer] = loop.create_future()
-        """Its exception is a TimeoutError or a WorkerDiedError; the worker is of no use then."""
+        """The answer. If it is a TimeoutError or a WorkerDiedError, the worker is of no more use."""
         self.worker: WorkerProcess | None = None
-        """The worker that has the call, until that has answered and may be sent another one."""
+        """The worker that was sent the call; None before, and once it has answered and is free."""
 
 
 class WorkerProcess(asyncio.SubprocessProtocol):
@@ -91,13 +94,16 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     def __init__(self) -> None:
         self.ready = Ready(tools=[], rewards=[])
         self.on_free: Callable[[], None] = lambda: None
-        """Called each time that the worker has answered."""
+        """Called each time the worker has answered a call."""
         self.on_end: Callable[[WorkerProcess, list[WorkerCall]], None] = lambda _worker, _calls: (
             None
         )
-        """Called when the worker must be killed; later with the calls that it has not begun."""
+        """Called when the worker must be killed, and at its end with the calls it has not begun.
+
+        Before the end the list of calls is empty.
+        """
         self.begun_at = 0.0
-        """When it could begin its latest call, in the loop's time."""
+        """The time, by the loop's clock, when the worker could begin its latest call."""
         self._loop = asyncio.get_running_loop()
         self._calls: deque[WorkerCall] = deque()
         self._deadline: asyncio.TimerHandle | None = None
@@ -110,26 +116,26 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         """Whether its output can no longer be matched with its calls."""
         self._exited = anyio.Event()
         self._ended = anyio.Event()
-        """Set when all of its output has been read."""
+        """Set once all output of the process has been read."""
 
     @property
     def num_calls(self) -> int:
-        """How many calls it was sent and has not answered."""
+        """The number of calls that the worker was sent and has not answered."""
         return len(self._calls)
 
     def can_take(self, call: WorkerCall) -> bool:
-        """Returns whether a call would begin at once, or almost."""
+        """Returns whether the worker could begin a call at once, or after a few quick calls."""
         calls = self._calls
         if not calls or not self._takes_calls:
             return self._takes_calls
         return call.is_quick and calls[-1].is_quick and len(calls) < MAX_CALLS_SENT
 
     def is_running(self, call: WorkerCall) -> bool:
-        """Returns whether it has begun a call and not answered it."""
+        """Returns whether the worker has begun this call and not answered it."""
         return bool(self._calls) and self._calls[0] is call
 
     def send(self, call: WorkerCall) -> None:
-        """Sends the process a call; `can_take` must have said yes."""
+        """Sends a call to the process. `can_take` must have returned True for it."""
         call.worker = self
         self._calls.append(call)
         if len(self._calls) == 1:
@@ -138,7 +144,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             self._stdin.write(call.data)
 
     async def kill(self) -> None:
-        """Kills the process and everything it started, and reads the answers it still wrote."""
+        """Kills the process and everything it started, and reads the answers it wrote before."""
         self._takes_calls = False
         self._stop_deadline()
         transport = self._transport
@@ -161,7 +167,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self._stdin = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Takes in output: answers, one a line, and parts of lines."""
+        """Handles output of the process: answers, one a line, and parts of lines."""
         *line_ends, rest = data.split(b"\n")
         for line_end in line_ends:
             self._answer(b"".join((*self._line_parts, line_end)))
@@ -240,7 +246,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
 async def start_worker(command: list[str], folder: Path) -> WorkerProcess:
     """Starts a child process and waits until it has loaded the user's files.
 
-    Raises ToolFileError where that ends the process or hangs, or where a file can't be used.
+    Raises ToolFileError if the process ends or hangs meanwhile, or if a file can't be used.
     """
     worker, start = WorkerProcess(), WorkerCall(None, _START_TIMEOUT_S)
     worker.send(start)
