@@ -1,4 +1,4 @@
-"""A shop-clerk world with tiny trained models: everything runs with no key, hub or GPU."""
+"""A demo world, a shop clerk, with tiny trained models that need no key, hub or GPU."""
 
 from pathlib import Path
 

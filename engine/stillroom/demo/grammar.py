@@ -1,4 +1,4 @@
-"""The shop clerk's ten task types as a table: the question, the look-ups and the computation."""
+"""The shop clerk's ten task types as a table: their questions, look-ups and computations."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -29,15 +29,16 @@ ITEMS = (
     "stapler", "folder",
 )
 # fmt: on
-"""No item starts with a vowel and all have a plural in -s, so that they fit every wording."""
+"""The items of the shop. None starts with a vowel and all have a plural in -s, so that each fits
+every wording."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPattern:
-    """One task type. Names in braces stand for the task's numbers; `item` and `other` its items."""
+    """One task type; names in braces stand for the task's numbers and items (`item`, `other`)."""
 
     difficulty: Difficulty
-    """By the number of tool calls: easy 1, medium 2, hard 3."""
+    """The difficulty, which follows from the number of tool calls: easy 1, medium 2, hard 3."""
     wordings: tuple[str, str, str]
     look_ups: tuple[_LookUp, ...]
     expression: str | None

@@ -9,10 +9,10 @@ from stillroom.types import ToolSchema
 
 ToolName = Literal["price", "stock", "calculator"]
 KnowledgeBase = dict[str, dict[str, int]]
-"""From each item to its "price" in coins and its "stock"."""
+"""The type of the shop's data: each item's "price" in coins and "stock", by the item's name."""
 
 PARAMETER: dict[ToolName, str] = {"price": "item", "stock": "item", "calculator": "expression"}
-"""The single argument of each tool."""
+"""The name of the single parameter of each tool."""
 
 TOOL_SCHEMAS: list[ToolSchema] = [
     {
@@ -28,11 +28,11 @@ TOOL_SCHEMAS: list[ToolSchema] = [
     }
     for name, parameter in PARAMETER.items()
 ]
-"""The schemas that the chat template receives; it shows names and parameters only."""
+"""The schemas for the chat template, which shows only names and parameters."""
 
 
 def call_tool(knowledge_base: KnowledgeBase, name: str, arguments: Mapping[str, object]) -> int:
-    """Returns the tool's result. Raises ValueError with a text that is meant for the model."""
+    """Returns a tool's result. Raises ValueError with a text for the model if the call is wrong."""
     match name, dict(arguments):
         case (("price" | "stock"), {"item": str(item), **rest}) if not rest:
             if item not in knowledge_base:
@@ -49,7 +49,8 @@ def call_tool(knowledge_base: KnowledgeBase, name: str, arguments: Mapping[str, 
 def evaluate(expression: str) -> int:
     """Returns the value of an expression of digits, `+ - * ( )` and blanks.
 
-    Raises ValueError when it is anything else, over 40 characters, or gives 10**9 or more.
+    Raises ValueError if it is anything else or over 40 characters, or if the value is not between
+    -10**9 and 10**9.
     """
     if not re.fullmatch(r"[0-9+\-*() ]{1,40}", expression):
         raise ValueError("bad expression")

@@ -1,7 +1,7 @@
-"""The shop-clerk world: random tasks, the train / held-out split, conversations about a task.
+"""The shop-clerk world: random tasks, their train / held-out split, and model conversations.
 
-Every task carries its own two-item knowledge base, so that an answer can only be looked up and
-computed, never memorised.
+Every task has its own knowledge base of two items, so that its answer can be looked up and computed
+but not memorised.
 """
 
 import hashlib
@@ -24,20 +24,20 @@ _MAX_OPERAND_DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class _PlannedCall:
-    """One tool call of a plan."""
+    """One tool call of a plan to solve a task."""
 
     tool: ToolName
     argument: str
 
     @property
     def arguments(self) -> dict[str, str]:
-        """The arguments as the tool takes them."""
+        """The arguments of the call by parameter name."""
         return {PARAMETER[self.tool]: self.argument}
 
 
 @dataclass(frozen=True, slots=True)
 class ShopTask:
-    """One question to the clerk, with all that is needed to answer and to judge it."""
+    """One question to the clerk, with everything that is needed to answer it and judge answers."""
 
     task_type: TaskType
     difficulty: Difficulty
@@ -46,11 +46,11 @@ class ShopTask:
     expected_answer: str
     """The integer X that `The answer is X.` must state."""
     gold_plan: tuple[_PlannedCall, ...]
-    """The shortest calls that lead to the answer, which is the last reply."""
+    """The shortest series of calls that solves the task; the reply to the last is the answer."""
 
 
 class _TaskMetadata(TypedDict):
-    """What tools and rewards may know of a task."""
+    """The metadata of a task, which tools and rewards may read."""
 
     task_type: str
     difficulty: str
@@ -68,7 +68,7 @@ class _TaskRow(TypedDict):
 
 
 def make_task(rng: Random, task_type: TaskType) -> ShopTask:
-    """Returns a random task of this type, from either side of the split."""
+    """Returns a random task of this type, from either split."""
     pattern = TASK_PATTERNS[task_type]
     item, other = rng.sample(ITEMS, 2)
     numbers = _draw_numbers(rng, task_type)
@@ -98,7 +98,7 @@ def make_task(rng: Random, task_type: TaskType) -> ShopTask:
 
 
 def make_training_task(rng: Random, task_type: TaskType) -> ShopTask:
-    """Returns a random task of this type whose text is not held out."""
+    """Returns a random task of this type from the training split."""
     task = make_task(rng, task_type)
     while is_heldout(task.prompt):
         task = make_task(rng, task_type)
@@ -106,7 +106,7 @@ def make_training_task(rng: Random, task_type: TaskType) -> ShopTask:
 
 
 def is_heldout(prompt: str) -> bool:
-    """Returns whether this text belongs to the held-out split, which depends on it alone."""
+    """Returns whether a task with this text is held out, which depends on nothing else."""
     digest = hashlib.sha256(prompt.encode("utf-8")).digest()
     return int.from_bytes(digest[:8], "big") % 100 < _HELDOUT_PERCENT
 
@@ -137,7 +137,7 @@ def task_row(task: ShopTask) -> _TaskRow:
 
 
 def run_tool(task: ShopTask, name: str, arguments: Mapping[str, object]) -> str:
-    """Returns what the model reads: a number, or `error: ` and what was wrong with the call."""
+    """Returns a call's reply for the model: a number, or `error: ` and the fault of the call."""
     try:
         return str(call_tool(task.knowledge_base, name, arguments))
     except ValueError as problem:
@@ -145,19 +145,20 @@ def run_tool(task: ShopTask, name: str, arguments: Mapping[str, object]) -> str:
 
 
 def is_correct(text: str, expected_answer: str) -> bool:
-    """Returns whether the text states one answer, and it is this one."""
+    """Returns whether the text states exactly one answer, and it is the expected one."""
     return re.findall(r"The answer is (-?\d+)\.", text) == [expected_answer]
 
 
 def gold_messages(task: ShopTask) -> list[Message]:
-    """Returns the whole conversation of a clerk who follows the gold plan."""
+    """Returns the whole conversation in which the clerk follows the gold plan."""
     return _conversation(task, task.gold_plan, task.expected_answer)
 
 
 def noisy_messages(task: ShopTask, rng: Random) -> list[Message]:
     """Returns a conversation in the right format, with real replies, that follows a random plan.
 
-    Items and numbers are only copied from what is on view: this teaches format and copying.
+    Its items and numbers are all copied from earlier messages, so that it teaches the format and
+    copying, but not how to solve the task.
     """
     items = [item for item in task.knowledge_base if re.search(rf"\b{item}s?\b", task.prompt)]
     numbers = re.findall(r"\d+", task.prompt)
@@ -171,7 +172,7 @@ def noisy_messages(task: ShopTask, rng: Random) -> list[Message]:
 
 
 def _draw_numbers(rng: Random, task_type: TaskType) -> dict[str, int]:
-    """Returns all the numbers of one task, by the names that the grammar gives them."""
+    """Returns all numbers of one task, by their names in the grammar."""
     price, other_price = rng.sample(range(3, 400), 2)
     if task_type == "difference":
         price, other_price = max(price, other_price), min(price, other_price)
@@ -191,7 +192,7 @@ def _draw_numbers(rng: Random, task_type: TaskType) -> dict[str, int]:
 
 
 def _distinct_tasks(rng: Random, *, heldout: bool) -> Iterator[ShopTask]:
-    """Yields tasks of one split without end, the types in turn, no two alike."""
+    """Yields tasks of one split without end, each type in turn, and no task twice."""
     seen: set[tuple[str, str]] = set()
     for task_type in cycle(TASK_TYPES):
         task = make_task(rng, task_type)
@@ -202,9 +203,10 @@ def _distinct_tasks(rng: Random, *, heldout: bool) -> Iterator[ShopTask]:
 
 
 def _identity(task: ShopTask) -> tuple[str, str]:
-    """Returns what makes two tasks the same: the text and, where it holds no number, the answer.
+    """Returns a key that equal tasks share: the text, and the answer if the text has no number.
 
-    Texts without a number are few (items times wordings); their tasks differ by knowledge base.
+    There are few texts without a number (items times wordings), so tasks with the same one are told
+    apart by their answer, which depends on the knowledge base.
     """
     return (task.prompt, "" if re.search(r"\d", task.prompt) else task.expected_answer)
 

@@ -32,7 +32,7 @@ class CreateProject(BaseModel):
 
 
 class ProjectResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The folder and the files that were written."""
+    """The result of create_project: the folder, and the files that were written into it."""
 
     folder: str
     template: str

@@ -1,4 +1,4 @@
-"""Checks a machine before anything is spent: what is installed, what is missing, how to get it."""
+"""Checks before a run what is installed on this machine, what is missing, and how to get it."""
 
 import importlib.metadata
 import platform
@@ -45,7 +45,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     status: str
-    """ok, missing (some work cannot be done without it), or note."""
+    """One of `ok`, `missing` (some work cannot be done without it) and `note`."""
     detail: str
     fix: str | None = None
 
@@ -58,7 +58,7 @@ class SetupReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_setup(workspace: Workspace, request: CheckSetup) -> SetupReport:
-    """Runs all checks and returns their outcomes; sends nothing and loads no model."""
+    """Runs all checks and returns their outcomes. It sends no requests and loads no model."""
     checks = [
         Check(
             name="stillroom",
@@ -91,7 +91,7 @@ def _extra_check(extra: str, packages: tuple[str, ...]) -> Check:
     try:
         versions = [f"{name} {importlib.metadata.version(name)}" for name in packages]
     except importlib.metadata.PackageNotFoundError as error:
-        # Nothing but training is needed by requests that do not name an extra themselves.
+        # Most requests need [train] only; those that need another extra ask for it by name.
         status = "missing" if extra == "train" else "note"
         return Check(
             name=f"[{extra}]",

@@ -1,4 +1,4 @@
-"""How an answer is judged: exactly, against the number that the task expects."""
+"""The reward of an answer: 1 if it states exactly the number that the task expects, else 0."""
 
 import re
 from typing import Any

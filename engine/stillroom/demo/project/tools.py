@@ -33,7 +33,7 @@ def calculator(expression: str) -> int:
 
 
 def look_up(item: str, column: str, args: ToolArgs) -> int:
-    """Returns one number of the price list that came with the task."""
+    """Returns one number from the price list in the task's metadata."""
     price_list = args.metadata["kb"]
     if item not in price_list:
         raise ValueError("unknown item")
@@ -41,7 +41,7 @@ def look_up(item: str, column: str, args: ToolArgs) -> int:
 
 
 def compute(node: ast.expr) -> int:
-    """Returns the value of a parsed expression; `eval` would run more than arithmetic."""
+    """Returns the value of a parsed expression. `eval` would do more than arithmetic."""
     match node:
         case ast.Constant(value=int(number)):
             return number

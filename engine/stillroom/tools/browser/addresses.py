@@ -1,7 +1,7 @@
-"""Which addresses the browser may reach: the public web, and what a user allows by name.
+"""Decides which addresses the browser may reach: the public web, and what the user allows.
 
-Two checks must both pass: of the host as it is written, and of every address that it resolves to.
-The proxy applies the second one itself, because it must hold for the very address that is dialled.
+Two checks must pass: one of the host as it is written, and one of every address that it resolves
+to. The proxy makes the second check, because it must cover exactly the address that is dialled.
 """
 
 import re
@@ -38,8 +38,8 @@ _UNSAFE_PORTS = frozenset({
 })
 # fmt: on
 
-# Source: https://www.iana.org/assignments/iana-ipv4-special-registry. A list, as
-# `ipaddress.is_global` lets some of these pass, and others depending on Python's version.
+# Source: https://www.iana.org/assignments/iana-ipv4-special-registry. `ipaddress.is_global` would
+# not do: it lets some of these pass, and which ones depends on the version of Python.
 _REFUSED_V4 = {
     "0.0.0.0/8": "an unspecified address",
     "10.0.0.0/8": "a private address",
@@ -61,7 +61,7 @@ _REFUSED_V4 = {
     "224.0.0.0/4": "a multicast address",
     "240.0.0.0/4": "a reserved address",
 }
-# The only IPv6 addresses of the public internet, less the blocks that follow.
+# All IPv6 addresses of the public internet are in here; the blocks below are not public.
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 # Source: https://www.iana.org/assignments/iana-ipv6-special-registry
 _REFUSED_V6 = {
@@ -85,7 +85,7 @@ _REFUSED_V6 = {
 _REFUSED: list[tuple[_IPNetwork, str]] = [
     (ip_network(block), description) for block, description in (_REFUSED_V4 | _REFUSED_V6).items()
 ]
-# Addresses that even an allowed *name* may not lead to: metadata endpoints, multicast and the like.
+# Even an allowed *name* may not resolve to these: metadata endpoints, multicast and the like.
 _NEVER_BY_NAME = tuple(
     ip_network(block)
     for block in (
@@ -131,9 +131,9 @@ class Target:
 class AddressPolicy:
     """Decides which targets may be reached, and raises AddressRefusedError for all others.
 
-    allow: targets besides the public web, each as `host`, `host:port` or a CIDR block. A host is
-    allowed only as it is spelled here, so another name for the same address is not; the addresses
-    of a block are allowed under every name.
+    `allow` holds targets besides the public web, each as `host`, `host:port` or a CIDR block. A
+    host is allowed only as it is spelled there, and not under other names for the same address.
+    The addresses of a block are allowed under every name.
     """
 
     def __init__(self, allow: Iterable[str] = ()) -> None:
@@ -143,7 +143,7 @@ class AddressPolicy:
             self._add(entry)
 
     def check_url(self, url: str) -> Target:
-        """Returns the target of a URL whose spelling passes the check."""
+        """Returns the target of a URL, if its spelling passes the check."""
         if not url.isprintable() or "\\" in url or url != url.strip() or " " in url:
             raise AddressRefusedError("the URL has a blank, backslash or control character in it")
         try:
@@ -165,7 +165,7 @@ class AddressPolicy:
         return self._check_target(match["host"], int(port))
 
     def _check_target(self, host: str, port: int) -> Target:
-        """Returns the target of a host (an IPv6 address in brackets) and a port."""
+        """Returns the checked target of a host and a port; an IPv6 address must be in brackets."""
         target = Target(_canonical_host(host), port)
         # `allow` has no say here: browsers refuse these ports as well.
         if port in _UNSAFE_PORTS or not 0 < port < 65536:
@@ -178,7 +178,7 @@ class AddressPolicy:
         return target
 
     def check_address(self, address: IPAddress | str, target: Target) -> IPAddress:
-        """Returns an address that `target` resolved to, if it may be dialled."""
+        """Returns an address to which `target` resolved, if it may be dialled."""
         parsed = _parse_ip(address) if isinstance(address, str) else address
         if parsed is None:
             raise AddressRefusedError(f"{target.host} resolves to no IP address")
@@ -218,7 +218,7 @@ class AddressPolicy:
 
 
 def why_not_public(address: IPAddress) -> str | None:
-    """Returns the kind of a non-public address, e.g. "a private address"; None for a public one."""
+    """Returns what makes an address non-public, e.g. "a private address"; None if it is public."""
     for network, description in _REFUSED:
         if address in network:
             return description

@@ -1,4 +1,4 @@
-"""One Chromium and the Playwright driver that steers it, started and ended together."""
+"""Starts and ends a Chromium together with the Playwright driver that controls it."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 _SYSTEM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _MAC_PATH = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
-# Only these are passed on, so that no key of the user is in reach of a page.
+# Chromium gets only these variables, so that no page can get at a key of the user.
 _KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "FONTCONFIG_PATH", "TZ"})
 
 _BLINK_SETTINGS = (
@@ -55,17 +55,17 @@ _ARGUMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class ChromiumOptions:
-    """How Chromium is started."""
+    """The options with which Chromium is started."""
 
     proxy_url: str
     executable: Path | None = None
-    """By default Playwright's own Chromium, or else the system's."""
+    """The browser to start; None for Playwright's own Chromium, or else the system's."""
     sandbox: bool | None = None
-    """Chromium's sandbox; by default on, except for root, for whom it does not work."""
+    """Whether Chromium's sandbox is on; None for yes except for root, for whom it does not work."""
 
 
 class Chromium:
-    """A running browser; after `aclose` it has ended with all its processes."""
+    """A running browser, which `aclose` ends with all its processes."""
 
     def __init__(
         self, playwright: Playwright, browser: Browser, folder: Path, drivers: set[psutil.Process]
@@ -99,7 +99,7 @@ class Chromium:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the browser can still be used; false once it has crashed or was killed."""
+        """Whether the browser can still be used; False once it has crashed or been killed."""
         return self._browser.is_connected()
 
     async def new_context(self, access: ProxyAccess, proxy_url: str) -> BrowserContext:
@@ -129,9 +129,9 @@ async def _launch(playwright: Playwright, options: ChromiumOptions, folder: Path
         headless=True,
         chromium_sandbox=sandbox,
         args=list(_ARGUMENTS),
-        # Pop-ups that nobody clicked for stay closed.
+        # Keeps Chromium's pop-up blocker on, which Playwright would turn off.
         ignore_default_args=["--disable-popup-blocking"],
-        # Without a credential, so that requests of no session are refused.
+        # It has no credential, so the proxy refuses requests outside of a session's context.
         proxy={"server": options.proxy_url},
         env={**environment, "HOME": str(folder), "TMPDIR": str(folder)},
         handle_sigint=False,
@@ -174,7 +174,7 @@ async def _end(
     if browser is not None:
         with anyio.move_on_after(CLOSE_TIMEOUT_S), suppress(PlaywrightError):
             await browser.close()
-    # Before the driver stops, which would wait long for a browser that does not end.
+    # Killed before the driver is stopped, which would wait long for a browser that hangs.
     for process in processes:
         if process not in drivers:
             kill(process)
@@ -184,7 +184,7 @@ async def _end(
     for driver in drivers:
         kill(driver)
     with anyio.move_on_after(CLOSE_TIMEOUT_S):
-        while any(map(_is_running, processes)):  # noqa: ASYNC110 - no event tells
+        while any(map(_is_running, processes)):  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(0.01)
     await anyio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
 
@@ -203,7 +203,7 @@ def _is_driver(process: psutil.Process) -> bool:
 def _families(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
     children: set[psutil.Process] = set()
     for process in processes:
-        # Raises if the process has ended, so another one with the same number is not meant.
+        # psutil raises if the process has ended, even if another one has its number by now.
         with suppress(psutil.Error):
             children.update(process.children(recursive=True))
     return children

@@ -1,8 +1,8 @@
-"""The browser's only way out: a forward proxy that dials nothing but addresses it has checked.
+"""The browser's only way to the network: a forward proxy that dials only addresses it has checked.
 
-A name is resolved here and once, every address it has is checked, and the connection goes to one
-of those very addresses. So redirects, frames, scripts' requests, websockets and names that resolve
-differently the second time are all subject to the same policy.
+The proxy resolves each name once, checks all of its addresses, and connects to one of exactly
+these. So the policy also covers redirects, frames, scripts' requests and websockets, and a name
+that resolves to other addresses the second time cannot get around it.
 """
 
 import base64
@@ -34,7 +34,7 @@ _MAX_ADDRESSES = 4
 _MAX_REFUSALS = 64
 _CHUNK_BYTES = 64 << 10
 
-# Headers of one connection only, and those that hold the browser's credential for this proxy.
+# Headers that concern one connection only, or hold the browser's credential for this proxy.
 _HOP_HEADERS = frozenset(
     {
         "connection", "keep-alive", "proxy-authenticate", "proxy-authorization",
@@ -57,26 +57,26 @@ class ProxyLimits:
     """Limits of one connection through the proxy."""
 
     connect_timeout_s: float = 15.0
-    """For the request's head, the look-up of the name, and the connection: each."""
+    """The limit in seconds of each step: the request's head, the name's look-up, connecting."""
     idle_timeout_s: float = 120.0
     max_connection_s: float = 900.0
     max_bytes: int = 128 << 20
-    """In each direction."""
+    """The limit of bytes in each direction."""
     max_connections: int = 1024
 
 
 @dataclass(eq=False, slots=True)
 class ProxyAccess:
-    """One session's right to use the proxy; it ends with the session, as do its connections."""
+    """One session's credential for the proxy. It ends with the session, as do its connections."""
 
     username: str
     password: str
     refusals: dict[str, str] = field(default_factory=dict[str, str])
-    """Why a requested `host:port` was refused or not reached; only the latest ones."""
+    """The reasons why targets were refused or not reached, by `host:port`; the latest ones only."""
     scopes: set[anyio.CancelScope] = field(default_factory=set[anyio.CancelScope])
 
     def note(self, target: str, reason: str) -> None:
-        """Keeps the reason for the message to the model."""
+        """Keeps the reason why a target was not reached, for the message to the model."""
         self.refusals.pop(target, None)
         self.refusals[target] = reason
         if len(self.refusals) > _MAX_REFUSALS:
@@ -84,7 +84,7 @@ class ProxyAccess:
 
 
 class BrowseProxy(AsyncContextManagerMixin):
-    """Serves CONNECT and plain http on a free port of the loopback, to holders of a ProxyAccess.
+    """A proxy on a free port of the loopback, for CONNECT and plain http with a ProxyAccess.
 
     Use as an async context manager.
     """
@@ -105,9 +105,9 @@ class BrowseProxy(AsyncContextManagerMixin):
         self._num_open = 0
         self.port = 0
         self.num_refused = 0
-        """Requests that the policy refused."""
+        """The number of requests that the policy refused."""
         self.num_dialled = 0
-        """Connections that were tried; never for a refused request."""
+        """The number of connections that were tried; a refused request tries none."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
@@ -128,7 +128,7 @@ class BrowseProxy(AsyncContextManagerMixin):
 
     @contextmanager
     def open_access(self) -> Generator[ProxyAccess]:
-        """Yields a credential; at the end it becomes void and its connections are cut."""
+        """Yields a credential; at the end of the block it becomes void and its connections end."""
         access = ProxyAccess(username=secrets.token_hex(8), password=secrets.token_urlsafe(32))
         self._accesses[access.username] = access
         try:
@@ -139,7 +139,7 @@ class BrowseProxy(AsyncContextManagerMixin):
                 scope.cancel()
 
     async def serve(self, stream: anyio.abc.SocketStream) -> None:
-        """Serves one connection of the browser; however that ends, no error is raised."""
+        """Serves one connection of the browser; raises no error if either side breaks it off."""
         if self._num_open >= self._limits.max_connections:
             await stream.aclose()
             return
@@ -167,7 +167,7 @@ class BrowseProxy(AsyncContextManagerMixin):
             await browser.stream.send(_reply("407 Proxy Authentication Required", "", challenge))
             return
         access.scopes.add(browser.scope)
-        # The look-up and the connection have deadlines of their own.
+        # The look-up and the connecting have deadlines of their own, which end before this.
         browser.extend(3 * self._limits.connect_timeout_s)
         try:
             await self._forward(browser, request, access)
@@ -246,7 +246,7 @@ class BrowseProxy(AsyncContextManagerMixin):
         raise failure or OSError("no address")
 
     async def _tunnel(self, browser: "_Browser", server: anyio.abc.ByteStream) -> None:
-        """Passes bytes both ways until either side is done."""
+        """Passes bytes in both directions until either side ends."""
         await browser.stream.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
         async with anyio.create_task_group() as tasks:
 
@@ -263,7 +263,7 @@ class BrowseProxy(AsyncContextManagerMixin):
     async def _exchange(
         self, browser: "_Browser", server: anyio.abc.ByteStream, request: "_Request"
     ) -> None:
-        """Passes on one request and its reply; the connection then serves no other request."""
+        """Passes on one request and its reply. The connection serves no further request."""
         await server.send(request.for_server())
         async with anyio.create_task_group() as tasks:
 
@@ -271,7 +271,7 @@ class BrowseProxy(AsyncContextManagerMixin):
                 with suppress(*_GONE):
                     body_bytes = request.body_bytes
                     await self._pass_on(browser, browser.received, server, body_bytes)
-                    # Nothing may follow the body, but its end says that the browser has gone.
+                    # Nothing may follow the body; this waits until the browser disconnects.
                     await browser.received.receive(1)
                 tasks.cancel_scope.cancel()
 
@@ -285,7 +285,7 @@ class BrowseProxy(AsyncContextManagerMixin):
     ) -> None:
         try:
             status_line, headers = _parse_head(await _receive_head(server))
-            # Interim replies (1xx) are dropped; an upgrade (101) was never passed on.
+            # Interim replies (1xx) are dropped. No upgrade (101) can come, as none is passed on.
             while status_line.startswith("HTTP/1.1 1"):
                 status_line, headers = _parse_head(await _receive_head(server))
         except (anyio.DelimiterNotFound, _BadRequestError):
@@ -315,18 +315,18 @@ class BrowseProxy(AsyncContextManagerMixin):
 
 
 class _BadRequestError(Exception):
-    """The bytes received are not HTTP as this proxy speaks it."""
+    """The received bytes are not HTTP in the form that this proxy accepts."""
 
 
 class _Browser:
-    """The browser's side of a connection, and how long it may still last."""
+    """The browser's side of a connection, with the scope that holds its deadline."""
 
     def __init__(self, stream: anyio.abc.ByteStream, scope: anyio.CancelScope) -> None:
         self.stream, self.scope = stream, scope
         self.received = BufferedByteReceiveStream(stream)
 
     def extend(self, timeout_s: float) -> None:
-        """Moves the connection's deadline to this long from now."""
+        """Moves the connection's deadline to `timeout_s` seconds from now."""
         self.scope.deadline = anyio.current_time() + timeout_s
 
 
@@ -336,7 +336,7 @@ class _Request:
 
     method: str
     target: str
-    """`host:port` of a CONNECT, else a whole URL."""
+    """The `host:port` of a CONNECT request, or the whole URL of another one."""
     headers: list[tuple[str, str]]
 
     @property
@@ -358,7 +358,7 @@ class _Request:
         return int(self.header("content-length") or 0)
 
     def for_server(self) -> bytes:
-        """The head as the server gets it, in origin form and for this request only."""
+        """Returns the head for the server, in origin form, with `Connection: close`."""
         _, _, rest = self.target.partition("://")
         split = min((rest.find(mark) for mark in "/?#" if mark in rest), default=len(rest))
         authority, path = rest[:split], rest[split:].partition("#")[0]
@@ -410,7 +410,7 @@ def _parse_head(head: bytes) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _body_bytes(method: str, status_line: str, headers: list[tuple[str, str]]) -> int | None:
-    """Returns the length of a reply's body; None if only the connection's end tells it."""
+    """Returns the length of a reply's body; None if it ends with the connection or in chunks."""
     if method == "HEAD" or status_line[9:12] in ("204", "304"):
         return 0
     values = {name.lower(): value for name, value in headers}

@@ -1,4 +1,4 @@
-"""The browser as one rollout has it: its own cookies and pages, and a deadline on every call."""
+"""One rollout's use of the browser: its own cookies and pages, and a deadline for every call."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
@@ -24,7 +24,7 @@ from stillroom.tools.source import ToolResult, error_result
 
 MAX_PAGES = 5
 CLOSE_TIMEOUT_S = 5.0
-# How long a loaded page may go on fetching before it is read as it is.
+# How long a loaded page may go on fetching data before it is read anyway.
 _SETTLE_MS = 1500.0
 # A click may open another page, which the browser announces a little later.
 _POPUP_S = 0.15
@@ -52,7 +52,7 @@ _TEXT_KINDS = frozenset(
 
 
 class BrowserSettings(Protocol):
-    """The settings and the running browser that a session works with: BrowseTools, or a test's."""
+    """What all sessions share: settings, the proxy and the browser. BrowseTools implements it."""
 
     policy: AddressPolicy
     proxy: BrowseProxy
@@ -63,7 +63,7 @@ class BrowserSettings(Protocol):
     call_timeout_s: float
 
     async def chromium(self) -> Chromium:
-        """Returns a browser that runs, started again if it ended."""
+        """Returns the running browser, started again if it has ended."""
         ...
 
     async def discard(self, chromium: Chromium) -> None:
@@ -88,9 +88,9 @@ class BrowseSession:
         }
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Runs one tool within the deadline of a call; waits while too many sessions are open.
+        """Runs one tool within the deadline of a call. The arguments must have been checked.
 
-        The arguments must have been checked.
+        A session's first call waits while too many other sessions have pages open.
 
         Raises:
             EngineError: the browser has ended and cannot be started again.
@@ -102,7 +102,7 @@ class BrowseSession:
             return await self._call(name, arguments)
 
     async def aclose(self) -> None:
-        """Closes the session's pages and lets another session open some."""
+        """Closes the session's pages, so that another session may open some."""
         with anyio.CancelScope(shield=True):
             await self._drop()
             if self._has_slot:
@@ -193,7 +193,7 @@ class BrowseSession:
         return document.show(page)
 
     async def _follow(self, opened: "_OpenContext", action: Awaitable[Any]) -> None:
-        """Performs an action that may lead to another page, and waits for that page."""
+        """Performs a click or key press, and waits for the page that it may lead to."""
         opened.access.refusals.clear()
         try:
             await action
@@ -204,7 +204,7 @@ class BrowseSession:
             ) from error
 
     async def _show(self, opened: "_OpenContext") -> str:
-        """Returns the current page once it has settled."""
+        """Returns the current page as text for the model, once the page has settled."""
         await anyio.sleep(_POPUP_S)
         for state in ("load", "networkidle"):
             # A page that never stops fetching is read as it is.
@@ -255,15 +255,15 @@ class BrowseSession:
 
 
 class _CannotError(Exception):
-    """The requested action cannot be done; the text is meant for the model."""
+    """A requested action is not possible; the text is meant for the model."""
 
 
 class _LostError(Exception):
-    """The browser no longer answers for this session."""
+    """The browser no longer answers this session."""
 
 
 class _OpenContext:
-    """A browser context, its credential for the proxy, and the page that was shown last."""
+    """A session's browser context, its credential for the proxy, and the page it showed last."""
 
     def __init__(
         self,
@@ -279,17 +279,17 @@ class _OpenContext:
         self.elements: list[Element] = []
         self.document: Document | None = None
         self.shown: Page | None = None
-        """The page that `elements` belong to."""
+        """The page to which `elements` belong; None before the first one is shown."""
         context.on("page", self._watch)
 
     @property
     def pages(self) -> list[Page]:
-        """The open pages, oldest first; a link may open another one."""
+        """The open pages, the oldest first; there are several once a link opens a new one."""
         return [page for page in self.context.pages if not page.is_closed()]
 
     @property
     def current(self) -> Page:
-        """The page that is read and clicked: the latest."""
+        """The page that is read and clicked, which is the one that was opened last."""
         pages = self.pages
         if not pages:
             raise _CannotError("the page closed itself: begin again with browse_open")
@@ -309,12 +309,12 @@ class _OpenContext:
         return self.current.locator(f'[{REF_ATTRIBUTE}="{ref}"]').first
 
     async def close_surplus(self) -> None:
-        """Closes the oldest pages above the number that may be open."""
+        """Closes the oldest pages, if more are open than may be."""
         for page in self.pages[:-MAX_PAGES]:
             await page.close()
 
     async def is_usable(self) -> bool:
-        """Whether the browser still answers for this context."""
+        """Returns whether the browser still answers for this context."""
         if self._has_crashed:
             return False
         try:
@@ -325,7 +325,7 @@ class _OpenContext:
         return self.chromium.is_alive
 
     def reason_for(self, error: PlaywrightError) -> str:
-        """Returns why a page did not open, in words."""
+        """Returns the reason why a page did not open, as text for the model."""
         if self.access.refusals:
             return self.last_refusal()
         texts = (text for code, text in _NETWORK_ERRORS.items() if code in error.message)
@@ -338,7 +338,7 @@ class _OpenContext:
         return next(reversed(self.access.refusals.values()), "its server did not answer")
 
     async def aclose(self) -> bool:
-        """Closes everything; returns False if the browser did not answer."""
+        """Closes the context and its pages; returns False if the browser did not answer."""
         self._stack.close()
         with anyio.move_on_after(CLOSE_TIMEOUT_S) as scope, suppress(PlaywrightError):
             await self.context.close()

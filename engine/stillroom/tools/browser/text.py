@@ -1,7 +1,8 @@
-"""The main content of a page as Markdown, extracted in a child process that can be killed.
+"""Extracts the main content of a page as Markdown, in a child process that can be killed.
 
-HTML from anywhere can keep a parser busy for hours or crash it, so it is never parsed in our own
-process. `python -m stillroom.tools.browser.text` is the child: a page a line in, a text a line out.
+HTML from the web may keep a parser busy for hours or crash it, so it is never parsed in our own
+process. The child, `python -m stillroom.tools.browser.text`, reads one page a line and writes one
+text a line.
 """
 
 import logging
@@ -22,13 +23,13 @@ from stillroom.errors import missing_extra
 from stillroom.settings import tool_environment
 
 MAX_LINE_BYTES = 32 << 20
-# Past this, the system fails the child's allocations, which ends the child.
+# Beyond this, the system refuses the child more memory, which ends the child.
 _MAX_MEMORY_BYTES = 4 << 30
 _GONE = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, OSError)
 
 
 class _PageHTML(msgspec.Struct, frozen=True, kw_only=True):
-    """A page as the browser holds it."""
+    """A page's HTML, as it is in the browser now, and its URL."""
 
     html: str
     url: str
@@ -50,7 +51,7 @@ class TextReader(AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        # Tried once: a reader that cannot work would look like pages without a main content.
+        # A trial: later, a reader that does not work would look like a page without main content.
         if await self.find_text(_TRIAL_PAGE, url="https://example.com/") == "":
             raise missing_extra("browse", "reading web pages with trafilatura")
         try:
@@ -69,7 +70,7 @@ class TextReader(AsyncContextManagerMixin):
                 await self._end()
                 return ""
             except BaseException:
-                # Its answer may still be on the way, and would be taken for the next page's.
+                # Its answer may still be on the way, and would be taken for that of the next page.
                 await self._end()
                 raise
 

@@ -54,15 +54,16 @@ _TOOLS: tuple[Callable[..., None], ...] = (
 
 
 class BrowseTools(ToolSource, AsyncContextManagerMixin):
-    """The tool source `browse`. Use as an async context manager: inside it Chromium runs.
+    """The tool source `browse`. Use as an async context manager; Chromium runs while it is open.
 
-    allow: the addresses that may be reached besides the public web, as AddressPolicy takes them.
+    allow: the addresses that may be reached besides the public web, in AddressPolicy's notation.
     max_contexts: how many sessions may have pages open at once; the others wait.
-    max_chars: the length of a reply's text and list of elements together.
+    max_chars: the most characters of a reply's text and list of elements together.
     nav_timeout_s: how long a page may take to load.
-    call_timeout_s: how long a call may take, more than nav_timeout_s; after it the call ends and
-    the session's pages are lost.
-    dial: connects to an address that passed all checks; for tests that watch which are dialled.
+    call_timeout_s: how long a call may take, which must be longer than nav_timeout_s. A call that
+    takes longer is ended, and the session's pages are lost.
+    executable, sandbox: see ChromiumOptions.
+    dial: connects to an address that passed all checks; tests give one that records the addresses.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class BrowseTools(ToolSource, AsyncContextManagerMixin):
             await stack.enter_async_context(self.proxy)
             await stack.enter_async_context(self.reader)
             stack.push_async_callback(self._end_chromium)
-            # Now, and not with the first call: a missing browser must show before money is spent.
+            # Started now and not with the first call, so that a missing browser costs no tokens.
             await self.chromium()
             yield self
 
@@ -108,7 +109,7 @@ class BrowseTools(ToolSource, AsyncContextManagerMixin):
 
     @property
     def keeps_state(self) -> bool:
-        """True: which page is open depends on all calls before."""
+        """True, since the open page depends on all calls before."""
         return True
 
     @asynccontextmanager

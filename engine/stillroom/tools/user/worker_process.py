@@ -83,7 +83,7 @@ class WorkerCall:
         """The time that the worker may take, counted from when it can begin the call."""
         self.since = loop.time()
         self.reply: asyncio.Future[Ready | Broken | Answer] = loop.create_future()
-        """The answer. If it is a TimeoutError or a WorkerDiedError, the worker is of no more use."""
+        """The answer; if it is a TimeoutError or WorkerDiedError, the worker must be killed."""
         self.worker: WorkerProcess | None = None
         """The worker that was sent the call; None before, and once it has answered and is free."""
 

@@ -1,4 +1,4 @@
-"""How an answer is judged: 1 is good, 0 is bad. Rows with metadata.expected_answer need no code."""
+"""Rewards of answers: 1 is good, 0 is bad. Rows with metadata.expected_answer need no code."""
 
 from stillroom.tools import RewardArgs, reward
 

@@ -1,4 +1,4 @@
-"""Tools that the teacher and the student may call. The docstring is what the model reads."""
+"""Tools that the teacher and the student may call; a model reads their docstrings."""
 
 from stillroom.tools import ToolArgs, tool
 
