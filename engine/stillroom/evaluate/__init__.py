@@ -1,1 +1,1 @@
-"""Evaluation: how good a model is on tasks nobody trained on, and how sure that is."""
+"""Evaluation: how good a model is on held-out tasks, with 95 % confidence intervals."""

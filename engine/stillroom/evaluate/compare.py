@@ -1,4 +1,4 @@
-"""Compares evaluations on the tasks that they share: paired differences with 95 % intervals."""
+"""Compares two evaluations on their shared tasks: paired differences with 95 % intervals."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from stillroom.evaluate.intervals import Estimate, excludes_zero, mean_estimate,
 
 
 class GroupDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """The difference on the tasks of one group."""
+    """The difference in accuracy on the tasks of one group, candidate minus baseline."""
 
     field: str
     group: str
@@ -18,29 +18,33 @@ class GroupDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate against the baseline, task by task."""
+    """The comparison of a candidate with a baseline on the tasks that both answered."""
 
     baseline: str
     candidate: str
     baseline_accuracy: float
+    """The baseline's share of successes (0 to 1) on the shared tasks."""
     candidate_accuracy: float
-    """Both accuracies are on the shared tasks."""
+    """The candidate's share of successes (0 to 1) on the shared tasks."""
     difference: Estimate
-    """Candidate minus baseline, paired by task."""
+    """The candidate's accuracy minus the baseline's, paired by task."""
     p_value: float
-    """The exact two-sided p-value of the tasks won against the tasks lost."""
+    """The exact two-sided p-value of a sign test of the tasks won against the tasks lost."""
     tasks_won: int
+    """The number of shared tasks that the candidate solves more often."""
     tasks_lost: int
+    """The number of shared tasks that the baseline solves more often."""
     tasks_shared: int
     tasks_unshared: int
-    """Tasks that only one of the two answered; they are left out."""
+    """The number of tasks that only one of the two answered; they are left out."""
     is_significant: bool
-    """Whether the interval of the difference leaves out 0."""
+    """Whether 0 is outside the interval of the difference."""
     by_group: list[GroupDifference]
+    """The differences in groups of two or more shared tasks, sorted by field and group."""
 
 
 def compare(baseline: Evaluation, candidate: Evaluation) -> Comparison:
-    """Returns the candidate's differences. Raises InputError for fewer than two shared tasks."""
+    """Compares a candidate with a baseline. Raises InputError for fewer than two shared tasks."""
     before = {score.task_id: score for score in baseline.tasks}
     after = {score.task_id: score for score in candidate.tasks}
     shared = [task_id for task_id in before if task_id in after]

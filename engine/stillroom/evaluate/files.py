@@ -1,4 +1,4 @@
-"""The format of evaluation.json, which an evaluation writes to its run's folder."""
+"""The format of evaluation.json, which an evaluation writes to its run folder."""
 
 import msgspec
 
@@ -8,12 +8,15 @@ RESULT_FILE = "evaluation.json"
 
 
 class TaskScore(msgspec.Struct, frozen=True, kw_only=True):
-    """The means of one task over its samples."""
+    """The mean success and reward of one task over its samples."""
 
     task_id: str
     success: float
+    """The share of successful samples, from 0 to 1."""
     reward: float
+    """The mean reward; a sample without a reward counts as 0."""
     groups: dict[str, str]
+    """The task's group by metadata field; `(none)` for a field that it does not have."""
 
 
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,17 +27,19 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     data: str
     accuracy: Estimate
     by_group: dict[str, dict[str, Estimate]]
-    """The accuracy by metadata field, then by that field's value."""
+    """The accuracy of each group, by metadata field and then by that field's value."""
     mean_reward: float
     mean_turns: float
     tool_errors: int
     truncated: int
     failed: int
-    """The number of rollouts that infrastructure ended: neither right nor wrong."""
+    """The number of rollouts that infrastructure ended; they count neither as right nor wrong."""
     teacher: str | None
     teacher_kl: Estimate | None
-    """Reverse KL per token (nats), KL(model || teacher), on the model's own samples at T 1."""
+    """The reverse KL per token in nats, KL(model || teacher), on the model's own samples at
+    temperature 1; None without a teacher."""
     rollouts: str
+    """The path of the file with the evaluation's rollouts."""
     seconds: float
 
 

@@ -15,8 +15,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     value: float
     low: float | None
+    """The lower end of the interval; None for a single task, which shows no spread."""
     high: float | None
-    """None where there is only one task, which says nothing of the spread."""
+    """The upper end of the interval; None for a single task, which shows no spread."""
     n: int
 
 
@@ -28,7 +29,7 @@ def share_estimate(successes: int, n: int) -> Estimate:
     spread = _Z**2 / n
     centre = (share + spread / 2) / (1 + spread)
     half = _Z * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
-    # For a share of 0 or 1 one bound is the share itself; rounding must not move it beyond.
+    # For a share of 0 or 1 one bound is the share itself, which rounding must not move past it.
     low, high = min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
     return Estimate(value=share, low=low, high=high, n=n)
 
@@ -39,7 +40,7 @@ def mean_estimate(
     """Returns the mean of independent values with Student's interval.
 
     For several samples of a task pass the task's mean, since samples of a task are not independent.
-    `limits` are the lowest and the highest possible value. Where all values are the same they bound
+    `limits` are the lowest and the highest possible value. If all values are equal, `limits` bound
     how far unseen values may move the mean (Clopper, Pearson 1934).
     """
     n = len(values)
@@ -58,8 +59,9 @@ def mean_estimate(
 
 
 def ratio_estimate(sums: Sequence[float], sizes: Sequence[int]) -> Estimate:
-    """Returns sum(sums) / sum(sizes), e.g. nats per token, where clusters are independent.
+    """Returns sum(sums) / sum(sizes), e.g. nats per token, over independent clusters.
 
+    `sums` and `sizes` have one number for each cluster.
     Source: linearised variance of a ratio estimator (Cochran 1977, ch. 6).
     """
     n, total = len(sums), sum(sizes)
@@ -73,15 +75,16 @@ def ratio_estimate(sums: Sequence[float], sizes: Sequence[int]) -> Estimate:
 
 
 def excludes_zero(estimate: Estimate) -> bool:
-    """Returns whether the interval is known and 0 lies outside it."""
+    """Returns whether an estimate has an interval and 0 lies outside it."""
     if estimate.low is None or estimate.high is None:
         return False
     return estimate.low > 0 or estimate.high < 0
 
 
 def t_quantile(degrees: int) -> float:
-    """Returns Student's 97.5 % quantile (error below 0.5 % from 3 degrees of freedom on).
+    """Returns the 97.5 % quantile of Student's t distribution with `degrees` degrees of freedom.
 
+    The error is below 0.5 % from 3 degrees of freedom on.
     Source: expansion in 1/degrees, Abramowitz & Stegun 26.7.5.
     """
     exact = {1: 12.7062, 2: 4.3027}

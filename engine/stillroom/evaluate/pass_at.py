@@ -1,4 +1,4 @@
-"""pass@k: the share of tasks that at least one of k samples solves."""
+"""Estimates pass@k, the share of tasks that at least one of k samples solves."""
 
 import math
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ def pass_at_k(num_right: int, num_samples: int, k: int) -> float:
 
 
 def passing_tasks(answers: Iterable[tuple[str, bool]], k: int) -> Estimate | None:
-    """Returns the share of tasks that k samples solve, over the tasks that have k samples or more.
+    """Returns the pass@k of the tasks that have k samples or more; None if no task has so many.
 
-    `answers` has each sample's task id, and whether it is right. None if no task has k samples.
+    `answers` has a pair for each sample: its task id, and whether its answer is right.
     """
     by_task: dict[str, list[bool]] = {}
     for task_id, is_right in answers:

@@ -1,4 +1,4 @@
-"""The request for an evaluation, and its plan: all that the request names, looked up once."""
+"""The request for an evaluation, and its plan, in which all names are looked up and checked."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -39,18 +39,18 @@ class KLModels:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """A checked `EvaluateModel`: the rollouts, and the models between which the KL is measured."""
+    """A checked `EvaluateModel`: its rollouts, and the two models of the KL measurement."""
 
     request: EvaluateModel
     rollouts: RolloutPlan
     kl_models: KLModels | None
-    """None where no KL is asked for."""
+    """The two models of the KL measurement; None if the request has no teacher."""
 
 
 def plan_evaluation(workspace: Workspace, request: EvaluateModel) -> EvaluationPlan:
-    """Returns the plan of an evaluation; no model is loaded.
+    """Returns the plan of an evaluation, without loading a model.
 
-    Raises InputError for everything that is known to be wrong before a process is started.
+    Raises InputError for everything that can be found wrong before a process is started.
     """
     data = workspace.existing(request.data, what="data")
     rollouts = plan_rollouts(workspace, request, prompts=data)

@@ -1,4 +1,4 @@
-"""One evaluation: rollouts on held-out tasks, accuracy with intervals, the KL to a teacher."""
+"""Runs an evaluation: rollouts on held-out tasks, their accuracy, and the KL to a teacher."""
 
 import functools
 import time
@@ -41,7 +41,8 @@ async def evaluate_model(
 ) -> EvaluationResult:
     """Evaluates a model and returns the result.
 
-    The rollouts and evaluation.json are written to the run's folder.
+    The rollouts and evaluation.json are written to the run folder `folder`.
+    Raises TeacherError if every rollout failed, and InputError if nothing judges a task.
     """
     started = time.monotonic()
     plan = plan_evaluation(workspace, request)
@@ -136,10 +137,13 @@ async def _collect(
 async def _teacher_kl(
     plan: EvaluationPlan, tasks: Sequence[Task], reporter: Reporter
 ) -> Estimate | None:
-    """Returns the reverse KL per token on one sample a task at temperature 1; None if not asked."""
+    """Returns the reverse KL per token on one sample per task at temperature 1.
+
+    Returns None if the request has no teacher. Only the first `kl_prompts` tasks are sampled.
+    """
     if plan.kl_models is None:
         return None
-    # Only here is torch needed.
+    # Imported here because only the KL needs torch.
     from stillroom.evaluate.teacher_kl import measure_teacher_kl
 
     outcomes = await _collect(
@@ -150,7 +154,7 @@ async def _teacher_kl(
 
 
 def score_tasks(rollouts: Sequence[Trajectory], group_by: Sequence[str]) -> list[TaskScore]:
-    """Returns each task's mean success and reward, in the order in which tasks first appear."""
+    """Returns each task's mean success and reward, in the order of the tasks' first rollouts."""
     by_task: dict[str, list[Trajectory]] = {}
     for rollout in rollouts:
         by_task.setdefault(rollout.task_id, []).append(rollout)
@@ -169,7 +173,7 @@ def score_tasks(rollouts: Sequence[Trajectory], group_by: Sequence[str]) -> list
 
 
 def accuracy_of(scores: Sequence[TaskScore], *, is_single: bool) -> Estimate:
-    """Returns the share of successes: Wilson's interval for one sample a task, else Student's."""
+    """Returns the accuracy, with Wilson's interval for one sample per task, else with Student's."""
     if is_single:
         return share_estimate(round(sum(score.success for score in scores)), len(scores))
     return mean_estimate([score.success for score in scores], limits=(0.0, 1.0))

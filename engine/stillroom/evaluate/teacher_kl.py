@@ -1,6 +1,6 @@
-"""The distance of a model from a teacher: the exact reverse KL per token on the model's samples.
+"""Measures the exact reverse KL per token between a model and a teacher, on the model's samples.
 
-Shapes: N sampled tokens of a batch.
+Shapes: N sampled tokens of a batch, V columns of the vocabulary.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from stillroom.types import Trajectory
 def measure_teacher_kl(
     workspace: Workspace, models: KLModels, rollouts: Sequence[Trajectory]
 ) -> Estimate:
-    """Returns KL(model || teacher) per token (nats) over the whole vocabulary.
+    """Returns KL(model || teacher) in nats per token, summed over the whole vocabulary.
 
-    The interval takes the rollouts to be independent, not their tokens.
+    The interval assumes that the rollouts are independent, not their tokens.
 
     Raises:
-        InputError: no rollout holds a sampled token.
-        ModelError: the two do not share tokens and chat template.
+        InputError: no rollout has a sampled token.
+        ModelError: the two models differ in tokens, chat template or turn ends.
     """
     student = load_model(workspace, models.student)
     teacher = load_model(workspace, models.teacher)
@@ -46,7 +46,7 @@ def measure_teacher_kl(
         )
     sums, sizes = _kl_of_each(sequences, LocalTeacher(student), LocalTeacher(teacher))
     if len(sums) == 1:
-        # One rollout alone says nothing of the spread, so there is no interval.
+        # A single rollout shows no spread, so there is no interval.
         return Estimate(value=sums[0] / sizes[0], low=None, high=None, n=1)
     return ratio_estimate(sums, sizes)
 
@@ -54,7 +54,7 @@ def measure_teacher_kl(
 def _kl_of_each(
     sequences: Sequence[TokenSequence], student: LocalTeacher, teacher: LocalTeacher
 ) -> tuple[list[float], list[int]]:
-    """Returns the KL of each sequence, summed over its sampled tokens, and their numbers."""
+    """Returns, for each sequence, the KL summed over its sampled tokens, and their number."""
     sums: list[float] = []
     sizes: list[int] = []
     lengths = [len(sequence.ids) for sequence in sequences]

@@ -1,1 +1,1 @@
-"""Rollouts: a policy or teacher works through tasks, turn by turn, with tools and rewards."""
+"""Rollouts: a policy or teacher works on tasks turn by turn, with tools and rewards."""

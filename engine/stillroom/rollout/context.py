@@ -1,4 +1,4 @@
-"""Sets up what rollouts share: the policy or teacher, the tools and the rewards."""
+"""Opens what the rollouts of a run share: the policy or teacher, the tools and the rewards."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -47,10 +47,11 @@ class ToolsAndRewards:
     """The open tools of a run, and the process that computes its rewards."""
 
     pool: UserPool | None
-    """Runs the user's tools.py and rewards.py; None where there is neither."""
+    """The process that runs the user's tools.py and rewards.py; None if there is neither."""
     tools: ToolSource | None
+    """All tools as one source; None if there are none."""
     notes: Sequence[str]
-    """What a user should know of the tools, e.g. of images that must be fetched."""
+    """Notes on the tools for the user, e.g. that images must be fetched."""
 
 
 @asynccontextmanager
@@ -59,7 +60,8 @@ async def open_tools_and_rewards(
 ) -> AsyncGenerator[ToolsAndRewards]:
     """Starts the processes and connections that the tasks' tools and rewards need.
 
-    No tool is called. Raises DataError if a task names a tool that does not exist.
+    They are closed again when the block ends. No tool is called here.
+    Raises DataError if a task names a tool that does not exist.
     """
     async with AsyncExitStack() as stack:
         pool = await open_user_pool(
@@ -83,7 +85,7 @@ async def open_rewarder(
     *,
     budget: Budget | None = None,
 ) -> Rewarder:
-    """Opens the judge and returns the rewarder of the tasks; judge calls count in the budget.
+    """Opens the judge and returns the tasks' rewarder; judge calls count against the budget.
 
     Raises DataError if a task names a reward that does not exist.
     """
@@ -107,7 +109,7 @@ async def open_rollout_context(
     *,
     spending: Spending | None = None,
 ) -> AsyncGenerator[RolloutContext]:
-    """Opens everything that the tasks' rollouts share, and closes it again.
+    """Opens everything that the tasks' rollouts share, and closes it when the block ends.
 
     Raises DataError if a task names a tool or reward that the user's files do not have.
     """
@@ -142,7 +144,7 @@ async def open_user_pool(
     tool_timeout_s: float,
     reward_timeout_s: float,
 ) -> UserPool | None:
-    """Starts the process that runs the user's Python files; returns None if there are none."""
+    """Starts the process that runs the user's Python files, or returns None if there are none."""
     if tools_file is None and rewards_file is None:
         return None
     pool = UserPool(
@@ -168,9 +170,9 @@ def _check_tools(tasks: Sequence[Task], tools: ToolSource | None) -> None:
 
 
 def _limits_of(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str, float]]]:
-    """Returns two functions: how many conversations the policy can take now, and its figures.
+    """Returns two functions, for the number of conversations the policy can take and its figures.
 
-    What an endpoint allows is learnt as the run goes on; a model in this process has no limits.
+    Both change as the run learns what an endpoint allows; a model in this process has no limits.
     """
     if not isinstance(policy, OpenAITeacher):
         return lambda: 0, dict[str, float]
@@ -183,7 +185,7 @@ def _limits_of(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str
             pace[f"{unit}_per_s_allowed"] = round(limiter.pace, 2)
         return {"at_once_allowed": float(limiter.window), **pace}
 
-    # A quarter more than the calls allowed: some conversations wait for their tools meanwhile.
+    # A quarter more than the allowed calls, since some conversations are waiting for their tools.
     return lambda: limiter.window + limiter.window // 4, figures
 
 
@@ -193,7 +195,7 @@ async def _open_policy(
     sampling: SamplingSettings,
     spending: Spending | None,
 ) -> Policy:
-    """Opens the policy: the client of an endpoint, or a model that is loaded into this process."""
+    """Opens the policy: the client of an endpoint, or a model loaded into this process."""
     if isinstance(plan.policy, Endpoint):
         teacher = _teacher(plan, plan.policy, sampling, spending)
         return await stack.enter_async_context(teacher)
@@ -228,7 +230,7 @@ async def _load_policy(
 ) -> "HFPolicy":
     """Loads the model into this process and returns the policy that samples from it."""
     options = plan.options
-    # Imported only here: the server process checks requests with this package, without torch.
+    # Imported here because the server process checks requests with this package, without torch.
     try:
         from stillroom.models.heads import OutputHead
         from stillroom.models.load import load_model
@@ -246,13 +248,13 @@ async def _load_policy(
 class MeteredPolicy:
     """A policy in this process whose turns count against a budget, as an endpoint's calls do.
 
-    A turn is sampled only if its worst case is within the budget.
+    A turn is sampled only if its worst-case number of tokens is within the budget.
     """
 
     policy: Policy
     budget: Budget
     max_tokens: int
-    """The most tokens that one turn may have."""
+    """The most tokens that one turn may sample."""
 
     @asynccontextmanager
     async def converse(
@@ -260,13 +262,13 @@ class MeteredPolicy:
     ) -> AsyncGenerator["MeteredConversation"]:
         """Opens a conversation that begins with the given messages."""
         async with self.policy.converse(messages, tools, seed_key=seed_key) as conversation:
-            # A token is at least a byte, so the bytes bound the tokens without a tokenizer.
+            # A token is at least one byte, so the bytes bound the tokens without a tokenizer.
             max_prompt_tokens = _num_bytes([messages, tools]) + TEMPLATE_TOKENS
             yield MeteredConversation(self, conversation, max_prompt_tokens)
 
 
 class MeteredConversation:
-    """One conversation that reserves the worst case of each turn in the budget."""
+    """A conversation that reserves the worst case of each turn in the budget before sampling it."""
 
     def __init__(
         self, meter: MeteredPolicy, conversation: PolicyConversation, max_prompt_tokens: int
@@ -276,14 +278,14 @@ class MeteredConversation:
         self._max_prompt_tokens = max_prompt_tokens
 
     async def sample(self) -> SampledTurn:
-        """Returns the next turn. Raises BudgetSpentError where it might take too much."""
+        """Returns the next turn. Raises BudgetSpentError if it might exceed the budget."""
         budget = self._meter.budget
         worst = Cost(self._max_prompt_tokens + self._meter.max_tokens)
         await budget.reserve(worst)
         try:
             turn = await self._conversation.sample()
         except BaseException:
-            # A turn of our own model that was not finished costs nothing.
+            # An unfinished turn costs nothing, since nobody bills the model in this process.
             budget.give_back(worst)
             raise
         budget.settle(worst, Cost.of(turn.usage, turn.cost_usd), was_sent=False)
@@ -291,7 +293,7 @@ class MeteredConversation:
         return turn
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the messages that follow the last turn."""
+        """Appends the messages that follow the last turn: tool replies or a user message."""
         self._max_prompt_tokens += _num_bytes(replies) + FRAME_TOKENS
         self._conversation.reply(call, replies)
 
@@ -301,7 +303,7 @@ class MeteredConversation:
         self._follow(turn)
 
     def trace(self) -> TokenTrace | None:
-        """Returns the exact tokens of the conversation."""
+        """Returns the exact tokens of the conversation, if the policy knows them."""
         return self._conversation.trace()
 
     def _follow(self, turn: SampledTurn) -> None:
@@ -314,9 +316,9 @@ def _num_bytes(value: object) -> int:
 
 
 class _ToolSources:
-    """All places that a run's tools come from: tools.py, MCP servers, the browser, containers.
+    """All sources of a run's tools: tools.py, MCP servers, the browser and containers.
 
-    Once they are open, `notes` holds what a user should know of them.
+    Once they are open, `notes` holds notes on the tools for the user.
     """
 
     def __init__(
@@ -328,9 +330,9 @@ class _ToolSources:
 
     @asynccontextmanager
     async def open(self, pool: UserPool | None) -> AsyncGenerator[ToolSource | None]:
-        """Opens all tools as one source, or None where there are none; `pool` is open already.
+        """Opens all tools as one source, or yields None if there are none; `pool` is open already.
 
-        Raises InputError if two tools have the same name, and what each source raises.
+        Raises InputError if two tools have the same name, and whatever a source raises.
         """
         sources: dict[str, ToolSource] = {}
         async with AsyncExitStack() as stack:
@@ -356,7 +358,7 @@ class _ToolSources:
             server,
             tool_timeout_s=self._options.tool_timeout,
             folder=self._workspace.root,
-            # MCP servers are other people's programs: they may not see a teacher's key.
+            # MCP servers are other people's programs, which must not see a teacher's API key.
             environment=tool_environment(without=TEACHER_KEYS),
         )
 
@@ -370,7 +372,8 @@ class _ToolSources:
         return await stack.enter_async_context(browser)
 
     def _containers(self, fallback: ToolSource | None) -> DockerTools:
-        # The same for the same run started again: it finds and removes containers that a kill left.
+        # The id is the same when a run is started again, which lets it find and remove the
+        # containers that were left behind by a kill.
         identity = content_hash({"root": str(self._workspace.root), **self._options.model_dump()})
         return DockerTools(
             self._tasks,

@@ -1,4 +1,4 @@
-"""A dry run: the files are read and the tools started as in a run, but no model is called."""
+"""A dry run, which reads the files and starts the tools like a real run but calls no model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -30,15 +30,16 @@ from stillroom.types import Message
 
 _NONCE = "0" * 16
 _SHORTEST_ANSWER = "-"
-"""Not an empty one: a judge gets "(no answer)" for that, which is longer."""
+"""The answer that the low bound assumes. For an empty answer a judge would get "(no answer)", which
+is longer."""
 
 
 async def dry_run(
     plan: GenerationPlan, specs: Sequence[RolloutSpec], settings: Mapping[str, object]
 ) -> Forecast:
-    """Returns the calls, tokens and cost of a run; no model is called and no file written.
+    """Returns a forecast of a run's calls, tokens and cost; calls no model and writes no file.
 
-    Raises what the run would raise before its first call.
+    Raises whatever the run would raise before its first call.
     """
     request, rollouts, output = plan.request, plan.rollouts, plan.output
     check_settings(output, settings)
@@ -82,7 +83,7 @@ def _load(
     task = spec.task
     schemas = offered_tools(task, around.tools)
     goes_on = bool(schemas) or request.nudge_to_send is not None
-    # Where tools keep state, recorded turns are not replayed: the state they led to is gone.
+    # If tools keep state, recorded turns are not replayed: the state that they led to is gone.
     is_replayed = around.tools is None or not around.tools.keeps_state
     steps = known.get(spec.key, KnownSteps())
     return RolloutLoad(
@@ -97,7 +98,10 @@ def _load(
 def _judge_loads(
     plan: JudgePlan | None, rewarder: Rewarder
 ) -> Callable[[Task, bool], JudgeLoad | None]:
-    """Returns a function of a task, and of whether no judge call is on record for it yet."""
+    """Returns a function that returns the judge's load for a task, or None if no judge is asked.
+
+    Its second argument says whether no judge call is on record yet for the rollout.
+    """
 
     def load(task: Task, is_new: bool) -> JudgeLoad | None:
         if plan is None or not rewarder.asks_judge(task):
@@ -115,6 +119,6 @@ def _judge_loads(
 
 
 def _text_bytes(messages: Sequence[Message]) -> int:
-    """Returns the bytes of the text in the messages; pictures have no fixed size."""
+    """Returns the bytes of the text in the messages, without pictures, whose tokens vary."""
     contents = (message.get("content") for message in messages)
     return sum(len(content.encode()) for content in contents if isinstance(content, str))

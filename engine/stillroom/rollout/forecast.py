@@ -1,4 +1,4 @@
-"""The calls, tokens and cost that a rollout run will take, computed without making a call."""
+"""Forecasts the calls, tokens and cost of a rollout run, without making a call."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,20 +13,22 @@ from stillroom.teachers.pricing import Price
 from stillroom.types import Usage
 
 _BYTES_PER_TOKEN = 4.0
-"""Expected of English text."""
+"""The bytes per token to expect of English text."""
 _MAX_BYTES_PER_TOKEN = 8.0
-"""Bounds the tokens of a prompt from below."""
+"""The most bytes per token, which bounds the tokens of a prompt from below."""
 _EXPECTED_TURNS_WITH_TOOLS = 4.0
 _EXPECTED_REPLY_TOKENS = 200.0
 TEMPLATE_TOKENS = 512
-"""The most that a chat template adds to a call: system texts, how to call tools, headers."""
+"""The most tokens that a chat template adds to a call: system texts, tool instructions, headers."""
 FRAME_TOKENS = 64
-"""The most that a chat template adds for a turn and the messages that follow it."""
+"""The most tokens that a chat template adds for a turn and the messages that follow it."""
 ASSUMED_REPLY_TOKENS = 16_384
-"""The most tokens of the tools' replies to one turn that is assumed where nothing cuts them."""
+"""The most tokens that the tools' replies to one turn are assumed to have if nothing cuts them."""
 _CUT_NOTE_BYTES = 80
+"""The bytes allowed for the note that marks a reply as cut."""
 _MAX_BYTES_PER_CHARACTER = 4
 _CORRECTION_BYTES = 400
+"""The bytes allowed for the message that asks a judge to correct its reply."""
 
 
 class ForecastRange(msgspec.Struct, frozen=True):
@@ -38,17 +40,17 @@ class ForecastRange(msgspec.Struct, frozen=True):
 
 
 class JudgeForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls, tokens and cost of the judge."""
+    """The forecast calls, tokens and cost of the judge."""
 
     calls: ForecastRange
     prompt_tokens: ForecastRange
     completion_tokens: ForecastRange
     cost_usd: ForecastRange | None
-    """None where the price is unknown."""
+    """The cost of the judge in USD; None if its price is unknown."""
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a dry run."""
+    """The result of a dry run: the rollouts still to do, and what they will take."""
 
     dry_run: bool
     """Always true: no model was called and nothing was written."""
@@ -56,52 +58,52 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     already_done: int
     todo: int
     calls: ForecastRange
-    """Calls of the model; the tokens are the model's too."""
+    """The calls of the model, without the judge's; the same holds for the two token fields."""
     prompt_tokens: ForecastRange
     completion_tokens: ForecastRange
     judge: JudgeForecast | None
-    """None where no judge is given."""
+    """The forecast for the judge; None if the run has no judge."""
     cost_usd: ForecastRange | None
-    """Of model and judge together; None where a price is unknown."""
+    """The cost in USD of model and judge together; None if a price is unknown."""
     based_on: str
-    """What the expected numbers are computed from."""
+    """The source of the expected numbers: rows of the output, or the lengths of the prompts."""
     assumes: list[str]
     """The assumptions under which low and high hold."""
     terms: str | None = None
-    """The provider's page on whether its outputs may train other models; the user should know it
-    before the first paid call."""
+    """The provider's page on whether its outputs may train other models, for the user to read
+    before the first paid call; None if no such page is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeLoad:
-    """The size of the question that a judge gets for one rollout, as far as it is known before."""
+    """The size of the question to a judge about one rollout, as far as it is known beforehand."""
 
     text_bytes: int
-    """The question's text alone, without the answer and the conversation."""
+    """The bytes of the question's text alone, without the answer and the conversation."""
     request_bytes: int
-    """The question as it is sent, in JSON."""
+    """The bytes of the question as it is sent, in JSON."""
     is_certain: bool
     """Whether the judge is asked in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutLoad:
-    """The size of one rollout that is to be done, as far as it is known before."""
+    """The size of one rollout that is still to do, as far as it is known beforehand."""
 
     text_bytes: int
-    """The prompt's text alone."""
+    """The bytes of the prompt's text alone."""
     request_bytes: int
-    """The messages and tool schemas as each call sends them, in JSON."""
+    """The bytes of the prompt's messages and tool schemas as each call sends them, in JSON."""
     max_turns: int
-    """1 where nothing can follow the first turn."""
+    """The most turns of the rollout; 1 if nothing can follow the first turn."""
     num_known: int = 0
-    """The number of turns that are on record and not sampled again."""
+    """The number of turns that are on record and are not sampled again."""
     judge: JudgeLoad | None = None
-    """None where no judge is asked."""
+    """The size of the judge's question; None if no judge is asked."""
 
     @property
     def max_calls(self) -> int:
-        """The highest number of turns that are still to be sampled."""
+        """The highest number of turns that still have to be sampled."""
         return max(self.max_turns - self.num_known, 0)
 
 
@@ -119,27 +121,27 @@ class CallRules:
 
     @property
     def max_reply_tokens(self) -> int:
-        """The most tokens that follow a turn: the user's nudge, or the tools' replies."""
+        """The most tokens that follow a turn: those of the nudge or of the tools' replies."""
         nudge = len((self.nudge or "").encode())
         return max(nudge, self.max_tool_tokens if self.has_tools else 0)
 
     @property
     def max_tool_tokens(self) -> int:
-        """The most tokens of the tools' replies to a turn; assumed where nothing cuts them."""
+        """The most tokens of the tools' replies to a turn; an assumption if nothing cuts them."""
         if self.max_tool_response is None:
             return ASSUMED_REPLY_TOKENS
         return _MAX_BYTES_PER_CHARACTER * self.max_tool_response + _CUT_NOTE_BYTES
 
     @property
     def expected_reply_tokens(self) -> float:
-        """The number of tokens that is expected to follow a turn."""
+        """The number of tokens expected to follow a turn."""
         expected = _EXPECTED_REPLY_TOKENS if self.has_tools else len(self.nudge or "") / 4
         return min(expected, float(self.max_reply_tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """The prices of the model's and the judge's tokens; None where one is unknown."""
+    """The prices of the model's and the judge's tokens; None for a price that is unknown."""
 
     model: Price | None
     judge: Price | None = None
@@ -147,7 +149,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class RequestedRollouts:
-    """The number of requested rollouts, and the output that has rows of some of them."""
+    """The number of requested rollouts, and the output file that may have rows of some of them."""
 
     requested: int
     output: str
@@ -162,9 +164,9 @@ def forecast(
 ) -> Forecast:
     """Returns the calls, tokens and cost of the rollouts that are still to do.
 
-    `finished` are the output's rows: the best guess follows from them; without any, a call is taken
-    to write half of the tokens that it may. Without tools a rollout is one call, so the number of
-    calls is exact. The highest numbers hold under what `assumes` says.
+    `finished` are the output's rows, from which the expected numbers follow; without rows, a call
+    is expected to write half of its token limit. Without tools and nudge a rollout is one call, so
+    the number of calls is exact. The lowest and highest numbers hold under the result's `assumes`.
     """
     turns = _expected_turns(finished, rules)
     completion = _expected_completion(finished, rules.max_tokens, turns)
@@ -229,7 +231,7 @@ def _expected_completion(seen: Sequence[FinishedRow], max_tokens: int, turns: fl
     """Returns the number of tokens that a call is expected to write."""
     if seen:
         per_call = sum(row.usage.completion_tokens for row in seen) / len(seen) / turns
-        # Some endpoints write more than max_tokens.
+        # The limit is needed because some endpoints write more than max_tokens.
         return min(float(max_tokens), per_call)
     return max_tokens / 2
 
@@ -287,7 +289,7 @@ def _judge_forecast(
         ),
     )
     calls = _range(len(certain), len(judged), MAX_TRIES * len(judged))
-    # A judgement is short: a quarter of what the judge may write is expected.
+    # A judgement is short, so a quarter of the judge's token limit is expected.
     completions = _range(0, len(judged) * max_tokens / 4, calls.high * max_tokens)
     return JudgeForecast(
         calls=calls,

@@ -1,4 +1,4 @@
-"""The request for a rollout run, and its plan: all that the request names, looked up once."""
+"""The request for a rollout run, and its plan, in which all names are looked up and checked."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,12 @@ TerminationPolicy = Literal["last_tool", "max_turns"]
 DEFAULT_NUDGE = (
     "Check your work, with the tools where they help, then state your complete answer again."
 )
-"""Asks for the whole answer again: only the last one counts, and any may be the last."""
+"""It asks for the whole answer again, since only the last turn's answer counts and any turn may be
+the last."""
 
 
 def nudge_for(policy: TerminationPolicy, nudge: str) -> str | None:
-    """Returns the user's message after a turn without a tool call; None: that turn is the end."""
+    """Returns the user message after a turn without a tool call; None if that turn is the end."""
     return nudge if policy == "max_turns" else None
 
 
@@ -105,12 +106,12 @@ class RolloutOptions(JudgeOptions):
 
     @property
     def nudge_to_send(self) -> str | None:
-        """The user's message after a turn without a tool call; None: such a turn is the end."""
+        """The user message after a turn without a tool call; None if such a turn is the end."""
         return nudge_for(self.termination_policy, self.nudge)
 
     @property
     def most_at_once(self) -> int:
-        """The highest number of conversations with an endpoint at once."""
+        """The highest number of concurrent conversations with an endpoint."""
         return max(self.concurrency, self.max_concurrency or _MAX_CONCURRENCY)
 
 
@@ -139,13 +140,15 @@ class GenerateRollouts(RolloutOptions):
 
 @dataclass(frozen=True, slots=True)
 class ToolsPlan:
-    """The files and options that the tools and the rewards of rollouts come from."""
+    """The options and files from which the tools and rewards of rollouts are opened."""
 
     workspace: Workspace
     options: RolloutOptions
-    """As the user gave them; the files that they name are in the other fields."""
+    """The options as the user gave them; the files that they name are in the other fields."""
     tools_file: Path | None
+    """The path of the user's tools.py; None if there is none."""
     rewards_file: Path | None
+    """The path of the user's rewards.py; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +157,11 @@ class RolloutPlan(ToolsPlan):
 
     prompts_file: Path
     policy: Endpoint | ModelLocation
-    """The model that answers: behind an endpoint, or in files to load into the process."""
+    """The model that answers: an endpoint, or the files of a model to load into the process."""
     judge: JudgePlan | None
 
     def load_tasks(self) -> list[Task]:
-        """Returns the tasks of the prompts file that the options choose."""
+        """Returns the tasks of the prompts file that the options `n` and `entries` choose."""
         tasks = load_tasks(self.prompts_file)
         return select_entries(tasks, n=self.options.n, entries=self.options.entries)
 
@@ -171,19 +174,19 @@ class GenerationPlan:
     rollouts: RolloutPlan
     output: Path
     price: Price | None
-    """Of the model's tokens; None where it is unknown."""
+    """The price of the model's tokens; None if it is unknown."""
 
     def load_tasks(self) -> list[Task]:
-        """Returns the tasks that the run is about, as the model gets them."""
+        """Returns the run's tasks, with the request's system message if it has one."""
         return with_system(self.rollouts.load_tasks(), self.request.system)
 
 
 def plan_rollouts(workspace: Workspace, options: RolloutOptions, *, prompts: Path) -> RolloutPlan:
-    """Returns the plan of the options, for the prompts in a file.
+    """Returns the plan of rollouts with these options, for the prompts in a file.
 
-    Names are looked up and small files read; no model is loaded and no call made, so that the
-    server process can check a request with it.
-    Raises InputError for everything that is known to be wrong before a process is started.
+    Names are looked up and small files read, but no model is loaded and no call made, so that the
+    server process can check requests with it.
+    Raises InputError for everything that can be found wrong before a process is started.
     """
     judge = plan_judge(workspace, options)
     tools_file = user_file(workspace, options.tools, kind="tools")
@@ -206,15 +209,15 @@ def plan_rollouts(workspace: Workspace, options: RolloutOptions, *, prompts: Pat
 def plan_generation(workspace: Workspace, request: GenerateRollouts) -> GenerationPlan:
     """Returns the plan of a rollout run.
 
-    Raises InputError for everything that is known to be wrong before a process is started, also
-    for a budget in dollars where a price is unknown.
+    Raises InputError for everything that can be found wrong before a process is started, including
+    a budget in dollars while a price is unknown.
     """
     prompts = workspace.existing(request.input, what="input")
     output = workspace.output_file(request.output, what="output")
     plan = plan_rollouts(workspace, request, prompts=prompts)
     has_budget = request.budget_usd is not None
     if plan.judge is not None and plan.judge.price is None and has_budget:
-        # Raises InputError, which says where a price can be written.
+        # Called only for its InputError, which says where to write the price.
         known_price(workspace, plan.judge.file.model)
     if request.provider in IN_PROCESS or PROFILES[request.provider].is_local:
         return GenerationPlan(request, plan, output, FREE)
@@ -223,7 +226,7 @@ def plan_generation(workspace: Workspace, request: GenerateRollouts) -> Generati
 
 
 def user_file(workspace: Workspace, name: str, *, kind: str) -> Path | None:
-    """Returns the path of a tools or rewards file, or None for `none`."""
+    """Returns the path of a tools or rewards file, or None if its name is `none`."""
     if name == NO_FILE:
         return None
     path = workspace.existing(name, what=f"{kind} file")
@@ -233,7 +236,7 @@ def user_file(workspace: Workspace, name: str, *, kind: str) -> Path | None:
 
 
 def _locate_policy(workspace: Workspace, options: RolloutOptions) -> ModelLocation:
-    """Returns where the model is; for provider demo its name may be `teacher` or `student`."""
+    """Returns the location of the model; for provider demo, `teacher` stands for `demo/teacher`."""
     name = options.model
     if options.provider == "demo" and not name.startswith("demo/"):
         name = f"demo/{name}"
@@ -252,9 +255,9 @@ def sampling_settings(options: RolloutOptions, *, temperature: float) -> Samplin
 
 
 def with_system(tasks: list[Task], system: str | None) -> list[Task]:
-    """Returns the tasks with this system message in place of any that they have.
+    """Returns the tasks with this system message in place of their own; None changes nothing.
 
-    The message is part of what is asked, so a task that gets one also gets another id.
+    The message is part of the prompt, so a task whose message is set also gets another id.
     """
     if system is None:
         return tasks
@@ -293,7 +296,7 @@ def _indices(entries: str, length: int) -> list[int]:
     return indices
 
 
-# Of the options; what else shapes a rollout is added by `output_settings`.
+# The options that shape a rollout as they are; `output_settings` adds the rest.
 _SHAPING_OPTIONS = (
     "model",
     "provider",
@@ -312,9 +315,9 @@ _SHAPING_OPTIONS = (
 
 
 def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]:
-    """Returns the settings that shape a rollout; a run that resumes must have the same ones.
+    """Returns the settings that shape a rollout; a run that resumes an output must have the same.
 
-    `weights` says which weights a model in this process has; None where that is not known.
+    `weights` identifies the weights of a model in this process; it is None if they are not known.
     """
     request, files = plan.request, plan.rollouts
     shaping: dict[str, Any] = {name: getattr(request, name) for name in _SHAPING_OPTIONS}

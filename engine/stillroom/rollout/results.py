@@ -1,4 +1,4 @@
-"""What a rollout run is made from and what comes of it: inputs, counts, progress, manifest."""
+"""The bookkeeping of a rollout run: its inputs, counts, progress, result and manifest."""
 
 import math
 import time
@@ -25,25 +25,26 @@ _MEASURE_EVERY_S = 1.0
 _MAX_SHOWN = 20
 
 Answerers = tuple[Answerer, ...]
-"""The models that answered one row's calls."""
+"""The models that answered the calls of one row."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutOrigin:
-    """The files and the models of a rollout run: the policy first, then the judge."""
+    """The input files and the models of a rollout run, as its manifest records them."""
 
     inputs: Sequence[FileRecord]
-    """The prompts first, then the user's Python files and the judge."""
+    """The prompts file first, then the user's Python files and judge.yml."""
     models: Sequence[ModelRecord]
+    """The policy first, then the judge if there is one."""
 
     @property
     def weights(self) -> str | None:
-        """The hash or commit of the weights of a model in this process; None if not known."""
+        """The hash or commit of the policy's weights; None if it is not known."""
         return self.models[0].sha256 or self.models[0].revision
 
 
 async def origin_of(plan: RolloutPlan) -> RolloutOrigin:
-    """Returns the files and the models of a run as they are now."""
+    """Returns the input files and models of a run, with their present hashes or commits."""
     return await anyio.to_thread.run_sync(_origin, plan)
 
 
@@ -70,7 +71,7 @@ def _policy_record(plan: RolloutPlan) -> ModelRecord:
 
 
 def with_answerers(models: Sequence[ModelRecord], rows: Iterable[FinishedRow]) -> list[ModelRecord]:
-    """Returns the models of a run, each with the models that answered in its name."""
+    """Returns the models of a run, each with the models that answered under its name."""
     num_rows = {"policy": Counter[Answerers](), "judge": Counter[Answerers]()}
     for row in rows:
         num_rows["policy"][row.answered_by] += 1
@@ -84,9 +85,10 @@ def with_answerers(models: Sequence[ModelRecord], rows: Iterable[FinishedRow]) -
 
 
 def answering_models(rows_of: Mapping[Answerers, int]) -> list[AnsweringModel]:
-    """Returns the models that answered, the most frequent one first.
+    """Returns the models that answered, the one with the most rows first.
 
-    `rows_of` holds, for each group of answerers, the number of rows that exactly they answered.
+    `rows_of` holds, for each group of answerers, the number of rows that exactly this group
+    answered. At most 20 models are returned, with at most 20 fingerprints each.
     """
     num_rows, fingerprints = Counter[str](), defaultdict[str, dict[str, None]](dict)
     for answerers, num in rows_of.items():
@@ -101,7 +103,7 @@ def answering_models(rows_of: Mapping[Answerers, int]) -> list[AnsweringModel]:
 
 
 class AnswererWatch:
-    """Notices when another model answers than the one that was requested, once for each model.
+    """Notices when a model other than the requested one answers, once for each such model.
 
     An endpoint may serve an alias, or change the model behind a name during a run.
     """
@@ -129,51 +131,51 @@ class AnswererWatch:
 
 
 class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of a rollout run. requested = succeeded + failed + omitted, always."""
+    """The counts of a rollout run; requested = succeeded + failed + omitted always holds."""
 
     output: str
     requested: int
     succeeded: int
-    """Rows of the requested rollouts that are in the output, earlier runs' included."""
+    """The number of requested rollouts with a row in the output, including earlier runs' rows."""
     failed: int
     failed_by_class: dict[str, int]
     omitted: int
-    """Not done because the run was cancelled or reached a limit."""
+    """The number of rollouts not done because the run was cancelled or reached a limit."""
     already_done: int
-    """Succeeded rollouts that an earlier run finished; they are not paid for again."""
+    """The number of succeeded rollouts that earlier runs finished; they are not paid for again."""
     rewarded: int
-    """Succeeded rollouts with a reward."""
+    """The number of succeeded rollouts with a reward."""
     mean_reward: float | None
     num_success: int
     truncated: int
     calls: int
-    """Model and judge calls of this run, without replayed ones."""
+    """The number of model and judge calls of this run, without replayed ones."""
     usage: Usage
-    """Tokens of this run's calls."""
+    """The tokens of this run's calls."""
     cost_usd: float | None
-    """Cost of this run's calls; None where a price is unknown."""
+    """The cost in USD of this run's calls; None if a price is unknown."""
     unconfirmed_usd: float
-    """The most that may have been billed beside cost_usd: for calls that broke off, and for answers
-    that did not say how many tokens they took. The budget counts it."""
+    """The most USD that may have been billed beside cost_usd: for calls that broke off, and for
+    answers that did not say how many tokens they took. The budget counts it."""
     lost_calls: int
-    """The most calls that were out when a run was killed, and may be paid for twice; the most that
-    they cost is part of unconfirmed_usd."""
+    """The most calls that were in flight when a run was killed and may be paid for twice; the most
+    that they cost is part of unconfirmed_usd."""
     answered_by: dict[str, int]
     """The number of succeeded rollouts by the model that answered, as the endpoint names it."""
     restarted: int
-    """Rollouts begun again from the first turn: the state of their tools could not be replayed."""
+    """The number of rollouts restarted at their first turn, since tool state can't be replayed."""
     stopped_by: str | None
-    """The limit that ended the run early: budget_usd, max_total_tokens or max_minutes."""
+    """The limit that ended the run early (budget_usd, max_total_tokens or max_minutes), if any."""
     seconds: float
 
 
 @dataclass(slots=True)
 class RolloutTally:
-    """Counts of a run as it goes on."""
+    """The counts of a run in progress."""
 
     rows: int = 0
     failed: Counter[str] = field(default_factory=Counter[str])
-    """The number of failed rollouts by the class of the failure."""
+    """The number of failed rollouts by the class of their failure."""
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
     cost_usd: float | None = 0.0
@@ -192,14 +194,14 @@ class RolloutTally:
         self.add_calls(1, turn.usage, turn.cost_usd)
 
     def add_calls(self, calls: int, usage: Usage, cost_usd: float | None) -> None:
-        """Counts finished model calls."""
+        """Counts several finished model calls, with their summed tokens and cost."""
         self.calls += calls
         self.usage += usage
         self.cost_usd = total_usd((self.cost_usd, cost_usd))
 
 
 class ProgressReport:
-    """Reports how far a run is, and once a second its figures."""
+    """Reports a run's progress, and at most once a second its figures."""
 
     def __init__(
         self, reporter: Reporter, tally: RolloutTally, *, already_done: int, total: int
@@ -211,14 +213,14 @@ class ProgressReport:
 
     @property
     def num_succeeded(self) -> int:
-        """The number of requested rollouts that are done, those of earlier runs included."""
+        """The number of requested rollouts that have a row, including those of earlier runs."""
         return self._already_done + self._tally.rows
 
     def report(self, live: Mapping[str, float]) -> None:
-        """Reports the state now.
+        """Reports the current progress and, if they are due, the figures.
 
-        `live` are figures that are not in the tally: how fast calls may go, and the counts of
-        workers that have not ended, which are added to the tally's.
+        `live` are figures that are not in the tally: how fast calls may be sent, and the counts of
+        workers that have not ended yet, which are added to the tally's.
         """
         failed = self._tally.failed.total() + int(live.get("failed", 0))
         done = self.num_succeeded + failed
@@ -245,7 +247,7 @@ class ProgressReport:
 
 
 class FailureRow(msgspec.Struct, frozen=True):
-    """A line of failures.jsonl in the run's folder."""
+    """A line of failures.jsonl in the run's folder, about one failed rollout."""
 
     task_id: str
     sample: int
@@ -255,7 +257,7 @@ class FailureRow(msgspec.Struct, frozen=True):
 
 
 def failure_row(failed: FailedRollout) -> FailureRow:
-    """Returns the line for a failed rollout."""
+    """Returns the line of failures.jsonl for a failed rollout."""
     task_id, sample = failed.key
     return FailureRow(task_id, sample, failed.turns, failed.failure.kind, failed.failure.message)
 
@@ -268,10 +270,10 @@ def rollouts_result(
     unconfirmed: Outstanding,
     seconds: float,
 ) -> RolloutsResult:
-    """Returns the result of a run; `rows` are those of the requested rollouts, whoever did them.
+    """Returns the result of a run; `rows` are the requested rollouts' rows, of earlier runs too.
 
-    `unconfirmed` is what may have been billed beside the tally, with the calls that were out when
-    a run was killed.
+    `unconfirmed` is the most that may have been billed beside the tally, including the calls that
+    were in flight when a run was killed.
     """
     failed = tally.failed.total()
     rewards = [row.reward for row in rows if row.reward is not None]
@@ -309,7 +311,7 @@ def put_on_record(
     *,
     run_id: str,
 ) -> None:
-    """Writes the manifest of a run's output; `finished` are all of its rows, older ones too."""
+    """Writes the manifest of a run's output; `finished` are all rows of the output, old and new."""
     write_manifest(
         plan.output,
         operation="generate_rollouts",

@@ -1,4 +1,4 @@
-"""A rollout run: tasks in, rows out, every failure counted, resumable after a kill."""
+"""Runs rollouts: tasks in, rows out, every failure counted, resumable after a kill."""
 
 import math
 import time
@@ -47,7 +47,7 @@ from stillroom.teachers.endpoint.client import Spending
 from stillroom.types import Trajectory
 
 _MAX_FAILURES_WITHOUT_SUCCESS = 20
-"""After so many the endpoint is taken to be broken, and the other rollouts are not tried."""
+"""After this many failures without a success the set-up is taken to be broken, and the run ends."""
 
 
 async def generate_rollouts(
@@ -60,14 +60,15 @@ async def generate_rollouts(
 ) -> RolloutsResult | Forecast:
     """Does the requested rollouts and returns the counts; `folder` is the run's own folder.
 
-    A dry run returns a forecast instead. With a `part` only its rollouts are done.
+    A dry run returns a forecast instead. With a `part` only the rollouts of that part are done.
 
-    Rollouts that the output already has are not done again. Of those that an earlier run left
-    unfinished the finished calls are replayed, not paid for again.
-    Raises RunCancelledError, with the counts so far, once the calls in flight are on record.
+    Rollouts that the output already has are not done again. If an earlier run left a rollout
+    unfinished, its finished calls are replayed rather than paid for again.
+    Raises RunCancelledError, with the counts so far, if the run is cancelled before it is done; the
+    calls that were in flight have been recorded by then.
     """
     started = time.monotonic()
-    # Before any file is opened: what the request names may be refused.
+    # Planned before any file is opened, since the request may be refused.
     plan = plan_generation(workspace, request)
     tasks = plan.load_tasks()
     specs = specs_for(tasks, request.samples_per_prompt)
@@ -94,7 +95,7 @@ async def generate_rollouts(
             run = _Run(store, tally, reporter, progress, plan)
             await run.collect(todo, context, folder)
     finally:
-        # The journal of a part stays: it goes into that of the whole run.
+        # The journal of a part is kept, since it is merged into the journal of the whole run.
         store.close(is_complete=part is None and tally.rows == len(todo))
     rows = [store.finished[spec.key] for spec in specs if spec.key in store.finished]
     tally.restarted = store.num_restarted
@@ -111,7 +112,7 @@ async def generate_rollouts(
 
 
 class _Run:
-    """The part of a rollout run between opening the files and closing them."""
+    """The stage of a rollout run between opening the files and closing them."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class _Run:
         self._progress, self._concurrency = progress, plan.request.concurrency
 
     async def collect(self, todo: list[RolloutSpec], context: RolloutContext, folder: Path) -> None:
-        """Does the rollouts; each is on record before the next one is counted."""
+        """Does the rollouts; each outcome is written to a file before it is counted."""
         with AppendLog(folder / "failures.jsonl") as failures:
 
             async def on_outcome(outcome: Outcome) -> None:
@@ -165,7 +166,7 @@ class _Run:
     def _stop_if_hopeless(self, outcome: Outcome) -> None:
         """Raises TeacherError once many rollouts have failed and none has ever succeeded."""
         num_failed = self._tally.failed.total()
-        # A success of an earlier run counts too: then the set-up is not what is wrong.
+        # A success of an earlier run counts too, since it shows that the set-up can work.
         has_succeeded = self._progress.num_succeeded > 0
         is_hopeless = not has_succeeded and num_failed >= _MAX_FAILURES_WITHOUT_SUCCESS
         if isinstance(outcome, FailedRollout) and is_hopeless:
@@ -177,7 +178,7 @@ class _Run:
 
 
 def _budget(request: GenerateRollouts, store: RolloutStore, part: RunPart | None) -> Budget:
-    """Returns what may be spent. What the output has cost before counts, except in a part."""
+    """Returns the run's budget, which counts the output's earlier costs; a part has its own."""
     if part is not None:
         part.budget.on_unconfirmed = store.record_unconfirmed
         part.budget.on_outstanding = store.record_outstanding
@@ -193,7 +194,7 @@ def _budget(request: GenerateRollouts, store: RolloutStore, part: RunPart | None
 
 
 def _terms_notes(origin: RolloutOrigin) -> Iterator[str]:
-    """Yields what a user should know of the providers' terms before the first paid call."""
+    """Yields notes on the providers' terms, for the user to read before the first paid call."""
     for model in origin.models:
         if model.terms is not None:
             yield (
@@ -203,7 +204,7 @@ def _terms_notes(origin: RolloutOrigin) -> Iterator[str]:
 
 
 def _killed_notes(orphaned: Outstanding) -> Iterator[str]:
-    """Yields a note on the calls that an earlier run, or a worker of it, had out when killed."""
+    """Yields a note on the calls that the last run, or a worker of it, had in flight at a kill."""
     calls, worst = orphaned.calls, orphaned.worst
     if calls:
         usd = f" and ${worst.usd:.4g}" if worst.usd else ""

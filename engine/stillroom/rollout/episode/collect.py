@@ -1,4 +1,4 @@
-"""Many rollouts at once: every sample of every task, with the same policy, tools and rewards."""
+"""Runs many rollouts at once: each sample of each task, with shared policy, tools and rewards."""
 
 import gc
 import time
@@ -48,20 +48,20 @@ from stillroom.types import (
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpec:
-    """One rollout to do: a task, and which of its samples."""
+    """One rollout to do: a task and the number of its sample."""
 
     task: Task
     sample: int
 
     @property
     def key(self) -> RolloutKey:
-        """The rollout's identity, the same in every process."""
+        """The identity of the rollout, which is the same in every process."""
         return RolloutKey(self.task.task_id, self.sample)
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRollout:
-    """A rollout that infrastructure ended: it has no row and no reward, and is done again later."""
+    """A rollout that infrastructure ended. It gets no row and no reward; a later run repeats it."""
 
     key: RolloutKey
     failure: Failure
@@ -78,17 +78,18 @@ class RolloutContext:
     rewarder: Rewarder
     max_turns: int
     nudge: str | None = None
-    """The user's message after a turn that calls no tool; None: such a turn ends the rollout."""
+    """The user message sent after a turn without a tool call; None if such a turn is the end."""
     cut_reply: CutText | None = None
-    """Shortens the tools' replies; None: the model reads all of them."""
+    """The function that shortens tool replies; None if the model reads them in full."""
     timeout_s: float | None = None
-    """For a rollout with its rewards, from when its tools are open."""
+    """The most seconds for a rollout with its rewards, once its tools are open; None: no limit."""
     figures: Callable[[], dict[str, float]] = dict[str, float]
-    """Returns figures of the policy now, e.g. how many calls a second are allowed."""
+    """A function that returns current figures of the policy, e.g. the calls allowed per second."""
     notes: Sequence[str] = ()
-    """What a user should know of the tools."""
+    """Notes on the tools for the user, e.g. that images must be fetched."""
     width: Callable[[], int] = lambda: 0
-    """Returns how many conversations the policy can take now; it may be more than `concurrency`."""
+    """A function that returns how many conversations the policy can take now. More than
+    `concurrency` of them run if it returns a larger number."""
 
     @property
     def rules(self) -> TurnRules:
@@ -100,7 +101,7 @@ Outcome = Trajectory | FailedRollout
 
 
 def key_of(outcome: Outcome) -> RolloutKey:
-    """Returns the key of the rollout that an outcome is of."""
+    """Returns the key of an outcome's rollout."""
     if isinstance(outcome, FailedRollout):
         return outcome.key
     return RolloutKey(outcome.task_id, outcome.sample)
@@ -114,7 +115,7 @@ _RecorderFor = Callable[[RolloutKey], EpisodeRecorder]
 
 
 def specs_for(tasks: Sequence[Task], samples_per_task: int) -> list[RolloutSpec]:
-    """Returns the rollouts to do; a task that is listed twice gets twice the samples."""
+    """Returns the rollouts to do; a task that is listed twice gets twice as many samples."""
     num_samples: dict[str, int] = {}
     specs: list[RolloutSpec] = []
     for task in tasks:
@@ -132,9 +133,10 @@ async def collect_rollouts(
     on_outcome: Callable[[Outcome], Awaitable[None]],
     recorder_for: _RecorderFor | None = None,
 ) -> str | None:
-    """Does the rollouts, `concurrency` at a time to begin with, and calls `on_outcome` for each.
+    """Does the rollouts and calls `on_outcome` with the outcome of each.
 
-    Returns the limit of the budget that ended the work early, or None.
+    At first `concurrency` rollouts run at once, and more when `context.width()` allows more.
+    Returns the name of the budget limit that ended the work early, or None.
     """
     crew = _Crew(iter(specs), context, on_outcome, recorder_for)
     with _rare_garbage_collection():
@@ -142,7 +144,7 @@ async def collect_rollouts(
             num_started = 0
             while not crew.is_done:
                 wanted = max(concurrency, context.width())
-                # Workers only increase: where the policy takes fewer, they wait for it.
+                # Workers are only ever added: if the policy takes fewer, the others wait for it.
                 for _ in range(wanted - num_started):
                     group.start_soon(crew.work)
                 num_started = max(num_started, wanted)
@@ -153,10 +155,10 @@ async def collect_rollouts(
 
 @contextmanager
 def _rare_garbage_collection() -> Generator[None]:
-    """Lets Python look for reference cycles less often.
+    """Makes Python's garbage collector run less often inside the block.
 
-    Hundreds of conversations live on and hold few cycles; looking through them again and again
-    was measured at a tenth of a call's cost.
+    Hundreds of conversations are alive at once and hold few reference cycles; searching them again
+    and again took a tenth of the time of a call when it was measured.
     """
     before = gc.get_threshold()
     # A threshold of 0 means that the collector is off; it stays off.
@@ -170,7 +172,7 @@ def _rare_garbage_collection() -> Generator[None]:
 
 
 class _Crew:
-    """Workers that take one rollout after the other until all are done."""
+    """Workers that take one rollout after another until none is left."""
 
     def __init__(
         self,
@@ -186,17 +188,17 @@ class _Crew:
 
     @property
     def is_done(self) -> bool:
-        """Whether all rollouts have begun."""
+        """Whether no further rollout will be started."""
         return self.done.is_set()
 
     async def work(self) -> None:
-        """Does rollouts until all have begun."""
+        """Does one rollout after another until none is left to start or the budget is spent."""
         for spec in self._waiting:
             recorder = self._recorder_for(spec.key) if self._recorder_for else ForgetfulRecorder()
             try:
                 outcome = await _one_rollout(spec, self._context, recorder)
             except BudgetSpentError as spent:
-                # Its finished turns are on record: a run with a larger budget goes on from there.
+                # The rollout's finished turns are recorded: a run with a larger budget resumes it.
                 self.stopped_by = spent.limit
                 break
             await self._on_outcome(outcome)
@@ -230,13 +232,13 @@ async def _one_rollout(
             return _trajectory(spec, context, played)
     except CallFailedError as error:
         failure = Failure(kind=error.kind, message=error.message)
-    # Before OSError below: these come from one conversation with a tool, not from a full disk.
+    # Caught before OSError, their base class: these two concern one tool, not e.g. a full disk.
     except (TimeoutError, ConnectionError) as error:
         failure = _internal_failure(error)
     # A refused key, a full disk or a spent budget ends every rollout, so it ends the run.
     except (EngineError, BudgetSpentError, OSError, MemoryError):
         raise
-    # The rim of one rollout: a fault in one conversation does not end the others.
+    # Any other error concerns this rollout alone and must not end the others.
     except Exception as error:
         failure = _internal_failure(error)
     return FailedRollout(spec.key, failure, episode.turns)
@@ -249,7 +251,7 @@ def _internal_failure(error: Exception) -> Failure:
 
 @contextmanager
 def _deadline(timeout_s: float | None) -> Generator[None]:
-    """Ends what takes longer, with a CallFailedError."""
+    """Raises CallFailedError if the block takes longer than `timeout_s`; None means no limit."""
     if timeout_s is None:
         yield
         return
@@ -275,7 +277,7 @@ async def _open_tools(
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """A rollout that has come to its end, with its rewards."""
+    """A rollout that has ended, with its rewards, dropped calls, token trace and times."""
 
     episode: Episode
     judgement: Judgement

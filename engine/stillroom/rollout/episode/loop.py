@@ -1,4 +1,4 @@
-"""One rollout: the policy's turns and the tools' replies, until it answers or reaches a limit."""
+"""Plays one rollout: the policy's turns and the tools' replies, up to an answer or a limit."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -25,7 +25,7 @@ from stillroom.types import (
 )
 
 CutText = Callable[[str], str]
-"""Returns a tool's reply as the model reads it: cut where it is too long, and then marked so."""
+"""A function that shortens a tool's reply if it is too long, and adds a note that says so."""
 
 
 def cut_at_characters(max_characters: int) -> CutText:
@@ -74,12 +74,12 @@ class PolicyConversation(Protocol):
         ...
 
     def trace(self) -> TokenTrace | None:
-        """Returns the exact tokens where the policy is in this process, else None."""
+        """Returns the exact tokens of the conversation; None for a policy behind an endpoint."""
         ...
 
 
 class Policy(Protocol):
-    """The model that answers: a student, a teacher in this process, or one behind an API."""
+    """The model that answers: a student or teacher in this process, or one behind an API."""
 
     def converse(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
@@ -90,7 +90,7 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class Episode:
-    """A rollout as it goes on; a finished one becomes a `Trajectory`."""
+    """A rollout in progress; a finished one becomes a `Trajectory`."""
 
     messages: list[Message]
     stop_reason: StopReason = StopReason.ERROR
@@ -98,7 +98,7 @@ class Episode:
     tool_errors: int = 0
     usage: Usage = field(default_factory=Usage)
     cost_usd: float | None = 0.0
-    """The cost of the turns so far; None once the price of one is unknown."""
+    """The cost in USD of the turns so far; None once the price of a turn is unknown."""
     answered_by: tuple[Answerer, ...] = ()
 
 
@@ -108,10 +108,10 @@ class TurnRules:
 
     max_turns: int
     nudge: str | None = None
-    """The user's message after a turn that calls no tool; None: such a turn ends the rollout."""
+    """The user message sent after a turn without a tool call; None if such a turn is the end."""
 
     def stop_reason(self, turn: SampledTurn, num_turns: int) -> StopReason | None:
-        """Returns why the rollout ends with this turn; None if it goes on."""
+        """Returns why the rollout ends with this turn, or None if it goes on."""
         if turn.finish_reason == "length":
             return StopReason.MAX_TOKENS
         if turn.finish_reason == "context":
@@ -124,7 +124,7 @@ class TurnRules:
         return StopReason.ANSWERED if is_last or self.nudge is None else None
 
     def nudge_message(self) -> Message:
-        """Returns the user's message after a turn that calls no tool."""
+        """Returns the user message that follows a turn without a tool call."""
         return {"role": "user", "content": self.nudge}
 
 
@@ -135,7 +135,7 @@ class OfferedTools:
     schemas: list[ToolSchema]
     session: ToolSession | None
     cut: CutText | None = None
-    """Shortens the replies; None: they are not shortened."""
+    """The function that shortens tool replies; None if they are never shortened."""
 
 
 async def play_episode(
@@ -145,11 +145,11 @@ async def play_episode(
     tools: OfferedTools,
     rules: TurnRules,
 ) -> None:
-    """Plays one rollout to its end; `episode` is kept up to date, also when a call fails.
+    """Plays one rollout to its end, and keeps `episode` up to date even if a call fails.
 
-    Every tool call gets a reply. That to a malformed call, or to an unknown tool, says what was
-    wrong, so that the model can correct it. A turn that calls no tool ends the rollout, unless the
-    rules have a nudge: then the user says it and the model goes on.
+    Every tool call gets a reply. The reply to a malformed call or an unknown tool says what was
+    wrong, so that the model can correct it. A turn without a tool call ends the rollout, unless the
+    rules have a nudge: the nudge is then sent as a user message and the model goes on.
     """
     while True:
         index = episode.turns
@@ -197,7 +197,7 @@ async def _results(
 
 
 def needs_lost_state(recorder: EpisodeRecorder, rules: TurnRules) -> bool:
-    """Returns whether a rollout would go on from the state of tools in an earlier process."""
+    """Returns whether a resumed rollout would need tool state that ended with another process."""
     turns: list[SampledTurn] = []
     has_replies = False
     while (turn := recorder.known_turn(len(turns))) is not None:
@@ -222,12 +222,12 @@ def _reply(call: ToolCall, result: ToolResult) -> Message:
 
 
 async def _call_tools(calls: Sequence[ToolCall], tools: OfferedTools) -> list[ToolResult]:
-    """Runs the calls of one turn at the same time; the results are in the order of the calls."""
+    """Runs the tool calls of one turn concurrently; the results are in the order of the calls."""
     results: list[ToolResult | None] = [None] * len(calls)
     failures: list[CallFailedError] = []
 
     async def run(index: int) -> None:
-        # Raised out of the task group it would come wrapped in an ExceptionGroup.
+        # Collected rather than raised: the task group would wrap it in an ExceptionGroup.
         try:
             results[index] = await _call_tool(calls[index], tools)
         except CallFailedError as error:
@@ -251,7 +251,7 @@ async def _call_tool(call: ToolCall, tools: OfferedTools) -> ToolResult:
         known = f"the tools are: {', '.join(allowed)}" if allowed else "there are no tools"
         return error_result(f"unknown tool {name!r}; {known}")
     try:
-        # Strict JSON without NaN and half surrogate pairs: the arguments are sent on to tools.
+        # Strict JSON: NaN and half surrogate pairs could not be sent on to tools.
         arguments: Any = msgspec.json.decode(arguments_text or "{}")
     except (ValueError, RecursionError) as error:
         return error_result(f"the arguments of {name} are not valid JSON ({error})")
@@ -266,7 +266,10 @@ def tool_task(task: Task) -> ToolTask:
 
 
 def offered_tools(task: Task, tools: ToolSource | None) -> list[ToolSchema]:
-    """Returns the schemas of the tools that a task may use, in the order of the sources."""
+    """Returns the schemas of the tools that a task may use, in the order of the sources.
+
+    A schema that the task's own row gives replaces the source's schema of the same name.
+    """
     if tools is None:
         return []
     shown = {s["function"]["name"]: s for s in task.tool_schemas or ()}

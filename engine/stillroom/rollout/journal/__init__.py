@@ -1,1 +1,1 @@
-"""The append-only record that lets a killed run go on, and its shards."""
+"""The append-only journal from which a killed run resumes, and the shards of a split run."""

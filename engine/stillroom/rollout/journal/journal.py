@@ -1,4 +1,4 @@
-"""The output of a rollout run and its journal, which lets a killed run go on.
+"""The output file of a rollout run, and the journal from which a killed run resumes.
 
 Each finished model call and tool reply is in the journal before it is used. A finished rollout is a
 row of the output file; until then its steps are in the journal, and a new process replays them.
@@ -34,29 +34,30 @@ from stillroom.tools.source import ToolResult
 from stillroom.types import CallTotals, SampledTurn, Trajectory
 
 _SYNC_EVERY_S = 1.0
-"""At most what was recorded in this time is lost when the machine, not just the process, dies."""
+"""Seconds between syncs of the journal to disk. A crash of the machine, unlike one of the process,
+can lose the records since the last sync."""
 _SETTINGS = "settings.json"
 _WEIGHTS = "weights"
 
 
 def holds_rollouts(path: Path) -> bool:
-    """Returns whether a rollout run wrote rows to this file."""
+    """Returns whether a rollout run has written rows to this file."""
     is_begun = (journal_folder(path) / _SETTINGS).exists()
     return is_begun and path.exists() and path.stat().st_size > 0
 
 
 def journal_folder(output: Path) -> Path:
-    """Returns the folder beside an output that holds its journal, settings and lock."""
+    """Returns the folder beside an output file that holds its journal, settings and lock."""
     return output.with_name(f".{output.name}")
 
 
 def journal_path(output: Path) -> Path:
-    """Returns the journal of an output."""
+    """Returns the path of an output file's journal."""
     return journal_folder(output) / "journal.jsonl"
 
 
 def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
-    """Raises InputError if an output was begun with other settings, or by something else."""
+    """Raises InputError if an output was begun with other settings, or by another program."""
     if not _is_begun(output):
         return
     path = journal_folder(output) / _SETTINGS
@@ -69,7 +70,7 @@ def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
     now = msgspec.json.decode(msgspec.json.encode(settings))
     names = [*now, *(before.keys() - now.keys())]
     if before.get(_WEIGHTS) is None or now.get(_WEIGHTS) is None:
-        # The commit of a model of the hub is not known before the model was fetched.
+        # The commit of a model from the hub is only known once the model has been fetched.
         names = [name for name in names if name != _WEIGHTS]
     changed = [name for name in names if before.get(name) != now.get(name)]
     if changed:
@@ -88,7 +89,7 @@ def _is_begun(output: Path) -> bool:
 class RolloutStore:
     """The output file of a rollout run with its journal, open in one process at a time.
 
-    `on_turn` is called with every new model call; replayed calls are not new.
+    `on_turn` is called with each new model call, but not with replayed ones.
     Raises InputError if the settings differ from those the file was begun with, and DataError if
     the file or its journal is damaged anywhere but in its last line.
     """
@@ -127,24 +128,24 @@ class RolloutStore:
         self._synced_at = time.monotonic()
         self._has_sent = False
         self.num_restarted = 0
-        """The number of rollouts that were begun again, since their tools keep state."""
+        """The number of rollouts that were restarted because their tools keep state."""
 
     @property
     def orphaned(self) -> Outstanding:
-        """The most calls that the last run had out if it was killed, and their worst case."""
+        """The most calls that the last run had in flight when it was killed; none if it was not."""
         return self._before.outstanding
 
     @property
     def lost(self) -> Outstanding:
-        """The same for all runs that were killed."""
+        """The most calls that all killed runs had in flight, the last run included."""
         return self._before.lost + self._before.outstanding
 
     def recorder(self, key: RolloutKey) -> "StepRecorder":
-        """Returns the recorder of one rollout, which also replays the steps on record."""
+        """Returns the recorder of one rollout, which also replays its recorded steps."""
         return StepRecorder(self, key, self.known.pop(key, None) or KnownSteps())
 
     def append(self, record: Record) -> None:
-        """Appends a record to the journal; once a second another thread waits for the disk."""
+        """Appends a record to the journal; another thread syncs it to disk once a second."""
         self._is_empty = False
         if isinstance(record, UnconfirmedRecord):
             self._unconfirmed = self._unconfirmed + Cost(record.tokens, record.usd)
@@ -162,7 +163,7 @@ class RolloutStore:
         self.finished[key] = FinishedRow.of(trajectory)
 
     def record_unconfirmed(self, worst: Cost) -> None:
-        """Records the worst case of a call that broke off and may have been billed."""
+        """Records the worst-case cost of a call that broke off and may have been billed."""
         self.append(UnconfirmedRecord(tokens=worst.tokens, usd=worst.usd))
 
     def record_outstanding(self, outstanding: Outstanding) -> None:
@@ -171,7 +172,7 @@ class RolloutStore:
         self._has_sent = True
 
     def inherit(self, lost: Outstanding) -> None:
-        """Records the calls that other processes had out when they were killed."""
+        """Records the calls that other processes had in flight when they were killed."""
         self._is_empty = False
         self._unconfirmed = self._unconfirmed + lost.worst
         self._append_outstanding(lost, begins=True)
@@ -183,9 +184,10 @@ class RolloutStore:
         )
 
     def spent(self) -> Cost:
-        """Returns the cost of earlier runs, with calls that broke off or were out at a kill.
+        """Returns the cost of earlier runs, with calls that broke off or were cut off by a kill.
 
-        Where a row says less than the journal (rows of older versions do), the journal is right.
+        Where a row and the journal differ the larger cost counts: rows of older versions can lack
+        calls that are in the journal.
         """
         by_step = self._before.spent
         by_row = {key: row.spent for key, row in self.finished.items()}
@@ -194,16 +196,16 @@ class RolloutStore:
         return sum(costs, start=self._before.unconfirmed + self.lost.worst)
 
     def paid(self) -> CallTotals:
-        """Returns all calls on record, also those of unfinished rollouts."""
+        """Returns the totals of all recorded calls, including those of unfinished rollouts."""
         totals = [row.paid for row in self.finished.values()]
         by_step = self._before.paid
         totals += [paid for key, paid in by_step.items() if key not in self.finished]
         return sum(totals, start=CallTotals())
 
     def close(self, *, is_complete: bool) -> None:
-        """Closes the files, and removes a journal that nothing depends on any more.
+        """Closes the files, and deletes the journal if nothing depends on it any more.
 
-        The cost of calls that broke off stays in the journal: no row holds it.
+        The cost of calls that broke off stays in the journal, since no row includes it.
         """
         with ExitStack() as closing:
             closing.callback(self._lock.release)
@@ -212,9 +214,9 @@ class RolloutStore:
             if self._has_sent:
                 self.record_outstanding(Outstanding())
             if self._is_empty:
-                # Nothing was done: without a journal the next run may have other settings.
+                # Nothing was recorded: without a journal the next run may have other settings.
                 self._journal.remove()
-            # Known steps that no recorder took are of rollouts that were not requested this time.
+            # Steps that no recorder took belong to rollouts that were not requested this time.
             elif is_complete and not self.known:
                 self._drop_steps()
 
@@ -228,27 +230,27 @@ class RolloutStore:
 
 
 class StepRecorder:
-    """Records and replays the steps of one rollout in the journal."""
+    """Records the steps of one rollout in the journal, and replays those of earlier runs."""
 
     def __init__(self, store: RolloutStore, key: RolloutKey, known: KnownSteps) -> None:
         self._store, self._key, self._known = store, key, known
 
     def known_turn(self, index: int) -> SampledTurn | None:
-        """Returns the turn `index` if it was finished earlier."""
+        """Returns the turn `index` if an earlier run finished it, else None."""
         return self._known.turns.get(index)
 
     def known_replies(self, index: int) -> list[ToolResult] | None:
-        """Returns the tools' replies to turn `index` if they came earlier."""
+        """Returns the tools' replies to turn `index` if an earlier run recorded them, else None."""
         return self._known.replies.get(index)
 
     def start_over(self) -> None:
-        """Drops the known steps, also on record: the state of the tools after them is gone."""
+        """Drops the known steps, in the journal too: the tool state that they led to is gone."""
         task_id, sample = self._key
         self._put(RestartRecord(task_id=task_id, sample=sample))
         self._store.num_restarted += 1
 
     def dropped(self) -> CallTotals:
-        """Returns the calls that were paid for and dropped, by this and by earlier runs."""
+        """Returns the totals of the calls that this run and earlier runs paid for and dropped."""
         return self._known.dropped
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:

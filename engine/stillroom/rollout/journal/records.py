@@ -1,4 +1,4 @@
-"""The records of a rollout run's journal: their format, how they are read, who keeps them."""
+"""The records of a rollout run's journal: their format, their reader and the recorders."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from stillroom.types import Answerer, CallTotals, SampledTurn, Trajectory, Usage
 
 
 class RolloutKey(NamedTuple):
-    """The identity of a rollout: its task and the number of its sample."""
+    """The identity of a rollout: the id of its task and the number of its sample."""
 
     task_id: str
     sample: int
@@ -40,7 +40,7 @@ class RepliesRecord(msgspec.Struct, frozen=True, kw_only=True, tag="replies"):
 
 
 class JudgeRecord(msgspec.Struct, frozen=True, kw_only=True, tag="judge"):
-    """A finished call of the judge, also one whose reply could not be read."""
+    """A finished call of the judge, including one whose reply is no valid judgement."""
 
     task_id: str
     sample: int
@@ -49,12 +49,12 @@ class JudgeRecord(msgspec.Struct, frozen=True, kw_only=True, tag="judge"):
 
 
 class RestartRecord(msgspec.Struct, frozen=True, kw_only=True, tag="restart"):
-    """Earlier records of the rollout count no more: the state of its tools is gone."""
+    """A restart of a rollout, whose earlier records no longer count: its tools' state is gone."""
 
     task_id: str
     sample: int
     dropped: CallTotals | None = None
-    """The dropped calls whose records are in another journal."""
+    """The totals of dropped calls whose records are in another journal; None if there are none."""
 
 
 class UnconfirmedRecord(msgspec.Struct, frozen=True, kw_only=True, tag="unconfirmed"):
@@ -65,16 +65,16 @@ class UnconfirmedRecord(msgspec.Struct, frozen=True, kw_only=True, tag="unconfir
 
 
 class OutstandingRecord(msgspec.Struct, frozen=True, kw_only=True, tag="outstanding"):
-    """The most that calls without an answer may cost, until the next record of this kind.
+    """An upper bound on the calls that have no answer yet, valid until the next such record.
 
-    It is written before the calls go out, so that a run that is killed has them on record.
+    It is written before the calls are sent, so that the journal has them even after a kill.
     """
 
     calls: int
     tokens: int
     usd: float
     begins: bool = False
-    """The first record of a process: the calls of the process before it got no answer."""
+    """Whether a new process wrote this record: what was outstanding before it is then lost."""
 
 
 StepRecord = TurnRecord | RepliesRecord | JudgeRecord | RestartRecord
@@ -86,7 +86,7 @@ _T = TypeVar("_T")
 class FinishedRow(msgspec.Struct, frozen=True):
     """The fields of a row that a run's counts and its budget need.
 
-    Millions of rows may be held, so their conversations are not.
+    A run may hold millions of rows in memory, so their conversations are left out.
     """
 
     task_id: str
@@ -103,17 +103,17 @@ class FinishedRow(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, rollout: Trajectory) -> "FinishedRow":
-        """Returns these fields of a rollout."""
+        """Returns the row of a rollout, reduced to these fields."""
         return cls(**{name: getattr(rollout, name) for name in cls.__struct_fields__})
 
     @property
     def judged_by(self) -> tuple[Answerer, ...]:
-        """The models that answered as its judge."""
+        """The models that answered the judge's calls for this row."""
         return self.judge.answered_by if self.judge is not None else ()
 
     @property
     def paid(self) -> CallTotals:
-        """All calls that were paid for this rollout; the row's cost is that of all of them."""
+        """The totals of the policy's, the judge's and the dropped calls; `cost_usd` covers all."""
         others = [totals for totals in (self.judge, self.dropped) if totals is not None]
         return CallTotals(
             calls=self.turns + sum(totals.calls for totals in others),
@@ -123,7 +123,7 @@ class FinishedRow(msgspec.Struct, frozen=True):
 
     @property
     def spent(self) -> Cost:
-        """The cost of these calls as it counts against a budget."""
+        """The cost of all these calls as it counts against a budget."""
         return Cost.of(self.paid.usage, self.cost_usd)
 
 
@@ -132,18 +132,18 @@ _ROW = msgspec.json.Decoder(FinishedRow)
 
 @dataclass(slots=True)
 class KnownSteps:
-    """The steps of one unfinished rollout that are on record."""
+    """The recorded steps of one unfinished rollout."""
 
     turns: dict[int, SampledTurn] = field(default_factory=dict[int, SampledTurn])
     replies: dict[int, list[ToolResult]] = field(default_factory=dict[int, list[ToolResult]])
     judge: list[SampledTurn] = field(default_factory=list[SampledTurn])
-    """The judge's replies."""
+    """The judge's replies, in the order of its calls."""
     dropped: CallTotals = field(default_factory=CallTotals)
-    """The calls before the rollout was begun again."""
+    """The totals of the calls that were made before the rollout was restarted."""
 
     @property
     def unanswered_turn(self) -> int | None:
-        """The index of the last turn if it calls tools whose replies are not on record yet."""
+        """The index of the last turn if it calls tools whose replies are missing, else None."""
         last = len(self.turns) - 1
         if last < 0 or last in self.replies or not self.turns[last].message.get("tool_calls"):
             return None
@@ -151,17 +151,17 @@ class KnownSteps:
 
     @property
     def next_turn(self) -> int | None:
-        """The index of the turn that may come next; None while tools' replies are missing."""
+        """The index of the turn that may come next; None while tool replies are missing."""
         return len(self.turns) if self.unanswered_turn is None else None
 
     @property
     def paid(self) -> CallTotals:
-        """All calls that were paid for so far."""
+        """The totals of all calls for this rollout so far, including the dropped ones."""
         made = [*self.turns.values(), *self.judge]
         return sum((CallTotals.of(turn) for turn in made), start=self.dropped)
 
     def add(self, record: StepRecord) -> None:
-        """Adds the next step on record.
+        """Adds the next recorded step.
 
         A step that does not follow the one before it is ignored: it belongs to another conversation
         of the same rollout.
@@ -180,7 +180,7 @@ class KnownSteps:
                 pass
 
     def records(self, key: RolloutKey) -> Iterator[StepRecord]:
-        """Yields the records of these steps, as they are written to another journal."""
+        """Yields the records that repeat these steps in another journal."""
         task_id, sample = key
         if self.dropped.calls:
             yield RestartRecord(task_id=task_id, sample=sample, dropped=self.dropped)
@@ -195,23 +195,23 @@ class KnownSteps:
 
 @dataclass(slots=True)
 class JournalContent:
-    """The content of a journal."""
+    """The content of a journal, added up by rollout."""
 
     known: dict[RolloutKey, KnownSteps] = field(default_factory=dict[RolloutKey, KnownSteps])
-    """The steps of unfinished rollouts."""
+    """The recorded steps of each unfinished rollout."""
     paid: dict[RolloutKey, CallTotals] = field(default_factory=dict[RolloutKey, CallTotals])
-    """The calls of all rollouts on record."""
+    """The totals of the recorded calls of each rollout, finished or not."""
     spent: dict[RolloutKey, Cost] = field(default_factory=dict[RolloutKey, Cost])
-    """The cost of these calls, as it counts against a budget."""
+    """The cost of these calls as it counts against a budget; an unknown price counts as 0."""
     unconfirmed: Cost = field(default_factory=Cost)
-    """The worst case of calls that broke off."""
+    """The summed worst-case cost of calls that broke off and may have been billed."""
     outstanding: Outstanding = field(default_factory=Outstanding)
-    """The calls that the last process may have had out; they are lost if it was killed."""
+    """The most calls that the last process had in flight; they are lost if it was killed."""
     lost: Outstanding = field(default_factory=Outstanding)
-    """The calls that killed processes before it had out."""
+    """The most calls that the killed processes before it had in flight."""
 
     def add(self, record: Record, finished: Collection[RolloutKey]) -> None:
-        """Adds the next record; of finished rollouts only the cost is kept, not the steps."""
+        """Adds the next record; of a finished rollout only the cost is kept, not the steps."""
         if isinstance(record, UnconfirmedRecord):
             self.unconfirmed = self.unconfirmed + Cost(record.tokens, record.usd)
             return
@@ -230,12 +230,12 @@ class JournalContent:
 
     def _pay(self, key: RolloutKey, totals: CallTotals) -> None:
         self.paid[key] = self.paid.get(key, CallTotals()) + totals
-        # Beside the totals, whose cost is None as soon as the price of one call is unknown.
+        # Kept beside the totals, whose cost is None as soon as the price of one call is unknown.
         self.spent[key] = self.spent.get(key, Cost()) + Cost.of(totals.usage, totals.cost_usd)
 
 
 def finished_rows(output: Path) -> dict[RolloutKey, FinishedRow]:
-    """Returns the finished rows of an output by their rollout."""
+    """Returns the finished rows of an output file, keyed by rollout."""
     answerers = _SharedAnswerers()
     rows: dict[RolloutKey, FinishedRow] = {}
     for row in _decoded(output, _ROW, "a rollout"):
@@ -244,13 +244,13 @@ def finished_rows(output: Path) -> dict[RolloutKey, FinishedRow]:
 
 
 class _SharedAnswerers:
-    """Keeps equal answerers once: they are the same for most of very many rows."""
+    """Holds one copy of equal answerers, since most of very many rows have the same ones."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Answerer, ...], tuple[Answerer, ...]] = {}
 
     def in_row(self, row: FinishedRow) -> FinishedRow:
-        """Returns the row with answerers that it shares with other rows."""
+        """Returns the row with answerers whose memory it shares with other rows."""
         judge = row.judge
         if judge is not None:
             judge = msgspec.structs.replace(judge, answered_by=self._kept(judge.answered_by))
@@ -261,7 +261,7 @@ class _SharedAnswerers:
 
 
 def read_journal(journal: Path, finished: Collection[RolloutKey]) -> JournalContent:
-    """Returns the content of a journal; `finished` are the rollouts that have a row."""
+    """Returns the content of a journal; `finished` are the rollouts that already have a row."""
     content = JournalContent()
     for record in _decoded(journal, RECORD, "a step of a rollout"):
         content.add(record, finished)
@@ -273,7 +273,7 @@ def _decoded(path: Path, decoder: msgspec.json.Decoder[_T], kind: str) -> Iterat
         try:
             yield decoder.decode(line.data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            # A reader meets the torn line that another process is just writing.
+            # The last line may be incomplete because another process is just writing it.
             if line.offset + len(line.data) == path.stat().st_size:
                 return
             raise DataError(
@@ -284,59 +284,59 @@ def _decoded(path: Path, decoder: msgspec.json.Decoder[_T], kind: str) -> Iterat
 
 
 class JudgeRecorder(Protocol):
-    """Remembers the judge's calls of one rollout."""
+    """Records the judge's calls of one rollout, and knows those of earlier runs."""
 
     def judge_turns(self) -> Sequence[SampledTurn]:
-        """Returns the judge's earlier replies, also those that are no valid judgement."""
+        """Returns the judge's earlier replies, including those that are no valid judgement."""
         ...
 
     def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
-        """Keeps a reply of the judge; called before the reply is used."""
+        """Records a reply of the judge; must be called before the reply is used."""
         ...
 
 
 class EpisodeRecorder(JudgeRecorder, Protocol):
-    """Remembers the finished steps of one rollout, so that none is paid for twice."""
+    """Records the finished steps of one rollout, so that none is paid for twice."""
 
     def known_turn(self, index: int) -> SampledTurn | None:
-        """Returns the turn `index` if it was finished earlier."""
+        """Returns the turn `index` if an earlier run finished it, else None."""
         ...
 
     def known_replies(self, index: int) -> list[ToolResult] | None:
-        """Returns the tools' replies to turn `index` if they came earlier."""
+        """Returns the tools' replies to turn `index` if an earlier run recorded them, else None."""
         ...
 
     def start_over(self) -> None:
-        """Drops the steps that are known: the state of the tools after them is gone."""
+        """Drops the known steps, because the tool state that they led to is gone."""
         ...
 
     def dropped(self) -> CallTotals:
-        """Returns the calls that were paid for and dropped."""
+        """Returns the totals of the calls that were paid for and then dropped."""
         ...
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:
-        """Keeps a finished turn; called before the turn is used."""
+        """Records a finished turn; must be called before the turn is used."""
         ...
 
     def record_replies(self, index: int, replies: list[ToolResult]) -> None:
-        """Keeps the tools' replies; called before the model sees them."""
+        """Records the tools' replies; must be called before the model sees them."""
         ...
 
 
 class ForgetfulRecorder:
-    """Remembers nothing: for rollouts that cost nothing to do again."""
+    """A recorder that keeps nothing, for runs that are never resumed."""
 
     def known_turn(self, index: int) -> SampledTurn | None:
-        """Returns None."""
+        """Returns None, since no turn is known."""
 
     def known_replies(self, index: int) -> list[ToolResult] | None:
-        """Returns that nothing is known."""
+        """Returns None, since no reply is known."""
 
     def start_over(self) -> None:
-        """Does nothing: there is nothing to drop."""
+        """Does nothing, since there is nothing to drop."""
 
     def dropped(self) -> CallTotals:
-        """Returns that no call was dropped."""
+        """Returns zero totals, since no call was dropped."""
         return CallTotals()
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:
@@ -346,7 +346,7 @@ class ForgetfulRecorder:
         """Does nothing."""
 
     def judge_turns(self) -> Sequence[SampledTurn]:
-        """Returns that nothing is known."""
+        """Returns an empty sequence, since no reply is known."""
         return ()
 
     def record_judge_turn(self, index: int, turn: SampledTurn) -> None:

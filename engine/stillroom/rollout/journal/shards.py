@@ -1,8 +1,8 @@
-"""A run cut into shards: the share of each worker, and how the shards become one output.
+"""A run split into shards, one for each worker, and how the shards become one output again.
 
-Each shard is an output file with a journal of its own, beside the journal of the output that it
-belongs to. A shard begins with the recorded steps of its rollouts, so that any worker can do any
-rollout: a rerun merges what the shards of a killed run hold, and deals the rest out anew.
+Each shard is an output file with its own journal, beside the journal of the whole run's output. A
+shard begins with the recorded steps of its rollouts, so that any worker can do any rollout: a rerun
+merges what the shards of a killed run hold, and splits the rest anew.
 """
 
 import math
@@ -35,7 +35,7 @@ from stillroom.teachers.budget import Budget, Cost, Outstanding
 from stillroom.types import Trajectory, Usage
 
 _WRITER_WAIT_S = 30.0
-"""How long to wait for a worker that lives on after its driver was killed."""
+"""The most seconds to wait for a worker that is still alive after its driver was killed."""
 _WRITER_POLL_S = 0.1
 _Settings = dict[str, object]
 
@@ -46,18 +46,18 @@ class RunPart:
 
     keys: frozenset[RolloutKey]
     budget: Budget
-    """In place of the request's budget; it counts only what this part spends."""
+    """The budget of this part, which replaces the request's and counts only this part's costs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemainingBudget:
-    """The rest of a budget."""
+    """The dollars and tokens that are left of a budget; infinite where there is no limit."""
 
     usd: float = math.inf
     tokens: float = math.inf
 
     def less(self, spent: Iterable[Cost]) -> "RemainingBudget":
-        """Returns what is left after these costs."""
+        """Returns the budget that is left after these costs."""
         costs = list(spent)
         return RemainingBudget(
             self.usd - sum(cost.usd for cost in costs),
@@ -67,7 +67,7 @@ class RemainingBudget:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One worker's share of a run."""
+    """One worker's share of a run: its rollouts, its concurrency and its part of the budget."""
 
     number: int
     keys: tuple[RolloutKey, ...]
@@ -78,18 +78,18 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCosts:
-    """The costs that an output and its journal have on record."""
+    """The calls, tokens and costs that an output file and its journal have on record."""
 
     calls: int
     usage: Usage
     cost_usd: float | None
     spent: Cost
-    """What counts against a budget, with calls that broke off."""
+    """The amount that counts against a budget, including calls that broke off."""
     lost: Outstanding
-    """The part of it for calls that killed workers had out."""
+    """The part of `spent` for calls that killed workers had in flight."""
 
     def since(self, before: "RecordedCosts") -> "RecordedCosts":
-        """Returns what has been added since `before`."""
+        """Returns the costs that have been added since `before`."""
         usage = Usage(
             prompt_tokens=self.usage.prompt_tokens - before.usage.prompt_tokens,
             completion_tokens=self.usage.completion_tokens - before.usage.completion_tokens,
@@ -112,9 +112,9 @@ def split(
     max_concurrency: int,
     remaining: RemainingBudget,
 ) -> list[Shard]:
-    """Deals out the rollouts, the conversations at once and the budget; the shares add up.
+    """Splits the rollouts, the concurrency and the budget into shards whose shares add up.
 
-    There are never more shards than rollouts or conversations at once.
+    There are never more shards than rollouts, nor more than `concurrency`.
     """
     count = min(workers, concurrency, len(keys))
     shards: list[Shard] = []
@@ -147,12 +147,12 @@ def _slice(remaining: RemainingBudget, begin: int, end: int, total: int) -> Rema
 
 
 def shard_output(output: Path, number: int) -> Path:
-    """Returns the file for the rows of a shard."""
+    """Returns the path of the file for a shard's rows."""
     return _folder(output) / f"{number:03}.jsonl"
 
 
 def shard_run_folder(output: Path, number: int) -> Path:
-    """Returns the folder that is the shard's run folder."""
+    """Returns the path of a shard's run folder."""
     return _folder(output) / f"{number:03}.run"
 
 
@@ -162,7 +162,7 @@ def _folder(output: Path) -> Path:
 
 @contextmanager
 def shards_locked(output: Path) -> Generator[None]:
-    """Locks the shards of an output. Raises InputError if another process has them."""
+    """Locks the shards of an output. Raises InputError if another process has locked them."""
     lock = FileLock(_folder(output).with_name("shards.lock"))
     if not lock.try_acquire():
         raise InputError(
@@ -183,7 +183,7 @@ def prepare_shards(
 ) -> None:
     """Writes the files that the shards begin with: the known steps of their rollouts.
 
-    The folder gets its name when it is complete, so that a kill leaves all of the steps or none.
+    The folder gets its final name when it is complete, so a kill leaves all of the steps or none.
     """
     unfinished = _folder(output).with_name("shards.new")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -201,12 +201,12 @@ def prepare_shards(
 
 
 def _seed_path(path: Path) -> Path:
-    """Returns the file that says how many records a shard's journal began with."""
+    """Returns the path of the file with the number of records a shard's journal began with."""
     return path.with_suffix(".seed")
 
 
 def adopt_shards(output: Path, settings: _Settings) -> None:
-    """Merges the shards that a killed run left, if there are any."""
+    """Merges the shards that a killed run left behind, if there are any."""
     if _folder(output).is_dir():
         with shards_locked(output):
             merge_shards(output, settings)
@@ -215,9 +215,9 @@ def adopt_shards(output: Path, settings: _Settings) -> None:
 def merge_shards(
     output: Path, settings: _Settings, *, requested: Collection[RolloutKey] | None = None
 ) -> dict[RolloutKey, FinishedRow]:
-    """Merges the shards into the output and its journal; returns all finished rows.
+    """Merges the shards into the output and its journal, and returns all finished rows.
 
-    The journal is removed if all that is requested is finished. A kill on the way does no harm: no
+    The journal is deleted if all `requested` rollouts are finished. A kill midway does no harm: no
     row is merged twice, and a step that is merged twice only counts twice against the budget.
     """
     folder = _folder(output)
@@ -241,9 +241,9 @@ def merge_shards(
 
 
 def _merge(path: Path, settings: _Settings, into: RolloutStore) -> Outstanding:
-    """Merges a shard's rows, and the records that its journal did not begin with.
+    """Merges a shard's rows, and the records that were added to its journal.
 
-    Returns the calls that killed workers had out.
+    Returns the most calls that killed workers had in flight.
     """
     shard = _open_when_free(path, settings)
     try:
@@ -256,7 +256,7 @@ def _merge(path: Path, settings: _Settings, into: RolloutStore) -> Outstanding:
                 continue
             into.append(record)
             if not isinstance(record, UnconfirmedRecord):
-                # The journal is kept while it has steps of a rollout that is not finished.
+                # An entry in `known` keeps the journal until the rollout of this step is finished.
                 into.known.setdefault(RolloutKey(record.task_id, record.sample), KnownSteps())
         return shard.lost
     finally:
@@ -271,7 +271,7 @@ def _finish(trajectory: Trajectory, into: RolloutStore) -> bool:
 
 
 def recorded_costs(path: Path, settings: _Settings) -> RecordedCosts:
-    """Returns the costs that a shard has on record, once no process writes it."""
+    """Returns the costs that a shard has on record, once no process writes to it."""
     store = _open_when_free(path, settings)
     store.close(is_complete=False)
     paid = store.paid()
@@ -279,10 +279,10 @@ def recorded_costs(path: Path, settings: _Settings) -> RecordedCosts:
 
 
 def _open_when_free(path: Path, settings: _Settings) -> RolloutStore:
-    """Opens a shard's files once no process writes them.
+    """Opens a shard's files once no process writes to them.
 
-    After a driver was killed Ray ends its workers, but only after a while.
-    Raises InputError if a process still writes them then.
+    When a driver has been killed, Ray ends its workers only after a while, so this waits for them.
+    Raises InputError if a process still writes to the files after that time.
     """
     lock = FileLock(journal_folder(path) / "lock")
     deadline = time.monotonic() + _WRITER_WAIT_S
@@ -300,9 +300,9 @@ def _open_when_free(path: Path, settings: _Settings) -> RolloutStore:
 def unmerged_steps(
     output: Path, finished: Mapping[RolloutKey, FinishedRow]
 ) -> tuple[dict[RolloutKey, FinishedRow], dict[RolloutKey, KnownSteps]]:
-    """Returns the rows and steps of shards that are not among the finished rows.
+    """Returns the finished rows and the recorded steps of shards that are not merged yet.
 
-    The run of the shards was killed, or still goes on. Nothing is written.
+    Such shards belong to a run that was killed or is still going. Nothing is written.
     """
     rows, known = dict[RolloutKey, FinishedRow](), dict[RolloutKey, KnownSteps]()
     for path in sorted(_folder(output).glob("[0-9]*.jsonl")):
@@ -312,14 +312,14 @@ def unmerged_steps(
 
 
 class ShardTail:
-    """Copies the rows of a shard into the output while they are being written."""
+    """Copies a shard's rows into the output while a worker is still adding rows."""
 
     def __init__(self, path: Path, into: RolloutStore) -> None:
         self._path, self._into = path, into
         self._offset = 0
 
     def take(self) -> int:
-        """Copies the rows that were finished since the last call; returns how many."""
+        """Copies the rows that were added since the last call, and returns how many were new."""
         with self._path.open("rb") as stream:
             stream.seek(self._offset)
             whole, newline, _torn = stream.read().rpartition(b"\n")

@@ -1,1 +1,1 @@
-"""Rollouts over a Ray cluster."""
+"""Rollout runs that are split over the workers of a Ray cluster."""

@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster, made for one run or used where the process has one."""
+"""The connection to a Ray cluster, either made for one run or already open in the process."""
 
 import importlib
 import os
@@ -11,14 +11,15 @@ from typing import Any
 from stillroom.errors import RunError, missing_extra
 
 _OBJECT_STORE_BYTES = 100 << 20
-"""Little is needed: rows go by file, not through the object store."""
+"""The size of the object store in bytes; little is needed, since rows are passed in files."""
 
 
 @contextmanager
 def ray_cluster(address: str | None, *, num_cpus: int | None = None) -> Generator[Any]:
-    """Yields the module `ray`, connected; a connection that the process already has is kept.
+    """Yields the module `ray`, connected to a cluster; an existing connection is used and kept.
 
     `num_cpus` is for a cluster that is started on this machine (`local`); None takes all cores.
+    Raises MissingExtraError without Ray, and RunError if no cluster answers.
     """
     with _kept_sigterm_handler():
         try:
@@ -46,7 +47,7 @@ def _connect(ray: Any, address: str | None, num_cpus: int | None) -> None:
     if address != "local":
         ray.init(address=address)
         return
-    # Ray reports its use to its makers by default, which the user has not agreed to.
+    # By default Ray reports usage statistics to its makers, which the user has not agreed to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         address="local",
@@ -58,7 +59,7 @@ def _connect(ray: Any, address: str | None, num_cpus: int | None) -> None:
 
 @contextmanager
 def _kept_sigterm_handler() -> Generator[None]:
-    """Keeps this process's SIGTERM handler, which Ray replaces by one that ends the process."""
+    """Restores this process's SIGTERM handler, which Ray replaces by one that ends the process."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield

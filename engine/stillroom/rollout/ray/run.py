@@ -1,9 +1,9 @@
-"""A rollout run on a Ray cluster: each worker does a shard, the driver owns the output.
+"""Runs rollouts on a Ray cluster: each worker does a shard, and the driver owns the output.
 
 A worker runs `generate_rollouts` on files of its own, so each of its model calls is on record
-before it is used, whichever process is killed and when. The driver deals the rollouts out, takes
-finished rows into the output as they come, and merges what is left when the shards have ended.
-Driver and workers see the workspace under the same path.
+before it is used, whichever process is killed and when. The driver splits the rollouts into shards,
+copies finished rows into the output as they come, and merges the rest when the shards have ended.
+Driver and workers must see the workspace under the same path.
 """
 
 import functools
@@ -43,7 +43,7 @@ from stillroom.settings import Workspace
 from stillroom.teachers.budget import Cost
 
 _LIMITS_OF_SHARES = {"budget_usd", "max_total_tokens"}
-"""Limits of which each shard gets a share; max_minutes holds for all of them."""
+"""The limits that are split among the shards; max_minutes is not, since they run concurrently."""
 
 
 async def generate_on_ray(
@@ -51,10 +51,10 @@ async def generate_on_ray(
 ) -> RolloutsResult | Forecast:
     """Does what `generate_rollouts` does, split over `ray_workers` workers of a Ray cluster.
 
-    Each worker has its share of the rollouts, of the conversations at once and of the budget; what
-    a share of the budget leaves is dealt out again. A shard whose worker dies goes on once with
-    another worker, then the rest of it counts as failed.
-    Raises MissingExtraError without Ray, RunError where no cluster answers, and what
+    Each worker gets a share of the rollouts, of the concurrency and of the budget; what the shares
+    leave of the budget is split again in another round. If the worker of a shard dies, one other
+    worker continues it; if that dies too, the rest of the shard counts as failed.
+    Raises MissingExtraError without Ray, RunError if no cluster answers, and whatever
     `generate_rollouts` raises.
     """
     if request.dry_run:
@@ -81,13 +81,13 @@ async def generate_on_ray(
 
 
 class _RayRun:
-    """The driver's rounds: in each one the rollouts to do are dealt out, done and merged."""
+    """The driver's rounds: each splits the remaining rollouts into shards and merges their rows."""
 
     def __init__(self, ray: Any, state: RayRunState, keys: list[RolloutKey]) -> None:
         self._ray, self._state, self._keys = ray, state, keys
         self._output, self._request = state.plan.output, state.plan.request
         self._remaining: RemainingBudget | None = None
-        """None until what is on record has been read."""
+        """The budget that is left; None until the costs on record have been read."""
 
     async def run(self) -> dict[RolloutKey, FinishedRow]:
         """Does the rollouts and returns all finished rows of the output."""
@@ -107,7 +107,7 @@ class _RayRun:
             round_ = await self._one_round(todo, num_workers, progress)
             finished = await self._merged()
             state.tally.stopped_by = min(round_.stopped_by, default=None)
-            # A shard never uses its share up to the last call: fewer shards use more of the whole.
+            # Each shard leaves a bit of its share unused, so fewer shards use more of the budget.
             is_dealt_again = bool(round_.stopped_by & _LIMITS_OF_SHARES)
             num_workers = round_.num_shards // 2 if is_dealt_again else 0
         state.tally.rows = sum(key in finished for key in keys) - already_done
@@ -115,14 +115,14 @@ class _RayRun:
         return finished
 
     async def _merged(self) -> dict[RolloutKey, FinishedRow]:
-        """Merges what shards hold into the output; returns all finished rows."""
+        """Merges the shards into the output and returns all finished rows."""
         merge = functools.partial(merge_shards, requested=self._keys)
         return await anyio.to_thread.run_sync(merge, self._output, self._state.settings)
 
     async def _one_round(
         self, todo: list[RolloutKey], num_workers: int, progress: ProgressReport
     ) -> Round:
-        """Deals the rollouts out and waits until all shards have ended."""
+        """Splits the rollouts into shards and waits until all shards have ended."""
         state, settings = self._state, self._state.settings
         store = RolloutStore(self._output, settings)
         try:
@@ -168,6 +168,6 @@ class _RayRun:
 
 
 def _remaining(request: GenerateRollouts, spent: Cost) -> RemainingBudget:
-    """Returns what the request's budget leaves after what its output has cost before."""
+    """Returns what is left of the request's budget after the output's earlier costs."""
     whole = RemainingBudget(request.budget_usd or math.inf, request.max_total_tokens or math.inf)
     return whole.less([spent])

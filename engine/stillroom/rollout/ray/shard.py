@@ -1,4 +1,4 @@
-"""One shard of a rollout run on Ray, from the driver's side: its worker, its rows, its costs."""
+"""Drives the shards of a rollout run on Ray: their workers, their rows and their costs."""
 
 import math
 import time
@@ -33,15 +33,15 @@ from stillroom.teachers.budget import Cost, Outstanding
 from stillroom.teachers.providers import IN_PROCESS
 
 _ATTEMPTS = 2
-"""Workers that try a shard, one after the other, where the first one dies."""
+"""The number of workers that try a shard in turn, each after the one before it has died."""
 _POLL_S = 0.2
 _STOP_WAIT_S = 30.0
-"""How long a worker that is to stop may take to put on record what it has."""
+"""The most seconds that a worker may take to stop and record its calls in flight."""
 _FAILURE = msgspec.json.Decoder(FailureRow)
 
 
 class RayRunState:
-    """The state of a run that its shards share: the counts, and whether it is to stop."""
+    """The state of a run that its shards share: its counts, and whether it has to stop."""
 
     def __init__(
         self, plan: GenerationPlan, settings: dict[str, object], folder: Path, reporter: Reporter
@@ -51,57 +51,61 @@ class RayRunState:
         self.started = time.monotonic()
         self.tally = RolloutTally()
         self.unconfirmed = Outstanding()
-        """What may have been billed beside what is on record, and the calls that were out."""
+        """The most that may have been billed beside the tally, and the calls lost by a kill."""
         self.failed: dict[RolloutKey, str] = {}
         """The class of the failure of each failed rollout."""
         self.error: EngineError | None = None
-        """What ended the run."""
+        """The error that ended the run, if one did."""
         self._notes: set[str] = set()
 
     def note(self, text: str) -> None:
-        """Notes what several workers may say, once."""
+        """Passes a note on to the user, but only once if several workers send it."""
         if text not in self._notes:
             self._notes.add(text)
             self.reporter.note(text)
 
     def stop(self, error: EngineError) -> None:
-        """Lets all workers put on record what they have and end; the first error is raised."""
+        """Makes all workers record their calls and end; the run raises the first error given."""
         self.error = self.error or error
 
     def is_stopping(self) -> bool:
-        """Returns whether the run is to stop, for an error or because it was cancelled."""
+        """Returns whether the run has to stop, because of an error or because it was cancelled."""
         return self.error is not None or self.reporter.is_cancelled()
 
 
 @dataclass(slots=True)
 class Round:
-    """The state while the shards of one deal are done."""
+    """The state of one round, in which the shards of one split are done."""
 
     store: RolloutStore
     num_shards: int
     report: ProgressReport
     progress: dict[int, WorkerProgress] = field(default_factory=dict[int, WorkerProgress])
-    """Of the workers that work now, by the number of the shard."""
+    """The latest progress of the workers that are running, by the number of their shard."""
     stopped_by: set[str] = field(default_factory=set[str])
-    """The limits that ended shards."""
+    """The names of the limits that ended shards early."""
     spent: list[Cost] = field(default_factory=list[Cost])
+    """The cost of each attempt at a shard, as it counts against the budget."""
     num_lost: int = 0
-    """Shards whose workers all died."""
+    """The number of shards whose workers all died."""
 
 
 class _WorkerLostError(Exception):
-    """A worker did not stop in time after it was told to."""
+    """Raised when a worker does not stop in time after it was asked to."""
 
 
 class ShardDriver:
-    """Has the shards of a round done by workers of the cluster."""
+    """Runs the shards of a round on workers of the cluster."""
 
     def __init__(self, ray: Any, state: RayRunState, round_: Round) -> None:
         self._ray, self._state, self._round = ray, state, round_
         self._output, self._request = state.plan.output, state.plan.request
 
     async def do(self, shard: Shard) -> None:
-        """Does a shard, with another worker where the first one dies; then the rest has failed."""
+        """Does one shard on up to two workers; the second continues it if the first dies.
+
+        If both die, the rest of the shard counts as failed.
+        """
         state, remaining = self._state, shard.remaining
         death: str | None = None
         tail = ShardTail(shard_output(self._output, shard.number), self._round.store)
@@ -122,7 +126,7 @@ class ShardDriver:
     async def _attempt(
         self, shard: Shard, remaining: RemainingBudget, tail: ShardTail
     ) -> tuple[str | None, Cost]:
-        """Lets one worker do the shard; returns why it died, or None, and what it spent."""
+        """Lets one worker do the shard; returns the reason if it died, else None, and its cost."""
         path, settings = shard_output(self._output, shard.number), self._state.settings
         before = await anyio.to_thread.run_sync(recorded_costs, path, settings)
         worker = self._start_worker()
@@ -148,7 +152,7 @@ class ShardDriver:
     async def _wait_for_end(
         self, worker: Any, job: ShardJob, number: int, tail: ShardTail
     ) -> ShardEnd:
-        """Waits until a worker has done its shard, and reports how far it is meanwhile."""
+        """Waits until a worker has done its shard, and reports its progress meanwhile."""
         state, progress = self._state, self._round.progress
         end, next_progress = worker.run.remote(job), worker.progress.remote()
         stopped_at: float | None = None
@@ -158,7 +162,7 @@ class ShardDriver:
                 if stopped_at is None:
                     worker.cancel.remote()
                     stopped_at = clock
-                # One that never answered still waits for a place in the cluster.
+                # A worker that never answered is still waiting for room in the cluster.
                 if number not in progress or clock - stopped_at > _STOP_WAIT_S:
                     raise _WorkerLostError("it did not stop when it was told to")
             if self._is_ready(next_progress):
@@ -184,7 +188,7 @@ class ShardDriver:
             num_cpus=1,
             num_gpus=1 / math.ceil(self._request.ray_workers / gpus) if gpus else 0,
             max_restarts=0,
-            # Threads: `run` has one of them, `progress` and `cancel` are answered beside it.
+            # Three threads, so that `progress` and `cancel` are answered while `run` works.
             max_concurrency=3,
             scheduling_strategy="SPREAD",
         )
@@ -212,7 +216,10 @@ class ShardDriver:
         )
 
     def _count(self, end: ShardEnd | None, since: RecordedCosts) -> Cost:
-        """Counts what an attempt did: as its worker says, or as the record does if it died."""
+        """Counts an attempt's calls as its worker reports them, or as recorded if the worker died.
+
+        Returns the larger of the reported and the recorded cost.
+        """
         state = self._state
         calls, usage, cost_usd = since.calls, since.usage, since.cost_usd
         reported = Cost()
@@ -232,7 +239,7 @@ class ShardDriver:
         return Cost(max(reported.tokens, since.spent.tokens), max(reported.usd, since.spent.usd))
 
     def _count_failures(self, shard: Shard, death: str | None) -> None:
-        """Takes over the failures of a shard's rollouts; with a `death` all of the rest failed."""
+        """Counts and logs a shard's failed rollouts; after a `death` all unfinished ones failed."""
         path = shard_run_folder(self._output, shard.number) / "failures.jsonl"
         rows = [_FAILURE.decode(line.data) for line in read_lines(path)] if path.exists() else []
         latest = {RolloutKey(row.task_id, row.sample): row for row in rows}
@@ -250,7 +257,7 @@ class ShardDriver:
         state.tally.failed = Counter(state.failed.values())
 
     def _report(self) -> None:
-        """Reports the sums over the workers that work and those that have ended."""
+        """Reports the run's progress, summed over the running workers and those that have ended."""
         live: Counter[str] = Counter()
         for progress in self._round.progress.values():
             live.update(progress.figures)

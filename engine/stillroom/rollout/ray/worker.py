@@ -1,4 +1,4 @@
-"""A Ray worker's part of a rollout run: one shard, done as `generate_rollouts` does a whole run."""
+"""The Ray worker of a rollout run, which does one shard with `generate_rollouts`."""
 
 import functools
 import platform
@@ -22,25 +22,29 @@ from stillroom.teachers.budget import Budget, Cost
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """The job of one worker."""
+    """The job of one worker: a request, the rollouts to do of it, and a share of the budget."""
 
     workspace: str
+    """The path of the driver's workspace, which the worker's node must have too."""
     request: dict[str, Any]
+    """The JSON form of a `GenerateRollouts` with the shard's own output and concurrency."""
     folder: str
+    """The path of the shard's run folder."""
     keys: tuple[RolloutKey, ...]
     usd: float
     tokens: float
     minutes: float
     version: str
+    """The driver's version of stillroom, which the worker must have too."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardEnd:
-    """The end of a worker's job: a result, or the error that stops the run."""
+    """The outcome of a worker's job: a result, or the error that stops the run."""
 
     result: RolloutsResult | None
     spent: Cost
-    """What counts against the budget, with calls that broke off."""
+    """The amount that counts against the budget, including calls that broke off."""
     error: EngineError | None = None
 
 
@@ -53,7 +57,7 @@ class WorkerProgress:
 
 
 class ShardWorker:
-    """The Ray actor of a shard: `run` works in one thread, other methods answer in others."""
+    """The Ray actor of a shard; other threads answer its other methods while `run` works."""
 
     def __init__(self) -> None:
         self._reporter = _KeptReports()
@@ -87,7 +91,7 @@ class ShardWorker:
         return WorkerProgress(dict(self._reporter.figures), tuple(self._reporter.notes))
 
     def cancel(self) -> None:
-        """Asks `run` to stop; it records what is in flight and then ends."""
+        """Asks `run` to stop; it then records the calls in flight and ends."""
         self._reporter.stop()
 
 
@@ -114,7 +118,7 @@ class _KeptReports:
         """Does nothing: only training has alarms."""
 
     def stop(self) -> None:
-        """Makes `is_cancelled` True."""
+        """Makes `is_cancelled` return True from now on."""
         self._is_stopped = True
 
     def is_cancelled(self) -> bool:
@@ -139,7 +143,7 @@ def _check_place(job: ShardJob) -> None:
 
 
 def _engine_error_in(error: BaseException) -> EngineError:
-    """Returns the first error inside the groups that task groups raise."""
+    """Returns the first error inside nested exception groups, as task groups raise them."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error if isinstance(error, EngineError) else RunError(str(error), "see the run's log")

@@ -1,4 +1,4 @@
-"""What a scoring run counts, and the judgements that it keeps until its output is there."""
+"""The counts of a scoring run, and the journal of judgements that were paid for."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,32 +21,32 @@ _MAX_PROBLEMS = 5
 
 
 class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of a scoring run. read = changed + kept + failed; all are in the output."""
+    """The counts of a scoring run: read = changed + kept + failed, and all rows are written."""
 
     output: str
     read: int
     changed: int
     kept: int
-    """Rows whose bytes have not changed."""
+    """The number of rows whose bytes have not changed."""
     kept_by_reason: dict[str, int]
     failed: int
-    """Rows whose reward could not be computed: it is null now, which is not 0."""
+    """The number of rows whose reward could not be computed: it is null now, which is not 0."""
     failed_by_class: dict[str, int]
     mean_before: float | None
     mean_after: float | None
     num_success: int
-    """Successes among the rows that were judged."""
+    """The number of successes among the rows that were judged."""
     judge_calls: int
     judge_usage: Usage
-    """Tokens of this run's judge calls."""
+    """The tokens of this run's judge calls."""
     judge_calls_replayed: int
-    """Calls that an earlier, unfinished run of the same command had paid for."""
+    """The number of judge calls that an unfinished run of the same command had already paid for."""
     problems: list[str]
-    """The first rows that are no rollouts or could not be judged, each with file:line."""
+    """The problems of the first rows that are no rollouts or cannot be judged, with file:line."""
 
 
 class ScoreTally:
-    """Counts of a scoring run as it goes on; it is also the recorder of the judge's calls."""
+    """The counts of a scoring run in progress; it also serves as recorder of the judge's calls."""
 
     def __init__(self) -> None:
         self.read = self.changed = self.num_success = 0
@@ -60,16 +60,16 @@ class ScoreTally:
         self.judged_by: Counter[Answerers] = Counter()
 
     def judge_turns(self) -> Sequence[SampledTurn]:
-        """Returns nothing: only whole judgements are on record, in `ScoreJournal`."""
+        """Returns an empty sequence: `ScoreJournal` records judgements, not single replies."""
         return ()
 
     def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
-        """Counts a reply of the judge, also one that is no valid judgement."""
+        """Counts a reply of the judge, including one that is no valid judgement."""
         self.calls += 1
         self.usage += turn.usage
 
     def add_problem(self, row: InputRow, problem: str) -> None:
-        """Keeps a problem if it is one of the first."""
+        """Keeps a problem if it is among the first few."""
         if len(self.problems) < _MAX_PROBLEMS:
             self.problems.append(f"{row.where}: {problem}")
 
@@ -79,7 +79,7 @@ class ScoreTally:
         return [msgspec.structs.replace(judge, answered_by=answered) for judge in judges]
 
     def result(self, output: str) -> ScoreResult:
-        """Returns the counts."""
+        """Returns the counts as the result of the run."""
         return ScoreResult(
             output=output,
             read=self.read,
@@ -120,7 +120,7 @@ class ScoreJournal:
         self._settings = settings
         self._known: dict[str, _KnownVerdict] = {}
         for line in read_lines(path):
-            # Of a damaged line the judgement is paid for again; nothing else depends on it.
+            # A damaged line only means that its judgement is paid for again.
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 verdict = _VERDICT.decode(line.data)
                 if verdict.settings == settings:
@@ -133,7 +133,7 @@ class ScoreJournal:
         self._log.close()
 
     def known(self, row: str) -> Judgement | None:
-        """Returns the judgement of a row if an earlier run has it on record."""
+        """Returns the judgement of a row if an earlier run has recorded it, else None."""
         verdict = self._known.get(row)
         if verdict is None:
             return None
@@ -141,7 +141,7 @@ class ScoreJournal:
         return Judgement(verdict.total, verdict.by_name, paid)
 
     def keep(self, row: str, judgement: Judgement) -> None:
-        """Records a judgement if it has cost something."""
+        """Records a judgement if the judge was asked for it."""
         if judgement.judge is not None:
             verdict = _KnownVerdict(
                 settings=self._settings,

@@ -1,4 +1,4 @@
-"""The rows of a rollouts file that can be judged again, and the same rows with new rewards."""
+"""Reads the rows of a rollouts file for judging, and puts new rewards into them."""
 
 import hashlib
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class JudgeableRow:
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    """A line of the input, and why its reward stays as it is where nothing judges it."""
+    """A line of the input: its rollout, and the reason why its reward is kept if not judged."""
 
     where: str
     data: bytes
@@ -54,17 +54,17 @@ class InputRow:
 
     @property
     def key(self) -> str:
-        """A hash of the row, which tells it from others."""
+        """A hash of the row's bytes, which identifies the row."""
         return hashlib.sha256(self.data).hexdigest()[:32]
 
 
 def input_rows(source: Path) -> Iterator[InputRow]:
-    """Yields every row of a file or folder, also those that nothing can judge."""
+    """Yields every row of a file or folder, including those that cannot be judged."""
     for file in rollout_files(source):
         for line in read_row_lines(file):
             where = f"{file}:{line.number}"
             if line.is_cut:
-                # Every row must be copied to the output, and this one was not read to its end.
+                # Every row must be copied to the output, but this one was too long to read whole.
                 raise DataError(f"{where} {TOO_LONG}", "take that line out of the file")
             yield _input_row(where, line)
 
@@ -76,7 +76,7 @@ def _input_row(where: str, line: Line) -> InputRow:
         return InputRow(where, data, None, NOT_A_ROLLOUT)
     fields = RULES[layout].read(row)
     error = fields.get("error")
-    # Where only the reward failed, scoring again is the remedy.
+    # A row whose reward alone failed is judged: scoring it again is the remedy.
     if error is not None and as_object(error).get("class") not in _OF_REWARDS:
         return InputRow(where, data, None, FAILED)
     messages = cast("list[Message]", fields["messages"])
@@ -92,7 +92,7 @@ def _input_row(where: str, line: Line) -> InputRow:
 
 
 def reward_of(rollout: JudgeableRow) -> float | None:
-    """Returns the reward that a row has now."""
+    """Returns the reward that a row has now, or None if it has none."""
     return as_number(rollout.row.get(_reward_name(rollout)))
 
 
@@ -111,7 +111,7 @@ def has_same_reward(rollout: JudgeableRow, judgement: Judgement) -> bool:
 
 
 def with_rewards(row: InputRow, rollout: JudgeableRow, judgement: Judgement) -> bytes:
-    """Returns the row with new rewards; every other value keeps its bytes."""
+    """Returns the row's JSON with new rewards; every other value keeps its bytes."""
     fields = _RAW_ROW.decode(row.data)
     changed = {
         _reward_name(rollout): judgement.total,

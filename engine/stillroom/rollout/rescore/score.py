@@ -57,7 +57,10 @@ class ScoreRollouts(JudgeOptions):
 
 
 def check_scoring(workspace: Workspace, request: ScoreRollouts) -> Path:
-    """Returns the output's path. Raises InputError for what is wrong before anything is spent."""
+    """Checks a scoring request and returns the path of its output.
+
+    Raises InputError for everything that can be seen to be wrong before anything is spent.
+    """
     source = workspace.existing(request.input, what="input")
     output = workspace.output_file(request.output, what="output")
     user_file(workspace, request.rewards, kind="rewards")
@@ -82,9 +85,10 @@ async def score_rollouts(
     """Writes the rows with new rewards and returns the counts; `folder` is the run's own folder.
 
     The output is written whole or not at all; only reward, rewards and success change in a row.
-    Until it is complete the judge's verdicts are on record, so that the same command does not pay
-    for them again.
-    Raises RunCancelledError between rows, and RunError if no reward at all could be computed.
+    Until it is complete the judge's verdicts are kept in a journal, so that the same command does
+    not pay for them again.
+    Raises RunCancelledError between batches of rows if the run is cancelled, and RunError if no
+    reward at all could be computed.
     """
     source = workspace.existing(request.input, what="input")
     output = check_scoring(workspace, request)
@@ -171,9 +175,9 @@ class _Run:
     async def _judge_all(
         self, batch: Sequence[InputRow], request: ScoreRollouts
     ) -> list[Judgement | CallFailedError | None]:
-        """Returns the judgement of each row of a batch, or the failure.
+        """Returns the judgement of each row of a batch, or the error if judging failed.
 
-        None stands for rows that nothing judges, and after a cancel for those not reached.
+        It is None for rows without a rollout to judge and, after a cancel, for rows not reached.
         """
         judged: list[Judgement | CallFailedError | None] = [None] * len(batch)
         waiting = iter(enumerate(batch))
@@ -204,10 +208,10 @@ class _Run:
             )
         except CallFailedError as error:
             return error
-        # What fails for every row (a refused key, a full disk) ends the run.
+        # An error that would meet every row (a refused key, a full disk) ends the run.
         except (EngineError, OSError, MemoryError):
             raise
-        # The rim of one rollout: a fault met by one row does not end the others.
+        # Any other error concerns this row alone and must not end the others.
         except Exception as error:
             traceback.print_exc()
             return CallFailedError(FailureClass.INTERNAL, f"{type(error).__name__}: {error}")
@@ -215,7 +219,7 @@ class _Run:
         return judgement
 
     def _settled(self, row: InputRow, judged: Judgement | CallFailedError | None) -> bytes:
-        """Counts a row and returns its line of the output."""
+        """Counts a row and returns its line for the output."""
         tally, rollout = self._tally, row.rollout
         tally.read += 1
         if rollout is None or judged is None:
@@ -264,7 +268,7 @@ class _Run:
 
 
 def _check_all(source: Path, rewarder: Rewarder) -> int:
-    """Returns the number of rows. Raises DataError for an answer that cannot be compared."""
+    """Checks all rows and returns how many. Raises DataError for an unusable expected answer."""
     total = 0
     for row in input_rows(source):
         total += 1

@@ -1,6 +1,6 @@
-"""The final answer in a text, and texts made comparable.
+"""Finds the final answer in a text, and normalises texts so that they can be compared.
 
-Every function takes time linear in its input, since models write anything: no pattern backtracks.
+Every function takes time linear in its input: models write anything, so no pattern may backtrack.
 """
 
 import re
@@ -17,7 +17,7 @@ _ARTICLES = frozenset({"a", "an", "the"})
 _KEPT_PUNCTUATION = frozenset("#%&@+")
 _DELETED = frozenset(".'\u2019")
 _SIGNS = {0x2044: "/"} | dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2212), "-")
-"""The fraction slash of ½ and the dashes that stand for a minus."""
+"""Replacements for the fraction slash of ½ and for the dashes that stand for a minus sign."""
 _BEFORE, _AFTER = " \t\r\n*_`:", " \t\r*_`."
 
 
@@ -40,25 +40,25 @@ def _words_pattern(wanted: str) -> re.Pattern[str]:
 
 
 def holds_words(text: str, wanted: str) -> bool:
-    """Returns whether `wanted` is in the text as whole words; both as `plain` returns them."""
+    """Returns whether a text contains `wanted` as whole words; both must come from `plain`."""
     return bool(wanted) and _words_pattern(wanted).search(text) is not None
 
 
 def normalised(text: str) -> str:
-    """Returns a text in lower case without punctuation, articles and variants of Unicode.
+    """Returns a text in lower case, without punctuation, articles and Unicode variants.
 
-    Signs and decimal points of numbers stay: -3 is not 3, and 1.5 is not 15.
+    The signs and decimal points of numbers are kept: -3 is not 3, and 1.5 is not 15.
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
     folded = unicodedata.normalize("NFKC", folded).translate(_SIGNS)
     characters = [_replacement(folded, index) for index in range(len(folded))]
     words = "".join(characters).split()
-    # An answer that is nothing but an article is the letter, not the article.
+    # An answer that consists of articles alone means the letter, e.g. option A.
     return " ".join([word for word in words if word not in _ARTICLES] or words)
 
 
 def _replacement(text: str, index: int) -> str:
-    """Returns the character itself, a blank, or nothing."""
+    """Returns what replaces a character when normalised: the character, a blank or nothing."""
     character = text[index]
     if character.isalnum() or character in _KEPT_PUNCTUATION:
         return character
@@ -74,10 +74,10 @@ def _replacement(text: str, index: int) -> str:
 
 
 def marked_answer(text: str) -> str | None:
-    r"""Returns the part of a text that it marks as its answer; None where it marks nothing.
+    r"""Returns the part of a text that is marked as its answer, or None if nothing is marked.
 
-    That is the last `\boxed{…}`, else the rest of the line after the last "Answer:", "The answer
-    is" or "####".
+    That is the content of the last `\boxed{…}`, else the rest of the line after the last "Answer:",
+    "The answer is", "####" or similar.
     """
     boxed = _last_boxed(text)
     if boxed is not None:
@@ -104,7 +104,10 @@ def _last_boxed(text: str) -> str | None:
 
 
 def final_answers(text: str) -> list[str]:
-    """Returns a text's possible answers: all of it, its marked part, the first sentence of that."""
+    """Returns the parts of a text that may be its answer: the text, the marked part, its start.
+
+    The last of them is the first sentence of the marked part.
+    """
     marked = marked_answer(text)
     if marked is None:
         return [text]

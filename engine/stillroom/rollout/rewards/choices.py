@@ -8,7 +8,7 @@ from stillroom.rollout.rewards.answers import holds_words, marked_answer, normal
 _LEAD_IN = re.compile(r"(?:\s|[*_`$\"'])*(?:(?:option|choice|answer)\s{1,3})?", re.IGNORECASE)
 _LETTER = re.compile(
     r"[(\[]?[*_`]{0,2}\\?(?:text\{|mathrm\{)?(?P<letter>[A-Za-z])"
-    # After a blank only what cannot follow the article "A", which is no choice.
+    # After a blank, only what cannot follow "A" as an article, which would not be a choice.
     r"(?P<after>\s*$|[)\]*_`.:,;}!-]|[ ](?=is\b|because\b|since\b|as\b|[-–(]))"
 )
 _ANOTHER = re.compile(
@@ -17,7 +17,7 @@ _ANOTHER = re.compile(
 
 
 def letter_of(expected: str, choices: Mapping[str, str] | None) -> str | None:
-    """Returns the letter of the expected option, which is written as letter or text; else None."""
+    """Returns the letter of the expected option, given by letter or text; None if there is none."""
     wanted = normalised(expected)
     for letter, text in (choices or {}).items():
         if normalised(text) == wanted:
@@ -28,7 +28,7 @@ def letter_of(expected: str, choices: Mapping[str, str] | None) -> str | None:
 
 
 def chosen_letter(text: str, choices: Mapping[str, str] | None) -> str | None:
-    """Returns the letter of the option that a text chooses; None where it is not clear."""
+    """Returns the letter of the option that a text chooses; None if the choice is not clear."""
     for region in _regions(text):
         letter = _letter_at(region)
         if letter is not None and (choices is None or letter in choices):
@@ -39,7 +39,7 @@ def chosen_letter(text: str, choices: Mapping[str, str] | None) -> str | None:
 
 
 def _regions(text: str) -> list[str]:
-    """Returns the parts that may hold the choice: the marked part, or the last and first line."""
+    """Returns the parts that may hold the choice: the marked one, or the last and first lines."""
     marked = marked_answer(text)
     if marked is not None:
         return [marked]
@@ -61,7 +61,7 @@ def _by_text(region: str, choices: Mapping[str, str]) -> str | None:
     if same:
         return same[0] if len(same) == 1 else None
     held = [letter for letter, text in choices.items() if holds_words(plain(region), plain(text))]
-    # Of "New York" and "York" the longer one is meant, if it holds the other.
+    # A text with "New York" also holds the option "York": the longest one is meant.
     longest = max(held, key=lambda letter: len(choices[letter]), default=None)
     if longest is None:
         return None

@@ -16,14 +16,15 @@ from stillroom.types import CallTotals, Message, SampledTurn, ToolSchema
 
 MAX_TRIES = 3
 MAX_TEXT_CHARACTERS = 100_000
-"""For each part that a judge reads; of a longer one the middle is replaced by a note."""
+"""The most characters of a part that a judge reads; in a longer one a note replaces the middle."""
 _MAX_REPLY_CHARACTERS = 20_000
 _MAX_RUBRIC_BYTES = 1 << 20
 
 ReplyFormat = Literal["json_schema", "json_object", "none"]
 JudgeSees = Literal["answer", "conversation"]
 
-# The range is not in the schema: some endpoints refuse `minimum` in a strict one. It is checked.
+# The score's range is not in the schema, since some endpoints refuse `minimum` in a strict schema;
+# `read_verdict` checks it.
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -81,14 +82,14 @@ class Verdict:
     score: float
     reasoning: str
     paid: CallTotals = field(default_factory=CallTotals)
-    """All its calls, with those of earlier runs and those without a valid judgement."""
+    """The totals of all calls for this verdict, with those of earlier runs and invalid replies."""
 
 
 class AnswerJudge:
     """Asks a teacher how well an answer meets a rubric.
 
-    `nonce` returns a new random word, which ends the tags around what others wrote: an answer
-    cannot close its own tag, since it cannot know the word.
+    `nonce` returns a new random word, which is part of the tags around text that others wrote: an
+    answer cannot close its own tag, since it cannot know the word.
     """
 
     def __init__(
@@ -119,8 +120,9 @@ class AnswerJudge:
     ) -> Verdict:
         """Returns the verdict on a final answer; `conversation` is what followed the task's prompt.
 
-        Replies that the recorder knows are not asked for again. Where an earlier run gave up after
-        `MAX_TRIES` of them, as many more are tried.
+        Replies that the recorder knows are reused without a call. Where an earlier run gave up
+        after `MAX_TRIES` invalid replies, `MAX_TRIES` more are tried.
+
         Raises:
             CallFailedError: a call failed, or no reply in `MAX_TRIES` was a judgement.
         """
@@ -153,7 +155,7 @@ class AnswerJudge:
 def judge_messages(
     rubric: str, task: Task, answer: str, conversation: Sequence[Message] = (), *, nonce: str
 ) -> list[Message]:
-    """Returns the question to a judge; all that others wrote stands in tags with the nonce."""
+    """Returns the messages that ask a judge; text that others wrote is in tags with the nonce."""
     expected = task.metadata.get("expected_answer")
     parts = {"task": _transcript(task.messages)}
     if expected is not None:
@@ -175,11 +177,11 @@ def judge_messages(
 def read_verdict(reply: str, *, is_cut: bool = False) -> Verdict | str:
     """Returns the verdict in a reply, or what is wrong with the reply.
 
-    Thinking before it and text around it (a code fence, a sentence) are skipped. Two JSON objects
-    are refused: one of them may be quoted from the answer that is judged.
+    Thinking before the JSON object and text around it (a code fence, a sentence) are skipped. Two
+    JSON objects are refused: one of them may be quoted from the answer that is judged.
     """
     if reply.lstrip().startswith("<think>"):
-        # Up to the first closing tag: a later one may be a quotation.
+        # The thinking ends at the first closing tag: a later one may be a quotation.
         reply = reply.partition("</think>")[2]
     objects = _objects_in(reply[:_MAX_REPLY_CHARACTERS])
     if is_cut and not objects:
@@ -223,7 +225,7 @@ def rubric_text(workspace: Workspace, rubric: str) -> str:
 
 
 def _objects_in(text: str) -> list[dict[str, Any]]:
-    """Returns the JSON objects of a text that are not inside another object."""
+    """Returns the outermost JSON objects in a text."""
     decoder = json.JSONDecoder()
     objects: list[dict[str, Any]] = []
     start = text.find("{")

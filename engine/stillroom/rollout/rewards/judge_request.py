@@ -1,4 +1,4 @@
-"""The judge that a request names: judge.yml, what it names in turn, and how it is opened."""
+"""The judge of a request: its options, the content of judge.yml, its plan, and how it is opened."""
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class JudgeOptions(BaseModel):
 
     @property
     def default_match(self) -> AnswerMatch:
-        """How answers are compared where a row has no answer_match."""
+        """The way to compare answers of rows without an answer_match."""
         return AnswerMatch(self.answer_match)
 
 
@@ -49,7 +49,7 @@ class JudgeFile(BaseModel):
 
     model: str
     rubric: str
-    """What makes an answer good: text, or the name of a .md or .txt file."""
+    """The text that says what makes an answer good, or the name of a .md or .txt file with it."""
     provider: Literal["openai", "openrouter", "anthropic", "google", "vllm", "sglang", "ollama"] = (
         "openai"
     )
@@ -57,11 +57,11 @@ class JudgeFile(BaseModel):
     api_key_env: str | None = None
     """The name of the environment variable with the key."""
     sees: JudgeSees = "answer"
-    """The final answer alone, or also the turns and tool replies."""
+    """Whether the judge sees only the final answer, or also the turns and tool replies."""
     reply_format: ReplyFormat = "json_schema"
-    """The format that the endpoint can enforce; the reply is checked in any case."""
+    """The reply format that the endpoint is asked to enforce; replies are checked in any case."""
     max_tokens: Annotated[int, Field(ge=64)] = 1024
-    """The most tokens of a reply."""
+    """The most tokens of one reply of the judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,16 @@ class JudgePlan:
     """A checked judge.yml, with the rubric, the endpoint and the price that it names."""
 
     file: JudgeFile
-    """Its rubric is the text, also where judge.yml names a file."""
+    """The content of judge.yml; its rubric is the text even where judge.yml names a file."""
     path: Path
-    """Where judge.yml is."""
+    """The path of judge.yml."""
     endpoint: Endpoint
     price: Price | None
-    """Of the judge's tokens; None where it is unknown."""
+    """The price of the judge's tokens; None if it is unknown."""
 
     @property
     def record(self) -> ModelRecord:
-        """The judging model as manifests keep it."""
+        """The judging model as manifests record it."""
         return ModelRecord(
             role="judge",
             name=self.file.model,
@@ -88,9 +88,9 @@ class JudgePlan:
 
 
 def plan_judge(workspace: Workspace, options: JudgeOptions) -> JudgePlan | None:
-    """Returns the judge that the options name; None if they name none.
+    """Returns the plan of the judge that the options name, or None if they name none.
 
-    Raises InputError for one that cannot work, before anything is spent.
+    Raises InputError for a judge that cannot work, before anything is spent.
     """
     if options.judge == _NO_JUDGE:
         return None
@@ -112,7 +112,7 @@ async def open_judge(
     timeout_s: float,
     budget: Budget | None = None,
 ) -> AnswerJudge | None:
-    """Opens the judge of a plan and returns it; None without a plan. Its calls cost the budget."""
+    """Opens a plan's judge, whose calls count against the budget; returns None without a plan."""
     if plan is None:
         return None
     file, endpoint = plan.file, plan.endpoint

@@ -1,4 +1,4 @@
-"""Compares an answer with the expected one, in five ways."""
+"""Compares an answer with the expected one in one of five ways."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from stillroom.rollout.rewards.choices import chosen_letter, letter_of
 from stillroom.rollout.rewards.numbers import Number, number_in
 
 MAX_ANSWER_CHARACTERS = 200_000
-"""Of a longer text only the end is read, where the answer is."""
+"""The most characters that are read of a text: only its end, where the answer is."""
 _MAX_EXPECTED_CHARACTERS = 10_000
 
 
@@ -20,24 +20,25 @@ class AnswerMatch(StrEnum):
     """How an answer is compared with the expected one."""
 
     CONTAINED = "contained"
-    """The text holds the expected answer as whole words."""
+    """The text contains the expected answer as whole words."""
     EXACT = "exact"
-    """The text is the expected answer, apart from blanks around it."""
+    """The text equals the expected answer, apart from blanks around it."""
     NORMALISED = "normalised"
-    """The same without case, punctuation, articles and spelling variants of Unicode."""
+    """The text, or the answer marked in it, equals the expected answer once both are normalised:
+    case, punctuation, articles and Unicode variants do not count."""
     NUMERIC = "numeric"
-    """The final number has the same value."""
+    """The final number of the text equals the expected one, within the tolerance."""
     CHOICE = "choice"
-    """The same option was chosen, by its letter or its text."""
+    """The text chooses the expected option, by its letter or its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a number may be off: within one of the two bounds."""
+    """How far a number may be from the expected one; it is enough to be within one bound."""
 
     absolute: float = 0.0
     relative: float | None = None
-    """A share of the expected number; None: exact for whole numbers, 1e-9 for all others."""
+    """The bound as a share of the expected number; None means 0 for whole numbers, else 1e-9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +49,16 @@ class AnswerKey:
     match: AnswerMatch = AnswerMatch.CONTAINED
     tolerance: Tolerance = Tolerance()
     choices: Mapping[str, str] | None = None
-    """The options of a multiple-choice question: from letter to text."""
+    """The options of a multiple-choice question, from letter to text; None if none are given."""
 
 
 def answer_key(
     metadata: Mapping[str, Any], *, default: AnswerMatch = AnswerMatch.CONTAINED
 ) -> AnswerKey | None:
-    """Returns the answer key in a row's metadata; None where it has no expected_answer.
+    """Returns the answer key in a row's metadata, or None if it has no expected_answer.
 
-    Raises DataError for a key that cannot be used: an unknown answer_match, an answer that is
-    neither text nor number, a numeric answer without a number.
+    Raises DataError for a key that cannot be used, e.g. for an unknown answer_match, an answer that
+    is neither text nor number, or a numeric answer without a number.
     """
     accepted = _accepted(metadata.get("expected_answer"))
     if accepted is None:
@@ -110,7 +111,7 @@ def _is_numeric_match(text: str, expected: str, tolerance: Tolerance) -> bool:
 
 
 def _is_close(actual: Number, wanted: Number, tolerance: Tolerance) -> bool:
-    """Returns whether two numbers agree; 50 % agrees with 50 and with 0.5, but 0.5 not with 50."""
+    """Returns whether two numbers agree: 50 % agrees with 50 and 0.5, but 0.5 not with 50."""
     readings = [actual.value]
     if actual.is_percent != wanted.is_percent:
         readings.append(actual.value / 100 if actual.is_percent else actual.value * 100)

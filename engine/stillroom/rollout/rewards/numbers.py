@@ -1,4 +1,4 @@
-r"""Numbers as people and models write them: 1,200.50, 3/4, 1½, 50 %, 1.2 × 10^5, \frac{3}{4}."""
+r"""Reads numbers as people and models write them: 1,200.5, 3/4, 1½, 50 %, 1.2 × 10^5, \frac34."""
 
 import re
 import unicodedata
@@ -38,17 +38,17 @@ _MINUS = str.maketrans("\u2012\u2013\u2212", "---")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number in a text, with its value as written: that of 50 % is 50."""
+    """A number in a text, with its value as written: the value of 50 % is 50."""
 
     value: Fraction
     is_percent: bool
 
 
 def number_in(text: str) -> Number | None:
-    r"""Returns the number that a text gives as its answer; None where it holds no number.
+    r"""Returns the number that a text gives as its answer, or None if it has no number.
 
-    In a marked answer (`\boxed{}`, "The answer is") the first number after its last "="; without a
-    mark the last number of the text.
+    In a marked answer (`\boxed{}`, "The answer is") this is the first number after the last "=", in
+    a text without a marked answer the last number.
     """
     marked = marked_answer(text)
     if marked is not None:
@@ -61,7 +61,7 @@ def _valid(matches: Iterable[re.Match[str]]) -> Iterator[Number]:
 
 
 def _spelt_out(text: str) -> str:
-    """Returns a text with its numbers spelt in plain ASCII: 3/4, 1.2e5, 1200."""
+    """Returns a text with its numbers rewritten in plain ASCII: 3/4, 1.2e5, 1200."""
     text = _SUPERSCRIPT_RUN.sub(lambda run: "^" + run.group().translate(_SUPERSCRIPTS), text)
     # Before NFKC, which turns 1½ into 11/2 and a thin blank into a wide one.
     text = _GROUP_BLANKS.sub("", text)

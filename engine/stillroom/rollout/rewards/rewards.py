@@ -1,4 +1,4 @@
-"""Rewards of a finished conversation: from rewards.py, the expected answer, or a judge."""
+"""The rewards of a finished conversation: from rewards.py, the expected answer, or a judge."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,27 +20,28 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The rewards of a rollout; `total` is None where nothing judges its task."""
+    """The rewards of a rollout; `total` is None if nothing judges its task."""
 
     total: float | None
     by_name: Mapping[str, float]
     judge: CallTotals | None = None
-    """The judge's calls; None where no judge was asked."""
+    """The totals of the judge's calls; None if no judge was asked."""
     reasoning: str | None = None
-    """The judge's reasoning."""
+    """The judge's reasoning; None if no judge was asked."""
 
     @property
     def success(self) -> bool | None:
-        """Whether the reward reaches 0.5; None where there is no reward."""
+        """Whether the total reward reaches 0.5; None if there is no reward."""
         return None if self.total is None else self.total >= SUCCESS_THRESHOLD
 
 
 class Rewarder:
     """Computes the rewards of finished conversations.
 
-    `match` is how answers are compared where a row has no answer_match. The comparison with the
-    expected answer and the judge are used where no function of rewards.py judges a task, and beside
-    such functions where the row names them. Where nothing is named, a judge is preferred.
+    `match` is the way to compare answers of rows without an answer_match. The functions of
+    rewards.py come first. The comparison with the expected answer and the judge are used for tasks
+    that no such function judges, and beside such functions if the row names them. If a row names
+    nothing, the judge is used rather than the comparison.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class Rewarder:
         self._descriptions = {r.name: r for r in pool.rewards} if pool else {}
 
     def check(self, tasks: Sequence[Task], *, is_judge_optional: bool = False) -> None:
-        """Raises DataError if a task names an unknown reward, or an answer that can't be compared.
+        """Raises DataError if a task names an unknown reward, or has an unusable expected answer.
 
-        Where the judge is optional, tasks that name it may get no reward.
+        With `is_judge_optional`, tasks may name the judge without there being one, and such a task
+        may then get no reward.
         """
         known = {*self._descriptions, _EXPECTED_ANSWER}
         has_judge = self._judge is not None or JUDGE in known
@@ -75,12 +77,12 @@ class Rewarder:
         return bool(self._names(task))
 
     def asks_judge(self, task: Task) -> bool:
-        """Returns whether a task is put to the judge, unless a precondition decides before."""
+        """Returns whether the judge is asked about a task, unless a precondition decides first."""
         is_named = JUDGE in self._names(task) and JUDGE not in self._descriptions
         return self._judge is not None and is_named
 
     def may_block(self, task: Task) -> bool:
-        """Returns whether a precondition may make the judge superfluous."""
+        """Returns whether a precondition of a task's rewards may make the judge unnecessary."""
         named = (self._descriptions.get(name) for name in self._names(task))
         return any(description is not None and description.precondition for description in named)
 
@@ -92,10 +94,11 @@ class Rewarder:
         seed: int | None = None,
         recorder: JudgeRecorder | None = None,
     ) -> Judgement:
-        """Returns the rewards of a finished conversation; a precondition of 0 makes the sum 0.
+        """Returns the rewards of a finished conversation; the total is their sum.
 
-        The judge comes last, and is not asked where a precondition has already decided.
-        Raises CallFailedError where a reward cannot be computed: a failure is not a reward of 0.
+        The total is 0 if a reward that is a precondition is 0. The judge comes last, and is not
+        asked if a precondition has already made the total 0.
+        Raises CallFailedError if a reward cannot be computed: a failure is not a reward of 0.
         """
         by_name: dict[str, float] = {}
         verdict: Verdict | None = None
@@ -143,7 +146,7 @@ class Rewarder:
         named = [n for n in stand_ins if n in (wanted or ()) and n not in names]
         if names or named:
             return names + named
-        # A row that names the judge gets no reward from a comparison of words instead.
+        # If there is no judge, a row that names it must not get a reward for matching words.
         return [] if JUDGE in (wanted or ()) else stand_ins[-1:]
 
 
@@ -163,7 +166,7 @@ def _unknown_reward(task: Task, name: str, known: list[str]) -> DataError:
 
 
 def last_answer(messages: Sequence[Message]) -> str:
-    """Returns the text of the last assistant message, without thinking; "" if it calls tools."""
+    """Returns the last assistant message's text without its thinking; "" if it calls tools."""
     for message in reversed(messages):
         if message["role"] == "assistant":
             return "" if message.get("tool_calls") else without_thinking(_text_of(message))
