@@ -1,1 +1,1 @@
-"""Where something comes from: back along the manifests, checked against what is there now."""
+"""Traces where a file or model comes from, along manifests that are checked against the disk."""

@@ -1,4 +1,4 @@
-"""Which row of an input a row was made from: found again by its very content, not by its place."""
+"""Finds the input rows that a row was made from, by their content and not by their place."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,11 +17,11 @@ from stillroom.lines import Line
 from stillroom.rollout.request import with_system
 
 MAX_ALIKE = 4
-"""Of rows with the same content so many are told."""
+"""The most rows with the same content that are listed."""
 
 
 class Ids(msgspec.Struct, frozen=True):
-    """The ids that rows of our formats have."""
+    """The ids that rows of our formats can have; a field that a row lacks is None."""
 
     id: Any = None
     rollout_id: Any = None
@@ -30,7 +30,7 @@ class Ids(msgspec.Struct, frozen=True):
     rejected_id: Any = None
 
     def has(self, wanted: str) -> bool:
-        """Whether the row is known by this id."""
+        """Returns whether this is one of the row's ids; a task id does not count."""
         return wanted in (self.id, self.rollout_id, self.chosen_id, self.rejected_id)
 
 
@@ -46,7 +46,7 @@ Match = tuple[Path, Line]
 
 
 def ids_of(data: bytes) -> Ids:
-    """Returns the ids of a row; none of what is no row of ours."""
+    """Returns the ids of a row; all of them are None if the line is not a JSON object."""
     try:
         return _IDS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -54,7 +54,7 @@ def ids_of(data: bytes) -> Ids:
 
 
 def find_row(file: Path, wanted: int | str) -> Line | None:
-    """Returns the row at a line, or the first one known by an id."""
+    """Returns the row at a line number, or the first row with an id; None if there is none."""
     if isinstance(wanted, int):
         return next((line for line in read_row_lines(file) if line.number == wanted), None)
     needle = msgspec.json.encode(wanted)[1:-1]
@@ -67,7 +67,7 @@ def find_row(file: Path, wanted: int | str) -> Line | None:
 
 
 def converted_from(file: Path, row: bytes) -> Iterator[Match]:
-    """Yields the rollouts whose supervised row is this one, byte for byte."""
+    """Yields the rollouts in a file that convert to exactly these bytes."""
     wanted = ids_of(row).rollout_id
     for rollout in read_curated_rows(file, with_parts=True):
         facts, parts = rollout.facts, rollout.parts
@@ -78,14 +78,14 @@ def converted_from(file: Path, row: bytes) -> Iterator[Match]:
 
 
 def copied_from(file: Path, row: bytes) -> Iterator[Match]:
-    """Yields the rows that are the very same bytes."""
+    """Yields the rows in a file that have exactly these bytes."""
     for line in read_row_lines(file):
         if line.data == row:
             yield file, line
 
 
 def scored_from(file: Path, row: bytes) -> Iterator[Match]:
-    """Yields the rows that say the same under the same id; their rewards may differ."""
+    """Yields the rows in a file with the same id and messages; their rewards may differ."""
     ids, messages = ids_of(row).id, _messages(row)
     for line in read_row_lines(file):
         if ids_of(line.data).id == ids and _messages(line.data) == messages:
@@ -93,7 +93,10 @@ def scored_from(file: Path, row: bytes) -> Iterator[Match]:
 
 
 def paired_from(file: Path, row: bytes, side: str) -> Iterator[Match]:
-    """Yields the rollouts that begin as one side of a pair does; `side` is chosen or rejected."""
+    """Yields the rollouts of a pair's task that begin with the messages of one side of the pair.
+
+    `side` is chosen or rejected. If the pair names the rollout's id, it must match as well.
+    """
     ids, pair = ids_of(row), _PAIR.decode(row)
     wanted = ids.chosen_id if side == "chosen" else ids.rejected_id
     said = pair.prompt + (pair.chosen if side == "chosen" else pair.rejected)
@@ -103,7 +106,10 @@ def paired_from(file: Path, row: bytes, side: str) -> Iterator[Match]:
 
 
 def asked_by(file: Path, task_id: str, manifest: Manifest) -> Iterator[Match]:
-    """Yields the prompts whose task a rollout answers."""
+    """Yields the prompts in a file whose task has this id.
+
+    The id covers the system prompt that the request of the manifest adds to each prompt.
+    """
     system = manifest.request.get("system")
     decode = decode_text_line if file.suffix == ".txt" else decode_line
     for line in read_row_lines(file):
@@ -135,7 +141,7 @@ def _messages(data: bytes) -> Any:
 
 
 def alike(files: list[Path], find: Callable[[Path], Iterator[Match]]) -> list[Match]:
-    """Returns the rows that `find` gives of the first file that has one."""
+    """Returns up to MAX_ALIKE rows that `find` yields, from the first file where it finds any."""
     for file in files:
         found: list[Match] = []
         for match in find(file):

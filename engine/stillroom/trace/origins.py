@@ -1,4 +1,4 @@
-"""From a recorded file or model to where it is now and to the manifest of that very content."""
+"""Finds where a recorded file or model is now, and the manifest of exactly that content."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +17,17 @@ _OTHER_CONTENT = "its manifest is of other content; how this one was made is not
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Where a project was when a manifest was written, and where it is now."""
+    """The folder of a project when a manifest was written, and its folder now."""
 
     before: Path
     now: Path
 
     def place(self, recorded: str) -> Path:
-        """Returns where a recorded path is now: where it was, else where the project went."""
+        """Returns where a recorded path is now.
+
+        If nothing exists at that path, and it was inside the project, it is looked for where the
+        project is now.
+        """
         path = Path(recorded)
         if path.exists() or self.before == self.now or not path.is_relative_to(self.before):
             return path
@@ -32,7 +36,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A recorded content: where it is, what has become of it, and how it was made."""
+    """A recorded content: its present place, its state, and the manifest of how it was made."""
 
     record: FileRecord
     path: Path
@@ -40,26 +44,29 @@ class Origin:
     manifest: Manifest | None
     note: str | None = None
     role: str | None = None
-    """Of a model."""
+    """The role of a model, such as student or teacher; None for a file."""
     shown: str | None = None
-    """How a model was called."""
+    """The name by which a model was requested; None for a file."""
 
     @property
     def move(self) -> Move:
-        """From the manifest's paths to those of now."""
+        """The move of the project since the manifest was written."""
         if self.manifest is None:
             return Move(Path("/"), Path("/"))
         return move_between(Path(self.manifest.output.path), self.path)
 
     def rows(self, origins: "Origins") -> "Origin":
-        """Returns where its very rows are: a kept version where the file has other ones now."""
+        """Returns this origin with the path where its recorded rows can be read.
+
+        If the file has changed or is missing, that is the copy that a tagged version keeps, if any.
+        """
         if self.state not in (State.CHANGED, State.MISSING):
             return self
         kept = origins.kept_copy(self.record.sha256)
         return self if kept is None else replace(self, path=kept, state=State.SAME)
 
     def inputs(self, origins: "Origins") -> list["Origin"]:
-        """Returns the files and models it was made from."""
+        """Returns the origins of the files and models that this content was made from."""
         if self.manifest is None:
             return []
         files = [origins.of_file(r, self.move.place(r.path)) for r in self.manifest.inputs]
@@ -67,13 +74,17 @@ class Origin:
 
 
 class Origins:
-    """Looks up origins in a workspace."""
+    """Looks up the origins of recorded files and models in a workspace."""
 
     def __init__(self, workspace: Workspace, checker: Checker) -> None:
         self._workspace, self._checker = workspace, checker
 
     def of_file(self, record: FileRecord, path: Path) -> Origin:
-        """Returns the origin of a recorded content."""
+        """Returns the origin of a recorded content that is looked for at `path`.
+
+        Its manifest is the one beside the path if that is about this content or, for an appending
+        operation, about the file as it has grown; otherwise the one that a tagged version keeps.
+        """
         state = self._checker.file(record, path)
         there = read_manifest(path)
         if there is not None and there.output.sha256 == record.sha256:
@@ -87,7 +98,7 @@ class Origins:
         return Origin(record, path, state, None, _OTHER_CONTENT if there is not None else None)
 
     def kept_copy(self, sha256: str) -> Path | None:
-        """Returns a file that a tag keeps with this content."""
+        """Returns the path of a tagged version's copy with this content; None if there is none."""
         for version in versions_with(self._workspace.root, sha256):
             path = copy_of(self._workspace.root, version)
             record = FileRecord(path=str(path), sha256=sha256, num_bytes=version.num_bytes)
@@ -96,7 +107,7 @@ class Origins:
         return None
 
     def of_model(self, record: ModelRecord) -> Origin:
-        """Returns the origin of a model: its folder's manifest, where it is of these weights."""
+        """Returns the origin of a model, with its folder's manifest if that is of these weights."""
         state = self._checker.model(record)
         folder = Path(record.location)
         if record.sha256 is None:
@@ -116,7 +127,10 @@ class Origins:
 
 
 def move_between(before: Path, now: Path) -> Move:
-    """Returns the move of a project in which one file went from `before` to `now`."""
+    """Returns the move of a project in which one file moved from `before` to `now`.
+
+    What the two paths have in common at their ends is taken as the place within the project.
+    """
     old, new = before.parts, now.parts
     shared = 0
     while shared < min(len(old), len(new)) and old[-1 - shared] == new[-1 - shared]:

@@ -1,4 +1,4 @@
-"""What can be asked of a lineage, and its answer."""
+"""The request and result of show_lineage."""
 
 from enum import StrEnum
 from typing import Annotated, Any
@@ -20,68 +20,68 @@ class ShowLineage(BaseModel):
 
     @property
     def wanted_row(self) -> int | str | None:
-        """The line, or the id; the command line gives both as text."""
+        """The line number or id of the row; digits given as text (by the CLI) are a line number."""
         row = self.row
         return int(row) if isinstance(row, str) and row.isdecimal() else row
 
 
 class State(StrEnum):
-    """What has become of something since it was used."""
+    """How a file or model compares now with what was recorded when it was used."""
 
     SAME = "same"
     GROWN = "grown"
-    """Rows were added behind those that were used."""
+    """Rows were appended after those that were used, which are unchanged."""
     CHANGED = "changed"
     MISSING = "missing"
     UNCHECKED = "unchecked"
-    """Elsewhere, or too large to hash now."""
+    """It was not compared, because it is not on this disk or too large to hash now."""
 
 
 class LineageNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A file or a model, and what it was made from."""
+    """A file or model in the tree of a lineage, with the nodes of what it was made from."""
 
     path: str
     state: State
     sha256: str | None = None
-    """The first digits, as it was used."""
+    """The first 12 digits of the content's SHA-256 when it was used; None if it has none."""
     role: str | None = None
-    """Of a model."""
+    """The role of a model, such as student or teacher; None for a file."""
     made_by: str | None = None
-    """The operation; None of what nothing on record has made."""
+    """The operation that made it; None if there is no manifest of it."""
     run_id: str | None = None
     created_at: str | None = None
     counts: dict[str, int] = {}
     options: dict[str, Any] = {}
-    """What a filter, conversion or pairing was asked for."""
+    """The options of a filter, conversion or pairing, without files and those left unset."""
     versions: list[str] = []
     note: str | None = None
     inputs: list["LineageNode"] = []
     more_inputs: dict[str, int] = {}
-    """Those not shown, by state."""
+    """The number of inputs that are not shown, by state."""
 
 
 class RowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A row on its way, the latest first."""
+    """One step in the history of a row, at one file; the steps run from the latest back."""
 
     what: str
     at: str
-    """`file:line`; the file alone where the row is not in it."""
+    """The place as `file:line`; only the file if the row is not in it."""
     state: State
-    """Of the file."""
+    """The state of the file."""
     id: str | None = None
     decision: str | None = None
     reasons: list[str] = []
     like: str | None = None
     also_at: list[str] = []
-    """Rows with the very same content: it may have been any of them."""
+    """The `file:line` of other rows with the same content, any of which may have been the one."""
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
-    """Where something comes from."""
+    """The lineage of a file or model, and the history of one row if it was asked for."""
 
     root: LineageNode
     row: list[RowStep]
     tagged: str | None
-    """Under which name the file is kept now."""
+    """The name of the version (path@tag) that keeps the file now; None if none was asked for."""
     problems: list[str]
-    """What has changed, is missing, or is not on record."""
+    """The files and models in the lineage that have changed or are missing, one per text."""

@@ -1,4 +1,4 @@
-"""One row's way back: row, rollout, filter decision, prompt; or where it was left out, and why."""
+"""Follows a row back to its rollout and prompt, or finds where and why it was left out."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -40,26 +40,29 @@ _KEPT = {
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """A row that is not in a file, where it was left out, and why."""
+    """The step at which a row was left out of a file, and where the row still is."""
 
     step: RowStep
     origin: Origin | None = None
     line: Line | None = None
-    """The row, in a file it was left out from."""
+    """The row in the file of `origin`; None if it could not be found there again."""
 
 
 class RowTrace:
-    """Follows one row through the files of a lineage."""
+    """Follows one row back through the files of a lineage."""
 
     def __init__(self, workspace: Workspace, origins: Origins) -> None:
         self._workspace, self._origins = workspace, origins
 
     def follow(self, root: Origin, wanted: int | str) -> list[RowStep]:
-        """Returns the row's steps. Raises InputError if no file of the lineage has the row."""
+        """Returns the steps of a row, given by line number or id, from the latest back.
+
+        Raises InputError if no file of the lineage has the row.
+        """
         start = self._rows_of(root)
         line = find_row(start.path, wanted)
         if line is not None:
-            # At a line of another content may stand another row.
+            # If the content has changed since, another row may be at this line now.
             is_sure = start is root or start.state in (State.SAME, State.GROWN)
             return list(self._steps(start, line, decision=None if is_sure else _UNSURE))
         if isinstance(wanted, int):
@@ -77,7 +80,11 @@ class RowTrace:
         return [lost.step, *rest]
 
     def _rows_of(self, origin: Origin) -> Origin:
-        """Returns the file with rows: of a checkpoint what it was trained on."""
+        """Returns the file that holds the rows behind an origin.
+
+        For a checkpoint or an evaluation's result, this is the first file of rows that it was made
+        from. Raises InputError if that file is not there.
+        """
         while origin.path.is_dir() or origin.path.suffix == ".json":
             data = self._data_inputs(origin)
             if not data or not data[0].path.is_file():
@@ -89,13 +96,17 @@ class RowTrace:
         return origin
 
     def _data_inputs(self, origin: Origin) -> list[Origin]:
-        """Returns the files with rows among the inputs; models and code are none."""
+        """Returns those inputs that are files with rows, that is, neither models nor code."""
         found = [i for i in origin.inputs(self._origins) if i.role is None]
         return [i.rows(self._origins) for i in found if i.path.suffix not in _CODE]
 
     def _steps(self, origin: Origin, line: Line, alike_at: list[str] | None = None,
                *, what: str = "row", decision: str | None = None) -> Iterator[RowStep]:  # fmt: skip
-        """Yields a row's step and those before it."""
+        """Yields the step of a row, and then the steps of the rows that it was made from.
+
+        `alike_at` are the places of rows with the same content, and `what` says what the row is to
+        the step after it. `decision` replaces the text that follows from the operation.
+        """
         ids = ids_of(line.data)
         manifest = origin.manifest
         operation = manifest.operation if manifest else None
@@ -131,7 +142,7 @@ class RowTrace:
             )
 
     def _lost(self, origin: Origin, wanted: str) -> _Lost | None:
-        """Returns where a row that a file lacks was left out."""
+        """Returns where a row that a file lacks was left out; None if no input has it either."""
         if origin.manifest is None or not origin.path.exists():
             return None
         operation = origin.manifest.operation
@@ -189,7 +200,10 @@ class RowTrace:
 
 
 def _ways_back(origin: Origin, line: Line) -> list[tuple[str, Callable[[Path], Iterator[Match]]]]:
-    """Returns how the rows that a row was made from are found, each with what it is."""
+    """Returns the searches for the rows that a row was made from, each with what they are.
+
+    A search takes the path of an input and yields the rows in it that match.
+    """
     row, manifest = line.data, origin.manifest
     if manifest is None:
         return []

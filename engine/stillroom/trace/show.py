@@ -1,4 +1,4 @@
-"""show_lineage: the tree, the row's way, and the tag."""
+"""show_lineage: the tree of a lineage, the history of a row, and tagging a file."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ from stillroom.versions import tag_file
 
 
 def show_lineage(workspace: Workspace, request: ShowLineage) -> Lineage:
-    """Returns where something comes from; with `tag` the file is kept under that name first."""
+    """Returns the lineage of a file, run or checkpoint; `tag` first keeps the file as a version."""
     origins = Origins(workspace, Checker())
     subject = subject_of(workspace, origins, request.path)
     tagged = _tagged(workspace, subject, request.tag) if request.tag is not None else None

@@ -1,4 +1,4 @@
-"""What has become of files and models since they were used: hashes taken again, nothing guessed."""
+"""Finds whether files and models have changed since they were used, by hashing them again."""
 
 import hashlib
 from pathlib import Path
@@ -8,26 +8,29 @@ from stillroom.lineage import FileRecord, ModelRecord, record_folder
 from stillroom.trace.request import State
 
 MAX_BYTES = 16 << 30
-"""Hashed in one call, the nearest files first; what lies beyond is `unchecked`."""
+"""The most bytes to hash in one call, nearest files first; the rest is `unchecked`."""
 _BLOCK = 4 << 20
 
 
 class Checker:
-    """Compares what was recorded with what is there; each content is hashed once."""
+    """Compares records with what is on disk now; each path and hash is compared only once."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
         self._left = max_bytes
         self._known: dict[tuple[Path, str], State] = {}
 
     def file(self, record: FileRecord, path: Path) -> State:
-        """Returns how a file or a model's folder compares with its record."""
+        """Returns the state of a file, or of a model's folder, compared with its record."""
         key = (path, record.sha256)
         if key not in self._known:
             self._known[key] = self._compared(record, path)
         return self._known[key]
 
     def model(self, record: ModelRecord) -> State:
-        """Returns how a model compares with its record; what is elsewhere is not checked."""
+        """Returns the state of a model compared with its record.
+
+        It is unchecked if the record has no hash, as for models on the hub or behind an endpoint.
+        """
         folder = Path(record.location)
         if record.sha256 is None:
             return State.UNCHECKED

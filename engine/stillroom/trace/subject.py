@@ -1,4 +1,4 @@
-"""From what a user names (a file, a version, a run, a checkpoint) to where its lineage begins."""
+"""Resolves what a user names (file, version, run or checkpoint) to the origin to trace from."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,10 @@ _CHANGED = "this is not what {made_by} wrote: it was changed since"
 
 
 def subject_of(workspace: Workspace, origins: Origins, given: str) -> Origin:
-    """Returns where the lineage of something begins. Raises an EngineError for what has none."""
+    """Returns the origin at which the lineage of a file, version, run or checkpoint starts.
+
+    Raises an EngineError if it does not exist, or is a folder without a manifest.
+    """
     path = workspace.path(given)
     if not path.exists() and "/" not in given and "@" not in given and not path.suffix:
         path = output_of(workspace, find_run(workspace, given))
@@ -32,7 +35,10 @@ def subject_of(workspace: Workspace, origins: Origins, given: str) -> Origin:
 
 
 def output_of(workspace: Workspace, run: RunFolder) -> Path:
-    """Returns what a run has written: a file, its last checkpoint, or the folder of an export."""
+    """Returns what a run has written: an evaluation's result, the last checkpoint, or its output.
+
+    Raises InputError if it has written nothing yet.
+    """
     evaluation = run.path / RESULT_FILE
     if evaluation.is_file():
         return evaluation
@@ -79,7 +85,7 @@ def _file(origins: Origins, path: Path) -> Origin:
 
 
 def _compared(origins: Origins, path: Path, manifest: Manifest) -> Origin:
-    """Returns the origin of something that has a manifest, which may be about what it was."""
+    """Returns the origin of something with a manifest, and notes if it was changed since then."""
     origin = origins.of_file(manifest.output, path)
     if origin.state is not State.CHANGED:
         return origin

@@ -1,4 +1,4 @@
-"""The tree of a lineage: from a result back to the prompts, with what has become of each file."""
+"""Builds the tree of a lineage, from a result back to the prompts, with each file's state."""
 
 from collections import Counter
 from typing import Any
@@ -18,7 +18,10 @@ _TROUBLE = (State.CHANGED, State.MISSING)
 
 
 class Walk:
-    """Draws the tree; what is reached twice is drawn once, and the whole stays small."""
+    """Builds the tree, in which the inputs of each content appear once, with limited size.
+
+    The limits are MAX_INPUTS inputs per node, and about MAX_NODES nodes in all.
+    """
 
     def __init__(self, workspace: Workspace, origins: Origins) -> None:
         self._workspace, self._origins = workspace, origins
@@ -27,7 +30,7 @@ class Walk:
         self.problems: list[str] = []
 
     def draw(self, origin: Origin) -> LineageNode:
-        """Returns the node of an origin with all that it comes from."""
+        """Returns the node of an origin, with the nodes of what it was made from below it."""
         self._room -= 1
         shown = self._shown(origin)
         self._take_note(origin, shown)
@@ -56,7 +59,7 @@ class Walk:
 
     def _inputs(self, origin: Origin) -> tuple[list[LineageNode], dict[str, int]]:
         found = origin.inputs(self._origins)
-        # What is wrong must not be among what is left out.
+        # Changed and missing inputs come first, so that they are the last to be left out.
         ranked = sorted(range(len(found)), key=lambda i: found[i].state not in _TROUBLE)
         num_shown = max(1, min(MAX_INPUTS, self._room))
         chosen = set(ranked[:num_shown])
@@ -86,7 +89,10 @@ class Walk:
 
 
 def _options(manifest: Manifest) -> dict[str, Any]:
-    """Returns what a curation step was asked for; of the others the run tells."""
+    """Returns the options of a curation step that are set, except for its files.
+
+    For other operations it is empty: the request is in the folder of the run.
+    """
     if manifest.operation not in _CURATION:
         return {}
     return {

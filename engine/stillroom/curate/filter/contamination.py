@@ -35,11 +35,17 @@ _LEAST_TEMPLATE_SHARE = 0.85
 _LEAST_WORDS_EMBEDDED = 8
 """A shorter prompt counts only as a whole text: short ones like `Why?` are part of many texts."""
 _LEAST_OWN_WORDS = 4
+"""A prompt with fewer distinctive words is found only unchanged."""
 _FREE_SHARE = 0.8
+"""A prompt with at least this share of distinctive words counts as free of boilerplate."""
 _LEAST_SHARED_RUNS = 0.2
+"""Rows that share less of a prompt's distinctive runs are ruled out without an alignment."""
 _WINDOW = 1.4
+"""The length of the part of a text that is compared, relative to the prompt's length."""
 _LONGEST_ALIGNED = 400
+"""Longer prompts (in words) are compared by their runs instead of an alignment."""
 _LEAST_RUNS_OF_LONG = 0.55
+"""The share of a long prompt's distinctive runs that a row must have to hold it."""
 
 Run = tuple[str, ...]
 

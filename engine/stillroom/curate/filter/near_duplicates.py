@@ -1,8 +1,9 @@
-"""Near duplicates: MinHash proposes, the true overlap of the words decides, the best one stays.
+"""Finds near duplicates: MinHash proposes pairs, and the true overlap of their words decides.
 
-Rows are taken from best to worst; one is dropped if a row that is kept says almost the same. So
-every dropped row has a kept one that is like it, no chain of small changes empties a set, and the
-order of the file does not matter. N rows, P = _BANDS * _BAND_ROWS numbers per signature.
+Rows are visited from best to worst, and a row is dropped if it says almost the same as a row that
+is kept. So every dropped row resembles a kept one, no chain of small changes can drop all rows but
+one, and the order of the file does not matter.
+Dimensions: N rows, P = _BANDS * _BAND_ROWS numbers per signature.
 """
 
 import hashlib
