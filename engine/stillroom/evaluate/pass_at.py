@@ -28,6 +28,7 @@ def passing_tasks(answers: Iterable[tuple[str, bool]], k: int) -> Estimate | Non
     if not samples:
         return None
     shares = [pass_at_k(sum(results), len(results), k) for results in samples]
+    # With exactly k samples every share is 0 or 1, so that Wilson's interval fits.
     if all(len(results) == k for results in samples):
         return share_estimate(round(sum(shares)), len(shares))
     return mean_estimate(shares, limits=(0.0, 1.0))

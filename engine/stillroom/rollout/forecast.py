@@ -50,7 +50,7 @@ class JudgeForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a dry run: the rollouts still to do, and what they will take."""
+    """The result of a dry run: the rollouts still to do, with their calls, tokens and cost."""
 
     dry_run: bool
     """Always true: no model was called and nothing was written."""

@@ -212,6 +212,7 @@ class RolloutStore:
             closing.callback(self._journal.close)
             self._rows.close()
             if self._has_sent:
+                # Shows the next process that no call was in flight when this one ended.
                 self.record_outstanding(Outstanding())
             if self._is_empty:
                 # Nothing was recorded: without a journal the next run may have other settings.

@@ -58,7 +58,7 @@ class RestartRecord(msgspec.Struct, frozen=True, kw_only=True, tag="restart"):
 
 
 class UnconfirmedRecord(msgspec.Struct, frozen=True, kw_only=True, tag="unconfirmed"):
-    """The worst case of a call that broke off and may have been billed."""
+    """The worst-case cost of calls that broke off and may have been billed."""
 
     tokens: int
     usd: float

@@ -141,6 +141,7 @@ def _portion(whole: int, number: int, count: int) -> int:
 def _slice(remaining: RemainingBudget, begin: int, end: int, total: int) -> RemainingBudget:
     tokens = remaining.tokens
     if tokens < math.inf:
+        # Differences of running totals that are rounded down, so that the shares add up.
         whole = int(tokens)
         tokens = whole * end // total - whole * begin // total
     return RemainingBudget(remaining.usd * (end - begin) / total, tokens)
@@ -232,6 +233,7 @@ def merge_shards(
     finally:
         is_complete = requested is not None and all(key in store.finished for key in requested)
         store.close(is_complete=is_complete)
+    # Renamed before it is deleted, so that a kill on the way leaves no half-deleted shards behind.
     merged = folder.with_name("shards.merged")
     shutil.rmtree(merged, ignore_errors=True)
     if folder.is_dir():
@@ -264,6 +266,7 @@ def _merge(path: Path, settings: _Settings, into: RolloutStore) -> Outstanding:
 
 
 def _finish(trajectory: Trajectory, into: RolloutStore) -> bool:
+    """Appends a row unless the output already has its rollout; returns whether it was new."""
     is_new = RolloutKey(trajectory.task_id, trajectory.sample) not in into.finished
     if is_new:
         into.finish(trajectory)

@@ -186,6 +186,7 @@ class ShardDriver:
         actor = self._ray.remote(ShardWorker)
         options = actor.options(
             num_cpus=1,
+            # With fewer GPUs than workers, several workers share each GPU.
             num_gpus=1 / math.ceil(self._request.ray_workers / gpus) if gpus else 0,
             max_restarts=0,
             # Three threads, so that `progress` and `cancel` are answered while `run` works.

@@ -80,6 +80,7 @@ class ShardWorker:
         except EngineError as error:
             return ShardEnd(None, budget.spent, error)
         except BaseExceptionGroup as group:
+            # An error raised inside a task group arrives wrapped in exception groups.
             stopping = group.subgroup(EngineError)
             if stopping is None:
                 raise

@@ -126,6 +126,7 @@ async def score_rollouts(
             await run.score(source, rows, request)
         inputs = await anyio.to_thread.run_sync(recording.records)
     models = [] if judge_plan is None else [judge_plan.record]
+    # After failures the journal is kept: a rerun then pays only for the rows that failed.
     if not tally.failed:
         journal.unlink(missing_ok=True)
     write_manifest(

@@ -61,7 +61,7 @@ def _by_text(region: str, choices: Mapping[str, str]) -> str | None:
     if same:
         return same[0] if len(same) == 1 else None
     held = [letter for letter, text in choices.items() if holds_words(plain(region), plain(text))]
-    # A text with "New York" also holds the option "York": the longest one is meant.
+    # A text with "New York" also holds the option "York": the longest is meant if it holds all.
     longest = max(held, key=lambda letter: len(choices[letter]), default=None)
     if longest is None:
         return None

@@ -146,6 +146,7 @@ class AnswerJudge:
             if paid.calls % MAX_TRIES:
                 messages += _correction(reply, verdict)
             elif is_known:
+                # An earlier run gave up here: the next tries start from the question alone.
                 messages = list(question)
             else:
                 message = f"the judge gave no judgement in {MAX_TRIES} tries: {verdict}"

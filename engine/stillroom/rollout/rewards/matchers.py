@@ -204,6 +204,7 @@ def _choices(value: Any) -> dict[str, str] | None:
         return None
     if isinstance(value, list):
         texts = cast("list[Any]", value)
+        # One text more than there are letters, so that the check below refuses a longer list.
         value = {chr(ord("A") + index): text for index, text in enumerate(texts[:27])}
     named = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     are_fine = all(len(k) == 1 and k.isalpha() and isinstance(v, str) for k, v in named.items())

@@ -63,7 +63,7 @@ def _valid(matches: Iterable[re.Match[str]]) -> Iterator[Number]:
 def _spelt_out(text: str) -> str:
     """Returns a text with its numbers rewritten in plain ASCII: 3/4, 1.2e5, 1200."""
     text = _SUPERSCRIPT_RUN.sub(lambda run: "^" + run.group().translate(_SUPERSCRIPTS), text)
-    # Before NFKC, which turns 1½ into 11/2 and a thin blank into a wide one.
+    # These two precede NFKC, which turns 1½ into 11/2 and a thin blank into an ordinary one.
     text = _GROUP_BLANKS.sub("", text)
     text = _VULGAR.sub(lambda sign: " " + unicodedata.normalize("NFKC", sign.group()), text)
     text = unicodedata.normalize("NFKC", text).replace("\u2044", "/").translate(_MINUS)
