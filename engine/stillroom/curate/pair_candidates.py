@@ -30,6 +30,7 @@ class IndexedRollout(msgspec.Struct, frozen=True, gc=False):
     num_bytes: int
     reward: float
     messages_field: Literal["messages", "conversation"]
+    """The field with the messages, once the line is translated if it must be."""
     is_translated: bool
     """Whether the line must be translated to our layout when it is read again."""
 

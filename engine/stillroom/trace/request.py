@@ -51,9 +51,11 @@ class LineageNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     run_id: str | None = None
     created_at: str | None = None
     counts: dict[str, int] = {}
+    """The counts in the manifest, such as the rows read and kept."""
     options: dict[str, Any] = {}
     """The options of a filter, conversion or pairing, without files and those left unset."""
     versions: list[str] = []
+    """The tagged versions (path@tag) that keep this content."""
     note: str | None = None
     inputs: list["LineageNode"] = []
     more_inputs: dict[str, int] = {}
@@ -64,14 +66,18 @@ class RowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step in the history of a row, at one file; the steps run from the latest back."""
 
     what: str
+    """What the row is: row, rollout, chosen rollout, rejected rollout or prompt."""
     at: str
     """The place as `file:line`; only the file if the row is not in it."""
     state: State
     """The state of the file."""
     id: str | None = None
     decision: str | None = None
+    """What was done with the row at this step, in words; None if there is nothing to say."""
     reasons: list[str] = []
+    """The reasons for which the row was dropped or left out."""
     like: str | None = None
+    """The `file:line` of the kept row or evaluation prompt that a dropped row repeats."""
     also_at: list[str] = []
     """The `file:line` of other rows with the same content, any of which may have been the one."""
 

@@ -49,7 +49,9 @@ class Traits:
     category: str | None
     signature: Signature | None
     worth: float
+    """The reward, by which the best of near duplicates is kept; -inf without one."""
     tie: bytes
+    """A digest of the line, which decides between rows of equal worth."""
 
 
 class TraitReader:
