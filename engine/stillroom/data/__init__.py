@@ -1,1 +1,1 @@
-"""Rows: what prompts, rollouts and training files hold, and how a conversation becomes tokens."""
+"""The rows of prompts, rollouts and training files, and how their conversations become tokens."""

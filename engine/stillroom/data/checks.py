@@ -1,4 +1,4 @@
-"""Checks of the fields of a row. Each yields all problems instead of stopping at the first."""
+"""Checks of the fields of a row. Each check yields all problems, and not only the first."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-# An option of `docker run` begins with a dash; a name never does.
+# A name never begins with a dash, as `docker run` would take it for an option.
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _VALUE = msgspec.json.Decoder()
@@ -18,7 +18,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault of a row: the field, the fault, and the edit that mends it."""
+    """One fault of a row: the field, what is wrong with it, and the edit that mends it."""
 
     field: str
     message: str
@@ -139,7 +139,7 @@ def tool_schema_problems(tools: Any, field: str = "tools") -> Iterator[Problem]:
 
 
 def object_problems(row: dict[str, Any], field: str) -> Iterator[Problem]:
-    """Yields a problem if an optional field is there and is not an object."""
+    """Yields a problem if an optional field is present and not an object."""
     value = row.get(field)
     if value is not None and not isinstance(value, dict):
         yield Problem(
@@ -148,7 +148,7 @@ def object_problems(row: dict[str, Any], field: str) -> Iterator[Problem]:
 
 
 def number_problems(row: dict[str, Any], field: str) -> Iterator[Problem]:
-    """Yields a problem if an optional field is there and is not a number."""
+    """Yields a problem if an optional field is present and not a number."""
     value = row.get(field)
     if value is not None and as_number(value) is None:
         yield Problem(
@@ -157,7 +157,7 @@ def number_problems(row: dict[str, Any], field: str) -> Iterator[Problem]:
 
 
 def as_number(value: Any) -> float | None:
-    """Returns a JSON number as a float; None for anything else and for what no float can hold."""
+    """Returns a JSON number as a float; None for other values and for numbers too large for one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -167,7 +167,7 @@ def as_number(value: Any) -> float | None:
 
 
 def name_list_problems(row: dict[str, Any], field: str) -> Iterator[Problem]:
-    """Yields a problem if an optional field is there and is not a list of names."""
+    """Yields a problem if an optional field is present and not a list of names."""
     value = row.get(field)
     if value is None:
         return
@@ -216,10 +216,10 @@ def decode_row(data: bytes) -> dict[str, Any] | Problem:
 
 
 def decode_deeper(decode: Callable[[_Encoded], _Decoded], data: _Encoded, frames: int) -> _Decoded:
-    """Decodes from `frames` calls deeper in the stack.
+    """Decodes data with `frames` more calls on the stack than the caller has.
 
-    Decoders refuse values that are nested deeper than the stack allows. A value that passes here
-    can therefore be written, and read again, anywhere that is less deep in the stack than this.
+    Decoders refuse values that are nested too deeply for the rest of the stack. A value that is
+    decoded here can therefore be written and read again wherever the stack is less deep than this.
     """
     return decode_deeper(decode, data, frames - 1) if frames else decode(data)
 

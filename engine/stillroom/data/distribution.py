@@ -1,4 +1,4 @@
-"""Distributions of any number of values in constant memory."""
+"""Distributions of any number of values, kept in constant memory."""
 
 import math
 from collections import Counter
@@ -8,13 +8,13 @@ import msgspec
 
 _MAX_BARS = 24
 _MAX_PENDING = 4096
-"""Values that wait to be counted: many at once are counted fastest."""
+"""How many values wait to be counted together, since counting them in bulk is faster."""
 _MAX_COUNTED = 8192
 _STEPS = 512
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
-    """A distribution in five numbers."""
+    """The summary of a distribution: its extremes, median, 95th percentile and mean."""
 
     low: float
     median: float
@@ -24,7 +24,7 @@ class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """How many values lie from `low` to `high`: one value where they are the same."""
+    """A bar of a histogram: the number of values from `low` to `high`, which may be the same."""
 
     low: float
     high: float
@@ -32,9 +32,10 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Distribution:
-    """Counts values: up to some thousand different ones exactly, more in steps of 0.2 %.
+    """The distribution of values that are added one by one.
 
-    The lowest and highest value and the mean are exact.
+    It is exact for up to 8192 different values; with more, values that differ by less than about
+    0.2 % count as one. The lowest and highest value and the mean are always exact.
     """
 
     def __init__(self) -> None:
@@ -45,17 +46,17 @@ class Distribution:
 
     @property
     def count(self) -> int:
-        """The number of values that were taken in."""
+        """The number of values that were added."""
         return self._counts.total() + len(self._pending)
 
     def add(self, value: float) -> None:
-        """Takes in one finite value."""
+        """Adds one value, which must be finite."""
         self._pending.append(value)
         if len(self._pending) == _MAX_PENDING:
             self._count_pending()
 
     def joined(self, other: "Distribution") -> "Distribution":
-        """Returns the distribution of the values of both."""
+        """Returns the distribution of the values of both distributions."""
         self._count_pending()
         other._count_pending()
         both = Distribution()
@@ -65,7 +66,7 @@ class Distribution:
         return both
 
     def quantiles(self) -> Quantiles | None:
-        """Returns the distribution in five numbers; None of no values."""
+        """Returns the summary of the distribution; None if it has no values."""
         self._count_pending()
         if not self._counts:
             return None
@@ -79,9 +80,10 @@ class Distribution:
         )
 
     def bars(self) -> list[Bar]:
-        """Returns bars that hold every value once; the last one takes in what lies far above.
+        """Returns the bars of a histogram, which count every value once.
 
-        A few different values have a bar each, many lie in bars of equal width.
+        Up to 12 different values have a bar each. More of them share 24 bars of equal width, except
+        that the last bar reaches up to the highest value, however far above the others it is.
         """
         self._count_pending()
         counts = self._counts
@@ -113,7 +115,7 @@ class Distribution:
             self._fold()
 
     def _fold(self) -> None:
-        """Counts values that differ by less than 0.2 % as one."""
+        """Counts values that differ by less than about 0.2 % as one."""
         folded: Counter[float] = Counter()
         for value, count in self._counts.items():
             mantissa, exponent = math.frexp(value)

@@ -33,7 +33,7 @@ _VALIDATE_HINT = "mend the line, then list every problem with `stillroom validat
 
 
 class RowFormat(StrEnum):
-    """The kinds of rows that a data file can hold, one row a line."""
+    """The formats of the rows that a data file can hold, one row a line."""
 
     PROMPTS = "prompts"
     ROLLOUTS = "rollouts"
@@ -42,22 +42,22 @@ class RowFormat(StrEnum):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt row, ready to be answered."""
+    """The task of one prompt row: the conversation to answer, and what its rollout may use."""
 
     task_id: str
     messages: list[Message]
     metadata: dict[str, Any]
     tool_names: list[str] | None
-    """Names of the tools this task may use; None means every tool of the run."""
+    """The names of the tools that this task may use; None means every tool of the run."""
     reward_names: list[str] | None
     variables: dict[str, Any]
     tool_schemas: list[ToolSchema] | None = None
-    """The schemas of the tools in `tool_names`, where the row itself gives them."""
+    """The schemas of the tools in `tool_names` if the row itself has them; else None."""
     docker: str | None = None
-    """The container with the task's tools: `local/NAME` is Dockerfile.NAME, else an image."""
+    """The image with the task's tools, or `local/NAME` for Dockerfile.NAME; None if none."""
     docker_env: dict[str, str] = {}
     dataset: int = 0
-    """The index of the task's file, where a run has several."""
+    """The index of the task's prompts file among those of the run."""
 
 
 class SftRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +119,7 @@ def _dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
     """Yields everything wrong with a preference row."""
     for field in ("prompt", "chosen", "rejected"):
         problems = list(message_problems(row.get(field), field))
-        # A continuation may hold a tool's reply to a call that stands in the prompt.
+        # An answer may hold a tool's reply to a call in the prompt, which the check does not see.
         yield from (p for p in problems if not p.field.endswith("tool_call_id"))
         if not problems and field != "prompt" and row[field][0]["role"] != "assistant":
             yield Problem(field, "must begin with an assistant message", "begin with the answer")
@@ -135,7 +135,7 @@ CHECKS = {
     RowFormat.SFT: _sft_problems,
     RowFormat.DPO: _dpo_problems,
 }
-"""For each format the check that yields everything wrong with a row."""
+"""The check of each format, which yields everything wrong with a row."""
 
 
 def detect_format(row: dict[str, Any]) -> RowFormat | None:
@@ -219,7 +219,7 @@ def load_tasks(path: Path) -> list[Task]:
     """Returns the tasks of a prompts file (.txt: one prompt a line; .jsonl: one row a line).
 
     A row that is in the file twice becomes two tasks with the same id.
-    Raises DataError at the first bad row.
+    Raises DataError at the first bad row, or if there is no row.
     """
     tasks = [task_from_row(row) for row in read_rows(path, RowFormat.PROMPTS)]
     if not tasks:
@@ -258,5 +258,5 @@ def load_dpo_rows(path: Path) -> list[DpoRow]:
 
 
 def decode_trajectory(data: bytes) -> Trajectory:
-    """Returns the rollout that a line holds. Raises msgspec.DecodeError if it isn't one of ours."""
+    """Returns the rollout in a line. Raises msgspec.DecodeError if it isn't in our layout."""
     return msgspec.json.decode(data, type=Trajectory)

@@ -1,4 +1,4 @@
-"""Rows shown as text: their conversations, or with a student the tokens that would be trained."""
+"""Shows rows as text: their conversations or, with a student, also which tokens are trained."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -47,12 +47,12 @@ class InspectExamples(BaseModel):
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):
-    """One row as text."""
+    """One row as text for an agent, with its token counts if there is a model."""
 
     where: str
     format: str
     text: str
-    """The conversation; with a model its rendered text, trained parts in ⟦ ⟧."""
+    """The conversation; with a model, its rendered text with the trained parts in ⟦ ⟧."""
     num_tokens: int | None
     num_trained_tokens: int | None
     reward: float | None
@@ -60,18 +60,18 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExamplesPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some rows of a file."""
+    """The requested rows of a file, and where the next ones begin."""
 
     examples: list[Example]
     total_count: int
     has_more: bool
     next_start: int | None
     html: str | None = None
-    """The page that was written, if one was requested."""
+    """The path of the page that was written; None if none was requested."""
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """Some rows as an agent reads them, and the same rows as a page shows them."""
+    """The requested rows in two forms: as text for an agent, and for a page."""
 
     page: ExamplesPage
     rows: list[RowView]
@@ -80,7 +80,10 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 def inspect_examples(
     workspace: Workspace, request: InspectExamples, *, tokenizer: Any = None
 ) -> Inspection:
-    """Returns the requested rows; the mask needs the student's `tokenizer`."""
+    """Returns the requested rows; with the student's `tokenizer`, also their training mask.
+
+    Raises InputError if `start` is beyond the last row.
+    """
     path = workspace.existing(request.path, what="path")
     renderer = None
     if tokenizer is not None:
@@ -166,7 +169,7 @@ def _sequences(
 
 
 def _example(view: RowView) -> Example:
-    """Returns a row as text, and with a student how many tokens it has."""
+    """Returns a row as text; with a student, also the number of its tokens."""
     sequences = view.sequences
     if view.raw is not None:
         text = view.raw

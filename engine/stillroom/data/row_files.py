@@ -1,4 +1,4 @@
-"""Finding the files that hold rows (.jsonl, .txt, .json) and reading their rows one by one."""
+"""Finds the files that hold rows (.jsonl, .txt, .json) and reads their rows one by one."""
 
 import itertools
 import os
@@ -30,7 +30,7 @@ def read_row_lines(path: Path) -> Iterator[Line]:
 
 
 def read_row_blocks(path: Path) -> Iterator[list[Line]]:
-    """Yields the same rows as read_row_lines, in lists of those in one block of the file."""
+    """Yields the same rows as read_row_lines, as one list for each block of the file."""
     document = _document(path) if path.suffix == ".json" else None
     if document is not None:
         yield [document]
@@ -53,7 +53,7 @@ def _too_long() -> Problem:
 
 
 class RowReader:
-    """Reads single rows again by their places, with a few files open at a time."""
+    """Reads single rows again by their positions, with a few files open at a time."""
 
     def __init__(self) -> None:
         self._open: dict[Path, BinaryIO] = {}
@@ -82,7 +82,7 @@ class RowReader:
 
 
 def _document(path: Path) -> Line | None:
-    """Returns the one row of a .json file; None if its lines are the rows, or it has none."""
+    """Returns a .json file as a single row; None if each line is a row, or there is no row."""
     first_line = next(read_lines(path, max_bytes=MAX_ROW_BYTES), None)
     if first_line is None or first_line.is_cut or _is_json(first_line.data):
         return None

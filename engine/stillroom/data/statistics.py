@@ -1,4 +1,4 @@
-"""Statistics of the good rows of a data file, gathered row by row."""
+"""Statistics of the good rows of a data file, collected row by row."""
 
 import hashlib
 import random
@@ -14,11 +14,11 @@ from stillroom.data.layouts.detect import RolloutLayout, as_rollout, layout_of
 from stillroom.files import canonical_json
 
 _MAX_PLACES = 1000
-"""How many rows have their tokens counted; in a larger file they are drawn at random."""
+"""The most rows whose tokens are counted; in a larger file they are drawn at random."""
 
 
 class RowPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Where a row is: its file, and its bytes in that file."""
+    """The position of a row: its file, and its bytes in that file."""
 
     path: str
     offset: int
@@ -26,7 +26,7 @@ class RowPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DatasetStatistics:
-    """Distributions, categories, duplicates, and a random sample of the places of good rows."""
+    """Statistics of good rows: distributions, categories, duplicates, and places of random rows."""
 
     def __init__(self, row_format: RowFormat, category_field: str) -> None:
         self._format, self._category_field = row_format, category_field
@@ -43,7 +43,7 @@ class DatasetStatistics:
         self.places: list[RowPlace] = []
 
     def add(self, row: dict[str, Any], place: RowPlace) -> None:
-        """Takes in one row without problems."""
+        """Adds one row, which must have no problems."""
         if self._format is RowFormat.ROLLOUTS:
             self.layouts[layout_of(row) or RolloutLayout.STILLROOM] += 1
             row = as_rollout(row)
@@ -65,7 +65,7 @@ class DatasetStatistics:
         self._sample(place)
 
     def _count_duplicate(self, content: Any) -> None:
-        # 8 bytes of a hash are enough: of files with a million rows, one in 40 million has two
+        # 8 bytes of a hash are enough: only one in 40 million files with a million rows has two
         # different rows with the same hash.
         digest = hashlib.blake2b(canonical_json(content), digest_size=8).digest()
         identity = int.from_bytes(digest)
@@ -96,7 +96,7 @@ def _metadata(row: dict[str, Any], row_format: RowFormat) -> dict[str, Any]:
 
 
 def _num_characters(message: dict[str, Any]) -> int:
-    """Returns the length of the texts and the calls of a message."""
+    """Returns the number of characters in the texts and calls of a message."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content or ""}]
     calls = message.get("tool_calls") or []

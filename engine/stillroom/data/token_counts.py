@@ -1,4 +1,4 @@
-"""Counting rows' tokens for a student, and the rows that its training would leave out."""
+"""Counts rows' tokens for a student, and the rows that its training would leave out."""
 
 from collections import Counter
 from pathlib import Path
@@ -18,7 +18,7 @@ from stillroom.data.statistics import RowPlace
 from stillroom.errors import ModelError
 
 _MAX_BYTES = 24 << 20
-"""Counting stops after this many bytes of rows, so that nobody waits long."""
+"""Counting stops after this many bytes of rows, so that it never takes long."""
 NOTHING_TRAINED = "no assistant token to train"
 
 
@@ -33,16 +33,20 @@ class CountTokens(BaseModel):
 
 
 class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows' tokens for a student. A row of several sequences counts with its longest one."""
+    """The numbers of tokens that rows have for a student.
+
+    If a row becomes several sequences, `tokens` and `bars` count its longest one, and `trained`
+    counts all of them.
+    """
 
     rows: int
-    """The number of rows that were looked at."""
+    """The number of rows whose tokens were counted, or that the template refused."""
     tokens: Quantiles | None
     trained: Quantiles | None
-    """Tokens a row that are trained."""
+    """Trained tokens per row; None for prompts."""
     bars: list[Bar]
     left_out: dict[str, int]
-    """Rows that training would leave out, by reason."""
+    """The number of rows that training would leave out, by reason."""
 
 
 def count_tokens(request: CountTokens, tokenizer: Any) -> TokenCounts:

@@ -1,4 +1,4 @@
-"""Checking a whole data file: every problem with its line, and statistics of the good rows."""
+"""Checks a whole data file: finds every problem with its line, and describes the good rows."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -48,17 +48,17 @@ class ValidateDataset(BaseModel):
 
 
 class RowProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem and the line that has it."""
+    """One problem of a row, and the line where it is."""
 
     where: str
-    """`file:line`."""
+    """The file and the number of the line, as `file:line`."""
     field: str
     problem: str
     fix: str
 
 
 class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of a data file. `rows` is always good + bad."""
+    """The contents of a data file. `rows` is always `good` + `bad`."""
 
     path: str
     format: str
@@ -70,50 +70,51 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int
     """Good rows with the same conversation and metadata as an earlier row."""
     size_bytes: int
-    """The size of all rows, good and bad."""
+    """The size of all rows, good and bad, in bytes."""
     messages: Quantiles | None
-    """Messages a good row."""
+    """The number of messages per good row; None if there is no good row, as below."""
     turns: Quantiles | None
-    """Messages of the assistant a good row."""
+    """The number of assistant messages per good row."""
     characters: Quantiles | None
-    """Characters of texts and calls a good row."""
+    """The number of characters in texts and tool calls per good row."""
     rewards: Quantiles | None
     categories: dict[str, int]
     layouts: dict[str, int]
-    """Good rollouts by the system in whose layout they are written: stillroom, rnow, nemo_gym."""
+    """The number of good rollouts in each layout: stillroom, rnow, nemo_gym."""
     failed: int
-    """Good rollouts that an infrastructure failure ended; they have no reward."""
+    """The number of good rollouts that an infrastructure failure ended; they have no reward."""
     success_unknown: int
-    """Good rollouts without `success`: curation judges them by their reward or answer."""
+    """The number of good rollouts without `success`, which curation judges by reward or answer."""
     tokens: Quantiles | None = None
-    """The student's tokens a row, for `token_rows` good rows."""
+    """The student's tokens per row, for `token_rows` good rows; None without a student."""
     trained_tokens: Quantiles | None = None
     token_rows: int | None = None
-    """How many good rows had their tokens counted."""
+    """The number of good rows whose tokens were counted; None without a student."""
     left_out: dict[str, int] = {}
-    """How many of those rows training would leave out, by reason."""
+    """The number of those rows that training would leave out, by reason."""
     report: str | None = None
-    """The page that was written."""
+    """The path of the page that was written; None if none was."""
     problems_file: str | None = None
-    """The file with all problems, one a line, if there are any."""
+    """The path of the file with all problems, one a line; None if there are none or no page."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetValidation:
-    """The report, and the statistics that a page shows beside it."""
+    """The report of a validation, and the statistics that its page shows in addition."""
 
     report: ValidationReport
     statistics: DatasetStatistics
     row_format: RowFormat
     page: Path | None
-    """Where the page is to be written."""
+    """The path where the page must be written; None if there is none."""
 
 
 def validate_dataset(workspace: Workspace, request: ValidateDataset) -> DatasetValidation:
-    """Checks every row of the file and returns its problems and its statistics.
+    """Checks every row of a file, and returns its problems and its statistics.
 
-    The report lists `max_problems` of them; all are written to a file beside the page, if a page is
-    to be written. Raises DataError if the file is empty or none of its rows has a known format.
+    The report lists the first `max_problems` problems. If a page is requested, all of them are
+    written to a file beside the page. Raises DataError if the file is empty or none of its rows has
+    a known format.
     """
     path = workspace.existing(request.path, what="path")
     row_format = _format_of(path, request.format)
@@ -166,7 +167,7 @@ def _page_path(workspace: Workspace, path: Path, requested: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row or the problem of its line, and its place."""
+    """A row with its position; `value` is the problem instead if its line holds no row."""
 
     where: str
     place: RowPlace

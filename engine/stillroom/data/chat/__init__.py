@@ -1,1 +1,1 @@
-"""Conversations as tokens: chat templates, rendering and the training mask."""
+"""Conversations as tokens: chat templates, rendering, and the training mask."""

@@ -1,4 +1,4 @@
-"""Turning a reasoning mode into the variables that a model's own chat template reads."""
+"""Translates a reasoning mode into the variables that a model's own chat template reads."""
 
 import re
 from collections.abc import Mapping
@@ -10,20 +10,19 @@ ReasoningMode = Literal[
     "none", "disabled", "enabled", "minimal", "low", "medium", "high", "xhigh"
 ]  # fmt: skip
 _OFF = frozenset({"none", "disabled"})
-# Qwen, SmolLM and GLM; DeepSeek and Granite.
+# The first is read by templates of Qwen, SmolLM and GLM, the second by DeepSeek and Granite.
 _SWITCHES = ("enable_thinking", "thinking")
 _EFFORT = "reasoning_effort"
 _GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 _LEVELS = {"minimal": "low", "xhigh": "high", "enabled": "medium"}
-"""Modes that templates with effort levels (gpt-oss) lack, and the nearest level that they have."""
+"""The nearest effort level for modes that templates with such levels (gpt-oss) do not know."""
 
 
 def reasoning_variables(chat_template: str, mode: ReasoningMode | None) -> Mapping[str, Any]:
-    """Returns the chat template's variables for a reasoning mode; none for None.
+    """Returns the chat template's variables for a reasoning mode; no variables if it is None.
 
     A template with effort levels receives the level. For a template with a switch, any level means
-    on. Raises ConfigError for a template that has no such choice, and ModelError for one that
-    cannot be read.
+    on. Raises ConfigError if the template has no such choice, and ModelError if it cannot be read.
     """
     if mode is None:
         return {}
@@ -52,7 +51,8 @@ def _variables_of(chat_template: str) -> set[str]:
     from jinja2 import meta
 
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701
-    # transformers' own tag: jinja2 does not know it, and it reads no variables.
+    # These tags are an extension of transformers that plain jinja2 does not know. They read no
+    # variables, so they can be left out.
     plain = _GENERATION_TAGS.sub("", chat_template)
     try:
         return meta.find_undeclared_variables(environment.parse(plain))

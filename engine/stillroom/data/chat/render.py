@@ -1,8 +1,8 @@
-"""Conversations as tokens: the prompt to answer, the replies of tools, the mask to train on.
+"""Renders conversations as tokens: prompts, the replies of tools, and rows with a training mask.
 
-Text is encoded in the same pieces as when the model is sampled: everything up to the assistant's
-header, then the assistant's turn, then the tools' replies. So a rendered training row has exactly
-the tokens that the model would see and write.
+Text is encoded in the same pieces as in sampling: everything up to the assistant's header, then the
+assistant's turn, then the tools' replies. So a rendered training row has exactly the tokens that
+the model would read and write.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ __all__ = ["ChatRenderer", "RenderedConversation", "plain_text"]
 
 @dataclass(frozen=True, slots=True)
 class RenderedConversation:
-    """A conversation as tokens; `trained` is True on the assistant's tokens and ends of turns."""
+    """A conversation as tokens; `trained` is True for tokens of trained turns, ends included."""
 
     text: str
     ids: list[int]
@@ -29,8 +29,8 @@ class RenderedConversation:
 class ChatRenderer:
     """Renders conversations with a tokenizer's own chat template.
 
-    `tokenizer` is a transformers tokenizer; `variables` are those that its template reads beside
-    the conversation. Raises ModelError where the template does not allow an exact answer.
+    `tokenizer` is a transformers tokenizer; `variables` are those that its template reads besides
+    the conversation. The methods raise ModelError if the template makes exact tokens impossible.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ChatRenderer:
         self._turns = TurnFinder(self._template)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        """Returns the tokens of the conversation so far and of the next answer's header."""
+        """Returns the tokens of a conversation, followed by the header of the next answer."""
         return self._encode(self._template.text(messages, tools, add_generation_prompt=True))
 
     def reply_ids(
@@ -56,15 +56,17 @@ class ChatRenderer:
         replies: Sequence[Message],
         tools: Sequence[ToolSchema],
     ) -> list[int]:
-        """Returns the tokens that follow an assistant's turn: the replies and the next header.
+        """Returns the tokens between an assistant's turn and the next: the replies and a header.
 
-        They begin right after the turn's end-of-turn token, so they can be appended to sampled
-        tokens without encoding those again. After a turn without tool calls the user replies; the
-        model's earlier thinking then stays in the context, even if its template would drop it.
+        `call` is the turn. The tokens begin right after its end-of-turn token, so they can be
+        appended to sampled tokens, which need not be encoded again. If it has no tool calls, the
+        replies are the user's; the model's earlier thinking then stays in the context, even if its
+        template would drop it.
         """
         if not call.get("tool_calls"):
             return self._encode(self._after_answer(replies, tools))
-        # Some templates give the last turn an empty thinking block and drop it once tools reply.
+        # Some templates give the last turn an empty thinking block, but drop it once tools reply,
+        # so a turn with thinking is tried first.
         for turn in (_stand_in(call, thinking="x"), _stand_in(call)):
             before = self._template.text([*PROBE, turn], tools, include_thinking=True)
             after = self._template.text(
@@ -83,7 +85,7 @@ class ChatRenderer:
         )
 
     def _after_answer(self, replies: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        """Returns the template's text after the end of an answer that a user replies to."""
+        """Returns the text that the template puts after an answer when the user replies to it."""
         answer: Message = {"role": "assistant", "content": SENTINEL}
         before = self._template.text(PROBE, tools)
         after = self._template.text([*PROBE, answer, *replies], tools, add_generation_prompt=True)
@@ -103,12 +105,12 @@ class ChatRenderer:
         *,
         num_given_turns: int = 0,
     ) -> list[RenderedConversation]:
-        """Returns the fewest token sequences that train every turn as the model has to write it.
+        """Returns as few token sequences as can train each turn exactly as the model must write it.
 
-        One sequence is enough, unless the template changes an earlier turn once the conversation
-        goes on, for example by dropping its thinking. Such a turn is trained in a sequence that
-        ends with it, or with a later turn that leaves it whole; in other sequences it is context.
-        The first `num_given_turns` assistant turns are context and not trained.
+        One sequence is enough unless the template changes an earlier turn once the conversation
+        goes on, e.g. drops its thinking. Such a turn is trained in a sequence that ends with it, or
+        with a later turn after which it is still unchanged. In other sequences it is context. The
+        first `num_given_turns` assistant turns are context everywhere and not trained.
         """
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         untrained, end = turns[num_given_turns:], len(messages)
@@ -135,7 +137,7 @@ class ChatRenderer:
     ) -> RenderedConversation:
         """Returns the whole conversation as one sequence, with its training mask.
 
-        Raises ModelError where that takes several sequences; see `sequences`.
+        Raises ModelError if the conversation needs several sequences; see `sequences`.
         """
         rendered = self.sequences(messages, tools, num_given_turns=num_given_turns)
         if len(rendered) > 1:
@@ -171,7 +173,7 @@ class ChatRenderer:
         return RenderedConversation(text, ids, trained)
 
     def _encoded_by_offsets(self, text: str, spans: Sequence[Span]) -> RenderedConversation:
-        """Encodes the text as a whole, for tokenizers whose pieces do not add up to it."""
+        """Encodes the text as a whole, for tokenizers whose decoded pieces do not add up to it."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         trained = [
             any(start <= begin and end <= stop for start, stop in spans) and begin < end
@@ -184,7 +186,7 @@ class ChatRenderer:
 
 
 def _pieces(length: int, spans: Sequence[Span]) -> list[tuple[int, int, bool]]:
-    """Returns the whole text as pieces `(start, end, is_trained)`."""
+    """Divides a text of this length into pieces `(start, end, is_trained)`; spans are trained."""
     pieces: list[tuple[int, int, bool]] = []
     at = 0
     for start, end in spans:
@@ -204,7 +206,7 @@ def _rewritten(index: int) -> ModelError:
 def _stand_in(call: Message, *, thinking: str | None = None) -> Message:
     """Returns a turn with the same calls, but no text and no arguments.
 
-    Of a turn, only its calls' names and ids can change how a template renders what follows.
+    Only the names and ids of a turn's calls can change how a template renders what follows it.
     """
     stand_in: Message = {"role": "assistant", "content": ""}
     if thinking is not None:

@@ -1,4 +1,4 @@
-"""A tokenizer's own chat template: conversations as text, and the tokens around a turn."""
+"""Renders conversations as text with a tokenizer's chat template, and finds its turn markers."""
 
 import json
 import re
@@ -13,14 +13,14 @@ PROBE: list[Message] = [{"role": "user", "content": "x"}]
 SENTINEL = "0123456789"
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""The names under which rows hold thinking and templates look for it."""
+"""The fields of a message in which rows may hold thinking and templates may look for it."""
 
 
 class ChatTemplate:
-    """Renders conversations as text. `tokenizer` is a transformers tokenizer.
+    """Renders conversations as text with the chat template of a transformers tokenizer.
 
-    `variables` are those that the template reads beside the conversation, e.g. enable_thinking.
-    Raises ModelError where the template refuses a conversation.
+    `variables` are those that the template reads besides the conversation, e.g. enable_thinking.
+    The methods raise ModelError if the template refuses a conversation.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ChatTemplate:
 
     @cached_property
     def lead(self) -> str:
-        """The text that a last turn begins with by itself, e.g. an empty thinking block."""
+        """The text that the template puts before a last turn's own, e.g. an empty thinking block."""
         before = self.text(PROBE, [], add_generation_prompt=True)
         answered = self._probe_answer
         return answered[len(before) :].partition(SENTINEL)[0] if answered.startswith(before) else ""
@@ -82,7 +82,10 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         include_thinking: bool | None = None,
     ) -> str:
-        """Returns the conversation as text, if requested with the header of the next answer."""
+        """Returns the conversation as text; on request, with the header of the next answer.
+
+        `include_thinking` overrides that of this object, unless it is None.
+        """
         return self._render(
             messages,
             tools,
@@ -93,7 +96,7 @@ class ChatTemplate:
     def tagged(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> tuple[str, list[tuple[int, int]]]:
-        """Returns the text and the spans that the template marks as the assistant's."""
+        """Returns the text of a conversation, and the spans in it that generation tags mark."""
         return self._render(messages, tools, with_spans=True)
 
     def _render(
@@ -130,7 +133,7 @@ class ChatTemplate:
 
 
 def _for_template(message: Message, *, include_thinking: bool) -> dict[str, Any]:
-    """Returns the message as chat templates expect it: arguments as objects, text as a string."""
+    """Returns the message as chat templates need it: arguments as objects, text as a string."""
     prepared: dict[str, Any] = dict(message)
     prepared["content"] = plain_text(message)
     thinking = thinking_of(message)

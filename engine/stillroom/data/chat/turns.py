@@ -1,8 +1,8 @@
-"""Finds the assistant's turns in a rendered conversation, and whether each is whole there.
+"""Finds the assistant's turns in a rendered conversation, and checks that each is unchanged.
 
-A turn that is the last one is rendered as its model writes it. Many templates change earlier
-turns: they drop the thinking, end the turn with another token, or move the tools. A turn counts as
-found only where the text has it exactly as its model writes it.
+Templates render the last turn as the model writes it. But many change earlier turns: they drop the
+thinking, end the turn with another token, or move the tools. A turn counts as found only where the
+text has it exactly as the model writes it.
 """
 
 import re
@@ -26,18 +26,18 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The last turn of a conversation: what comes before it, and its own text."""
+    """The last turn of a conversation as the model writes it: the text before it, and its own."""
 
     before: str
     turn: str
 
     def whole_in(self, text: str) -> str:
-        """Returns the text if it holds this turn as written, else one that does."""
+        """Returns `text` if it begins with `before` and `turn`, else these two joined."""
         return text if text.startswith(self.before + self.turn) else self.before + self.turn
 
 
 class TurnFinder:
-    """Finds the turns of conversations in the texts that a template makes of them."""
+    """Finds the assistant's turns in the texts that a template makes of conversations."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -47,12 +47,13 @@ class TurnFinder:
     ) -> tuple[str, dict[int, Span]]:
         """Returns the rendered text, and the spans of the `wanted` turns by their message's index.
 
-        A span ends with the turn's end-of-turn token. A turn that the text does not hold exactly as
-        written has no span. Raises ModelError where a turn cannot be told from its header.
+        A span ends with the turn's end-of-turn token. A turn that is not in the text exactly as the
+        model writes it has no span. Raises ModelError if a turn cannot be separated from the rest.
         """
         text, likely = self._likely(messages, tools)
         if not likely and len(messages) - 1 in wanted:
-            # Once this turn is there, a template may render the turns before it differently.
+            # The template may render earlier turns differently once this turn follows them. The
+            # text to use is then the one that the model reads before it writes this turn.
             text = self._written(messages, tools).whole_in(text)
         spans: dict[int, Span] = {}
         turns = (index for index, message in enumerate(messages) if message["role"] == "assistant")
@@ -80,9 +81,9 @@ class TurnFinder:
         return text, spans if len(spans) == num_turns and self._is_steady else []
 
     def _is_plain(self, turn: str, messages: Sequence[Message], index: int) -> bool:
-        """Returns whether the text plainly is the whole turn and nothing else.
+        """Returns whether the text is obviously the whole turn and nothing else.
 
-        A text that is not may still be the turn: a template may trim, escape or drop parts.
+        If not, it may still be the turn, since a template may trim, escape or drop parts of it.
         """
         message, header = messages[index], self._template.header
         parts = [plain_text(message).strip(), *_called_names(message)]
@@ -95,7 +96,10 @@ class TurnFinder:
     def _exact(
         self, text: str, span: Span | None, upto: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> Span | None:
-        """Returns the span where the text holds the last turn of `upto` as written, or None."""
+        """Returns the span of `upto`'s last turn; None if it is not in the text as written.
+
+        `span` is the likely span of the turn; None if it is unknown.
+        """
         written = self._written(upto, tools)
         lead = self._template.lead if self._template.lead.strip() else ""
         # The empty thinking block that only a last turn begins with may be missing.
@@ -106,7 +110,7 @@ class TurnFinder:
         return (start, start + len(written.turn)) if is_here else None
 
     def _written(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> _Written:
-        """Returns the last turn as its model writes it, before anything has followed it."""
+        """Returns the last turn as the model writes it, when no message has followed it yet."""
         if self._template.is_tagged:
             text, tagged = self._template.tagged(messages, tools)
             if not tagged:
@@ -146,16 +150,17 @@ class TurnFinder:
                     messages[:num_before], tools, add_generation_prompt=True
                 )
                 later = self._template.text(messages, tools)
-            except ModelError:  # a template without tools, say
+            except ModelError:  # the template may refuse tools, for example
                 continue
             if not later.startswith(earlier):
                 return False
         return True
 
     def _veiled(self, text: str, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        """Returns the text with headers and ends of turns that messages quote overwritten with x.
+        """Returns the text, with headers and ends of turns inside messages overwritten with x.
 
-        Everything keeps its place, so that spans in the result are spans in `text`.
+        A message may quote such a text, which must not be taken for a turn. The length of the text
+        stays the same, so that spans in the result are spans in `text`.
         """
         quoted = [_veil(message, self._marks) for message in messages]
         schemas = [_veil(tool, self._marks) for tool in tools]
@@ -165,14 +170,17 @@ class TurnFinder:
 
     @cached_property
     def _marks(self) -> re.Pattern[str]:
-        """A pattern of the texts that could be taken for a header or for the end of a turn."""
+        """The pattern of texts that could be taken for a header or for the end of a turn."""
         header = self._template.header
         marks = {token for token in self._template.control if token in header}
         marks |= {header.strip(), self._template.end_of_turn} - {""}
         return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
 
     def _by_header(self, text: str, length: int) -> list[Span]:
-        """Finds the assistant's turns by the header before and the token after them."""
+        """Returns the spans from each header to the next end-of-turn token; none if lengths differ.
+
+        `length` is that of the text before quoted marks were overwritten.
+        """
         header, end_of_turn = self._template.header, self._template.end_of_turn
         spans: list[Span] = []
         if not header or len(text) != length:
@@ -188,7 +196,7 @@ class TurnFinder:
         return spans
 
     def _whole_turn(self, text: str, start: int, end: int) -> Span:
-        """Makes a span end exactly with its end-of-turn token."""
+        """Returns a span that ends exactly with the turn's end-of-turn token."""
         end_of_turn = self._template.end_of_turn
         inside = text.rfind(end_of_turn, start, end)
         if inside >= 0 and self._is_blank(text[inside + len(end_of_turn) : end]):
@@ -209,7 +217,7 @@ class TurnFinder:
 
 
 def _probes() -> Iterator[tuple[int, list[Message], list[ToolSchema]]]:
-    """Yields conversations with the number of messages after which a model would answer."""
+    """Yields `(number, messages, tools)`: a model would answer after that number of messages."""
     schema: ToolSchema = {
         "type": "function",
         "function": {"name": "z", "description": "z", "parameters": {"type": "object"}},

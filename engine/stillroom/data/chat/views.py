@@ -1,4 +1,4 @@
-"""Rows for people to read: tokens as text, with the role that wrote each and the training mask."""
+"""Rows for people to read: tokens as text, with the role of each and the training mask."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
@@ -13,9 +13,9 @@ MAX_TOKENS_SHOWN = 12_000
 _TEMPLATE = "template"
 """The role of tokens that no message holds: headers, ends of turns, tool schemas."""
 _WINDOW = 4
-"""How many tokens before one may change its text; a leading blank, for example, may vanish."""
+"""How many of the tokens before one can change its text, e.g. remove its leading blank."""
 _MAX_SPLIT = 8
-"""How many tokens one character may consist of."""
+"""The most tokens of which one character can consist."""
 
 
 class ShownToken(msgspec.Struct, frozen=True, array_like=True):
@@ -25,43 +25,46 @@ class ShownToken(msgspec.Struct, frozen=True, array_like=True):
     ids: list[int]
     is_trained: bool
     role: str
-    """The role of the message that holds it, else `template`."""
+    """The role of the message that holds the token; `template` if none does."""
 
 
 class SequenceView(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence of tokens as the trainer sees it."""
 
     title: str | None
-    """Set where a row becomes several sequences."""
+    """The title of the sequence; None if it is the only one of its row."""
     pieces: list[ShownToken]
     num_tokens: int
     num_trained: int
     num_left_out: int
-    """Tokens at the end that are not shown."""
+    """The number of tokens at the end that are not shown."""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation of a row."""
+    """One conversation of a row; `title` is None if it is the only one."""
 
     title: str | None
     messages: list[dict[str, Any]]
 
 
 class RowView(msgspec.Struct, frozen=True, kw_only=True):
-    """One row as a page shows it: its tokens if there is a model, else its conversations."""
+    """One row for a page: its conversations and, if there is a model, its tokens."""
 
     where: str
     format: str
     reward: float | None
     problem: str | None
     raw: str | None
-    """The line itself, if it has a problem."""
+    """The line itself if it has a problem, else None."""
     sections: list[Section] = []
     sequences: list[SequenceView] = []
 
 
 def _page_name(name: str | None) -> str | None:
-    """Returns a page's name. Raises ValueError where a page would replace a file of data."""
+    """Returns the name of a page. Raises ValueError unless it ends with .html.
+
+    Otherwise a page might replace a data file.
+    """
     if name is not None and not name.endswith(".html"):
         raise ValueError(f"{name!r} must end with .html")
     return name
@@ -72,7 +75,7 @@ PageName = Annotated[str | None, AfterValidator(_page_name)]
 
 
 def sections_of(row: dict[str, Any]) -> list[Section]:
-    """Returns the conversations of a row, which must be in our layout and have no problems."""
+    """Returns the conversations of a row in our layout, which must have no problems."""
     if "chosen" in row:
         return [
             Section(title=name, messages=row[name]) for name in ("prompt", "chosen", "rejected")
@@ -83,7 +86,7 @@ def sections_of(row: dict[str, Any]) -> list[Section]:
 def titled_sequences(
     row: dict[str, Any], renderer: ChatRenderer
 ) -> list[tuple[str | None, RenderedConversation]]:
-    """Returns the token sequences that training makes of a row, titled if there are several."""
+    """Returns the token sequences that training makes of a row; several of them have titles."""
     tools = row.get("tools") or []
     if "chosen" not in row:
         rendered = renderer.sequences(row["messages"], tools)
@@ -136,7 +139,7 @@ def token_texts(
 ) -> Iterator[tuple[str, list[int], bool]]:
     """Yields `(text, ids, is_trained)` token by token; the texts add up to the whole text.
 
-    Tokens that are only a part of a character, and are trained alike, are yielded together.
+    Tokens that together make one character are yielded together if all or none are trained.
     """
     ids, trained = conversation.ids, conversation.trained
     start = 0
@@ -151,9 +154,9 @@ def token_texts(
 
 
 def _message_spans(text: str, messages: Sequence[Any]) -> list[tuple[int, int, str]]:
-    """Returns `(start, end, role)` for the messages' contents in the text, in their order.
+    """Returns `(start, end, role)` of each message whose content is found in the text, in order.
 
-    This only colours a page; the training mask does not depend on it.
+    This only colours a page. The training mask does not depend on it.
     """
     spans: list[tuple[int, int, str]] = []
     at = 0

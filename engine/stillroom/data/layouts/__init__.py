@@ -1,1 +1,1 @@
-"""Rollout layouts of other systems, and how each becomes ours."""
+"""The rollout layouts of other systems, and their conversions into our layout and back."""

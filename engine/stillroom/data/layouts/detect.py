@@ -1,4 +1,4 @@
-"""Tells whether a rollout row has our layout, rnow's or NeMo Gym's, and converts it into ours."""
+"""Finds out which layout a rollout row has (ours, rnow's, NeMo Gym's), and converts it to ours."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class _LayoutRules:
 
 
 def layout_of(row: Row) -> RolloutLayout | None:
-    """Returns the layout of a rollout row; None if the row is no rollout."""
+    """Returns the layout of a rollout row; None if the row is not a rollout."""
     if "stop_reason" in row and ("task_id" in row or "messages" in row):
         return RolloutLayout.STILLROOM
     if is_rnow(row):

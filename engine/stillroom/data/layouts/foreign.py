@@ -1,7 +1,7 @@
-"""What the converters of other systems' rollout layouts share.
+"""Functions that the converters of other systems' rollout layouts share.
 
 A foreign row becomes `{…our fields…, "origin": {"format": …, "row": the foreign row}}`. Our row
-becomes a foreign one with every field that the other layout lacks under "stillroom". So both
+becomes a foreign row that holds, under "stillroom", all fields that the other layout lacks. So both
 conversions can be undone exactly.
 """
 
@@ -17,22 +17,26 @@ ORIGIN, REST = "origin", "stillroom"
 
 
 def original(row: Row, layout: str) -> Row | None:
-    """Returns the foreign row that ours was read from, if that had this layout."""
+    """Returns the foreign row from which our row was read; None if it did not have this layout."""
     origin = as_object(row.get(ORIGIN))
     foreign = origin.get("row") if origin.get("format") == layout else None
     return cast("Row", foreign) if isinstance(foreign, dict) else None
 
 
 def changes(row: Row, before: Row) -> Row:
-    """Returns the fields of our row that have changed since it was read; None for removed ones."""
+    """Returns the fields of our row that were changed since it was read as `before`.
+
+    A removed field has the value None.
+    """
     removed = {key: None for key in before if key not in row}
     return removed | {key: value for key, value in row.items() if before.get(key, row) != value}
 
 
 def restored(row: Row, messages: Callable[[], Any], write: Callable[[Row], Row]) -> Row | None:
-    """Returns our row from which a foreign row was written.
+    """Returns our row from which a foreign row was written, unless that was changed since.
 
-    None if the foreign row was not written from one of ours, or was changed since.
+    Returns None if it was changed, or was not written from one of our rows. `messages` reads the
+    foreign row's messages, and `write` converts our row into the foreign layout.
     """
     rest = row.get(REST)
     if not isinstance(rest, dict):
@@ -40,20 +44,23 @@ def restored(row: Row, messages: Callable[[], Any], write: Callable[[Row], Row])
     ours = dict(cast("Row", rest))
     if "messages" not in ours:
         ours["messages"] = messages()
-    # The file may have been edited, so this is checked like any row.
+    # The file may have been edited, so the row is checked like any other.
     if [*message_problems(ours["messages"]), *tool_schema_problems(ours.get("tools"))]:
         return None
     return ours if write(ours) == row else None
 
 
 def leading(messages: Sequence[Row]) -> list[Row]:
-    """Returns the messages before the assistant's first one."""
+    """Returns the messages before the first assistant message; all if there is none."""
     roles = [message["role"] for message in messages]
     return list(messages[: roles.index("assistant")] if "assistant" in roles else messages)
 
 
 def prompt_length(messages: Sequence[Row], turns: Any) -> int:
-    """Returns how many messages are the prompt, where the assistant's last `turns` were sampled."""
+    """Returns the number of messages in the prompt, if the last `turns` turns were sampled.
+
+    If `turns` is not a possible number, all assistant turns count as sampled.
+    """
     sampled = [index for index, m in enumerate(messages) if m["role"] == "assistant"]
     if isinstance(turns, int) and 0 < turns <= len(sampled):
         return sampled[-turns]

@@ -1,6 +1,6 @@
 """Prompts and rollouts in NeMo Gym's layout: a Responses API request, its response, a reward.
 
-Rows of its offline tutorial have the response's items as `output` beside the request.
+In rows of its offline tutorial, the response's items are in a field `output` of the row itself.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ _OUR_FIELDS = frozenset(
 
 
 def is_nemo_gym_rollout(row: Row) -> bool:
-    """Returns whether a row is a NeMo Gym rollout: more than a prompt, since it has a response."""
+    """Returns whether a row is a NeMo Gym rollout, which unlike a prompt has a response."""
     has_items = isinstance(row.get("output"), list) and (REQUEST in row or "reward" in row)
     return "conversation" not in row and (has_items or (REQUEST in row and "response" in row))
 
@@ -101,7 +101,10 @@ def request_schemas(row: Row) -> list[Row] | None:
 
 
 def row_metadata(row: Row) -> Row:
-    """Returns a row's fields that we have no field for, overlaid with its metadata."""
+    """Returns the row's fields for which we have no field, merged with its metadata.
+
+    For a name in both, the metadata's value is used.
+    """
     extra = {key: value for key, value in row.items() if key not in _OUR_FIELDS}
     return extra | as_object(row.get("metadata"))
 
@@ -138,7 +141,7 @@ def _output(row: Row) -> Any:
 
 def _messages(row: Row) -> list[Row]:
     prompt = request_messages(row) if REQUEST in row else []
-    # Converted apart, so that the answer's first turn is not merged with a turn of the prompt.
+    # Converted separately, so that the answer's first turn is not merged with one of the prompt.
     return [*prompt, *messages_from_items(_output(row))]
 
 
@@ -159,7 +162,8 @@ def _read(row: Row) -> Row:
     task, sample = row.get("_ng_task_index"), row.get("_ng_rollout_index")
     return {
         "id": _id_of(row, response),
-        # The index counts too: some environments hold the task and give all the same prompt.
+        # The index is part of it, since some environments hold the task themselves and have the
+        # same prompt for all tasks.
         "task_id": task_id_of(row, {"messages": prompt, "task": task}),
         "sample": count(sample),
         "messages": messages,
@@ -257,7 +261,7 @@ def _written(row: Row) -> Row:
         "_ng_rollout_index": row.get("sample"),
         "metadata": row.get("metadata") or {},
     }
-    # Items cannot hold every field of a message; where one would be lost, our messages go along.
+    # Items cannot hold every field of a message. If one would be lost, our messages are kept too.
     is_whole = _messages(gym_row) == messages
     rest = {key: value for key, value in row.items() if key != "messages" or not is_whole}
     return gym_row | {REST: rest}

@@ -1,4 +1,4 @@
-"""Converting items of the Responses API into chat messages, and back."""
+"""Converts items of the Responses API into chat messages, and back."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -80,9 +80,9 @@ _FIELDS: dict[str, dict[str, _Check]] = {
 
 
 def messages_from_items(items: Sequence[_Item]) -> list[ChatMessage]:
-    """Returns the chat messages of items that have no problems.
+    """Returns the chat messages of items, which must have no problems.
 
-    Reasoning, text and calls that follow each other are one assistant message.
+    Reasoning, text and calls that follow each other become one assistant message.
     """
     turns = _Turns()
     for item in items:
@@ -109,7 +109,7 @@ def messages_from_items(items: Sequence[_Item]) -> list[ChatMessage]:
 
 
 class _Turns:
-    """Builds chat messages; the open one is an assistant message that may still grow."""
+    """Builds chat messages from items; `_open` is an assistant message that may still grow."""
 
     def __init__(self) -> None:
         self.messages: list[ChatMessage] = []
@@ -166,7 +166,7 @@ def _reasoning_text(item: _Item) -> str:
 
 
 def _chat_content(content: Any) -> Any:
-    """Returns a text if all parts are text, else the parts in the form of chat completions."""
+    """Returns content as one string if all parts are text, else as parts of chat completions."""
     if content is None or isinstance(content, str):
         return content
     parts = cast("list[_Item]", content)
@@ -190,7 +190,7 @@ def _chat_part(part: _Item) -> _Item:
 
 
 def items_from_messages(messages: Sequence[ChatMessage]) -> list[_Item]:
-    """Returns the items of chat messages; fields that items do not have are left out."""
+    """Returns the items for chat messages, without the fields that items cannot hold."""
     items: list[_Item] = []
     for message in messages:
         items += _items_of(message, len(items))

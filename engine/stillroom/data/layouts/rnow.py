@@ -66,12 +66,12 @@ def rnow_problems(row: Row) -> Iterator[Problem]:
 
 
 def is_rnow_reward(value: Any) -> bool:
-    """Returns whether a named reward is a number, or rnow's word for why there is none."""
+    """Returns whether a named reward is a number, or rnow's word for a reward that failed."""
     return value in _NO_REWARD or as_number(value) is not None
 
 
 def rollout_from_rnow(row: Row) -> Row:
-    """Returns a rollout of rnow's, which must have no problems, in our layout."""
+    """Returns an rnow rollout, which must have no problems, in our layout."""
     restored_row = restored(row, lambda: row["conversation"], rnow_from_rollout)
     return restored_row if restored_row is not None else _read(row)
 
@@ -106,7 +106,7 @@ def _read(row: Row) -> Row:
 
 
 def failure_of(row: Row) -> dict[str, str] | None:
-    """Returns the infrastructure failure of a rollout; None if there was none."""
+    """Returns the infrastructure failure of an rnow rollout; None if there was none."""
     failed = [name for name, v in as_object(row.get("rewards")).items() if v in _NO_REWARD]
     if failed:
         kind, message = FailureClass.REWARD, f"no value of {', '.join(failed)}"
