@@ -225,7 +225,7 @@ def decode_deeper(decode: Callable[[_Encoded], _Decoded], data: _Encoded, frames
 
 
 def decode_text_row(data: bytes) -> dict[str, Any] | Problem:
-    """Returns the prompt row that a line of a text file stands for, or the problem with it."""
+    """Returns a line of a text file as a prompt row, or the problem with it."""
     try:
         return {"prompt": data.decode("utf-8")}
     except UnicodeDecodeError as error:

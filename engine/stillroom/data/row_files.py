@@ -44,7 +44,7 @@ def decode_line(line: Line) -> dict[str, Any] | Problem:
 
 
 def decode_text_line(line: Line) -> dict[str, Any] | Problem:
-    """Returns the prompt row that a line of a text file stands for, or the problem with it."""
+    """Returns a line of a text file as a prompt row, or the problem with it."""
     return _too_long() if line.is_cut else decode_text_row(line.data)
 
 

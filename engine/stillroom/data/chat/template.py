@@ -60,7 +60,7 @@ class ChatTemplate:
 
     @cached_property
     def lead(self) -> str:
-        """The text that the template puts before a last turn's own, e.g. an empty thinking block."""
+        """The text that the template puts before a last turn, e.g. an empty thinking block."""
         before = self.text(PROBE, [], add_generation_prompt=True)
         answered = self._probe_answer
         return answered[len(before) :].partition(SENTINEL)[0] if answered.startswith(before) else ""

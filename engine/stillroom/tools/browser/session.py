@@ -52,7 +52,7 @@ _TEXT_KINDS = frozenset(
 
 
 class BrowserSettings(Protocol):
-    """What all sessions share: settings, the proxy and the browser. BrowseTools implements it."""
+    """The settings, proxy and browser that all sessions share. BrowseTools implements this."""
 
     policy: AddressPolicy
     proxy: BrowseProxy

@@ -1,4 +1,4 @@
-"""How to reach an MCP server: its command or URL, and its transport and protocol generation."""
+"""The address of an MCP server: its command or URL, its transport and protocol generation."""
 
 import shlex
 from collections.abc import Mapping, Sequence
