@@ -32,7 +32,7 @@ _CORRECTION_BYTES = 400
 
 
 class ForecastRange(msgspec.Struct, frozen=True):
-    """An expected number between the lowest and the highest possible one."""
+    """An expected number, with the lowest and the highest possible one."""
 
     low: float
     expected: float
@@ -40,7 +40,7 @@ class ForecastRange(msgspec.Struct, frozen=True):
 
 
 class JudgeForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The forecast calls, tokens and cost of the judge."""
+    """The forecast of the judge's calls, tokens and cost."""
 
     calls: ForecastRange
     prompt_tokens: ForecastRange

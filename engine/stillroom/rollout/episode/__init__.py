@@ -1,1 +1,1 @@
-"""Rollouts as they happen: one episode turn by turn, and many at once."""
+"""Plays rollouts: one episode turn by turn, and many episodes at once."""

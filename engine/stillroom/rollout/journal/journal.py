@@ -237,11 +237,11 @@ class StepRecorder:
         self._store, self._key, self._known = store, key, known
 
     def known_turn(self, index: int) -> SampledTurn | None:
-        """Returns the turn `index` if an earlier run finished it, else None."""
+        """Returns the turn `index` if it is already on record, else None."""
         return self._known.turns.get(index)
 
     def known_replies(self, index: int) -> list[ToolResult] | None:
-        """Returns the tools' replies to turn `index` if an earlier run recorded them, else None."""
+        """Returns the tools' replies to turn `index` if they are already on record, else None."""
         return self._known.replies.get(index)
 
     def start_over(self) -> None:

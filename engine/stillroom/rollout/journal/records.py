@@ -299,11 +299,11 @@ class EpisodeRecorder(JudgeRecorder, Protocol):
     """Records the finished steps of one rollout, so that none is paid for twice."""
 
     def known_turn(self, index: int) -> SampledTurn | None:
-        """Returns the turn `index` if an earlier run finished it, else None."""
+        """Returns the turn `index` if it is already on record, else None."""
         ...
 
     def known_replies(self, index: int) -> list[ToolResult] | None:
-        """Returns the tools' replies to turn `index` if an earlier run recorded them, else None."""
+        """Returns the tools' replies to turn `index` if they are already on record, else None."""
         ...
 
     def start_over(self) -> None:
