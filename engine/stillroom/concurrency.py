@@ -11,8 +11,8 @@ from anyio.abc import TaskGroup
 async def background_tasks() -> AsyncGenerator[TaskGroup]:
     """Opens a task group whose tasks are cancelled when the block ends.
 
-    An error of the block is raised as it is. A plain task group would wrap it in an
-    ExceptionGroup, and callers that catch it by its type would miss it.
+    An error in the block is raised unchanged. A plain task group would wrap it in an
+    ExceptionGroup, which callers that catch the error by its type would miss.
     """
     block_error: Exception | None = None
     async with anyio.create_task_group() as group:

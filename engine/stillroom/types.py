@@ -220,16 +220,24 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     task_id: str
     sample: int
+    """The number of this rollout among those of its task, from 0."""
     messages: list[Message]
     tools: list[ToolSchema]
     metadata: dict[str, Any]
+    """The metadata of the task's row."""
     reward: float | None
+    """The total reward; None if nothing judges its task."""
     rewards: dict[str, float]
+    """The single rewards by name."""
     success: bool | None
+    """Whether the total reward reaches 0.5; None without a reward."""
     stop_reason: StopReason
     turns: int
+    """The number of assistant turns that were sampled."""
     truncated: bool
+    """Whether its last turn was cut off by a limit or by the endpoint's content filter."""
     tool_errors: int
+    """The number of tool calls whose result was an error."""
     error: Failure | None
     usage: Usage
     """The tokens of the turns in `messages`."""
@@ -244,6 +252,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """The totals of calls that were thrown away when the rollout began again, because its tools had
     lost their state; None if it did not."""
     tokens: TokenTrace | None = None
+    """The exact tokens; None for a policy behind an endpoint."""
     variables: dict[str, Any] = {}
     """The variables of the task's row, which its rewards may read beside the metadata."""
     answered_by: tuple[Answerer, ...] = ()

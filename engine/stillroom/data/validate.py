@@ -72,7 +72,7 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     """The size of all rows, good and bad, in bytes."""
     messages: Quantiles | None
-    """The number of messages per good row; None if there is no good row, as below."""
+    """The number of messages per good row. This and the next three are None without good rows."""
     turns: Quantiles | None
     """The number of assistant messages per good row."""
     characters: Quantiles | None

@@ -65,7 +65,7 @@ class Guard(AsyncContextManagerMixin):
 
 
 class Background(AsyncContextManagerMixin):
-    """A task group and a guard, for servers that outlive the call which started them.
+    """A task group and a guard, for servers that run on after the call that started them.
 
     Use as an async context manager. The tasks are cancelled at its end.
     """

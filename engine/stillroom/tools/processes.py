@@ -1,4 +1,4 @@
-"""Killing processes together with everything that they started.
+"""Kills processes together with everything that they started.
 
 Workers load this module each time they start, so it imports nothing slow at its top.
 """
