@@ -295,8 +295,7 @@ class Session:
         return RunSnapshot(state, self._optimizer.state(), self._peers.gathered(random_state()))
 
     def _report_again(self, point: ResumePoint) -> None:
-        """Copies the metrics of earlier steps into a resumed run, so that its curves have no
-        gap."""
+        """Copies earlier steps' metrics into a resumed run, so that its curves are complete."""
         for step, values in point.recorded_metrics():
             if step <= point.state.step:
                 self.reporter.metrics(step, values)

@@ -85,8 +85,7 @@ def _trackio(project: str, run: Path, settings: dict[str, Any]) -> Tracker:
 
 @dataclass(slots=True)
 class TrackedReporter:
-    """A reporter that passes reports to the run's own reporter, and then metrics to the
-    trackers."""
+    """A reporter that passes all reports to the run's own reporter, and metrics to trackers too."""
 
     reporter: Reporter
     trackers: list[Tracker] = field(default_factory=list[Tracker])

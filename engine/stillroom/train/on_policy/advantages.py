@@ -1,7 +1,7 @@
-"""The advantages of rollouts, from their rewards, and of each of their tokens.
+"""The advantages of rollouts and of their tokens, computed from rewards.
 
-Pure, over plain numbers. A rollout without a reward (it could not be judged) has advantage 0 and
-counts in no other rollout's baseline.
+These are pure functions of plain numbers. A rollout without a reward (because it could not be
+judged) has advantage 0 and counts in no other rollout's baseline.
 """
 
 from collections import defaultdict
@@ -19,13 +19,14 @@ def reward_advantages(
 ) -> list[float]:
     """Returns each rollout's advantage: its reward less a baseline.
 
-    grpo: less the mean of its prompt's rollouts (Shao et al. 2024, arXiv 2402.03300), and not
-    divided by their deviation, which would count prompts more that are nearly solved or nearly
-    hopeless (Liu et al. 2025, arXiv 2503.20783). reinforce: less the mean of all other rollouts of
-    the iteration, whatever their prompt (Williams 1992: a baseline that the rollout has no part in
-    keeps the gradient unbiased). gae: less the mean of its prompt's other rollouts, which stands
-    for the value of every state since there is no critic; see `decayed`. A rollout without others
-    to compare with has advantage 0.
+    grpo: the baseline is the mean of the prompt's rollouts (Shao et al. 2024, arXiv 2402.03300).
+    The difference is not divided by their deviation, which would give more weight to prompts that
+    are nearly solved or nearly hopeless (Liu et al. 2025, arXiv 2503.20783). reinforce: the
+    baseline is the mean of all other rollouts of the iteration, whatever their prompt (Williams
+    1992: a baseline that does not depend on the rollout keeps the gradient unbiased). gae: the
+    baseline is the mean of the prompt's other rollouts, which stands for the value of every state
+    since there is no critic; see `decayed`. A rollout without others to compare with has advantage
+    0.
     """
     groups: dict[Hashable, list[float]] = defaultdict(list)
     keys = [None if estimator == "reinforce" else prompt for prompt in prompts]
@@ -45,7 +46,7 @@ def reward_advantages(
 
 
 def decayed(advantage: float, num_tokens: int, *, gae_lambda: float) -> list[float]:
-    """Returns the advantage of each sampled token of a rollout: λ^(tokens that follow) × its own.
+    """Returns each sampled token's advantage: λ^(number of tokens that follow) × `advantage`.
 
     Source: Schulman et al. 2015 (arXiv 1506.02438), eq. 16 with no discount, the reward at the end
     and one value for all states before it: only the last step's TD error is not 0.

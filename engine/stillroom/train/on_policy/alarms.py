@@ -1,7 +1,8 @@
-"""Finds what goes wrong in on-policy distillation in the metrics of its iterations. Pure.
+"""Detects failures of on-policy distillation in the metrics of its iterations.
 
-A threshold lies where a failure that the literature describes is well under way and a healthy run
-never gets. Iterations with other curriculum limits are not compared with each other.
+These are pure functions. Each threshold is a value that a healthy run never reaches, and at which a
+failure that the literature describes is well under way. Iterations with different curriculum limits
+are not compared with each other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,36 +13,40 @@ History = Sequence[Mapping[str, float]]
 """The metrics of the iterations so far, in order."""
 
 _WINDOW = 5
-"""Iterations whose mean is compared, because one alone varies too much."""
+"""The number of iterations whose mean is compared, because a single one varies too much."""
 _FEW = 3
 _MANY = 4 * _WINDOW
-# A quarter cut off: what is learnt from them ends in the middle of a thought.
+# With a quarter of the rollouts cut off, the student learns from answers without an end.
 _MOST_TRUNCATED = 0.25
-# Longer by half and cut off more often, or twice as long: the way to truncation collapse.
+# Answers that are longer by half and cut off more often, or twice as long, lead to truncation
+# collapse.
 _LONGER, _MUCH_LONGER, _RISE = 1.5, 2.0, 0.05
-# Of four-token stretches; prose has a few percent, calls of tools up to a fifth in one turn.
+# The share of repeated four-token sequences; prose has a few percent, and tool calls up to a fifth
+# in one turn.
 _MOST_REPEATED, _REPEATED_RISE = 0.3, 0.1
-# A sharper student is what a sharp teacher makes: only one that is no nearer to it has collapsed.
+# A sharp teacher makes a sharper student, so low entropy is a collapse only if the student is no
+# nearer to the teacher.
 _LEAST_ENTROPY, _NO_NEARER = 0.25, 0.5
-# A student within this many nats per token of its teacher is as near as one gets.
+# A student within this many nats per token of its teacher is as near to it as students get.
 _NEAR = 0.02
 _NOT_FALLEN, _RISEN = 0.95, 1.5
-# Nats per token between sampler and trainer; bf16 rounds to about 0.01.
+# The difference in nats per token between sampler and trainer; the rounding of bf16 causes about
+# 0.01.
 _MOST_GAP = 0.05
 _MOST_FAILED = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something that a person would stop and look at."""
+    """A problem for which a person would stop the run and look at it."""
 
     name: str
     text: str
-    """What is wrong, and what to change."""
+    """The problem and its remedy."""
 
 
 def find_alarms(history: History) -> list[Alarm]:
-    """Returns what is wrong now, the worst first; a run that has just begun has no alarms."""
+    """Returns the alarms that hold now, the worst first; a run that has just begun has none."""
     steady = _steady([metrics for metrics in history if "teacher_kl" in metrics])
     results = (detect(steady) for detect in _DETECTORS)
     return [alarm for alarm in results if alarm is not None]
@@ -153,7 +158,7 @@ def _risen(history: History) -> Alarm | None:
 
 def _mismatch(history: History) -> Alarm | None:
     gap = _last(history, "logprob_gap", _FEW)
-    # What was sampled with older weights differs from the trainer's for that reason alone.
+    # Tokens that older weights sampled have other probabilities for that reason alone.
     is_stale = any(metrics.get("staleness", 0.0) > 0 for metrics in history[-_FEW:])
     if gap is None or gap <= _MOST_GAP or is_stale:
         return None
@@ -177,7 +182,7 @@ _DETECTORS: Sequence[Callable[[History], Alarm | None]] = (
 
 
 def _steady(history: History) -> History:
-    """Returns the iterations since the curriculum last changed what rollouts may be."""
+    """Returns the iterations since the curriculum's limits last changed."""
     if not history:
         return history
     allowed = [
@@ -195,13 +200,13 @@ def _values(history: History, name: str) -> list[float]:
 
 
 def _last(history: History, name: str, count: int) -> float | None:
-    """Returns the mean of the last values; None while there are fewer."""
+    """Returns the mean of the last `count` values; None while there are fewer."""
     values = _values(history, name)
     return fmean(values[-count:]) if len(values) >= count else None
 
 
 def _ends(history: History, name: str, window: int = _WINDOW) -> tuple[float | None, float | None]:
-    """Returns the means of the first and of the last values; None while they would overlap."""
+    """Returns the means of the first and last `window` values; None while they would overlap."""
     values = _values(history, name)
     if len(values) < 2 * window:
         return None, None

@@ -1,4 +1,4 @@
-"""The curriculum: the limits of rollouts that change over a run. Pure."""
+"""The curriculum: the limits of rollouts, which change over a run (pure functions)."""
 
 import random
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Limits:
 
     max_turns: int
     prefix_tokens: int | None = None
-    """Tokens that the student may write over all turns; None: no limit."""
+    """The most tokens that the student may write over all its turns; None: no limit."""
     teacher_share: float = 0.0
     """The probability that the teacher writes a turn."""
 

@@ -1,7 +1,7 @@
-"""On-policy distillation: the student answers, the teacher scores every token, the student learns.
+"""On-policy distillation: the student samples, the teacher scores each token, the student learns.
 
-Each iteration samples rollouts from the student as it is now, with tools; the update lowers the
-reverse KL to the teacher on exactly the tokens that were sampled.
+Each iteration samples rollouts, with tools, from the student's current weights; the update then
+lowers the reverse KL to the teacher on exactly the tokens that were sampled.
 """
 
 import time
@@ -41,12 +41,12 @@ from stillroom.train.student.optimizer import Optimizer
 
 @dataclass(slots=True)
 class DistillProgress:
-    """What distillation remembers from iteration to iteration."""
+    """The state that distillation keeps from iteration to iteration."""
 
     carried: list[CarriedRollout] = field(default_factory=list[CarriedRollout])
     """The rollouts that go on in the next iteration."""
     history: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
-    """The metrics of the steps so far, with those before the run was resumed."""
+    """The metrics of all steps so far, including those before the run was resumed."""
 
     def alarms_after(self, metrics: Mapping[str, float]) -> list[str]:
         """Adds the metrics of one more step and returns the alarms that now hold."""
@@ -61,9 +61,9 @@ def distill(
     tasks: Sequence[Task],
     cold_rows: Sequence[SftRow],
 ) -> TrainResult:
-    """Trains on the rows of a cold start, if there are any, and then on the student's rollouts.
+    """Trains on the rows of a cold start, if any, and then on the student's own rollouts.
 
-    Raises an EngineError if student and teacher do not fit, before the first rollout.
+    Raises an EngineError before the first rollout if student and teacher do not fit together.
     """
     config = plan.config
     check_decoding(session.student.loaded)
@@ -89,11 +89,11 @@ async def train_on_policy(
 ) -> TrainResult:
     """Trains for the configured iterations and returns the result with the final checkpoint.
 
-    The steps of a cold start come first, on the rows `cold_start`.
+    cold_start: the rows of a cold start, whose steps come first; None: no cold start.
     """
     config = session.config
     progress = DistillProgress()
-    # Before the first `begin`, which restores what a resumed run carries.
+    # Set before the first `begin`, which restores the carried rollouts of a resumed run.
     session.progress = progress
     batches = prompt_batches(tasks, config)
     first_step = cold_start_steps(config, len(cold_start.sequences)) if cold_start else 0

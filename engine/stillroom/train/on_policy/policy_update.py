@@ -1,4 +1,4 @@
-"""The optimiser steps of one iteration: the teacher scores the sampled tokens, the student moves.
+"""The optimiser steps of one iteration, on the sampled tokens and the teacher's scores.
 
 Shapes: N sampled tokens of a microbatch.
 """
@@ -41,23 +41,25 @@ def update_student(
     config: TrainConfig,
     iteration: int,
 ) -> UpdateStats:
-    """Takes the iteration's optimiser steps, each on its part of the rollouts; returns their sums.
+    """Takes the optimiser steps of an iteration, each on a part of the rollouts, and returns their
+    sums.
 
-    teachers: those in this process, by the dataset they are for.
+    teachers: the teachers in this process, by dataset.
     """
     algorithm = config.algorithm
     stats = UpdateStats()
-    # Not train(): with dropout the trainer's probabilities would not be the sampler's.
+    # Not train(), since with dropout the trainer's probabilities would differ from the sampler's.
     student.module.eval()
     special_ids = special_token_ids(student.loaded)
     sequences = prepare_sequences(sequences, algorithm, special_ids=special_ids)
     if algorithm.importance_cap is not None and algorithm.substeps > 1:
-        # With one step the student does not move before they are needed.
+        # With one step the student's weights don't change before these log-probabilities are
+        # needed.
         sequences = _with_trainer_logprobs(student, sequences)
     order = epoch_order(len(sequences), iteration, config.trainer.seed + 1)
     for part in (order[i :: algorithm.substeps] for i in range(algorithm.substeps)):
         accumulate_gradient(student, teachers, [sequences[i] for i in part], algorithm, stats)
-        # Even if the part is empty, so that the learning rate's schedule goes on as planned.
+        # A step is taken even if the part is empty, so that the learning rate follows its schedule.
         stats.steps.append(optimizer.step())
     return stats.over(student.peers)
 
@@ -89,7 +91,7 @@ def accumulate_gradient(
 ) -> None:
     """Adds the gradient of the mean token loss of one optimiser step's sequences.
 
-    Each process adds that of its own part of the sequences; the mean is over all of them.
+    Each process adds the gradient of its own part; the mean is over all processes' sequences.
     """
     num_tokens = sum(sequence.tokens.num_trained for sequence in sequences)
     mine = student.peers.share([len(sequence.tokens.ids) for sequence in sequences])
@@ -109,9 +111,9 @@ def accumulate_gradient(
 def _passes(
     student: Student, sequences: Sequence[TrainingSequence]
 ) -> Iterator[list[TrainingSequence]]:
-    """Yields the sequences of each forward pass; those of one dataset, so that one teacher scores.
+    """Yields the sequences of each forward pass, all of one dataset and so of one teacher.
 
-    In a pack the prompt of a group's rollouts stands once; padded rows are of similar length.
+    In a pack the shared prompt of a group's rollouts occurs once; padded rows have similar lengths.
     """
     for dataset in sorted({sequence.dataset for sequence in sequences}):
         of_dataset = [sequence for sequence in sequences if sequence.dataset == dataset]

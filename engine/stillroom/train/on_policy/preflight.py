@@ -1,4 +1,4 @@
-"""Checks of student and teacher before the first rollout is paid for.
+"""Checks student and teacher before time is spent on the first rollout.
 
 Shapes: N sampled tokens.
 """
@@ -29,10 +29,10 @@ from stillroom.types import Message, SamplingSettings
 _PROBE: list[Message] = [
     {"role": "user", "content": "Name three colours, and say why you like them."}
 ]
-"""The prompt that the student answers for the measurement."""
+"""The prompt of the answers on which sampler and trainer are compared."""
 _NUM_TOKENS = 24
 _NUM_ANSWERS = 2
-# Nats a token, on average: rounding in half precision adds up over the layers.
+# The mean difference in nats per token; rounding in half precision adds up over the layers.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _HALF_TOLERANCE = 0.1
 
@@ -102,7 +102,7 @@ def check_agreement(student: Student, algorithm: AlgorithmSection) -> list[str]:
 
 
 def _answers(student: Student) -> list[DecodedSequence]:
-    """Returns short answers of the student, sampled as they are in training."""
+    """Returns short answers of the student, sampled in the same way as in training."""
     loaded = student.loaded
     student.module.eval()
     prompt = ChatRenderer(loaded.tokenizer).prompt_ids(_PROBE, [])

@@ -1,4 +1,4 @@
-"""The metrics of an iteration's rollouts: lengths, endings, repetition, rewards, the curriculum."""
+"""The metrics of an iteration's rollouts: lengths, endings, repetition, rewards, curriculum."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,14 +14,14 @@ _NGRAM = 4
 def rollout_metrics(
     config: TrainConfig, sampled: IterationRollouts, iteration: int
 ) -> dict[str, float]:
-    """Returns the metrics of the rollouts that ended without an error; shares are of these."""
+    """Returns the metrics of an iteration's rollouts; all but `failed` leave failed ones out."""
     ended = [
         (one.outcome, one.rollout)
         for one in sampled.ended
         if not isinstance(one.outcome, FailedRollout)
     ]
     trajectories = [trajectory for trajectory, _ in ended]
-    # What the curriculum cuts off is not the student's fault, and has no reward.
+    # A rollout that the curriculum cuts off is not the student's fault, and has no reward.
     whole = [trajectory for trajectory, rollout in ended if not rollout.is_prefix]
     lengths = [sum(map(len, _sampled_turns(one.tokens))) for one in trajectories]
     metrics = {
@@ -46,7 +46,7 @@ def rollout_metrics(
 
 
 def _rewards(ended: Sequence[tuple[Trajectory, StudentRollout]]) -> dict[str, float]:
-    """Returns each dataset's mean reward, where there are several."""
+    """Returns the mean reward of each dataset, if there are several."""
     rewards: dict[int, list[float]] = {}
     for trajectory, rollout in ended:
         if trajectory.reward is not None and not rollout.is_prefix:
@@ -59,7 +59,7 @@ def _rewards(ended: Sequence[tuple[Trajectory, StudentRollout]]) -> dict[str, fl
 def _curriculum(
     config: TrainConfig, ended: Sequence[tuple[Trajectory, StudentRollout]], iteration: int
 ) -> dict[str, float]:
-    """Returns the curriculum's limits and what they cut off, if config.yml has a curriculum."""
+    """Returns the curriculum's limits and their effect, if config.yml has a curriculum."""
     section, limits = config.curriculum, limits_of(config, iteration)
     metrics: dict[str, float] = {}
     if section.first_turns is not None:
@@ -104,7 +104,7 @@ def _sampled_turns(trace: TokenTrace | None) -> Iterator[list[int]]:
 
 
 def repetition(turns: Sequence[Sequence[int]]) -> float:
-    """Returns the share of 4-grams of tokens that stood earlier in the same turn."""
+    """Returns the share of 4-grams of tokens that already occurred in the same turn."""
     num_repeated = total = 0
     for turn in turns:
         grams = [tuple(turn[i : i + _NGRAM]) for i in range(len(turn) - _NGRAM + 1)]

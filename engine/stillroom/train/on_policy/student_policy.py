@@ -1,4 +1,4 @@
-"""The student as the policy of its rollouts: bounded by the curriculum, helped by a teacher."""
+"""The policy of the student's rollouts: within the curriculum's limits, and helped by a teacher."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,21 +22,21 @@ class StudentRollout(ForgetfulRecorder):
 
     task: Task
     iteration: int
-    """The iteration in which it began, from 0."""
+    """The iteration in which the rollout began, counted from 0."""
     index: int
     seed: int
     limits: Limits
     teacher_turns: frozenset[int] = frozenset()
     turns: list[KnownTurn] = field(default_factory=list[KnownTurn])
     begun: BegunTurn | None = None
-    """The tokens of its next turn that are there already."""
+    """The tokens that its next turn already has; None: the turn begins anew."""
     is_stopped: bool = False
-    """Whether it has to go on in a later iteration."""
+    """Whether sampling was stopped, so that the rollout has to go on in a later iteration."""
     is_prefix: bool = False
-    """Whether the curriculum cut it off."""
+    """Whether the curriculum's prefix_tokens cut the rollout off."""
 
     def carried(self) -> CarriedRollout:
-        """Returns what a later iteration needs to go on with it."""
+        """Returns the state from which a later iteration can go on with the rollout."""
         return CarriedRollout(
             iteration=self.iteration, index=self.index, turns=self.turns, begun=self.begun
         )
@@ -50,7 +50,7 @@ class StudentRollout(ForgetfulRecorder):
         return self.turns[index].replies if index < len(self.turns) else None
 
     def start_over(self) -> None:
-        """Drops its turns: the state that its tools were in is gone."""
+        """Drops the turns so far, because the state of the rollout's tools is lost."""
         self.turns, self.begun = [], None
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:
@@ -63,31 +63,32 @@ class StudentRollout(ForgetfulRecorder):
 
 
 class TurnSampler(PolicyConversation, Protocol):
-    """A conversation whose turns can be bounded, come from elsewhere, and be broken off."""
+    """A conversation whose turns can be limited, added from another policy, and interrupted."""
 
     def add_turn(self, turn: SampledTurn) -> None:
-        """Appends a turn that another policy sampled: given tokens, the very same."""
+        """Appends the exact tokens of a turn that another policy sampled, as given tokens."""
         ...
 
     def begin_turn(self, begun: BegunTurn) -> None:
-        """Makes these the first tokens of the turn to be sampled next."""
+        """Makes the tokens of `begun` the first ones of the turn that is sampled next."""
         ...
 
     def begun_turn(self) -> BegunTurn:
-        """Returns what there is of the turn that sampling was stopped in."""
+        """Returns the tokens so far of the turn in which sampling was stopped."""
         ...
 
     def limit_turn(self, max_tokens: int) -> None:
-        """Bounds the next turn further than the settings do."""
+        """Limits the next turn to fewer tokens than the settings do."""
         ...
 
     def set_aside(self) -> None:
-        """Lets the others go on without this one, which will not ask for a turn soon."""
+        """Lets other conversations go on without this one, which will not ask for a turn soon."""
         ...
 
 
 class StudentPolicy:
-    """Lets the student take its turns, and the teacher those that the curriculum gives it."""
+    """A policy in which the student takes all turns but those that the curriculum gives a
+    teacher."""
 
     def __init__(
         self,
@@ -98,9 +99,9 @@ class StudentPolicy:
         teacher: HFPolicy | None = None,
         num_left_over: int = 0,
     ) -> None:
-        """`rollouts` are the rollouts there will be, by their key; max_tokens bounds a turn.
+        """`rollouts` are all rollouts to come, by key; `max_tokens` is the limit of a turn.
 
-        Once only `num_left_over` of them are not at their end, those are stopped where they are.
+        Once only `num_left_over` of the rollouts have not ended, these are stopped where they are.
         """
         self._student, self._teacher = student, teacher
         self._rollouts, self._max_tokens = rollouts, max_tokens
@@ -112,7 +113,8 @@ class StudentPolicy:
     ) -> AsyncGenerator["StudentConversation"]:
         """Opens the conversation of a rollout; its key and its iteration's seed fix its draws."""
         rollout = self._rollouts[seed_key]
-        # The same draws however the iterations' rollouts are told apart.
+        # Keyed by the index within the iteration, so that the draws don't depend on the number by
+        # which rollouts of different iterations are kept apart.
         key = f"{seed_key.rpartition(':')[0]}:{rollout.index}"
         async with AsyncExitStack() as stack:
             student = await stack.enter_async_context(
@@ -129,7 +131,8 @@ class StudentPolicy:
             try:
                 yield StudentConversation(student, teacher, rollout, self._max_tokens)
             finally:
-                # Before the student hears that this one has left: it then takes no further step.
+                # This comes before the student's conversation closes, so that a stop takes effect
+                # before the student takes a further step.
                 self._ended(rollout)
 
     def _ended(self, rollout: StudentRollout) -> None:
@@ -141,7 +144,7 @@ class StudentPolicy:
 
 
 class StudentConversation:
-    """One rollout's turns; both models read the very same tokens."""
+    """One rollout's conversation, in which student and teacher read exactly the same tokens."""
 
     def __init__(
         self,
@@ -186,7 +189,7 @@ class StudentConversation:
             self._teacher.reply(call, replies)
 
     def trace(self) -> TokenTrace | None:
-        """Returns the exact tokens; only the student's own are sampled ones."""
+        """Returns the exact tokens; only those of the student's own turns count as sampled."""
         return self._student.trace()
 
     @property
@@ -224,7 +227,7 @@ class StudentConversation:
 
 
 def _empty_turn() -> SampledTurn:
-    """Returns the turn of a rollout that may have no more tokens."""
+    """Returns the empty turn of a rollout that may have no more tokens."""
     return SampledTurn(
         message={"role": "assistant", "content": ""},
         finish_reason="length",

@@ -1,4 +1,4 @@
-"""The student answers: the rollouts of one iteration, and their exact tokens."""
+"""Samples the student's rollouts of one iteration, and returns their exact tokens."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -31,13 +31,13 @@ from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.collective import Collective
 from stillroom.types import SamplingSettings, TeacherRecord, Trajectory
 
-# Iterations' sampling seeds must not meet those of other training seeds.
+# The sampling seeds of iterations must not coincide with those of other training seeds.
 _SEED_STRIDE = 1_000_003
 
 
 @dataclass(frozen=True, slots=True)
 class SampledRollout:
-    """A rollout that is at its end, and a served teacher's scores of its tokens."""
+    """A finished rollout and, with a served teacher, the teacher's scores of its tokens."""
 
     outcome: Outcome
     rollout: StudentRollout
@@ -46,9 +46,9 @@ class SampledRollout:
 
 
 def prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task]]:
-    """Returns the prompts of each iteration; a batch may reach into the next epoch.
+    """Returns the prompts of each iteration, whose batch may reach into the next epoch.
 
-    Each has its datasets' prompts in proportion to their sizes, as far as whole prompts go.
+    Each batch has the datasets' prompts in proportion to their sizes, rounded to whole prompts.
     """
     size, seed = config.data.batch_size, config.trainer.seed
     stream = [
@@ -59,7 +59,7 @@ def prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task
 
 
 def _mixed(tasks: Sequence[Task], epoch: int, seed: int) -> list[Task]:
-    """Returns an epoch's tasks: each dataset in an order of its own, spread over the whole."""
+    """Returns an epoch's tasks, with each dataset shuffled and spread evenly over the epoch."""
     places: list[tuple[float, int, Task]] = []
     for dataset in sorted({task.dataset for task in tasks}):
         members = [task for task in tasks if task.dataset == dataset]
@@ -73,18 +73,18 @@ def _mixed(tasks: Sequence[Task], epoch: int, seed: int) -> list[Task]:
 
 @dataclass(frozen=True, slots=True)
 class IterationRollouts:
-    """The rollouts of one iteration, sorted by whether they are at their end."""
+    """The rollouts of one iteration: those that ended, and those that go on in the next."""
 
     ended: list[SampledRollout]
-    """The rollouts that are at their end, in the order in which they were begun."""
+    """The rollouts that have ended, in the order in which they were begun."""
     carried: list[CarriedRollout]
-    """Those that go on in the next iteration."""
+    """The rollouts that go on in the next iteration."""
     num_dropped: int
-    """Those that took longer than rollout.max_staleness allows."""
+    """The number of rollouts that took longer than rollout.max_staleness allows."""
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """The outcomes of the rollouts at their end."""
+        """The outcomes of the rollouts that have ended."""
         return [one.outcome for one in self.ended]
 
 
@@ -97,10 +97,10 @@ async def sample_rollouts(
     *,
     carried: Sequence[CarriedRollout],
 ) -> IterationRollouts:
-    """Samples the rollouts of an iteration and goes on with those `carried` into it.
+    """Samples the new rollouts of an iteration and goes on with the `carried` ones.
 
     A served teacher scores each rollout as it ends, while others are still being sampled. With
-    rollout.max_staleness 0, and in the last iteration, all of them come to their end.
+    rollout.max_staleness 0, and in the last iteration, every rollout is sampled to its end.
     """
     config = session.config
     num_new = len(batches[iteration]) * config.data.group_size
@@ -136,19 +136,19 @@ async def sample_rollouts(
                 environment.rollout_context(
                     policy, record, max_turns=limits_of(config, iteration).max_turns
                 ),
-                # Beside those that are sampled there are those that a server scores.
+                # Rollouts that a server scores are under way beside those that are being sampled.
                 concurrency=config.rollout.concurrency + teachers.num_scored_at_once,
                 on_outcome=keep,
                 recorder_for=begun.__getitem__,
             )
     except* RunCancelledError:
-        # Raised by `stop_before_update` below: all processes must reach it before one stops.
+        # `stop_before_update` below raises it again: all processes must get there before one stops.
         pass
     session.stop_before_update(session.step)
     for part in session.student.peers.gathered(done):
         done |= part
-    # A rollout's turns are known to the process that sampled it, so what `done` holds of another
-    # process's rollouts replaces the copies that were made here before sampling.
+    # Only the process that sampled a rollout knows its turns, so the entries of `done` from other
+    # processes replace the copies that were made here before sampling.
     begun = {
         key: done[key].rollout if key in done else rollout for key, rollout in all_begun.items()
     }
@@ -165,7 +165,7 @@ async def sample_rollouts(
 def _sampled_here(
     peers: Collective, begun: Mapping[RolloutKey, StudentRollout]
 ) -> dict[RolloutKey, StudentRollout]:
-    """Returns the rollouts that this process samples; those of one prompt stay together."""
+    """Returns the rollouts that this process samples; one prompt's rollouts stay together."""
     prompt_of = {key: (rollout.iteration, key.task_id) for key, rollout in begun.items()}
     prompts = list(dict.fromkeys(prompt_of.values()))
     mine = {prompts[index] for index in peers.share([1] * len(prompts))}
@@ -173,14 +173,14 @@ def _sampled_here(
 
 
 def limits_of(config: TrainConfig, iteration: int) -> Limits:
-    """Returns what the curriculum says of an iteration's rollouts."""
+    """Returns the curriculum's limits for an iteration's rollouts."""
     return limits_at(config.curriculum, iteration, max_turns=config.rollout.max_turns)
 
 
 def _begun(
     config: TrainConfig, batches: Sequence[Sequence[Task]], carried: CarriedRollout
 ) -> tuple[RolloutKey, StudentRollout]:
-    """Returns a rollout as it stands; what is drawn for it follows from where it began."""
+    """Returns a new or carried rollout, with the seed and limits of the iteration it began in."""
     iteration, index = carried.iteration, carried.index
     task = batches[iteration][index // config.data.group_size]
     seed = config.trainer.seed * _SEED_STRIDE + iteration
@@ -195,7 +195,7 @@ def _begun(
         turns=list(carried.turns),
         begun=carried.begun,
     )
-    # Unlike those of other iterations, in which the same task may stand.
+    # The key differs from those of other iterations, in which the same task may occur.
     largest = config.data.batch_size * config.data.group_size
     return RolloutKey(task.task_id, iteration * largest + index), rollout
 
@@ -209,7 +209,7 @@ async def _open_policy(
     teachers: Teachers,
     num_left_over: int,
 ) -> AsyncGenerator[StudentPolicy]:
-    """Opens the policy that answers: the student, and the teacher where it is to write turns."""
+    """Opens the policy that samples: the student, and the teacher if it writes some turns."""
     turns = anyio.Lock()
     is_helped = any(rollout.teacher_turns for rollout in begun.values())
     async with AsyncExitStack() as stack:
@@ -241,7 +241,7 @@ async def _open_policy(
 
 
 def nothing_sampled(outcomes: Sequence[Outcome], iteration: int) -> EngineError:
-    """Returns the error of an iteration that has nothing to learn from."""
+    """Returns the error of an iteration without any sampled token to learn from."""
     failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
     if failed:
         return RunError(
@@ -257,7 +257,7 @@ def nothing_sampled(outcomes: Sequence[Outcome], iteration: int) -> EngineError:
 
 
 def sequences_of(sampled: Sequence[SampledRollout]) -> list[TrainingSequence]:
-    """Returns the rollouts' exact tokens; one in which nothing was sampled teaches nothing."""
+    """Returns the rollouts' exact tokens, without rollouts that failed or have no sampled token."""
     sequences: list[TrainingSequence] = []
     for one in sampled:
         rollout = one.outcome

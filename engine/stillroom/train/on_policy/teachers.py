@@ -1,4 +1,4 @@
-"""The teachers that score the student's tokens: models in this process, or behind servers."""
+"""The teachers that score the student's tokens: models in this process or on servers."""
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -27,9 +27,9 @@ class Teachers:
     """The teachers of a run. Use as an async context manager."""
 
     local: Mapping[int, LocalTeacher] = field(default_factory=dict[int, LocalTeacher])
-    """Those in this process, by the dataset they are for: they score in the update."""
+    """The teachers in this process, by dataset; they score during the update."""
     served: Mapping[int, ServedTeacher] = field(default_factory=dict[int, ServedTeacher])
-    """Those behind servers, by the dataset they are for: they score each rollout as it ends."""
+    """The teachers on servers, by dataset; they score each rollout as soon as it ends."""
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
@@ -53,7 +53,7 @@ class Teachers:
     async def score(self, outcome: Outcome, dataset: int) -> TeacherScores | FailedRollout | None:
         """Returns a server's scores of a finished rollout's tokens; None if no server scores it.
 
-        A rollout that could not be scored is returned as a failed one: nothing can stand in for
+        A rollout that could not be scored is returned as a failed one, since nothing can replace
         the scores.
         """
         served = self.served.get(dataset)
@@ -73,7 +73,7 @@ def load_teachers(
     config: TrainConfig,
     student: Student,
 ) -> Teachers:
-    """Returns the teachers that config.yml names, each once; those in this process are checked."""
+    """Loads each teacher that config.yml names once, and checks those in this process."""
     if not config.teachers:
         raise ConfigError("dataset_type distill needs teacher.path", "name the teacher's model")
     local: dict[DatasetTeacher, LocalTeacher] = {}

@@ -1,4 +1,4 @@
-"""The configured loss of each sampled token, and the sums over tokens that become metrics.
+"""The configured loss of each sampled token, and the sums over tokens from which metrics are made.
 
 Shapes: N sampled tokens of a microbatch, or of a tile of it.
 """
@@ -39,20 +39,20 @@ _SUMS = (
 
 @dataclass(frozen=True, slots=True)
 class KnownTokens:
-    """What is known of sampled tokens before they are scored."""
+    """The numbers known of sampled tokens before the teacher scores them."""
 
     sampler_N: Tensor
-    """The log-probabilities (nats) that they were sampled with."""
+    """The log-probabilities (nats) with which the tokens were sampled."""
     rewards_N: Tensor
-    """What rewards add to their advantages."""
+    """The part of the tokens' advantages that comes from rewards."""
     old_N: Tensor | None
-    """Log-probabilities by the student as it was before the iteration's first step; None: that is
-    the student as it is now."""
+    """The log-probabilities (nats) by the weights before the iteration's first step; None: those
+    are the current weights."""
     dataset: int
-    """The dataset whose teacher scores them."""
+    """The index of the dataset whose teacher scores the tokens."""
 
     def part(self, part: slice) -> "KnownTokens":
-        """Returns the same for some of the tokens."""
+        """Returns the numbers of some of the tokens."""
         old_N = None if self.old_N is None else self.old_N[part]
         return KnownTokens(self.sampler_N[part], self.rewards_N[part], old_N, self.dataset)
 
@@ -63,13 +63,15 @@ class UpdateStats:
 
     loss: float = 0.0
     entropy: float = 0.0
-    """Of the student: exact if the loss sees its whole distribution, else -log p of the tokens."""
+    """The student's entropy (nats): exact if the loss sees its whole distribution, else -log p of
+    the sampled tokens."""
     logprob_gap: float = 0.0
-    """|trainer - sampler| log-probability of tokens seen before the first optimiser step."""
+    """|log p_trainer - log p_sampler| of the tokens that were scored before the first optimiser
+    step."""
     num_tokens: int = 0
     num_fresh_tokens: int = 0
     ratio: float = 0.0
-    """p_now / p_when_sampled."""
+    """The ratio p_now / p_when_sampled."""
     largest_ratio: float = 0.0
     num_clipped: int = 0
     num_capped: int = 0
@@ -77,7 +79,8 @@ class UpdateStats:
     squared_advantage: float = 0.0
     num_advantages: int = 0
     of_datasets: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
-    """By dataset: the sum of log p_sampler - log p_teacher over its tokens, and their number."""
+    """The sum of log p_sampler - log p_teacher over the tokens of each dataset, and their
+    number."""
     steps: list[StepInfo] = field(default_factory=list[StepInfo])
 
     @property
@@ -96,7 +99,7 @@ class UpdateStats:
             self.largest_ratio = max(self.largest_ratio, ratios_N.max().item())
 
     def add_advantages(self, advantages_N: Tensor) -> None:
-        """Adds the tokens' advantages, of rewards and teacher together."""
+        """Adds the tokens' advantages, from rewards and the teacher together."""
         self.advantage += advantages_N.sum().item()
         self.squared_advantage += advantages_N.square().sum().item()
         self.num_advantages += len(advantages_N)
@@ -120,9 +123,10 @@ class UpdateStats:
         self.of_datasets[dataset] = before + gaps, tokens + count
 
     def metrics(self, *, is_clipped: bool, is_capped: bool) -> dict[str, float]:
-        """Returns the means, named as in events.jsonl.
+        """Returns the means over tokens, named as in events.jsonl.
 
-        is_clipped, is_capped: whether the loss clips or caps ratios, so that a share is known.
+        is_clipped, is_capped: whether the loss clips or caps ratios, so that the share of such
+        tokens is a metric.
         """
         tokens = max(1, self.num_tokens)
         metrics = {
@@ -153,7 +157,7 @@ class UpdateStats:
 def token_losses(
     scores: TokenScores, known: KnownTokens, algorithm: AlgorithmSection, stats: UpdateStats
 ) -> Tensor:
-    """Returns the loss of each sampled token and adds to the statistics."""
+    """Returns the loss of each sampled token, [N], and adds the tokens' numbers to `stats`."""
     student_N, teacher_N = scores.student_N, scores.teacher_N
     now_N = student_N.detach()
     sampler_N, rewards_N = known.sampler_N, known.rewards_N
@@ -175,7 +179,7 @@ def token_losses(
 def _sampled_losses(
     scores: TokenScores, known: KnownTokens, algorithm: AlgorithmSection, stats: UpdateStats
 ) -> Tensor:
-    """Returns the losses that need the probability of the sampled token alone."""
+    """Returns the tokens' losses, [N], if they need only the sampled tokens' probabilities."""
     student_N, cap, coef = scores.student_N, algorithm.importance_cap, algorithm.kl_coef
     sampler_N = old_N = known.sampler_N
     weights_N = torch.ones_like(sampler_N)

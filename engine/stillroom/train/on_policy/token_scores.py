@@ -1,4 +1,4 @@
-"""What student and teacher say of each sampled token, as far as the loss needs it.
+"""The scores of each sampled token by student and teacher, as far as the loss needs them.
 
 The teacher is a model in this process, or its scores came from a server. The student's gradient is
 formed by hand where its head allows it (models/cpu), else by autograd; `add_gradient_with_teacher`
@@ -35,7 +35,7 @@ from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.student.model import Student
 
 Losses = Callable[[slice, TokenScores], Tensor]
-"""The losses of some of a microbatch's tokens, [n], whose sum's gradient is wanted."""
+"""Returns the losses of some of a microbatch's tokens, [n], from their slice and scores."""
 
 
 def add_gradient_with_teacher(
@@ -48,7 +48,7 @@ def add_gradient_with_teacher(
 ) -> None:
     """Adds the gradient of the losses' sum; the teacher is a model in this process.
 
-    teacher_batch: the same sequences, as the teacher runs them.
+    teacher_batch: the same sequences, collated for the teacher.
     """
     by_hand, teacher_by_hand = student.by_hand, teacher.head.by_hand
     if (
@@ -86,9 +86,9 @@ def score_with_teacher(
     teacher_batch: TokenBatch,
     algorithm: AlgorithmSection,
 ) -> TokenScores:
-    """Returns the scores, with autograd's gradient.
+    """Returns the scores of the batch's trained tokens, with autograd's gradient.
 
-    teacher_batch: the same sequences, as the teacher runs them.
+    teacher_batch: the same sequences, collated for the teacher.
     """
     scorer = _LocalScorer(teacher, batch, teacher_batch, algorithm)
     tile_size = min(student.head.max_positions, teacher.head.max_positions)
@@ -96,11 +96,11 @@ def score_with_teacher(
 
 
 class _Scorer(Protocol):
-    """A teacher that says what it finds of the tokens of one batch, tile by tile."""
+    """A teacher that scores the tokens of one batch, tile by tile."""
 
     @property
     def needs_distribution(self) -> bool:
-        """Whether `compare` looks at the student's distributions."""
+        """Whether `compare` reads the student's distributions."""
         ...
 
     @property
@@ -109,18 +109,18 @@ class _Scorer(Protocol):
         ...
 
     def num_columns(self, vocab_size: int) -> int:
-        """Returns how many columns of the student's logits, [n, V], it compares with its own."""
+        """Returns the number of columns of the student's logits, [n, V], that are compared."""
         ...
 
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
-        """Returns what it says of a tile, beside the student's log-probabilities."""
+        """Returns the teacher's scores of a tile, given the student's log-probabilities for it."""
         ...
 
 
 def _score_by_autograd(
     student: Student, scorer: _Scorer, batch: TokenBatch, tile_size: int
 ) -> TokenScores:
-    """Returns the scores; neither model's logits are held for all tokens at once."""
+    """Returns the scores, without holding either model's logits for all tokens at once."""
 
     def score(hidden_nH: Tensor, part: slice) -> Tensor:
         with student.autocast():
@@ -128,7 +128,7 @@ def _score_by_autograd(
         student_n = token_logprobs(student_nV, batch.targets_N[part])
         shared_nV = student_nV[:, : scorer.num_columns(student_nV.shape[1])]
         with torch.no_grad():
-            # Where nobody looks at them, buffers as large as the logits are not formed.
+            # Buffers as large as the logits are formed only if the scorer reads them.
             logprobs_nV = shared_nV.detach()
             if scorer.needs_distribution:
                 logprobs_nV = torch.log_softmax(logprobs_nV, dim=-1)
@@ -162,7 +162,7 @@ class _LocalScorer:
         algorithm: AlgorithmSection,
         by_hand: HandGradients | None = None,
     ) -> None:
-        """`by_hand`: the teacher's head in main memory, if the student's is used so too."""
+        """`by_hand`: the teacher's head in main memory, if the student's is there too."""
         self._head, self._by_hand = teacher.head, by_hand
         self._targets_N = batch.targets_N
         self._algorithm = algorithm
@@ -185,7 +185,7 @@ class _LocalScorer:
         targets_n = self._targets_N[part]
         if self._by_hand is not None:
             teacher_nV = self._by_hand.logprobs_of_tile(self._hidden_NH[part])
-            # Before the divergence overwrites them.
+            # Gathered before the divergence overwrites them.
             teacher_n = teacher_nV.gather(1, targets_n[:, None])[:, 0]
         else:
             teacher_nV = self._head.logits(self._hidden_NH[part])
@@ -203,7 +203,7 @@ class _LocalScorer:
 
 
 class _ServedScorer:
-    """What a server has said of each sequence's tokens."""
+    """A server's scores of each sequence's tokens."""
 
     is_baseline = False
 
@@ -235,7 +235,7 @@ class _ServedScorer:
 def _divergence_form(
     algorithm: AlgorithmSection,
 ) -> Callable[[Tensor, Tensor, Tensor], Divergence] | None:
-    """Returns the divergence that the loss needs of a teacher in this process; None: none."""
+    """Returns the divergence that the loss needs from a teacher in this process, or None."""
     if algorithm.loss_fn == "top_k_reverse_kl":
         return functools.partial(top_k_reverse_kl, k=algorithm.top_k)
     if algorithm.loss_fn == "jsd":

@@ -1,7 +1,7 @@
-"""The token sequences that an on-policy update trains on, with all that is known of their tokens.
+"""The token sequences that an on-policy update trains on, with the numbers known of each token.
 
-They begin as what a rollout left (`student_rollouts.sequences_of`); `prepare_sequences` adds what
-their rewards say of each token, and `policy_update` runs them.
+`student_rollouts.sequences_of` makes them from rollouts, `prepare_sequences` adds each token's
+advantage from rewards, and `policy_update` trains on them.
 Shapes: N sampled tokens of a microbatch.
 """
 
@@ -23,22 +23,24 @@ from stillroom.train.on_policy.token_losses import KnownTokens
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """One rollout of the student as tokens; every list has a number for each sampled token."""
+    """One rollout of the student as tokens; each list has one number for each sampled token."""
 
     tokens: TokenSequence
     sampler_logprobs: list[float]
-    """The log-probabilities (nats) that the tokens were sampled with."""
+    """The log-probabilities (nats) with which the tokens were sampled."""
     teacher: TeacherScores | None = None
-    """A served teacher's scores; None: a teacher in this process scores them in the update."""
+    """A served teacher's scores; None: a teacher in this process scores the tokens in the
+    update."""
     dataset: int = 0
-    """The index in `data.train_file` of the file its prompt is from, which decides its teacher."""
+    """The index in `data.train_file` of its prompt's file, which determines its teacher."""
     reward: float | None = None
     prompt: str = ""
-    """Its task's id: rollouts of one prompt are a group."""
+    """The id of its task; the rollouts of one prompt form a group."""
     advantages: list[float] | None = None
-    """What its reward adds to each token's advantage; None: nothing."""
+    """The part of each token's advantage that comes from the reward; None: rewards don't count."""
     trainer_logprobs: list[float] | None = None
-    """By the student as it was before the iteration's first step; None: that is not needed."""
+    """The log-probabilities (nats) by the weights before the iteration's first step; None if they
+    are not needed."""
 
 
 def prepare_sequences(
@@ -49,9 +51,9 @@ def prepare_sequences(
 ) -> list[TrainingSequence]:
     """Returns the sequences with their rewards' advantages, if rewards count in the loss.
 
-    If the algorithm masks special tokens, `special_ids` are only read, and sequences with no other
-    sampled token are left out.
-    Raises DataError if rewards are to count and there are none.
+    If the algorithm masks special tokens, the tokens in `special_ids` are read but not trained on,
+    and sequences with no other sampled token are left out. Raises DataError if rewards count and no
+    rollout has one.
     """
     advantages: list[float] | None = None
     if algorithm.reward_coef > 0:
@@ -82,14 +84,14 @@ def prepare_sequences(
 
 
 def special_token_ids(loaded: LoadedModel) -> frozenset[int]:
-    """Returns the tokens that are not text: marks of the chat template, and what ends a turn."""
+    """Returns the ids of tokens that are not text: the chat template's marks and ends of turns."""
     added = loaded.tokenizer.added_tokens_decoder.items()
     marks = {token_id for token_id, token in added if token.special}
     return frozenset(marks | set(loaded.tokenizer.all_special_ids) | set(loaded.stop_ids))
 
 
 def _without(special_ids: AbstractSet[int], sequence: TrainingSequence) -> TrainingSequence:
-    """Returns the sequence with these tokens read, but not trained."""
+    """Returns the sequence with the tokens in `special_ids` read but not trained on."""
     ids, trained = sequence.tokens.ids, sequence.tokens.trained
     is_kept = [
         is_trained and token not in special_ids
@@ -114,7 +116,7 @@ def _without(special_ids: AbstractSet[int], sequence: TrainingSequence) -> Train
 
 
 def known_tokens(sequences: Sequence[TrainingSequence], device: torch.device) -> KnownTokens:
-    """Returns what is known of the sequences' sampled tokens before they are scored, in order."""
+    """Returns the numbers known of the sequences' sampled tokens before the teacher scores them."""
 
     def joined(lists: Iterable[list[float]]) -> Tensor:
         return torch.tensor([number for one in lists for number in one], device=device)

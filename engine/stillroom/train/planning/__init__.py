@@ -1,1 +1,1 @@
-"""What a training run will need, forecast before it is started."""
+"""The forecast of a training run: the memory, disk and time that it will need."""

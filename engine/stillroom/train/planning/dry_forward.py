@@ -1,4 +1,4 @@
-"""Measures a model's size and what a forward pass keeps, without weights: on the meta device."""
+"""Measures a model's size and a forward pass's activations on the meta device, without weights."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ from stillroom.models.resolve import ModelLocation
 from stillroom.train.planning.forecast import ModelSize
 
 _PROBES = (32, 64, 96)
-# Half a byte, and the scales of its blocks.
+# Half a byte for each weight, and the scales of its block.
 _NF4_BYTES = 0.5625
 
 
 class _AnswersOne(TorchDispatchMode):
-    """Answers 1 to code that reads a number from a tensor, since meta tensors hold none."""
+    """Returns 1 to code that reads a number from a tensor, since meta tensors hold no numbers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -60,7 +60,7 @@ def size_of(model: Any, *, is_quantized: bool = False) -> ModelSize:
 
 
 def _saved_by_quantizing(model: Any) -> int:
-    """Returns the bytes that 4 bits save on the frozen matrices, all but the output head's."""
+    """Returns the bytes that nf4 saves on all frozen matrices except the output head's."""
     head = _base(model).get_output_embeddings()
     frozen = [
         module.weight
@@ -75,10 +75,10 @@ def _base(model: Any) -> Any:
 
 
 def _activation_bytes(model: Any) -> float:
-    """Returns the bytes kept of each token, without those that attention keeps of token pairs.
+    """Returns the activation bytes of each token, without attention's bytes for pairs of tokens.
 
-    The meta device's attention keeps its probabilities; that of the CPU and of CUDA doesn't. So
-    three lengths are tried, and the part that grows with their square is left out.
+    On the meta device attention keeps its probabilities, which it does not on CPU and CUDA. So
+    three lengths are tried, and the part that grows with the length's square is left out.
     """
     body: nn.Module = _base(model).get_decoder()
     low, middle, high = (_kept_bytes(body, num_tokens) for num_tokens in _PROBES)

@@ -14,29 +14,29 @@ _USABLE_SHARE = 0.9
 
 
 class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What a training run would need, before anything is trained."""
+    """The forecast of a training run's steps, memory, disk and time, before anything is trained."""
 
     method: str
     device: str
     rows: int
-    """Rows, pairs or prompts that will be trained on."""
+    """The number of rows, pairs or prompts that will be trained on."""
     skipped: dict[str, int]
     """The number of rows that would be left out, by reason."""
     longest_tokens: int | None
     epoch_tokens: int | None
-    """Tokens of all rows together; None where the student samples them (distill)."""
+    """The number of tokens of all rows together; None if the student samples them (distill)."""
     steps: int
     parameters: int
     trained_parameters: int
     memory_gb: float
-    """The most memory that the training process holds; of several processes, the most on one GPU
-    or in this machine's main memory."""
+    """The most memory (GB) that the training process holds; with several processes, the most on one
+    GPU or in this machine's main memory."""
     memory_parts_gb: dict[str, float]
     memory_free_gb: float
     measured_memory_gb: float | None
-    """The most memory that a short trial held; None if there was no trial."""
+    """The most memory (GB) that a short trial held; None if there was no trial."""
     seconds: float | None
-    """The time of training without loading the model; None if there was no trial."""
+    """The time of training in seconds, without loading the model; None if there was no trial."""
     tokens_per_s: float | None
     checkpoint_gb: float
     disk_gb: float
@@ -46,7 +46,7 @@ class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that would make the run fit, the mildest first."""
     notes: list[str]
     checks: list[str] = []
-    """distill: the results of checking student and teacher."""
+    """The results of checking student and teacher (distill)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +58,23 @@ class ModelSize:
     trained_bytes: int
     num_trained: int
     activation_bytes: float
-    """Bytes that a forward pass keeps of each token for the backward pass."""
+    """The bytes that a forward pass keeps of each token for the backward pass."""
     vocab_size: int
     tile_positions: int
-    """Positions whose logits are in memory at a time."""
+    """The number of positions whose logits are in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The number of processes that training is spread over, and what each holds."""
+    """The processes that training is spread over, and the share of memory that each holds."""
 
     num_processes: int = 1
     num_sharing: int = 1
-    """Processes that share this machine's main memory; 1 on GPUs, each of which has its own."""
+    """The number of processes that share this machine's main memory; 1 on GPUs, each with its
+    own."""
     gathered_bytes: int | None = None
-    """fsdp2: bytes of the weights that are gathered at a time, with their gradient; else None."""
+    """The bytes of the weights that fsdp2 gathers at a time, with their gradients; None without
+    fsdp2."""
 
     def over(self, size: ModelSize) -> ModelSize:
         """Returns the size of the part of a model that one process holds."""
@@ -91,28 +93,28 @@ ONE_PROCESS = Spread()
 
 @dataclass(frozen=True, slots=True)
 class RowTokens:
-    """The lengths in tokens of what is trained on: of sequences, or of both sides of pairs."""
+    """The lengths in tokens of the sequences or pairs to train on, and the number of rows."""
 
     lengths: Sequence[int]
     num_rows: int
     num_held_out: int = 0
     skipped: Mapping[str, int] | None = None
     num_first_steps: int = 0
-    """Steps of a cold start, before the first rollout."""
+    """The number of a cold start's steps, before the first rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The speed of a short trial."""
+    """The speed that a short trial measured."""
 
     token_s: float
-    """Seconds of forward and backward pass per token."""
+    """The seconds of forward and backward pass per token."""
     step_s: float
-    """Seconds of the optimiser per step."""
+    """The seconds of the optimiser per step."""
 
 
 def num_steps(config: TrainConfig, num_units: int) -> int:
-    """Returns the optimiser steps over sequences or pairs, or the iterations over prompts."""
+    """Returns the number of steps over sequences or pairs, or of iterations over prompts."""
     per_epoch = math.ceil(num_units / config.data.batch_size)
     if config.dataset_type != "distill":
         return per_epoch * config.trainer.num_epochs
@@ -122,7 +124,7 @@ def num_steps(config: TrainConfig, num_units: int) -> int:
 
 
 def pass_tokens(longest: Sequence[int], *, max_tokens: int) -> int:
-    """Returns how many tokens the largest forward pass over such sequences has."""
+    """Returns the tokens of the largest forward pass, from the longest sequences' lengths."""
     return min(sum(longest), max(max_tokens, max(longest, default=0)))
 
 
@@ -135,9 +137,9 @@ def memory_parts(
     cache_bytes: int = 0,
     spread: Spread = ONE_PROCESS,
 ) -> dict[str, float]:
-    """Returns the most bytes that training holds, by what they are for.
+    """Returns the most bytes that training holds, by purpose.
 
-    They are those on one GPU, or of all processes in this machine's main memory.
+    These are the bytes on one GPU, or of all processes in this machine's main memory.
     """
     size = spread.over(size)
     logits = min(tokens, size.tile_positions) * size.vocab_size * 4
@@ -157,7 +159,7 @@ def memory_parts(
 
 
 def recomputed_bytes(activation_bytes: float, *, num_layers: int, state_bytes: int) -> float:
-    """Returns the bytes kept of each token with gradient checkpointing.
+    """Returns the activation bytes of each token with gradient checkpointing.
 
     These are the inputs of all layers, and the activations of the one layer that is recomputed.
     """
@@ -165,17 +167,17 @@ def recomputed_bytes(activation_bytes: float, *, num_layers: int, state_bytes: i
 
 
 def checkpoint_bytes(size: ModelSize, *, is_final: bool) -> int:
-    """Returns the bytes of a checkpoint; that of a step also holds the optimiser's two moments."""
+    """Returns the bytes of a checkpoint; only a final one lacks the optimiser's two moments."""
     weights = size.trained_bytes
     return weights if is_final else 3 * weights
 
 
 def disk_bytes(config: TrainConfig, size: ModelSize, *, steps: int) -> int:
-    """Returns the bytes that a run's checkpoints take at most."""
+    """Returns the most bytes that a run's checkpoints take on disk."""
     every, keep = config.trainer.save_step, config.trainer.keep_checkpoints
     num = (steps - 1) // every if every > 0 and steps > 0 else 0
     if keep is not None and num > keep:
-        # One more while it is written, and the best one.
+        # One more exists while a checkpoint is written, and the best one is kept too.
         num = keep + 1 + (config.trainer.early_stop is not None)
     return num * checkpoint_bytes(size, is_final=False) + checkpoint_bytes(size, is_final=True)
 
@@ -183,7 +185,7 @@ def disk_bytes(config: TrainConfig, size: ModelSize, *, steps: int) -> int:
 def run_seconds(
     config: TrainConfig, speed: Speed, *, steps: int, epoch_tokens: int, held_out_share: float
 ) -> float:
-    """Returns the seconds of all steps, with validation and DPO's reference as forward passes."""
+    """Returns the seconds of all steps, with forward passes for validation and DPO's reference."""
     epochs = config.trainer.num_epochs
     # A forward pass is a third of a forward and a backward one.
     forward_only = (1 / 3 if config.dataset_type == "dpo" else 0) + held_out_share * epochs / 3
@@ -196,7 +198,7 @@ def fits(need: float, free: float) -> bool:
 
 
 def describe_settings(needs: Mapping[str, float], free: float) -> list[str]:
-    """Returns the settings that fit with the memory they need; if none fits, the smallest one."""
+    """Returns each setting that fits, with the memory it needs; if none fits, the smallest one."""
     enough = [name for name, need in needs.items() if fits(need, free)]
     if enough:
         return [f"{name} needs {needs[name] / GB:.2f} GB" for name in enough]

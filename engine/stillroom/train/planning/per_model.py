@@ -1,4 +1,4 @@
-"""A list in model.path: one request for each model, and the forecast of all their runs."""
+"""Splits a request with a list in model.path into one for each model, and joins their forecasts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +16,10 @@ _Request = TypeVar("_Request", bound=PlanTraining)
 
 
 def requests_per_model(workspace: Workspace, request: _Request) -> list[_Request]:
-    """Returns the request, or where model.path is a list one request for each of its models.
+    """Returns the request alone, or one request for each model if model.path is a list.
 
-    Each names its model in an override.
-    Raises ConfigError for a list that holds anything but names, or a name twice.
+    Each of several requests names its model in an override. Raises ConfigError for a list that
+    holds anything but names, or a name twice.
     """
     config_file = workspace.existing(request.config, what="config")
     paths = _model_paths(config_file, request.overrides)
@@ -30,7 +30,7 @@ def requests_per_model(workspace: Workspace, request: _Request) -> list[_Request
 
 
 def _model_paths(config_file: Path, overrides: Sequence[str]) -> list[str] | None:
-    """Returns the models in model.path; None if model.path is no list."""
+    """Returns the models in model.path, or None if model.path is not a list."""
     section: Any = read_config(config_file, overrides).get("model")
     value: Any = section.get("path") if isinstance(section, dict) else None
     if not isinstance(value, list):
@@ -58,8 +58,8 @@ def combined_forecast(
 ) -> TrainingForecast:
     """Returns one forecast for runs that follow one another.
 
-    Memory is that of the run that needs most, disk and time are those of all runs together, and
-    the notes name each run.
+    Its memory is that of the run that needs most, its disk and time are the sums over all runs, and
+    its notes name each run.
     """
     if len(forecasts) == 1:
         return forecasts[0]

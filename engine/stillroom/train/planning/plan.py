@@ -1,4 +1,4 @@
-"""plan_training: forecasts a run's memory, disk and time, and says what to change."""
+"""plan_training: forecasts a run's memory, disk and time, and suggests changes if it won't fit."""
 
 import shutil
 from collections.abc import Sequence
@@ -38,15 +38,16 @@ class _Rows:
 
     tokens: RowTokens
     units: list[trial.Unit] = field(default_factory=list[trial.Unit])
-    """The sequences or pairs that a trial takes its steps on."""
+    """The sequences or pairs for the steps of a trial."""
     tasks: list[Task] = field(default_factory=list[Task])
-    """distill: the prompts of the first file, which a trial samples."""
+    """The prompts of the first file, which a trial samples (distill)."""
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
-    """Returns what the run would need. Raises an EngineError for what would end it.
+    """Returns the forecast of a run. Raises an EngineError for anything that would end the run.
 
-    All rows are rendered. A model that fits is loaded and tried for two steps.
+    All rows are rendered. A model that fits is loaded and tried for two steps (distill: for one
+    short iteration).
     """
     plan = plan_request(workspace, request)
     unloaded = load_without_weights(workspace, plan.config)
@@ -55,7 +56,7 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
     rows = _rendered(plan, unloaded)
     tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
     spread = unloaded.spread
-    # By now all libraries are loaded but no weights, so this is what the process itself takes.
+    # By now all libraries are loaded but no weights, so this is the process's own memory.
     is_cuda = unloaded.device.type == "cuda"
     process_bytes = 0 if is_cuda else psutil.Process().memory_info().rss
     parts = forecast.memory_parts(

@@ -1,4 +1,4 @@
-"""How many processes a run trains in, and how that changes its memory and time."""
+"""The number of processes that a run trains in, and how that changes its memory and time."""
 
 import os
 from dataclasses import replace
@@ -13,9 +13,9 @@ from stillroom.train.student.sharding import gathered_bytes
 
 
 def process_count(section: LauncherSection) -> int:
-    """Returns the number of processes on all machines: as configured, or one for each GPU.
+    """Returns the number of processes on all machines, as configured or one for each GPU.
 
-    Raises ConfigError if neither gives a number.
+    Raises ConfigError if no number is configured and there are no GPUs to count.
     """
     if section.num_processes is not None:
         return section.num_processes
@@ -41,14 +41,14 @@ def spread_of(launcher: LauncherSection, empty: Any, device: torch.device) -> Sp
 
 
 def shared_speed(speed: Speed, spread: Spread) -> Speed:
-    """Returns the speed of all processes together, as far as each has a GPU or a core."""
+    """Returns the speed of all processes together, counting no more of them than GPUs or cores."""
     cores = (os.cpu_count() or 1) // torch.get_num_threads()
     at_once = spread.num_processes if spread.num_sharing == 1 else cores
     return replace(speed, token_s=speed.token_s / max(1, min(spread.num_processes, at_once)))
 
 
 def spread_notes(launcher: LauncherSection, spread: Spread) -> list[str]:
-    """Returns notes on what the forecast for several processes means."""
+    """Returns notes that explain a forecast for several processes; none for one process."""
     if spread.num_processes == 1:
         return []
     machines = f" on {launcher.num_machines} machines" if launcher.num_machines > 1 else ""

@@ -1,4 +1,4 @@
-"""Tries two steps of a run, whose result is thrown away, to measure their time and memory."""
+"""Tries two steps of a run to measure their time and memory; their result is thrown away."""
 
 import time
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from stillroom.train.student.model import Student, load_student
 from stillroom.train.student.optimizer import Optimizer
 
 Unit = TokenSequence | TokenPair
-"""One item of a batch."""
+"""One item of a batch: a sequence or a pair."""
 
-# Floating-point operations of one tried step: a few seconds on the slowest machine that is
+# The most floating-point operations of one tried step: a few seconds on the slowest machine that is
 # useful for training.
 MOST_OPERATIONS = {"cpu": 1e12, "cuda": 3e14}
 
@@ -29,13 +29,13 @@ class Trial:
 
     speed: Speed
     memory_gb: float
-    """The most memory of the whole process (on CUDA: on the GPU)."""
+    """The most memory (GB) of the whole process (on CUDA: on the GPU)."""
     is_partial: bool
-    """Whether they had fewer rows than a batch."""
+    """Whether the tried steps had fewer rows than a batch."""
 
 
 def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) -> Trial:
-    """Takes a step on the longest rows, for the memory, and one on the first rows, for the time."""
+    """Measures the memory of a step on the longest rows and the time of one on the first rows."""
     student = load_student(workspace, config.model, seed=config.trainer.seed)
     num_parameters = sum(p.numel() for p in student.module.parameters())
     # Forward and backward pass take about 6 operations for each parameter and token.
@@ -74,7 +74,7 @@ def _within(units: Sequence[Unit], max_tokens: int) -> list[Unit]:
 def _step(
     student: Student, config: TrainConfig, units: Sequence[Unit], optimizer: Optimizer
 ) -> tuple[float, float]:
-    """Returns the seconds of the passes and of the optimiser."""
+    """Takes one step and returns the seconds of its passes and of its optimiser."""
     pairs = [unit for unit in units if isinstance(unit, TokenPair)]
     referenced = add_reference(student, pairs, is_mean=config.dpo.loss == "ipo") if pairs else []
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Tries a short iteration of distillation, whose result is thrown away, to measure its time.
+"""Tries a short iteration of distillation to measure its time; its result is thrown away.
 
 Planning has no effects, so no tool is called: each rollout has one short turn.
 """
@@ -32,15 +32,16 @@ class RolloutTrial:
     """The measurements of a short iteration."""
 
     token_s: float
-    """Seconds per sampled token: sampling, scoring and learning together."""
+    """The seconds per sampled token for sampling, scoring and learning together."""
     answer_tokens: float
-    """Tokens of a turn: the measured mean, or rollout.max_tokens if the trial cut turns off."""
+    """The tokens of a turn: the measured mean, or rollout.max_tokens if the trial cut a turn
+    off."""
     is_cut: bool
     """Whether the trial cut off a turn."""
     memory_gb: float
 
     def seconds(self, config: TrainConfig, steps: int, *, token_s: float) -> float:
-        """Returns the seconds of `steps` iterations with one turn a rollout."""
+        """Returns the seconds of `steps` iterations whose rollouts have one turn each."""
         rollouts = config.data.batch_size * config.data.group_size
         return steps * rollouts * self.answer_tokens * token_s
 
@@ -48,7 +49,8 @@ class RolloutTrial:
 def try_iteration(
     workspace: Workspace, config: TrainConfig, tasks: Sequence[Task]
 ) -> RolloutTrial | None:
-    """Samples, scores and learns a few short answers; None if a server is the teacher."""
+    """Measures an iteration on a few short answers; None if a server scores or nothing is
+    sampled."""
     student = load_student(workspace, config.model, seed=config.trainer.seed)
     teachers = load_teachers(workspace, config, student)
     if teachers.served or not teachers.local:

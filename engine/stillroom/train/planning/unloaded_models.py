@@ -1,4 +1,4 @@
-"""A run's models without weights: the memory they need, and settings that need less."""
+"""The models of a run without their weights: the memory they need, and settings that need less."""
 
 import math
 from dataclasses import dataclass, replace
@@ -36,12 +36,12 @@ class UnloadedStudent:
 
     @property
     def spread(self) -> forecast.Spread:
-        """How the work and the weights are spread over processes."""
+        """The spread of the work and the weights over processes."""
         return spread_of(self.config.launcher, self.empty, self.device)
 
 
 def load_without_weights(workspace: Workspace, config: TrainConfig) -> UnloadedStudent:
-    """Returns the student without weights. Raises an EngineError if it cannot be trained so."""
+    """Returns the student without weights. Raises an EngineError if the config cannot train it."""
     location = locate_model(workspace, config.model.path)
     tokenizer = load_tokenizer(location)
     if config.dataset_type == "distill":
@@ -74,7 +74,7 @@ def _student_size(empty: Any, section: ModelSection) -> ModelSize:
 def count_teacher_bytes(workspace: Workspace, unloaded: UnloadedStudent) -> int:
     """Returns the bytes of the teachers' weights.
 
-    Raises ModelError for a teacher that does not read tokens as the student does.
+    Raises ModelError for a teacher whose tokens or chat template are not the student's.
     """
     total, no_stop_ids = 0, frozenset[int]()
     for teacher in dict.fromkeys(unloaded.config.teachers):
@@ -128,7 +128,7 @@ def largest_pass(unloaded: UnloadedStudent, rows: RowTokens) -> tuple[int, int]:
 def settings_of_less_memory(
     unloaded: UnloadedStudent, rows: RowTokens, parts: dict[str, float], free: float
 ) -> list[str]:
-    """Returns settings that need less memory, each with the memory that it needs."""
+    """Returns settings that fit into memory, with the memory they need; else the smallest one."""
     config, needs = unloaded.config, dict[str, float]()
     spread = unloaded.spread
     sharing = spread.num_sharing
@@ -163,7 +163,7 @@ def settings_of_less_memory(
 
 
 def _smaller(section: ModelSection) -> dict[str, dict[str, Any]]:
-    """Returns changes of the model's section that need less memory, by their override."""
+    """Returns changes of the `model` section that need less memory, by their override."""
     changes: dict[str, dict[str, Any]] = {}
     if not section.gradient_checkpointing:
         changes["model.gradient_checkpointing=true"] = {"gradient_checkpointing": True}

@@ -1,1 +1,1 @@
-"""The student: its weights, its token sequences, its optimiser, and the processes that share it."""
+"""The student: its weights, token sequences and optimiser, and the processes that train it."""

@@ -15,22 +15,23 @@ from torch import Tensor, nn
 T = TypeVar("T")
 
 WAIT_S = 2 * 3600
-"""How long a process may wait for another, which samples or writes a checkpoint."""
+"""The seconds that a process may wait for another, which may be sampling or writing a
+checkpoint."""
 
-# Smaller gradients are sent together: each message costs as much as many numbers.
+# Gradients with fewer numbers are sent together, because each message has a cost of its own.
 _BUCKET_NUMBERS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """This process among those that train; `rank` 0 alone writes what a run leaves."""
+    """This process among those that train together; only rank 0 writes events and checkpoints."""
 
     rank: int = 0
     size: int = 1
     device: str = "cpu"
-    """Where tensors must be to be sent."""
+    """The device on which tensors must be for the processes to exchange them."""
     is_sharded: bool = False
-    """Whether each process holds its share of the weights only (FSDP2)."""
+    """Whether each process holds only its share of the weights (FSDP2)."""
 
     @property
     def is_first(self) -> bool:
@@ -38,7 +39,7 @@ class Collective:
         return self.rank == 0
 
     def sums(self, *values: float) -> list[float]:
-        """Returns each value summed over the processes; in float64."""
+        """Returns the sum over the processes of each value, in float64."""
         if self.size == 1:
             return list(values)
         totals = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -62,10 +63,11 @@ class Collective:
         return gathered
 
     def share(self, lengths: Sequence[int]) -> list[int]:
-        """Returns the indices of the items that this process takes, in their order.
+        """Returns the indices of the items that this process takes, in ascending order.
 
-        lengths: those of all items. The longest first, each goes to the process that has least so
-        far, so that all end a step at about the same time. Every process works out the same.
+        lengths: the lengths of all items. From the longest on, each item goes to the process with
+        the least so far, so that all processes end a step at about the same time. Every process
+        computes the same division.
         """
         if self.size == 1:
             return list(range(len(lengths)))
@@ -78,7 +80,7 @@ class Collective:
         return sorted(mine)
 
     def passes(self, groups: Iterable[list[int]]) -> list[list[int]]:
-        """Returns this process's groups; where weights are sharded, with empty ones at the end.
+        """Returns this process's groups, and if weights are sharded, empty groups after them.
 
         A forward pass over shards gathers weights from all processes, so all of them must make as
         many passes as the one that has most groups.
@@ -96,7 +98,7 @@ class Collective:
             dist.broadcast(parameter.data, src=0)
 
     def add_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Sums the gradients over the processes; one that no process has stays None."""
+        """Sums the gradients over the processes; a gradient that no process has stays None."""
         if self.size == 1:
             return
         if self.is_sharded:
@@ -116,7 +118,7 @@ class Collective:
                 gradient.copy_(part.view_as(gradient))
 
     def _shared_gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Returns the gradients that any process has; they are zeros where this one has none."""
+        """Returns the gradients that any process has; this process's missing ones become zeros."""
         has = [float(parameter.grad is not None) for parameter in parameters]
         gradients: list[Tensor] = []
         for parameter, count in zip(parameters, self.sums(*has), strict=True):
@@ -131,7 +133,7 @@ class Collective:
 
 
 ALONE = Collective()
-"""The only process of a run."""
+"""The collective of a run that trains in one process."""
 
 
 def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:

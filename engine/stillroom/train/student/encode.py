@@ -1,4 +1,4 @@
-"""Encodes rows as token sequences; rows that cannot be trained are left out, counted by reason."""
+"""Encodes rows as token sequences; rows that cannot be trained on are counted by reason."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ NOTHING_TRAINED = "no assistant token to train"
 
 @dataclass(frozen=True, slots=True)
 class TokenPair:
-    """A preference as tokens; only the answers' assistant turns are trained."""
+    """A preference pair as tokens; only the assistant turns of the answers are trained on."""
 
     chosen: TokenSequence
     rejected: TokenSequence
@@ -26,7 +26,8 @@ class EncodedSft:
     """The rows that can be trained on, as tokens."""
 
     sequences: list[TokenSequence] = field(default_factory=list[TokenSequence])
-    """One for each row, or several where a template renders earlier turns otherwise later on."""
+    """One sequence for each row, or several if the template renders a turn differently once others
+    follow it."""
     num_rows: int = 0
     skipped: Counter[str] = field(default_factory=Counter[str])
 
@@ -42,7 +43,7 @@ class EncodedPairs:
 def encode_sft(rows: Sequence[SftRow], renderer: ChatRenderer, *, max_length: int) -> EncodedSft:
     """Returns the rows as token sequences, without those that cannot be trained on.
 
-    Raises DataError if none is left.
+    Raises DataError if no row is left.
     """
     encoded = EncodedSft()
     for row in rows:
@@ -67,7 +68,7 @@ def encode_pairs(
 ) -> EncodedPairs:
     """Returns the preference rows as token pairs, without those that cannot be trained on.
 
-    Raises DataError if none is left.
+    Raises DataError if no row is left.
     """
     encoded = EncodedPairs()
     for row in rows:
@@ -86,7 +87,7 @@ def encode_pairs(
 
 
 def _sides(row: DpoRow, renderer: ChatRenderer) -> list[TokenSequence]:
-    """Returns the chosen and the rejected conversation; the prompt's own turns are given."""
+    """Returns the chosen and the rejected conversation; turns of the prompt are not trained on."""
     num_given_turns = sum(message["role"] == "assistant" for message in row.prompt)
     rendered = [
         renderer.conversation([*row.prompt, *answer], row.tools, num_given_turns=num_given_turns)

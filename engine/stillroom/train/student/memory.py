@@ -1,4 +1,4 @@
-"""The peak of this process's memory."""
+"""The peak memory of this process."""
 
 import re
 import resource
@@ -14,7 +14,7 @@ def peak_memory_gb(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 1e9
     status = Path("/proc/self/status")
     if status.is_file():
-        # Not getrusage: its peak begins at what the process that started this one held.
+        # Not getrusage, whose peak includes the memory of the process that started this one.
         [kilobytes] = re.findall(r"^VmHWM:\s+(\d+) kB$", status.read_text("ascii"), re.MULTILINE)
         return int(kilobytes) * 1024 / 1e9
     unit = 1 if sys.platform == "darwin" else 1024

@@ -28,9 +28,10 @@ from stillroom.train.student.collective import ALONE, Collective
 from stillroom.train.student.sharding import run_inside, shard
 
 _MIN_MICROBATCH, _MAX_MICROBATCH = 512, 16384
-# On a GPU starting a pass costs as much as many tokens of padding.
+# On a GPU a larger pass pays off: starting a pass costs as much as many tokens of padding.
 _MAX_MICROBATCH_CUDA = 32768
-# Of the memory that weights and optimiser leave free; the backward pass and the head need the rest.
+# The share of the memory that weights and optimiser leave free; the backward pass and the head need
+# the rest.
 _ACTIVATION_SHARE = 0.5
 _PROBE_TOKENS = (64, 320)
 _PACKED_SEQUENCES = 3
@@ -46,18 +47,19 @@ class Student:
     loaded: LoadedModel
     head: OutputHead
     base: ModelLocation
-    """What training starts from; for an adapter, the model it belongs on."""
+    """The model that training starts from; for an adapter, its base model."""
     is_adapter: bool
     precision: Precision = "auto"
-    """As in config.yml; `auto` and `bf16` compute in bf16 on CUDA."""
+    """The `precision` of config.yml; `auto` and `bf16` compute in bf16 on CUDA."""
     microbatch_tokens: int | None = None
-    """As in config.yml; None: as many as the memory allows."""
+    """The `microbatch_tokens` of config.yml; None: as many as the memory allows."""
     activation_bytes: float | None = None
-    """Bytes that a forward pass with gradient keeps of each token; measured on CUDA only."""
+    """The bytes that a forward pass with gradient keeps of each token; None unless on CUDA."""
     peers: Collective = ALONE
-    """The processes that train it together."""
+    """The processes that train the student together."""
     root: nn.Module | None = None
-    """Of a model whose weights are sharded: the module that everything must run inside."""
+    """The module inside whose forward pass everything must run if weights are sharded; else
+    None."""
 
     @property
     def module(self) -> nn.Module:
@@ -69,7 +71,7 @@ class Student:
         return (p for p in self.module.parameters() if p.requires_grad)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Runs matrix products in bf16 on CUDA, unless precision is fp32; weights keep theirs."""
+        """Returns a context that runs matrix products in bf16 on CUDA, unless precision is fp32."""
         if self.loaded.device.type != "cuda" or self.precision == "fp32":
             return nullcontext()
         return torch.autocast("cuda", dtype=torch.bfloat16)
@@ -77,34 +79,34 @@ class Student:
     def collate(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
         """Returns the sequences as one batch: a pack, if the model can run it.
 
-        Of no sequences the batch has no trained token.
+        Without sequences the batch has no trained token.
         """
         return collate(
             sequences or [_NOTHING], device=self.loaded.device, is_packed=self.head.can_pack
         )
 
     def passes(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Returns which of this process's sequences run in each forward pass; maybe none of them.
+        """Returns the indices of this process's sequences in each forward pass.
 
-        Where weights are sharded, all processes make as many passes.
+        If weights are sharded, all processes make equally many passes, some of them maybe empty.
         """
         groups = microbatches(lengths, max_tokens=self.max_microbatch_tokens)
         return self.peers.passes(groups)
 
     def run(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Returns what `compute` returns, with all weights gathered while it runs."""
+        """Runs `compute` while all weights are gathered, and returns its result."""
         return compute() if self.root is None else run_inside(self.root, compute)
 
     @property
     def by_hand(self) -> HandGradients | None:
-        """The student with its head's gradient formed by hand; None: autograd does it."""
-        # Inside a sharded model's forward pass its weights look whole, but are so only there.
+        """The student with its head's gradient formed by hand; None: autograd forms it."""
+        # A sharded model's weights look whole, but are so only inside its forward pass.
         return None if self.root is not None else self.head.by_hand
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """Returns the log-probability (nats) of each of the batch's trained tokens, [N].
 
-        With gradient, where one is taken; only one backward pass may follow.
+        They have a gradient if gradients are enabled; only one backward pass may follow.
         """
         if (by_hand := self.by_hand) is not None:
             return by_hand.logprobs(batch)
@@ -129,11 +131,11 @@ class Student:
         return max_pass_tokens(self.head.max_positions)
 
     def pack_tokens(self, longest: int) -> int:
-        """Returns how many tokens a pack may have; `longest` is the longest sequence's number.
+        """Returns the most tokens of a pack, given the length of the longest sequence.
 
-        Not fewer than any pass may have, nor than a few of the longest sequences if those need
-        little memory: a group's rollouts are fast to train on because they share their prompt,
-        which they do only within a pack.
+        A pack may have as many tokens as any pass, and at least a few of the longest sequences if
+        those need little memory: a group's rollouts are fast to train on because they share their
+        prompt, which they do only within a pack.
         """
         if self.microbatch_tokens is not None:
             return self.microbatch_tokens
@@ -144,10 +146,10 @@ class Student:
         return max(self.max_microbatch_tokens, cheap)
 
     def _activation_room(self) -> float:
-        """Returns how many bytes of the GPU may hold activations."""
+        """Returns the bytes of the GPU's memory that activations may take."""
         device = self.loaded.device
         weights = sum(p.nbytes for p in self.module.parameters())
-        # A gradient and two moments of each.
+        # Each trained parameter has a gradient and two moments.
         state = 3 * sum(p.nbytes for p in self.trainable())
         taken = max(torch.cuda.memory_allocated(device), weights + state)
         total = torch.cuda.get_device_properties(device).total_memory
@@ -155,7 +157,7 @@ class Student:
 
 
 def microbatch_tokens(room: float, activation_bytes: float) -> int:
-    """Returns how many tokens fit: a power of two, so that small differences change nothing."""
+    """Returns how many tokens fit, as a power of two so that small differences change nothing."""
     fitting = max(1, int(room / max(1.0, activation_bytes)))
     return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH_CUDA, 1 << (fitting.bit_length() - 1)))
 
@@ -163,7 +165,7 @@ def microbatch_tokens(room: float, activation_bytes: float) -> int:
 def _measured(student: Student) -> Student:
     """Returns the student with its `activation_bytes` measured."""
     held = [_held_bytes(student, num_tokens) for num_tokens in _PROBE_TOKENS]
-    # What is kept once, however many tokens there are (weights cast to bf16, say), cancels out.
+    # Bytes that do not depend on the number of tokens (such as weights cast to bf16) cancel out.
     per_token = (held[1] - held[0]) / (_PROBE_TOKENS[1] - _PROBE_TOKENS[0])
     return replace(student, activation_bytes=per_token)
 
@@ -188,7 +190,8 @@ def load_student(
 ) -> Student:
     """Returns the model that config.yml's `model` section describes, ready to train.
 
-    Starting from an adapter's checkpoint goes on training that adapter. All of `peers` load it.
+    If the section names an adapter's checkpoint, that adapter is trained further. All of `peers`
+    load the model.
     Raises:
         ConfigError: the checkpoint and `qlora_rank` do not fit together.
         ModelError: some weights are not finite.
@@ -216,7 +219,7 @@ def load_student(
     head = OutputHead(model)
     head.check()
     if head.by_hand is not None:
-        # Only in main memory: on a GPU one padded pass starts far fewer kernels.
+        # Packs are for main memory only: on a GPU one padded pass starts far fewer kernels.
         head.allow_packing()
     root = None
     if peers.is_sharded:
@@ -231,7 +234,7 @@ def load_student(
 
 
 def _check_finite(model: nn.Module, name: str) -> None:
-    """Raises ModelError for weights that no training can make good again."""
+    """Raises ModelError if a weight is not finite, which no training can repair."""
     for parameter_name, parameter in model.named_parameters():
         if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
             raise ModelError(
@@ -242,21 +245,21 @@ def _check_finite(model: nn.Module, name: str) -> None:
 
 
 def max_pass_tokens(max_positions: int) -> int:
-    """Returns how many padded tokens a pass in main memory may have.
+    """Returns the most padded tokens of a pass in main memory.
 
-    `max_positions`: of how many the logits may be held.
+    max_positions: the number of positions whose logits may be held at a time.
     """
     return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH, max_positions))
 
 
 def student_precision(section: ModelSection) -> Precision:
     """Returns the number format that a student's weights are loaded in."""
-    # All weights trained: fp32, or small updates are lost in bf16's rounding.
+    # If all weights are trained they need fp32, or small updates are lost in bf16's rounding.
     return "fp32" if section.precision == "auto" and section.qlora_rank == 0 else section.precision
 
 
 def new_adapter(model: Any, section: ModelSection) -> Any:
-    """Returns the peft model of a fresh adapter around a model."""
+    """Returns a peft model that puts a new LoRA adapter on a model."""
     try:
         from peft import LoraConfig, get_peft_model
     except ModuleNotFoundError as error:

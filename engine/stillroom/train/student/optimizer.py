@@ -25,9 +25,10 @@ class StepInfo:
 
 
 def learning_rate_at(step: int, total_steps: int, settings: TrainerSection) -> float:
-    """Returns the learning rate of step 0 … total_steps-1.
+    """Returns the learning rate of a step, counted from 0 to total_steps - 1.
 
-    It rises over the warm-up (at most a tenth of the run), then falls to a tenth by the schedule.
+    It rises over the warm-up (at most a tenth of the run), then falls to a tenth of its peak unless
+    the schedule is constant.
     """
     warmup = min(settings.warmup_steps, total_steps // 10)
     if step < warmup:
@@ -64,7 +65,8 @@ class Optimizer:
             lr=settings.learning_rate,
             betas=(0.9, settings.adam_beta2),
             weight_decay=settings.weight_decay,
-            # On CUDA in one pass, without copies of the gradients; elsewhere as torch does it.
+            # Fused AdamW on CUDA needs one pass and no copies of the gradients; elsewhere torch
+            # chooses.
             fused=True if all(p.is_cuda for p in self._parameters) else None,
         )
         self.num_steps = 0
@@ -72,7 +74,7 @@ class Optimizer:
     def step(self) -> StepInfo:
         """Applies all processes' gradients and clears them.
 
-        Raises DivergedError if they aren't finite, in every process.
+        Raises DivergedError, in every process, if the gradients aren't finite.
         """
         self._peers.add_gradients(self._parameters)
         rate = learning_rate_at(self.num_steps, self._total_steps, self._settings)
@@ -92,13 +94,13 @@ class Optimizer:
         return StepInfo(norm, rate)
 
     def state(self) -> dict[str, Tensor]:
-        """Returns AdamW's tensors, whole, by the parameter's place and their own name."""
+        """Returns AdamW's whole tensors, by the parameter's index and the tensor's name."""
         states: dict[int, dict[str, Tensor]] = self._adam.state_dict()["state"]
         named = {f"{i}.{name}": t for i, state in states.items() for name, t in state.items()}
         return {name: whole(tensor) for name, tensor in named.items()}
 
     def restore(self, tensors: Mapping[str, Tensor], *, num_steps: int) -> None:
-        """Goes on from the tensors that `state` returned after `num_steps` steps."""
+        """Restores the tensors that `state` returned after `num_steps` steps."""
         states: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             place, _, name = key.partition(".")

@@ -1,7 +1,7 @@
-"""FSDP2: each process holds its share of every weight, and gathers a layer while it runs.
+"""FSDP2: each process holds its share of every weight, and gathers a layer while that runs.
 
-Weights that belong to no layer (the embeddings, the last norm, the output head) are gathered only
-while the model's own forward pass runs. So that forward is replaced by one that calls a function,
+Weights outside the layers (the embeddings, the last norm, the output head) are gathered only while
+the model's own forward pass runs. So the model's forward is replaced by one that calls a function,
 and whatever needs those weights is called inside it (`run_inside`).
 """
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 def shard(model: nn.Module, *, device: str, size: int) -> nn.Module:
-    """Splits a causal language model's weights over the processes; returns what runs everything.
+    """Splits a causal language model's weights over the processes; returns the module to run in.
 
-    That is the model itself without an adapter's wrapper: `root(compute)` returns `compute()`.
-    The model is in main memory; what a process keeps of it moves to the device.
+    That module, the root, is the model without an adapter's wrapper: `root(compute)` returns
+    `compute()`. The model is in main memory; the share that a process keeps moves to the device.
     """
     root: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
     mesh = init_device_mesh(torch.device(device).type, (size,))
@@ -35,7 +35,7 @@ def shard(model: nn.Module, *, device: str, size: int) -> nn.Module:
 
 
 def gathered_bytes(model: nn.Module) -> int:
-    """Returns the weights that are whole at a time: those of a layer, and of what is in none."""
+    """Returns the bytes of weights that are whole at a time: one layer's, and those of no layer."""
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers]
     rest = sum(p.nbytes for p in model.parameters()) - sum(sizes)
@@ -43,10 +43,10 @@ def gathered_bytes(model: nn.Module) -> int:
 
 
 def run_inside(root: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
-    """Returns what is computed inside the forward pass of what `shard` has returned."""
+    """Runs `compute` inside the forward pass of the root (see `shard`), and returns its result."""
     computed = root(compute)
     if not torch.is_grad_enabled():
-        # Else the backward pass frees the gathered weights; without one they would stay.
+        # The backward pass frees the gathered weights; without one they would stay gathered.
         cast("FSDPModule", root).reshard()
     return computed
 
@@ -56,7 +56,7 @@ def _run(compute: Callable[[], T]) -> T:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Returns the whole of a tensor that processes hold shares of; all of them must call it."""
+    """Returns a sharded tensor as a whole one; all processes must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -67,7 +67,7 @@ def own_part(tensor: Tensor) -> Tensor:
 
 def whole_weights(module: nn.Module, *, is_trained_only: bool) -> dict[str, Tensor]:
     """Returns the weights by name, in main memory; tied weights stay one tensor."""
-    # First of all, since taking the state frees what is gathered.
+    # This comes first, since taking the state frees gathered weights.
     held = module.state_dict(keep_vars=True)
     weights: dict[int, Tensor] = {}
     for tensor in held.values():
@@ -86,9 +86,9 @@ def like(tensor: Tensor, example: Tensor) -> Tensor:
 
 @torch.no_grad()
 def set_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Gives the module's trained parameters, sharded, the numbers of whole tensors, by name.
+    """Sets the module's sharded, trained parameters from whole tensors, by name.
 
-    Raises KeyError if one is missing.
+    Raises KeyError if a parameter's tensor is missing.
     """
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
