@@ -66,8 +66,8 @@ def _schema_of(request: type[BaseModel]) -> dict[str, Any]:
 
 def _bare(option: dict[str, Any]) -> dict[str, Any]:
     """Returns an option's schema without the text, choices and bounds that another tool lists."""
-    told = ("description", "enum", "minimum", "maximum", "minLength")
-    bare = {key: value for key, value in option.items() if key not in told}
+    left_out = ("description", "enum", "minimum", "maximum", "minLength")
+    bare = {key: value for key, value in option.items() if key not in left_out}
     if len(str(bare.get("default", ""))) > _LONG_DEFAULT:
         del bare["default"]
     return bare

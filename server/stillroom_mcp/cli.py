@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1)
     except KeyboardInterrupt:
-        sys.stderr.write("stopped looking; a run that was started goes on (stillroom list-runs)\n")
+        sys.stderr.write("stopped; a run already started continues (see stillroom list-runs)\n")
         sys.exit(130)
 
 
@@ -69,7 +69,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         _add_common(sub)
         if operation.starts_run:
             sub.add_argument(
-                "--detach", action="store_true", help="return at once; the run goes on"
+                "--detach", action="store_true", help="return at once; the run continues"
             )
         by_command[name] = sub
     by_command["serve"] = _add_serve(added)
@@ -96,7 +96,7 @@ def _add_demo(added: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "folder", nargs="?", help="new project folder (default: demo-project, or the next free one)"
     )
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="seed of all stages (default: 1)")
     parser.add_argument("--smoke", action="store_true", help="a short version of every stage")
     return parser
 
@@ -105,7 +105,7 @@ def _add_report(added: Any) -> argparse.ArgumentParser:
     text = "Write report.html: learning curves, accuracy, example conversations of all runs."
     parser = added.add_parser("report", help=text, description=text)
     _add_common(parser)
-    parser.add_argument("--output", default="report.html")
+    parser.add_argument("--output", default="report.html", help="page to write")
     return parser
 
 

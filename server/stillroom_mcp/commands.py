@@ -90,12 +90,12 @@ def _follow(
     After `wait_s` seconds the report is returned anyway; with None there is no limit.
     """
     deadline = None if wait_s is None else time.monotonic() + wait_s
-    asked = api.GetRun(run_id=run.run_id)
+    status_request = api.GetRun(run_id=run.run_id)
     with _ProgressView(is_bar=sys.stderr.isatty() and not as_json) as view:
         view.start(run)
         while run.status in _ACTIVE and (deadline is None or time.monotonic() < deadline):
             time.sleep(_POLL_S)
-            run = api.get_run(workspace, asked)
+            run = api.get_run(workspace, status_request)
             view.show(run)
     return run
 

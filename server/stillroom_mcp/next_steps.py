@@ -13,7 +13,7 @@ def after_create_project(request: api.CreateProject, result: api.ProjectResult) 
             "check_setup with your teacher's provider"
         )
     folder = "" if result.folder == "." else f"{result.folder}/"
-    own = " (first your own prompts, tools and models, if you have them: CLAUDE.md)"
+    own = " (first put in your own prompts, tools and models, if you have them; see CLAUDE.md)"
     return (
         f"generate_rollouts(input={folder}prompts.jsonl, output={folder}rollouts/teacher.jsonl, "
         f"provider=demo, model=teacher, tools={folder}tools.py, rewards={folder}rewards.py, n=300, "
@@ -33,10 +33,10 @@ def after_check_setup(request: api.CheckSetup, result: api.SetupReport) -> str:
 def after_validate_dataset(request: api.ValidateDataset, result: api.ValidationReport) -> str:
     """Suggests mending the file's bad rows, or else the stage that reads this kind of file."""
     if result.bad:
-        where = f" ({result.problems_file} has all problems)" if result.problems_file else ""
-        return f"mend the {result.bad} bad rows{where}, then validate_dataset again"
+        where = f" ({result.problems_file} lists all problems)" if result.problems_file else ""
+        return f"fix the {result.bad} bad rows{where}, then validate_dataset again"
     if result.left_out:
-        return "training would leave rows out (see left_out): mend them, or choose another student"
+        return "training would leave rows out (see left_out): fix them, or choose another student"
     return {
         "prompts": "generate_rollouts with this file as input",
         "rollouts": "filter_dataset, then convert_rollouts or make_dpo_pairs",
@@ -59,8 +59,8 @@ def after_filter_dataset(request: api.FilterDataset, result: api.FilterResult) -
     if result.kept == 0:
         return f"nothing passed: look at {result.dropped_file} and loosen a filter"
     return (
-        f"convert_rollouts(input={result.output}, output=…/sft.jsonl); rows that are supervised "
-        "already are ready for start_training"
+        f"convert_rollouts(input={result.output}, output=…/sft.jsonl); if these are SFT rows "
+        "already, start_training instead"
     )
 
 
@@ -68,7 +68,7 @@ def after_convert_rollouts(request: api.ConvertRollouts, result: api.ConvertResu
     """Suggests looking at the supervised rows, then SFT."""
     return (
         f"inspect_examples(path={result.output}, model=<student>) to see what is trained, then "
-        "start_training with dataset_type sft and data.train_file set to it"
+        "start_training with dataset_type sft and data.train_file set to this file"
     )
 
 
@@ -87,8 +87,8 @@ def after_inspect_examples(request: api.InspectExamples, result: api.ExamplesPag
     if request.model is None:
         return "give model=<student> to see which tokens are trained"
     if result.html:
-        return f"let a person open {result.html}: what is trained is highlighted, token by token"
-    return "only the assistant's turns with their end-of-turn token must stand in ⟦ ⟧"
+        return f"ask the user to open {result.html}: it highlights every token that is trained"
+    return "check that ⟦ ⟧ encloses only the assistant's turns, each with its end-of-turn token"
 
 
 def after_plan_training(request: api.PlanTraining, result: api.TrainingForecast) -> str:
@@ -106,7 +106,7 @@ def after_run(request: object, result: api.RunReport) -> str:
         then = f"; then the same for {', '.join(result.then)}" if result.then else ""
         following = f"get_run(run_id={result.run_id}, wait_s=50) until status is succeeded{then}"
         if result.alarms:
-            return f"tell the user of the alarms, and cancel_run if they stay; else {following}"
+            return f"tell the user of the alarms; cancel_run if they persist, else {following}"
         return following
     if result.status != "succeeded":
         fix = result.error.fix if result.error else _go_on(result)
@@ -117,7 +117,7 @@ def after_run(request: object, result: api.RunReport) -> str:
 def _go_on(result: api.RunReport) -> str:
     if result.kind in ("sft", "dpo", "distill"):
         return f"start_training(resume={result.run_id}) goes on from its last checkpoint"
-    return "start it again if you want it to go on"
+    return "make the same call again if the work is still wanted"
 
 
 def _after_success(result: api.RunReport) -> str:
@@ -126,7 +126,7 @@ def _after_success(result: api.RunReport) -> str:
         if outcome.get("dry_run"):
             return "generate_rollouts without dry_run makes the calls; budget_usd caps the cost"
         if limit := outcome.get("stopped_by"):
-            return f"{limit} was reached: the same call with a higher one goes on from here"
+            return f"{limit} was reached: the same call with a higher limit continues from here"
         if failed := outcome.get("failed"):
             again = f"generate_rollouts again with output={outcome['output']}"
             return f"{again}: only the {failed} failed rollouts are done again"
@@ -141,29 +141,29 @@ def _after_success(result: api.RunReport) -> str:
     doubt = "it ended with alarms, so look closely: " if result.alarms else ""
     return (
         f"{doubt}evaluate_model(provider=hf, model={result.run_id}, data=<held-out prompts>), then "
-        "compare_evaluations with the model it started from; export_model writes it for others"
+        "compare_evaluations with the model it started from; export_model writes it to a folder"
     )
 
 
 def after_compare_evaluations(request: api.CompareEvaluations, result: api.ComparisonReport) -> str:
     """Returns how to read the comparisons: whether each interval excludes 0."""
     if all(comparison.is_significant for comparison in result.comparisons):
-        return "every interval leaves out 0: the differences are real on tasks like these"
-    return "where the interval holds 0 the tasks do not show a difference: evaluate on more of them"
+        return "no interval includes 0: the differences are real on tasks like these"
+    return "where an interval includes 0, no difference was shown: evaluate on more tasks"
 
 
 def after_show_lineage(request: api.ShowLineage, result: api.Lineage) -> str:
     """Suggests how to use a kept version, repair a changed input, or look at one row."""
     if result.tagged:
-        return f"give {result.tagged} wherever this file is an input; it never changes"
+        return f"give {result.tagged} as an input instead of this file; its content never changes"
     if result.problems:
         return (
-            "what changed since is not what was trained on: make it again from the files as they "
-            "are now, or give a kept version (name@tag) as input"
+            "files have changed or gone since they were used (see problems): repeat the steps "
+            "with the files as they are now, or give a kept version (name@tag) as input"
         )
     if result.row:
         return "inspect_examples(path=<file>, start=<row>) shows a row of these files"
-    return "row=<line or id> follows one row; tag=<v1.0> keeps the file under that name"
+    return "show_lineage with row=<line or id> traces one row, with tag=v1.0 keeps this content"
 
 
 def after_list_runs(request: api.ListRuns, result: api.RunPage) -> str:
@@ -175,7 +175,7 @@ def after_list_runs(request: api.ListRuns, result: api.RunPage) -> str:
 
 def after_get_run_logs(request: api.GetRunLogs, result: api.LogPage) -> str:
     """Suggests get_run, which returns the run's status."""
-    return f"get_run(run_id={result.run_id}) says how the run stands"
+    return f"get_run(run_id={result.run_id}) returns the run's status"
 
 
 def after_cancel_run(request: api.CancelRun, result: api.RunReport) -> str:
@@ -185,7 +185,7 @@ def after_cancel_run(request: api.CancelRun, result: api.RunReport) -> str:
             f"get_run(run_id={result.run_id}, wait_s=20); if it still runs after 10 s, call "
             "cancel_run again to kill it"
         )
-    return "what the run had done is kept in its folder"
+    return "the run has ended; the work it had finished is kept"
 
 
 def poll_after_s(result: api.RunReport) -> float | None:

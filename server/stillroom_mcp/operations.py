@@ -151,7 +151,7 @@ OPERATIONS = (
     OfferedOperation(
         name="plan_training",
         title="Plan training",
-        description="Check all that start_training needs; tell memory, time, disk, what to change.",
+        description="Check all start_training needs; forecast memory, time, disk; suggest changes.",
         explained_by=api.StartTraining,
         next_step=next_steps.after_plan_training,
         positional=("config", "overrides"),
@@ -171,7 +171,7 @@ OPERATIONS = (
         name="evaluate_model",
         title="Evaluate a model",
         description="Measure accuracy on held-out prompts with 95 % intervals, and the KL to a "
-        "teacher; starts a run. More on its options: generate_rollouts.",
+        "teacher; starts a run. Shared options: see generate_rollouts.",
         explained_by=api.GenerateRollouts,
         next_step=next_steps.after_run,
         positional=("data",),
@@ -180,7 +180,7 @@ OPERATIONS = (
     OfferedOperation(
         name="compare_evaluations",
         title="Compare evaluations",
-        description="Paired difference of finished evaluations on the same tasks: is it better?",
+        description="Paired differences of finished evaluations on the same tasks: is it better?",
         next_step=next_steps.after_compare_evaluations,
         positional=("baseline", "candidates"),
         is_read_only=True,
@@ -208,7 +208,7 @@ OPERATIONS = (
     OfferedOperation(
         name="list_runs",
         title="List runs",
-        description="The runs of this workspace, newest first, also those of earlier sessions.",
+        description="List this workspace's runs, newest first, those of earlier sessions too.",
         next_step=next_steps.after_list_runs,
         is_read_only=True,
         is_idempotent=True,
@@ -225,7 +225,7 @@ OPERATIONS = (
     OfferedOperation(
         name="cancel_run",
         title="Cancel a run",
-        description="Stop a run and keep what it has; again after 10 s kills what does not stop.",
+        description="Stop a run, keeping its work; calling again after 10 s kills it.",
         next_step=next_steps.after_cancel_run,
         positional=("run_id",),
         is_destructive=True,
@@ -234,8 +234,8 @@ OPERATIONS = (
     OfferedOperation(
         name="show_lineage",
         title="Show where it comes from",
-        description="Back from a checkpoint or file to the prompts, hashes checked; why a row was "
-        "kept or dropped.",
+        description="Trace a checkpoint or file back to its prompts, checking hashes; why a row "
+        "was kept or dropped.",
         next_step=next_steps.after_show_lineage,
         positional=("path",),
         is_idempotent=True,

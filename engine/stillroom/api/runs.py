@@ -19,9 +19,9 @@ class GetRun(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    run_id: Annotated[str, Field(description="Id, or enough of its beginning")]
+    run_id: Annotated[str, Field(description="Id, or its unique beginning")]
     wait_s: Annotated[
-        float, Field(ge=0, le=MAX_WAIT_S, description="Wait so long for it to end")
+        float, Field(ge=0, le=MAX_WAIT_S, description="Seconds to wait for its end")
     ] = 0
 
 
@@ -32,7 +32,7 @@ class ListRuns(BaseModel):
 
     status: Annotated[
         Literal["starting", "running", "succeeded", "failed", "cancelled", "interrupted"] | None,
-        Field(description="Only these"),
+        Field(description="Only this status"),
     ] = None
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     cursor: Annotated[str | None, Field(description="next_cursor of the page before")] = None
@@ -47,7 +47,7 @@ class GetRunLogs(BaseModel):
     source: Annotated[
         Literal["log", "events"], Field(description="log.txt, or metrics and notes")
     ] = "log"
-    lines: Annotated[int, Field(ge=1, le=500, description="How many of the last ones")] = 50
+    lines: Annotated[int, Field(ge=1, le=500, description="How many, from the end")] = 50
 
 
 class CancelRun(BaseModel):

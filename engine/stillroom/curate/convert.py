@@ -30,9 +30,7 @@ class ConvertRollouts(BaseModel):
         Field(description="Rollouts: file, folder or run id; also rnow, NeMo Gym"),
     ]
     output: Annotated[str, Field(description="Supervised rows (.jsonl); replaced when complete")]
-    include_failed: Annotated[bool, Field(description="Keep rollouts that were no success too")] = (
-        False
-    )
+    include_failed: Annotated[bool, Field(description="Also convert unsuccessful ones")] = False
     ray_address: str | None = None
 
 

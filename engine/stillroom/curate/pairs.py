@@ -37,10 +37,10 @@ class MakeDpoPairs(BaseModel):
         str | None, Field(description="Rollouts to compare with each other, by task")
     ] = None
     chosen_from: Annotated[
-        str | None, Field(description="Instead: chosen only from these, e.g. the teacher's")
+        str | None, Field(description="Instead of input: source of chosen, e.g. teacher's")
     ] = None
     rejected_from: Annotated[
-        str | None, Field(description="and rejected only from these, e.g. the student's")
+        str | None, Field(description="Source of rejected, e.g. student's")
     ] = None
     output: Annotated[str, Field(description="Pairs (.jsonl); replaced when complete")]
     strategy: Annotated[
@@ -49,11 +49,11 @@ class MakeDpoPairs(BaseModel):
     ] = "best_worst"
     min_difference: Annotated[float, Field(gt=0, description="Least difference of rewards")] = 0.1
     max_pairs_per_task: Annotated[
-        int | None, Field(ge=1, description="Those with the largest difference")
+        int | None, Field(ge=1, description="Keeps the largest differences")
     ] = None
     cut: Annotated[
         Literal["first_turn", "none"],
-        Field(description="first_turn: only the first turn that differs; none: all that follows"),
+        Field(description="first_turn: only the first turn that differs; none: also all after it"),
     ] = "first_turn"
     ray_address: str | None = None
 

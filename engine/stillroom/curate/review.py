@@ -42,8 +42,11 @@ class SampleForReview(BaseModel):
 
     input: Annotated[str, Field(description="Rollouts, SFT or DPO rows")]
     output: Annotated[str, Field(description="JSONL to fill in; a page beside it")]
-    bands: Annotated[tuple[float, ...], Field(description="Edges of reward")] = (0.5, 0.8)
-    counts: Annotated[tuple[Count, ...], Field(description="Of each band")] = (10, 20, 20)
+    bands: Annotated[tuple[float, ...], Field(description="Rewards that divide the bands")] = (
+        0.5,
+        0.8,
+    )
+    counts: Annotated[tuple[Count, ...], Field(description="Rows per band")] = (10, 20, 20)
     category_field: str = "task_type"
     seed: int = 0
 

@@ -39,11 +39,9 @@ class InspectExamples(BaseModel):
     path: Annotated[str, Field(description="Data file, or folder of .jsonl or .json files")]
     start: Annotated[int, Field(ge=0, description="First row, from 0")] = 0
     n: Annotated[int, Field(ge=1, le=20)] = 2
-    model: Annotated[str | None, Field(description="Student: mark the trained tokens with ⟦ ⟧")] = (
-        None
-    )
+    model: Annotated[str | None, Field(description="Student: mark trained tokens with ⟦ ⟧")] = None
     include_thinking: bool = False
-    html: Annotated[PageName, Field(description="Page to write")] = None
+    html: Annotated[PageName, Field(description="HTML page to write")] = None
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,11 +39,11 @@ class ValidateDataset(BaseModel):
     ] = "auto"
     max_problems: Annotated[int, Field(ge=1, le=1000, description="How many to list")] = 20
     category_field: Annotated[str, Field(description="Metadata field to count")] = "task_type"
-    model: Annotated[str | None, Field(description="Student: count its tokens")] = None
+    model: Annotated[str | None, Field(description="Student, to count tokens")] = None
     report: Annotated[
         str,
         AfterValidator(_report_name),
-        Field(description="Page to write; auto: in reports/ beside the file; none"),
+        Field(description="HTML page; auto: in reports/ beside the file; or none"),
     ] = AUTO
 
 

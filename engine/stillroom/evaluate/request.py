@@ -26,7 +26,9 @@ class EvaluateModel(RolloutOptions):
         str | None,
         Field(description="In-process model: also measure the reverse KL per token to it"),
     ] = None
-    kl_prompts: Annotated[int, Field(ge=2, description="Prompts sampled at T 1 for the KL")] = 90
+    kl_prompts: Annotated[
+        int, Field(ge=2, description="Prompts sampled at temperature 1 for the KL")
+    ] = 90
 
 
 @dataclass(frozen=True, slots=True)

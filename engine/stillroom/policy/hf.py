@@ -66,7 +66,7 @@ class HFPolicy:
         self._waiting: dict[DecodedSequence, anyio.Event] = {}
         # Conversations between two turns (their tools are at work), and since when.
         self._outside: dict[DecodedSequence, float] = {}
-        self._asked: list[DecodedSequence] = []
+        self._requested: list[DecodedSequence] = []
         self._released: list[DecodedSequence] = []
         self._changed = anyio.Event()
         self._turns = turns or anyio.Lock()
@@ -123,7 +123,7 @@ class HFPolicy:
         if self._is_stopping:
             return False
         done = self._waiting[sequence] = anyio.Event()
-        self._asked.append(sequence)
+        self._requested.append(sequence)
         self._outside.pop(sequence, None)
         self._changed.set()
         await done.wait()
@@ -174,11 +174,11 @@ class HFPolicy:
         """
         for sequence in self._released:
             self._engine.release(sequence)
-        for sequence in self._asked:
+        for sequence in self._requested:
             if sequence in self._waiting:
                 self._engine.ask(sequence)
         self._released.clear()
-        self._asked.clear()
+        self._requested.clear()
 
     async def _gather_conversations(self) -> None:
         """Waits a moment for conversations that are about to ask for their next turn."""

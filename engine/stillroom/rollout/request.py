@@ -67,11 +67,11 @@ class RolloutOptions(JudgeOptions):
     ] = None
     samples_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
     concurrency: Annotated[
-        int, Field(ge=1, le=4096, description="Conversations at once, to begin with")
+        int, Field(ge=1, le=4096, description="Conversations at once, initially")
     ] = 20
     max_concurrency: Annotated[
         int | None,
-        Field(ge=1, le=4096, description="Endpoints: grows to this while none is refused"),
+        Field(ge=1, le=4096, description="Endpoints: concurrency grows to this if none is refused"),
     ] = None
     max_tokens: Annotated[int, Field(ge=1, description="Per assistant turn")] = 2048
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 10
@@ -88,7 +88,7 @@ class RolloutOptions(JudgeOptions):
         Field(description="Endpoints: how much the model reasons"),
     ] = None
     include_thinking: Annotated[
-        bool, Field(description="Endpoints: earlier reasoning goes back with each turn")
+        bool, Field(description="Endpoints: send earlier reasoning back each turn")
     ] = False
     max_tool_response: Annotated[
         int | None, Field(ge=1, description="Characters of a tool's reply; the rest is cut")
@@ -119,18 +119,20 @@ class GenerateRollouts(RolloutOptions):
     """Ask for rollouts: the model answers each prompt, using tools; every conversation is kept."""
 
     input: Annotated[str, Field(description="Prompts: .txt (one a line) or .jsonl")]
-    output: Annotated[
-        str, Field(description="Where rows are appended; the same command again resumes")
-    ] = "rollouts/rollouts.jsonl"
+    output: Annotated[str, Field(description="Rows are appended; the same call again resumes")] = (
+        "rollouts/rollouts.jsonl"
+    )
     system: Annotated[str | None, Field(description="System message put first")] = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
     budget_usd: Annotated[
-        float | None, Field(gt=0, description="Never spends more for this output, reruns included")
+        float | None, Field(gt=0, description="Spending cap of this output, reruns included")
     ] = None
-    max_total_tokens: Annotated[int | None, Field(ge=1, description="The same in tokens")] = None
-    max_minutes: Annotated[float | None, Field(gt=0, description="Of this run")] = None
+    max_total_tokens: Annotated[int | None, Field(ge=1, description="The same cap in tokens")] = (
+        None
+    )
+    max_minutes: Annotated[float | None, Field(gt=0, description="Cap of this run")] = None
     dry_run: Annotated[
-        bool, Field(description="Only tell calls, tokens and cost to expect; calls nothing")
+        bool, Field(description="Only forecast calls, tokens and cost; calls nothing")
     ] = False
     ray_address: Annotated[
         str | None, Field(description="Splits the run over Ray: auto, local or an address")

@@ -14,9 +14,7 @@ class ShowLineage(BaseModel):
 
     path: Annotated[str, Field(description="File, run id or checkpoint")]
     row: Annotated[int | str | None, Field(description="Line or id: also follow that row")] = None
-    tag: Annotated[str | None, Field(description="Keep the file as it is: path@tag names it")] = (
-        None
-    )
+    tag: Annotated[str | None, Field(description="Keep a copy, named path@tag")] = None
 
     @property
     def wanted_row(self) -> int | str | None:

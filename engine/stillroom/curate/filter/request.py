@@ -25,8 +25,10 @@ class FilterDataset(BaseModel):
     input: Annotated[str, Field(description="Rollouts (also of rnow or NeMo Gym) or SFT rows")]
     output: Annotated[str, Field(description="Rows that pass; replaced when complete")]
     min_reward: float | None = None
-    success: Annotated[bool | None, Field(description="Keep only these")] = None
-    min_success_rate: Annotated[float | None, Field(gt=0, le=1, description="Of its task")] = None
+    success: Annotated[bool | None, Field(description="true: only successes")] = None
+    min_success_rate: Annotated[float | None, Field(gt=0, le=1, description="Of a row's task")] = (
+        None
+    )
     min_turns: Annotated[int | None, Field(ge=0, description="Assistant turns")] = None
     max_turns: Annotated[int | None, Field(ge=1)] = None
     require_final_answer: Annotated[
@@ -34,12 +36,12 @@ class FilterDataset(BaseModel):
     ] = False
     require_tool_use: Annotated[str | None, Field(description="any, or a tool's name")] = None
     max_tool_errors: Annotated[int | None, Field(ge=0)] = None
-    max_tokens: Annotated[int | None, Field(ge=1, description="By model's template")] = None
-    model: Annotated[str | None, Field(description="Student")] = None
+    max_tokens: Annotated[int | None, Field(ge=1, description="In model's tokens")] = None
+    model: Annotated[str | None, Field(description="Student, for max_tokens")] = None
     contains: Annotated[str | None, Field(description="Regex")] = None
     not_contains: str | None = None
     match: Annotated[
-        Literal["answer", "conversation"], Field(description="Where the regexes look")
+        Literal["answer", "conversation"], Field(description="Text the regexes search")
     ] = "answer"
     language: Annotated[str | None, Field(description="Of the answer, e.g. en")] = None
     drop_secrets: bool = False
@@ -53,8 +55,8 @@ class FilterDataset(BaseModel):
     ] = ()
     verdicts: Annotated[str | None, Field(description="Reviewed JSONL: id, verdict")] = None
     reviewed_only: bool = False
-    max_per_category: Annotated[int | None, Field(ge=1, description="Chosen at random")] = None
-    category_field: Annotated[str, Field(description="Of metadata")] = "task_type"
+    max_per_category: Annotated[int | None, Field(ge=1, description="Kept at random")] = None
+    category_field: Annotated[str, Field(description="Metadata field")] = "task_type"
     seed: int = 0
     ray_address: str | None = None
 

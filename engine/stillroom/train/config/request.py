@@ -45,7 +45,7 @@ class PlanTraining(BaseModel):
 class StartTraining(PlanTraining):
     """Ask for training."""
 
-    resume: Annotated[str | None, Field(description="Run id to go on from")] = None
+    resume: Annotated[str | None, Field(description="Run id to continue from")] = None
 
 
 def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTraining:
