@@ -1,1 +1,1 @@
-"""Models as files and as tensors: names to folders, loading, batches of tokens, the output head."""
+"""Models as files and as tensors: finding and loading them, token batches, the output head."""

@@ -1,4 +1,4 @@
-"""Token sequences and the batches a model runs on: padded rows, or one row that packs them.
+"""Token sequences, and the batches that a model runs: padded rows, or one row that packs them.
 
 Shapes: B sequences, T tokens of the longest, N trained tokens of the whole batch.
 """
@@ -16,7 +16,7 @@ from stillroom.types import TokenTrace
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """One conversation as tokens; `trained[i]` says whether `ids[i]` is trained on, or scored.
+    """One conversation as tokens; `trained[i]` is whether `ids[i]` is trained on or scored.
 
     The first token has no context to be predicted from, so it is never trained.
     """
@@ -31,7 +31,7 @@ class TokenSequence:
 
 
 def sampled_sequence(trace: TokenTrace) -> TokenSequence:
-    """Returns a rollout's tokens; those that the policy sampled are trained.
+    """Returns a rollout's tokens, of which those that the policy sampled are trained on.
 
     Given tokens after the last sampled one (a reply too long for the context, say) are left out:
     no trained token depends on them.
@@ -42,24 +42,25 @@ def sampled_sequence(trace: TokenTrace) -> TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Sequences as a model runs them, and the positions that predict their trained tokens.
+    """A batch of sequences as a model runs it, and the positions that predict its trained tokens.
 
     Either each sequence is a row, padded on the right (attention is causal, so no real position
     ever sees padding and no mask is needed), or all of them are one row, a pack.
     """
 
     ids_BT: Tensor
-    """[B, T] int64."""
+    """The token ids, [B, T] int64; [1, T] for a pack."""
     rows_N: Tensor
-    """[N] index of the sequence that each trained token belongs to."""
+    """The index of the sequence that each trained token belongs to, [N]."""
     sources_N: Tensor
-    """[N] position that predicts it (the one before it), counted through all rows."""
+    """The position that predicts each trained token (the one before it), counted across rows,
+    [N]."""
     targets_N: Tensor
-    """[N] id of each trained token."""
+    """The id of each trained token, [N]."""
     num_sequences: int
     pack: Pack | None = None
     positions_BT: Tensor | None = None
-    """[1, T] of a pack: each token's place in its own sequence."""
+    """The position of each token of a pack in its own sequence, [1, T]; None without a pack."""
 
     @property
     def num_trained(self) -> int:
@@ -70,7 +71,7 @@ class TokenBatch:
 def collate(
     sequences: Sequence[TokenSequence], *, device: torch.device, is_packed: bool = False
 ) -> TokenBatch:
-    """Returns one batch of the sequences, in their order; trained tokens follow that order too."""
+    """Returns one batch of the sequences; its trained tokens are in the sequences' order."""
     if is_packed:
         return _packed(sequences, device)
     longest = max(len(sequence.ids) for sequence in sequences)
@@ -91,7 +92,7 @@ def collate(
 
 
 def _packed(sequences: Sequence[TokenSequence], device: torch.device) -> TokenBatch:
-    """Returns the sequences as one row; a prefix that several of them share stands there once."""
+    """Returns the sequences as one row, in which a prefix that several share occurs once."""
     layout = lay_out([sequence.ids for sequence in sequences])
     ids: list[int] = []
     positions: list[int] = []
@@ -110,7 +111,8 @@ def _packed(sequences: Sequence[TokenSequence], device: torch.device) -> TokenBa
             places += range(starts[index], starts[index] + piece.stop - piece.start)
         trained = [i for i in range(1, len(sequence.ids)) if sequence.trained[i]]
         rows += [row] * len(trained)
-        # The token before it predicts it. That may lie in a shared piece, far from its own row.
+        # The token before a trained one predicts it; that may be in a shared piece, elsewhere in
+        # the row.
         sources += [places[i - 1] for i in trained]
         targets += [sequence.ids[i] for i in trained]
     columns = torch.tensor([rows, sources, targets], dtype=torch.int64, device=device)

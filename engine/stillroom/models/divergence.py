@@ -1,8 +1,8 @@
 """Divergences between two models' next-token distributions, each with its gradient in closed form.
 
-Each is written here once. The output head in main memory takes its gradient as it is (models/cpu);
-everywhere else `differentiable` hands it to autograd, which by itself would keep several buffers as
-large as the vocabulary.
+Each divergence is written once. The output head in main memory uses its gradient directly
+(models/cpu); everywhere else `differentiable` passes it to autograd, which on its own would keep
+several buffers as large as the vocabulary.
 
 For any divergence D of the student's probabilities p the gradient with regard to the student's
 logits is p (g - E[g]), where g is dD/dp and the mean is over p.
@@ -26,7 +26,7 @@ _MIN_BUCKET = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A divergence at each position, and what is needed for its gradient."""
+    """A divergence at each position, with a function that forms its gradient."""
 
     value_N: Tensor
     form_gradient: Callable[[], Tensor]
@@ -36,14 +36,15 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What student and teacher say of each sampled token: the numbers that a loss is built on."""
+    """The scores of each sampled token by student and teacher, from which losses are computed."""
 
     student_N: Tensor
     """The student's log-probability (nats), with gradient."""
     teacher_N: Tensor
     """The teacher's log-probability (nats), without gradient."""
     divergence_N: Tensor
-    """The loss's divergence, with gradient; of a baseline without; zeros if it has neither."""
+    """The divergence of the loss, with gradient, or of its baseline, without gradient; zeros if the
+    loss has neither."""
     entropy_N: Tensor
     """The student's entropy, without gradient: exact if the loss sees the whole vocabulary, else
     the negative log-probability of the token."""
@@ -100,9 +101,9 @@ def top_k_reverse_kl(
 ) -> Divergence:
     """Returns KL(student || teacher) over the teacher's k likeliest tokens and a bucket.
 
-    The bucket holds all other tokens, so no mass is out of sight: the divergence is 0 only if the
-    student gives these tokens the teacher's probabilities, and never more than that over the whole
-    vocabulary.
+    The bucket holds all other tokens, so that no probability is ignored: the divergence is 0 only
+    if the student gives these tokens the teacher's probabilities, and it never exceeds the
+    divergence over the whole vocabulary.
     Source: arXiv 2603.25562 (the teacher's top k, since of its own the student could leave them).
     """
     ids_NK = teacher_NV.topk(min(k, teacher_NV.shape[1]), dim=-1).indices
@@ -119,7 +120,7 @@ def bucket_reverse_kl(
     """
     student_NB = bucket_logprobs(student_NV, ids_NK)
     student_probabilities_NB = student_NB.exp()
-    # where: what the student never takes costs nothing, however little the teacher gives it.
+    # Tokens that the student never takes cost nothing, however unlikely they are for the teacher.
     gaps_NB = torch.where(student_probabilities_NB > 0, student_NB - teacher_NB, 0.0)
     value_N = (student_probabilities_NB * gaps_NB).sum(-1)
 
@@ -143,7 +144,7 @@ def bucket_logprobs(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
     tokens_NK = logits_NV.gather(1, ids_NK) - norms_N1
     if ids_NK.shape[1] == logits_NV.shape[1]:
         return tokens_NK
-    # Not the log of 1 - the K tokens' sum: near 0 that difference has no correct digit.
+    # Not log(1 - the K tokens' sum), because near 0 that difference has no correct digit.
     others_NV = logits_NV.scatter(1, ids_NK, -math.inf)
     others_N1 = torch.logsumexp(others_NV, dim=-1, keepdim=True) - norms_N1
     return torch.cat([tokens_NK, others_N1], dim=1)
@@ -152,7 +153,7 @@ def bucket_logprobs(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
 def with_bucket(logprobs_NK: Tensor) -> Tensor:
     """Returns K tokens' log-probabilities and, last, that of all other tokens, [N, K + 1].
 
-    For a teacher of which nothing but the K tokens is known.
+    This is for a teacher of which only the K tokens' log-probabilities are known.
     """
     others_N1 = 1 - logprobs_NK.double().exp().sum(dim=-1, keepdim=True)
     bucket_N1 = others_N1.clamp_min(_MIN_BUCKET).log().to(logprobs_NK.dtype)
@@ -179,7 +180,8 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, divergence: Divergence) -> Tensor:
         if ctx.needs_input_grad[0]:
-            # Saved as a tensor, not as a closure: activation checkpointing throws away only those.
+            # Saved as a tensor, not as a closure, because activation checkpointing can drop only
+            # tensors.
             ctx.save_for_backward(divergence.form_gradient())
         return divergence.value_N
 
@@ -196,19 +198,20 @@ def _kl(
     gaps_NV = torch.sub(logprobs_NV, other_NV, out=out)
     value_N = _dot(probabilities_NV, gaps_NV)
     if not torch.isfinite(value_N).all():
-        # 0 × (-inf - -inf) is nan: a token of probability 0 must count nothing.
+        # 0 × (-inf - -inf) is NaN, but a token of probability 0 must count as 0.
         gaps_NV.masked_fill_(probabilities_NV == 0, 0.0)
         value_N = _dot(probabilities_NV, gaps_NV)
     return value_N, gaps_NV
 
 
 def _centred(gaps_NV: Tensor, mean_N: Tensor, probabilities_NV: Tensor) -> Tensor:
-    """Returns p (g - E[g]), in the place of the gaps g."""
+    """Returns p (g - E[g]), which overwrites the gaps g."""
     return gaps_NV.sub_(mean_N[:, None]).mul_(probabilities_NV)
 
 
 def _dot(left_NV: Tensor, right_NV: Tensor) -> Tensor:
     if left_NV.device.type == "cpu":
-        # One pass without a buffer. On a GPU it would be a product of matrices of one row each.
+        # vecdot takes one pass without a buffer; on a GPU it would multiply matrices of one row
+        # each.
         return torch.linalg.vecdot(left_NV, right_NV)
     return (left_NV * right_NV).sum(dim=-1)

@@ -1,4 +1,4 @@
-"""The output head over chosen positions only: logits are formed for trained tokens, never for all.
+"""Runs the output head on chosen positions only: logits are formed for trained tokens, not for all.
 
 Shapes: B sequences, T tokens, H hidden size, V vocabulary, N trained tokens.
 """
@@ -17,23 +17,25 @@ from stillroom.models.packing import allow_packing, can_pack, packed_inputs
 from stillroom.models.placement import input_device
 
 MAX_LOGITS = 1 << 27
-"""Logits that are held at a time stay below this many numbers."""
+"""The most logits that are held at a time, unless one position has more."""
 
 _PROBE_TOKENS = 8
-# Of the largest logit; in short number formats soft-capping rounds several times in a row.
+# The tolerance as a share of the largest logit; in short number formats soft-capping rounds several
+# times.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 def max_positions(vocab_size: int) -> int:
-    """Returns how many positions' logits over a vocabulary may be held at a time."""
+    """Returns the number of positions whose logits may be held at a time."""
     return max(1, MAX_LOGITS // vocab_size)
 
 
 class OutputHead:
-    """Runs a causal language model's body and head apart, so that the head sees few positions.
+    """Runs a causal language model's body and head separately, so that the head runs few positions.
 
-    Follows the model's own head: logit soft-capping (Gemma) and logit scaling (Cohere, Granite).
-    `check` compares with the model's own forward pass, so an unknown head is refused, never wrong.
+    It forms logits as the model does, with soft-capping (Gemma) and scaling (Cohere, Granite).
+    `check` compares them with the model's own forward pass, so that a head of an unknown form is
+    refused.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -53,7 +55,7 @@ class OutputHead:
         return can_pack(self._base)
 
     def allow_packing(self) -> None:
-        """Lets batches be packs from now on, if the model can run them."""
+        """Allows batches to be packs from now on, if the model can run them."""
         allow_packing(self._base)
 
     @property
@@ -62,7 +64,8 @@ class OutputHead:
         self._matrix = matrix_of(self._head, self._matrix, scale=self._scale, softcap=self._softcap)
         if self._matrix is None:
             return None
-        # Not kept: it refers to this head, and a circle would hold the model after its last use.
+        # Formed anew each time: it refers to this head, and a reference cycle would keep the model
+        # alive after its last use.
         embeddings = self._base.get_input_embeddings()
         return HandGradients(self._matrix, embeddings, self.batch_hidden)
 
@@ -89,7 +92,7 @@ class OutputHead:
     def batch_hidden(self, batch: TokenBatch, embedded_BTH: Tensor | None = None) -> Tensor:
         """Returns the hidden states that predict the batch's trained tokens, [N, H].
 
-        `embedded_BTH` are the batch's embedded tokens, if they are at hand.
+        `embedded_BTH` are the batch's embedded tokens; None: the body embeds them.
         """
         inputs: dict[str, Any] = {"input_ids": batch.ids_BT, "use_cache": False}
         if embedded_BTH is not None:
@@ -103,7 +106,7 @@ class OutputHead:
     def batch_logprobs(self, batch: TokenBatch) -> Tensor:
         """Returns the log-probability (nats) of each of the batch's trained tokens, [N].
 
-        With gradient, where one is taken: autograd's.
+        If gradients are enabled they have one, formed by autograd.
         """
         if not torch.is_grad_enabled() and (by_hand := self.by_hand) is not None:
             return by_hand.logprobs(batch)
@@ -120,7 +123,7 @@ class OutputHead:
 
     @property
     def max_positions(self) -> int:
-        """How many positions' logits may be held at a time."""
+        """The number of positions whose logits may be held at a time."""
         return max_positions(self.vocab_size)
 
     @torch.no_grad()
@@ -146,14 +149,16 @@ class OutputHead:
 def in_tiles(
     compute: Callable[[Tensor, slice], Tensor], hidden_NH: Tensor, *, tile_size: int
 ) -> Tensor:
-    """Returns `compute` of the hidden states and their places, at most `tile_size` at a time.
+    """Returns `compute` of the hidden states and their slice, at most `tile_size` states at a time.
 
-    Beyond one tile, what a tile needs for its gradient is not held but computed again.
+    With more than one tile, the buffers that a tile's gradient needs are not kept but computed
+    again.
     """
     num_positions = hidden_NH.shape[0]
     if num_positions <= tile_size:
         return compute(hidden_NH, slice(0, num_positions))
-    # split, not slices: the gradient of a slice is as many zeros as there are hidden states.
+    # split instead of slices, as the gradient of a slice is a zero tensor as large as all hidden
+    # states.
     parts = [
         checkpoint(
             compute,
@@ -168,7 +173,8 @@ def in_tiles(
 
 
 def _logit_scale(config: Any) -> float:
-    """Returns the factor of the model's logits: Cohere multiplies, Granite divides."""
+    """Returns the factor of the model's logits: Cohere's config has a factor, Granite's a
+    divisor."""
     multiplier = getattr(config, "logit_scale", None)
     divisor = getattr(config, "logits_scaling", None)
     return float(multiplier or 1.0) / float(divisor or 1.0)

@@ -1,4 +1,4 @@
-"""Loading models and tokenizers; every way it can fail becomes an error that says what to do."""
+"""Loads models and tokenizers; every failure becomes an error that says what to do."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from stillroom.models.precision import Precision, Quantization, compute_alike, n
 from stillroom.models.resolve import ModelLocation, adapter_base
 from stillroom.settings import Workspace
 
-# Below this size one thread is faster: several of them mostly wait for each other.
+# Below this number of parameters one thread is faster, since several mostly wait for each other.
 _ONE_THREAD_PARAMETERS = 30_000_000
 
 
@@ -31,7 +31,7 @@ class LoadedModel:
     model: PreTrainedModel
     tokenizer: Any
     stop_ids: frozenset[int]
-    """Token ids that end an assistant turn."""
+    """The ids of the tokens that end an assistant turn."""
 
     @property
     def device(self) -> torch.device:
@@ -40,17 +40,17 @@ class LoadedModel:
 
     @property
     def max_context(self) -> int:
-        """The most tokens a sequence may have."""
+        """The most tokens that a sequence may have."""
         return context_length(self.model)
 
 
 def context_length(model: Any) -> int:
-    """Returns the most tokens a sequence of a model may have, by its configuration."""
+    """Returns the most tokens that a sequence may have, from the model's configuration."""
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 20))
 
 
 def load_tokenizer(location: ModelLocation) -> Any:
-    """Returns the tokenizer of a model. Raises ModelError if it hasn't one chat template."""
+    """Returns a model's tokenizer. Raises ModelError unless it has exactly one chat template."""
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(location.location)
     except (OSError, ValueError, KeyError) as error:
@@ -79,8 +79,8 @@ def load_model(
 ) -> LoadedModel:
     """Returns a model ready to run, with an adapter's weights merged into its base.
 
-    On a base of 4 bits, which nothing can be merged into exactly, the adapter stays beside it.
-    Raises ModelError for an adapter that is to be spread over several devices.
+    On a base in 4 bits the adapter is not merged, because that cannot be done exactly. Raises
+    ModelError for an adapter with `spread`.
     """
     if location.is_adapter and spread:
         raise ModelError(
@@ -109,9 +109,9 @@ def load_weights(
 ) -> PreTrainedModel:
     """Returns a causal language model on the best device at hand (CUDA, else CPU).
 
-    stays: leave it in main memory, but in the number format that suits that device (each process
-    moves its own part of the weights there).
-    spread: put its layers on all GPUs; such a model can be run, not trained.
+    stays: the model is left in main memory, but in the number format for that device (each process
+    moves its own part of the weights there). spread: the model's layers are put on all GPUs; such a
+    model can be run but not trained.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype_for(precision, device)
@@ -135,7 +135,7 @@ def read_weights(
 ) -> PreTrainedModel:
     """Returns a causal language model in main memory.
 
-    dtype: `auto` is the number format of its files. options: others for `from_pretrained`.
+    dtype: `auto` is the number format of the files. options: further ones for `from_pretrained`.
     """
     transformers.utils.logging.disable_progress_bar()
     try:
@@ -150,7 +150,7 @@ def read_weights(
         raise _cannot_load("model", location, error) from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
-        # transformers has given them random values.
+        # transformers has set the missing weights to random values.
         raise ModelError(
             f"{len(missing)} weights of {location.name!r} are not in its files, e.g. {missing[0]}",
             "use a complete causal language model",
@@ -177,7 +177,7 @@ def load_adapter(
 def put_adapter(
     base: PreTrainedModel, location: ModelLocation, *, is_trainable: bool = False
 ) -> Any:
-    """Returns the peft model of a LoRA checkpoint on the base given."""
+    """Returns the peft model of a LoRA checkpoint on the given base."""
     from peft import PeftModel
 
     try:
@@ -187,7 +187,7 @@ def put_adapter(
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
-    """Returns the ids after which an assistant turn is over."""
+    """Returns the ids of the tokens that end an assistant turn."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     listed: list[Any] = configured if isinstance(configured, list) else [configured]
     listed.append(tokenizer.eos_token_id)
@@ -205,7 +205,7 @@ def dtype_for(precision: Precision, device: torch.device) -> torch.dtype:
 
 
 def choose_threads(model: PreTrainedModel) -> None:
-    """Sets torch's CPU threads to what suits the model's size, unless OMP_NUM_THREADS says."""
+    """Sets the number of torch's CPU threads by the model's size, unless OMP_NUM_THREADS is set."""
     if "OMP_NUM_THREADS" in os.environ:
         return
     is_small = model.num_parameters() < _ONE_THREAD_PARAMETERS

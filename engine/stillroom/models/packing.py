@@ -1,4 +1,4 @@
-"""Runs many sequences in one row: each attends to itself only, and shared prefixes are run once.
+"""Runs many sequences in one row; each attends only to itself, and shared prefixes are run once.
 
 A pack is a row of spans. A span attends to itself and to the spans that it follows, and several
 spans may follow the same one: the prefix that their sequences share. No mask of the whole row, of
@@ -21,8 +21,8 @@ PACKED_ATTENTION = "stillroom_packed"
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _PROBE = (7, 19, 30)
-# Shares of the largest hidden state that are rounding. Attending to another sequence's tokens would
-# change the hidden states by far more.
+# The differences, as shares of the largest hidden state, that rounding explains. Attending to
+# another sequence's tokens would change the hidden states by far more.
 _TOLERANCE = {torch.float32: 1e-3}
 _SHORT_TOLERANCE = 8e-2
 
@@ -50,7 +50,7 @@ class Pack:
         return [span.length for span in self.spans]
 
     def mask(self, num_new: int, num_before: int, window: int, like: Tensor) -> Tensor:
-        """Returns what a span of `num_new` tokens after `num_before` others attends to.
+        """Returns the attention mask of a span of `num_new` tokens that follow `num_before` others.
 
         The mask is added to the attention's scores: 0 or -inf, [num_new, num_before + num_new].
         """
@@ -118,7 +118,8 @@ def _attention(
             module, query_1hTd, key_1hTd, value_1hTd, attention_mask,
             sliding_window=sliding_window, **kwargs,
         )  # fmt: skip
-    # split, not slices: the gradient of a slice is a row of zeros as long as the whole pack.
+    # split instead of slices, as the gradient of a slice is a row of zeros as long as the whole
+    # pack.
     lengths = stillroom_pack.lengths
     parts = [tensor.split(lengths, dim=2) for tensor in (query_1hTd, key_1hTd, value_1hTd)]
     attended: list[Tensor] = []
@@ -162,7 +163,7 @@ def _is_true_to_single_passes(model: Any) -> bool:
     try:
         packed = body(input_ids=ids_T[None], **packed_inputs(pack, positions_1T))
         alone = [body(input_ids=ids[None], use_cache=False) for ids in singles]
-    # A body that knows nothing of packs, or whose layers don't hand them on, says so in many ways.
+    # A body that does not know packs, or whose layers don't pass them on, may raise any of these.
     except (TypeError, ValueError, RuntimeError, AttributeError):
         return False
     finally:

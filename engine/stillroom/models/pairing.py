@@ -1,4 +1,4 @@
-"""Which teachers can score a student's tokens: what must hold between the two.
+"""Checks that a teacher can score a student's tokens: what the two models must have in common.
 
 Needs no torch, so that the server can refuse a teacher before anything is loaded.
 """
@@ -15,13 +15,13 @@ OFF_POLICY_ROUTE = (
     "use it off-policy: generate_rollouts with this teacher, then filter_dataset, convert_rollouts "
     "and start_training with dataset_type sft"
 )
-"""What to do with a teacher that cannot score the student's tokens."""
+"""The advice for a teacher that cannot score the student's tokens."""
 
 _API_MODELS = re.compile(
     r"^(openai/|anthropic/|google/)?(gpt-[0-9]|chatgpt|o[0-9](-|$)|claude|gemini(-|$))",
     re.IGNORECASE,
 )
-# Characters of two chat templates that are shown from where they differ.
+# The number of characters of two chat templates that an error shows from where they differ.
 _SHOWN = 40
 
 
@@ -55,7 +55,7 @@ def check_pair(student: "LoadedModel", teacher: "LoadedModel") -> None:
 def check_tokenizers(names: str, student: Any, teacher: Any) -> None:
     """Raises ModelError unless two tokenizers have the same tokens and chat template.
 
-    `names` says whose they are.
+    `names` describes the two tokenizers in the error.
     """
     student_ids: dict[str, int] = student.get_vocab()
     teacher_ids: dict[str, int] = teacher.get_vocab()
@@ -78,7 +78,7 @@ def check_tokenizers(names: str, student: Any, teacher: Any) -> None:
 
 
 def _difference(student_template: str, teacher_template: str) -> str:
-    """Returns where two chat templates begin to differ, and how each goes on."""
+    """Returns the place where two chat templates begin to differ, and how each goes on there."""
     pairs = enumerate(zip(student_template, teacher_template, strict=False))
     end = min(len(student_template), len(teacher_template))
     start = next((i for i, (a, b) in pairs if a != b), end)

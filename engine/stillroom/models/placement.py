@@ -1,4 +1,4 @@
-"""Where a model's layers are: all on one device, or spread over what the machine has."""
+"""Places a model's layers: all on one device, or spread over the GPUs and main memory."""
 
 import importlib.util
 from typing import Any
@@ -20,7 +20,7 @@ def spread_options() -> dict[str, Any]:
 
 def input_device(model: Any) -> torch.device:
     """Returns the device that a model's inputs must be on."""
-    # A spread model has hooks of accelerate's, which say where each of its layers runs.
+    # accelerate puts hooks on a spread model, which hold the device that each layer runs on.
     hook = getattr(model.get_input_embeddings(), "_hf_hook", None)
     device = getattr(hook, "execution_device", None)
     if device is None:

@@ -15,7 +15,7 @@ Precision = Literal["auto", "fp32", "bf16"]
 """`auto` is bf16 on CUDA and fp32 on CPU."""
 
 Quantization = Literal["nf4"] | None
-"""nf4: 4 bits a weight in the layers that an adapter is trained on, which stay frozen."""
+"""nf4: 4 bits for each weight of the frozen layers on which an adapter is trained."""
 
 
 def check_quantization() -> None:
@@ -25,9 +25,9 @@ def check_quantization() -> None:
 
 
 def nf4_options(dtype: "torch.dtype", device: "torch.device") -> dict[str, Any]:
-    """Returns what `from_pretrained` needs to load linear layers in nf4.
+    """Returns the options of `from_pretrained` that load linear layers in nf4.
 
-    They compute in `dtype`; embeddings, norms and the output head stay in it.
+    The layers compute in `dtype`; embeddings, norms and the output head stay in `dtype`.
     Source: Dettmers et al. 2023 (QLoRA), with its second quantisation of the scales.
     """
     check_quantization()
@@ -40,7 +40,8 @@ def nf4_options(dtype: "torch.dtype", device: "torch.device") -> dict[str, Any]:
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
         ),
-        # Each weight is quantised as it is put on its device: the whole model may not fit there.
+        # Each weight is quantised as it is moved to its device, since the whole model may not fit
+        # there.
         "device_map": {"": str(device)},
     }
 
@@ -48,8 +49,8 @@ def nf4_options(dtype: "torch.dtype", device: "torch.device") -> dict[str, Any]:
 def compute_alike(model: Any) -> None:
     """Makes quantised layers compute the same with and without gradients.
 
-    On some processors bitsandbytes computes in bf16 whenever no gradient is taken: sampling and the
-    reference of DPO would then run another model than the one that is trained.
+    On some processors bitsandbytes computes in bf16 whenever gradients are disabled: sampling and
+    the reference of DPO would then run a different model from the one that is trained.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: layers keep their input only, and compute the rest again going back."""
+"""Gradient checkpointing: layers keep only their input and compute the rest again when needed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ def recompute_layers(model: nn.Module) -> None:
     """Makes each of the model's layers compute its activations again in the backward pass.
 
     transformers' own switch works in training mode only, which would turn dropout on as well.
-    Raises ModelError if the model has no layers that can.
+    Raises ModelError if the model has no layers that can do so.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:

@@ -1,4 +1,4 @@
-"""Finds the model that a user named, and records which one it was; needs no torch."""
+"""Finds the model that a user named, and records its identity; needs no torch."""
 
 import importlib
 import re
@@ -26,21 +26,21 @@ _ACCEPTED = (
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint of ours says about itself, in stillroom.json beside the weights."""
+    """The content of stillroom.json, which lies beside the weights of a checkpoint of Stillroom."""
 
     run_id: str
     method: str
     step: int
     base_model: str
-    """What to load an adapter on; for a full checkpoint, what training started from."""
+    """The base model of an adapter; for a full checkpoint, the model that training started from."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """Where a model is: a local folder (`is_local`) or a hub id."""
+    """The place of a model: a local folder (`is_local`) or a hub id."""
 
     name: str
-    """What the user wrote."""
+    """The name that the user wrote."""
     location: str
     is_local: bool
 
@@ -56,7 +56,7 @@ class ModelLocation:
 
     @property
     def record(self) -> CheckpointRecord | None:
-        """What a checkpoint of ours says about itself; None of other models."""
+        """The record in a checkpoint of Stillroom; None for other models."""
         path = self.folder / RECORD
         if not self.is_local or not path.is_file():
             return None
@@ -69,10 +69,10 @@ class ModelLocation:
 
 
 def locate_model(workspace: Workspace, name: str) -> ModelLocation:
-    """Returns where the model called `name` is.
+    """Returns the location of the model that the user called `name`.
 
     A name is, in this order: one of the demo's models, a local folder, a run id, a hub id.
-    Raises ModelError that says what was looked for.
+    Raises a ModelError that says what was looked for.
     """
     if name in DEMO_MODELS:
         return ModelLocation(name, str(DEMO_MODELS[name]), is_local=True)
@@ -88,7 +88,7 @@ def locate_model(workspace: Workspace, name: str) -> ModelLocation:
 
 
 def adapter_base(workspace: Workspace, location: ModelLocation) -> ModelLocation:
-    """Returns where the base model of an adapter is."""
+    """Returns the location of an adapter's base model."""
     if (record := location.record) is not None:
         return locate_model(workspace, record.base_model)
     config = msgspec.json.decode((location.folder / "adapter_config.json").read_bytes())
@@ -119,7 +119,7 @@ def _checkpoint_of_run(name: str, run: Path) -> ModelLocation:
 
 
 def identify(location: ModelLocation, *, role: str) -> ModelRecord:
-    """Returns the record of a used model for a manifest.
+    """Returns a manifest's record of a model that was used.
 
     It holds the hash of a local folder's files, or the commit of a hub model.
     """
@@ -131,8 +131,8 @@ def identify(location: ModelLocation, *, role: str) -> ModelRecord:
 
 
 def _hub_commit(hub_id: str) -> str | None:
-    """Returns the commit that was loaded from the hub's cache; None where nothing is cached."""
-    # It comes with transformers, without which no hub model is loaded.
+    """Returns the commit of a hub model in the hub's cache; None if nothing is cached."""
+    # huggingface_hub comes with transformers, without which no hub model is loaded.
     hub: Any = importlib.import_module("huggingface_hub")
     cached = hub.try_to_load_from_cache(hub_id, "config.json")
     return Path(cached).parent.name if isinstance(cached, str) else None

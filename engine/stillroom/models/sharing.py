@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 MIN_SHARED = 8
 """A shared prefix of fewer tokens is not worth a piece of its own."""
-# Tokens after a shared prefix need an explicit mask, where attention is slower than with the causal
-# one. That costs the square of their number; sharing a token pays for about this much of it.
+# Tokens after a shared prefix need an explicit mask, with which attention is slower than with the
+# causal one. The cost is the square of their number; sharing a token pays for about this much of
+# it.
 _SQUARE_WORTH = 4096
 
 
@@ -22,11 +23,11 @@ class SharedPiece:
 
 @dataclass(slots=True)
 class PackLayout:
-    """The pieces of some sequences, each after those it follows."""
+    """The pieces that some sequences are cut into, each listed after the pieces that it follows."""
 
     pieces: list[SharedPiece] = field(default_factory=list[SharedPiece])
     of_sequence: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
-    """By a sequence's index: the pieces that make it up, in order."""
+    """The indices of the pieces that make up a sequence, in order, by the sequence's index."""
 
     @property
     def num_tokens(self) -> int:
@@ -37,7 +38,8 @@ class PackLayout:
 def num_common(left_ids: list[int], right_ids: list[int]) -> int:
     """Returns the length of the longest prefix that two sequences share."""
     shorter = min(len(left_ids), len(right_ids))
-    # One comparison in C first: rollouts of one prompt are often equal up to the shorter one's end.
+    # One comparison in C comes first: rollouts of one prompt are often equal up to the shorter's
+    # end.
     if left_ids[:shorter] == right_ids[:shorter]:
         return shorter
     return next(i for i in range(shorter) if left_ids[i] != right_ids[i])
@@ -107,5 +109,5 @@ def _piece(layout: PackLayout, piece: SharedPiece) -> tuple[int, ...]:
 def _shared(sequences: Sequence[Sequence[int]], group: Sequence[int]) -> int:
     """Returns the length of the longest prefix that all sequences of the group share."""
     members = [list(sequences[index]) for index in group]
-    # The prefix that the first and the last in dictionary order share, all between them share too.
+    # All sequences share the prefix that the first and the last in dictionary order share.
     return num_common(min(members), max(members))

@@ -1,1 +1,1 @@
-"""What is sampled now: an in-process model that many conversations share, token by token."""
+"""Sampling from a model in this process, which many conversations share token by token."""

@@ -1,4 +1,4 @@
-"""A short check of decoding, before a model's samples are trusted."""
+"""A short check that sampling step by step gives a model's own probabilities."""
 
 import random
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from stillroom.types import SamplingSettings
 _PROMPT_LENGTHS = (3, 7)
 _NUM_TOKENS = 4
 _MAX_STEPS = 16
-# Of log-probabilities; rounding in half precision adds up over the layers.
+# The largest difference of log-probabilities (nats); rounding in half precision adds up over the
+# layers.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _HALF_TOLERANCE = 0.25
 _ELSEWHERE = "serve the model with vLLM or SGLang and give its URL with provider openai"
@@ -42,7 +43,7 @@ def check_decoding(loaded: LoadedModel) -> None:
 
 
 def _decode_a_little(loaded: LoadedModel) -> Sequence[DecodedSequence]:
-    """Returns two sequences of different lengths that were sampled in one batch."""
+    """Returns one sampled sequence for each prompt length, all sampled in one batch."""
     engine = DecodeEngine(loaded, max_rows=len(_PROMPT_LENGTHS), max_context=loaded.max_context)
     settings = SamplingSettings(temperature=0, max_tokens=_NUM_TOKENS)
     vocabulary = int(loaded.model.config.get_text_config().vocab_size)
@@ -56,7 +57,7 @@ def _decode_a_little(loaded: LoadedModel) -> Sequence[DecodedSequence]:
 
 
 def _largest_gap(loaded: LoadedModel, sequence: DecodedSequence) -> float:
-    """Returns how far the sampled tokens' log-probabilities are from a forward pass's."""
+    """Returns the largest difference (nats) of log-probabilities from those of a forward pass."""
     head = OutputHead(loaded.model)
     ids_1T = torch.tensor([sequence.ids], device=loaded.device)
     logits_NV = head.logits(head.hidden(ids_1T)[0, :-1])

@@ -1,7 +1,7 @@
-"""Batched decoding over one key/value cache: sequences join, pause for tools, go on and leave.
+"""Batched decoding over one key/value cache, where sequences join, pause for tools and leave.
 
-Tokens in, tokens out: a sequence is a list of ids, of which some were given and the others
-sampled. Nothing that was sampled is ever decoded and encoded again.
+A sequence is a list of token ids, of which some were given and the others sampled. Sampled tokens
+are kept as they are: they are never turned into text and tokenized again.
 
 Shapes: B rows of one forward pass, n new tokens of each, T tokens attended to, V vocabulary.
 """
@@ -23,19 +23,19 @@ from stillroom.policy.sampling import sample_tokens
 from stillroom.policy.sequences import DecodedSequence, FinishReason
 from stillroom.policy.slots import SlotTable
 
-# Rows that pause for a tool stay in the batch as dead weight up to this share.
+# Rows that pause for a tool are run along with the others up to this share of all rows.
 _MAX_IDLE_SHARE = 0.25
-# A chunk of given tokens waits until so many rows of the batch have one.
+# A row's chunk of given tokens waits until this share of the batch's rows has one.
 _CHUNK_SHARE = 0.125
 _MAX_WAITING_STEPS = 8
 _MAX_CHUNK_TOKENS = 16384
-# Fewer tokens in common than these are run again. On a GPU waiting for who runs them first costs a
-# pass, which is as long as one of many tokens.
+# A shared prefix of fewer tokens is run again instead of being copied. On a GPU, waiting for the
+# sequence that runs it first costs a pass, which takes as long as one of many tokens.
 _MIN_SHARED, _MIN_SHARED_CUDA = 16, 1024
 
 
 class DecodeEngine:
-    """Runs many sequences through one model. Not thread-safe; call from one thread at a time."""
+    """Runs many sequences through one model. It is not thread-safe: use one thread at a time."""
 
     def __init__(self, loaded: LoadedModel, *, max_rows: int, max_context: int) -> None:
         self._model: Any = loaded.model
@@ -55,22 +55,23 @@ class DecodeEngine:
         self._table = SlotTable(self._cache, max_rows=max_rows, min_shared=self._min_shared)
         self._slots: list[DecodedSequence] = []
         self.tokens_run = 0
-        """Tokens that were run through the model; one that is run twice counts twice."""
+        """The number of tokens that were run through the model; a token that is run twice counts
+        twice."""
         self._waiting: list[DecodedSequence] = []
         self._steps_waited = 0
 
     @property
     def tokens_shared(self) -> int:
-        """Tokens that were not run, because another sequence with the same prefix had been."""
+        """The number of tokens that were copied from another sequence instead of being run."""
         return self._table.tokens_shared
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something."""
+        """Whether a sequence waits for a slot or has a turn to go on with."""
         return bool(self._waiting) or any(not s.is_paused for s in self._table.sequences)
 
     def ask(self, sequence: DecodedSequence) -> None:
-        """Lets a sequence take its next turn."""
+        """Begins the next turn of a sequence, which later steps sample."""
         sequence.begin_turn()
         if sequence.slot is None:
             self._waiting.append(sequence)
@@ -97,14 +98,14 @@ class DecodeEngine:
             finished += self._advance_by_graph(singles, self._graphs)
         elif singles:
             idle = [s for s in self._slots if s.is_paused or len(s.pending) != 1]
-            # A pass over all slots reads the cache in place; one over some of them would copy their
-            # keys and values. So a few idle rows come along.
+            # A pass over all slots reads the cache in place, while one over some of them would copy
+            # their keys and values. So a few idle rows are run along.
             is_few = len(idle) <= _MAX_IDLE_SHARE * len(self._slots)
             finished += self._advance(singles, fillers=idle if is_few else [])
         return finished
 
     def _is_time_for_chunks(self, num_chunks: int, num_singles: int) -> bool:
-        """Collects chunks for a while: each pass costs its overhead however few rows it has."""
+        """Returns whether to run the chunks now, or collect more, as every pass has an overhead."""
         self._steps_waited += 1
         is_time = (
             num_singles == 0
@@ -116,10 +117,10 @@ class DecodeEngine:
         return is_time
 
     def _advance_chunks(self, chunks: Sequence[DecodedSequence]) -> list[DecodedSequence]:
-        """Runs given tokens; a prefix that several new sequences share is run once.
+        """Runs chunks of given tokens; a prefix that several new sequences share is run once.
 
-        `twins` are equal to another sequence and take all its tokens; other sequences take a shared
-        prefix from one that must be run before them.
+        In the code `twins` are sequences that equal another one and copy all its tokens; other
+        sequences copy a shared prefix from a sequence that must be run before them.
         """
         new = [sequence for sequence in chunks if sequence.is_new]
         shares: dict[DecodedSequence, SharedPrefix] = {}
@@ -154,9 +155,9 @@ class DecodeEngine:
     ) -> list[DecodedSequence]:
         """Runs the active rows' pending tokens and samples one token for each of them.
 
-        What is computed for fillers is thrown away: it is written behind their last token, where
-        their next real token will overwrite it. `twins` of a row have the same tokens: a token is
-        sampled for each of them too.
+        The results for fillers are thrown away: their keys and values are written behind their last
+        token, where the next real token will overwrite them. `twins` of a row have the same tokens
+        as the row; a token is sampled for each of them too.
         """
         rows = sorted([*active, *fillers], key=_slot)
         new_tokens = {id(row): row.pending for row in active}
@@ -181,7 +182,7 @@ class DecodeEngine:
     def _advance_by_graph(
         self, active: Sequence[DecodedSequence], graphs: StepGraphs
     ) -> list[DecodedSequence]:
-        """Runs all slots, of which some may be idle, and samples a token for the active rows."""
+        """Runs all slots by a graph, even idle ones, and samples a token for each active row."""
         ids = [row.pending[0] if len(row.pending) == 1 else 0 for row in self._slots]
         logits_BV = graphs.logits(self._step_logits, ids, [row.num_cached for row in self._slots])
         self.tokens_run += len(active)
@@ -203,7 +204,8 @@ class DecodeEngine:
         )
 
     def _step_logits(self, ids_B: Tensor, starts_B: Tensor, num_attended: int) -> Tensor:
-        """Returns the logits after one more token of the first B slots, [B, V]; waits for none."""
+        """Returns the logits after one more token of the first B slots, [B, V]; never syncs the
+        GPU."""
         rows_B = torch.arange(len(ids_B), device=self._device)
         plan = ForwardPlan(rows_B, starts_B[:, None], num_attended, is_prefix=True)
         return self._head.logits(self._hidden(ids_B[:, None], starts_B[:, None], plan)[:, 0])
@@ -227,14 +229,14 @@ class DecodeEngine:
             is_prefix=slots == list(range(len(slots))),
         )
         last_B = torch.tensor([len(new) - 1 for new in new_tokens], device=self._device)
-        # Padding repeats the last position: one beyond the context might not exist.
+        # Padding repeats the last position, since a position beyond the context might not exist.
         positions_Bn = starts_B[:, None] + steps_n.minimum(last_B[:, None])
         hidden_BnH = self._hidden(ids_Bn, positions_Bn, plan)
         rows_B = torch.arange(len(rows), device=self._device)
         return self._head.logits(hidden_BnH[rows_B, last_B])
 
     def _hidden(self, ids_Bn: Tensor, positions_Bn: Tensor, plan: ForwardPlan) -> Tensor:
-        """Runs the new tokens over the cache, to which they are added; returns [B, n, H]."""
+        """Runs the new tokens and adds them to the cache; returns hidden states, [B, n, H]."""
         self._cache.set_plan(plan)
         return self._head.run_body(
             input_ids=ids_Bn,
@@ -245,10 +247,10 @@ class DecodeEngine:
         )
 
     def _masks(self, positions_Bn: Tensor, num_attended: int) -> Any:
-        """Returns what each new token attends to, [B, 1, n, T], per layer type if they differ.
+        """Returns the new tokens' attention masks, [B, 1, n, T], by layer type if they differ.
 
-        transformers takes a mask of four dimensions as it is. Any other it would build from the
-        cache's length, which is one number for all rows, where each row here has its own.
+        transformers takes a mask of four dimensions as it is. Otherwise it would build one from the
+        cache's length, which is one number for all rows, while here each row has its own length.
         """
         keys_T = torch.arange(num_attended, device=self._device)
         queries_Bn1 = positions_Bn[:, None, :, None]
@@ -310,10 +312,10 @@ def _chunk_groups(chunks: Sequence[DecodedSequence]) -> Iterator[list[DecodedSeq
 
 
 def _sliding_window(config: Any) -> int | None:
-    """Returns the window of the sliding layers, or None if every layer attends to everything."""
+    """Returns the window of the sliding layers in tokens, or None if no layer slides."""
     layer_types: list[str] | None = getattr(config, "layer_types", None)
     if not layer_types:
-        # Mistral, Mixtral, Phi: where there is a window, every layer has it.
+        # In Mistral, Mixtral and Phi a window, if there is one, holds for every layer.
         return getattr(config, "sliding_window", None)
     kinds = set(layer_types)
     unknown = kinds - {"full_attention", "sliding_attention"}

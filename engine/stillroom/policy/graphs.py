@@ -1,8 +1,8 @@
-"""CUDA graphs of decode steps.
+"""CUDA graphs of decode steps, which start all kernels of a step at once.
 
 A step of one token per row is a thousand short kernels, and starting each of them from Python takes
-several times as long as running it. A graph starts them all at once. It holds for one shape, so
-rows and attended tokens are rounded up; what is computed for the rows added is thrown away.
+several times as long as running it. A graph is valid for one shape only, so rows and attended
+tokens are rounded up; the results for the added rows are thrown away.
 
 Shapes: B rows (the first slots of the cache), V vocabulary.
 """
@@ -19,7 +19,7 @@ _MIN_ATTENDED = 256
 
 
 class StepFunction(Protocol):
-    """A decode step that can be recorded: it works on the GPU alone, at fixed addresses."""
+    """A decode step that can be recorded: it uses only the GPU, at fixed addresses."""
 
     def __call__(self, ids_B: Tensor, starts_B: Tensor, num_attended: int) -> Tensor:
         """Returns the logits after one more token of the first B slots, [B, V]."""
@@ -27,9 +27,10 @@ class StepFunction(Protocol):
 
 
 class StepGraphs:
-    """Runs decode steps by graphs, one for each rounded shape, recorded when it first comes.
+    """Runs decode steps by graphs, one for each rounded shape, recorded when that first occurs.
 
-    It keeps no reference to who runs the step: a cycle would hold the cache's memory after its end.
+    It keeps no reference to the engine that runs the step: such a cycle would keep the cache's
+    memory alive after the engine's last use.
     """
 
     def __init__(
@@ -46,14 +47,16 @@ class StepGraphs:
         self._is_recordable = True
 
     def logits(self, step: StepFunction, ids: Sequence[int], starts: Sequence[int]) -> Tensor:
-        """Returns the logits after one more token of each slot, [B, V]; good until the next call.
+        """Returns the logits after one more token of each slot, [B, V], until the next call.
 
-        `starts` are the positions of the tokens; idle slots have one too, behind their last token.
+        `starts` are the positions of the tokens; an idle slot's position is the one behind its last
+        token.
         """
         rows = rounded_rows(len(ids), limit=self._max_rows)
         attended = rounded_attended(max(starts) + 1, limit=self._max_context)
         missing = [0] * (rows - len(ids))
-        # Copied into the tensors that were recorded: a graph reads and writes fixed addresses.
+        # The inputs are copied into the recorded tensors, since a graph reads and writes fixed
+        # addresses.
         inputs_2B = torch.tensor([[*ids, *missing], [*starts, *missing]]).to(self._device)
         self._ids_B[:rows], self._starts_B[:rows] = inputs_2B
         graph = self._graphs.get((rows, attended))
@@ -66,7 +69,8 @@ class StepGraphs:
     def _run_and_record(self, step: StepFunction, rows: int, attended: int) -> None:
         """Runs a step of a new shape, and records it for the next time.
 
-        It runs once before it is recorded: what libraries do on first use cannot be recorded.
+        The step runs once before it is recorded, because what libraries do on first use cannot be
+        recorded.
         """
         ids_B, starts_B = self._ids_B[:rows], self._starts_B[:rows]
         logits_BV = step(ids_B, starts_B, attended)
@@ -74,14 +78,14 @@ class StepGraphs:
             self._logits_BV = logits_BV.new_zeros(self._max_rows, logits_BV.shape[1])
         self._held(rows).copy_(logits_BV)
         if self._recorded_capacity != self._cache.capacity:
-            # The cache has grown: its keys and values lie elsewhere now.
+            # The cache has grown, so its keys and values have moved to other addresses.
             self._graphs.clear()
             self._recorded_capacity = self._cache.capacity
         if not self._is_recordable:
             return
         graph = torch.cuda.CUDAGraph()
         try:
-            # The outer one puts the stream back if recording fails.
+            # The outer context restores the stream if recording fails.
             with (
                 torch.cuda.stream(torch.cuda.current_stream()),
                 torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
@@ -100,11 +104,11 @@ class StepGraphs:
 
 
 def rounded_rows(num_rows: int, *, limit: int) -> int:
-    """Returns how many rows a graph has: a power of two, or all there may be."""
+    """Returns the number of rows of a graph: the next power of two, at most `limit`."""
     return min(1 << (num_rows - 1).bit_length(), limit)
 
 
 def rounded_attended(num_attended: int, *, limit: int) -> int:
-    """Returns how many tokens a graph attends to: few more for short ones, else a quarter more."""
+    """Returns the number of tokens that a graph attends to: at most a quarter more, or 256 more."""
     step = max(_MIN_ATTENDED, 1 << max(0, (num_attended - 1).bit_length() - 3))
     return max(num_attended, min(-(-num_attended // step) * step, limit))

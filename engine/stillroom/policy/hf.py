@@ -1,4 +1,4 @@
-"""An in-process model as a policy: many conversations at once over one decode engine."""
+"""A policy that samples a model in this process: many conversations share one decode engine."""
 
 import hashlib
 import random
@@ -29,15 +29,16 @@ from stillroom.types import (
     Usage,
 )
 
-# How long a step waits for a conversation whose tools are at work. Quick tools are always waited
-# for, so the batch stays full and the same seed gives the same rollouts; slow ones are not.
+# The seconds that a step waits for a conversation whose tools are running. It waits for all quick
+# tools, so that the batch stays full and the same seed gives the same rollouts, but not for slow
+# ones.
 TOOL_PATIENCE_S = 0.05
 
 
 class HFPolicy:
-    """Samples from a transformers model. Use as an async context manager.
+    """A policy that samples from a transformers model. Use as an async context manager.
 
-    What a conversation becomes depends on its own seed, not on which others run beside it.
+    The tokens of a conversation depend on its own seed, not on the conversations beside it.
     """
 
     def __init__(
@@ -51,10 +52,10 @@ class HFPolicy:
         variables: Mapping[str, Any] | None = None,
         turns: anyio.Lock | None = None,
     ) -> None:
-        """`variables` are what the chat template reads beside the conversation.
+        """`variables` are the chat template's variables beside the conversation.
 
-        Policies with the same lock `turns` sample one after the other: each until nobody waits,
-        so that what their batches are made of does not depend on how fast either is.
+        Policies that share the lock `turns` sample one after the other, each until none of its
+        conversations waits, so that their batches do not depend on how fast either policy is.
         """
         self._loaded = loaded
         self._sampling = sampling
@@ -64,7 +65,7 @@ class HFPolicy:
         limit = min(loaded.max_context, max_context or loaded.max_context)
         self._engine = DecodeEngine(loaded, max_rows=max_rows, max_context=limit)
         self._waiting: dict[DecodedSequence, anyio.Event] = {}
-        # Conversations between two turns (their tools are at work), and since when.
+        # The conversations between two turns (their tools are running), and since when.
         self._outside: dict[DecodedSequence, float] = {}
         self._requested: list[DecodedSequence] = []
         self._released: list[DecodedSequence] = []
@@ -102,7 +103,7 @@ class HFPolicy:
     ) -> AsyncGenerator["HFConversation"]:
         """Opens a conversation that begins with `messages`; the key and the seed fix its draws.
 
-        seed: None stands for that of the sampling settings.
+        seed: None stands for the seed of the sampling settings.
         """
         parser = parser_for(self._loaded.tokenizer.chat_template) if tools else None
         if seed is None:
@@ -119,7 +120,7 @@ class HFPolicy:
             self._changed.set()
 
     async def next_turn(self, sequence: DecodedSequence) -> bool:
-        """Waits until the sequence's turn has been sampled; False if sampling stops before."""
+        """Waits until the sequence's turn has been sampled; False if sampling stops before that."""
         if self._is_stopping:
             return False
         done = self._waiting[sequence] = anyio.Event()
@@ -130,17 +131,17 @@ class HFPolicy:
         return sequence not in self._stopped
 
     def stop_sampling(self) -> None:
-        """Samples no further token for any conversation; a turn that is half sampled stays so."""
+        """Stops sampling for all conversations; a turn that is half sampled stays as it is."""
         self._is_stopping = True
         self._changed.set()
 
     def set_aside(self, sequence: DecodedSequence) -> None:
-        """Lets the others go on without this one, which will not ask for a turn soon."""
+        """Lets other conversations go on without this one, which will not ask for a turn soon."""
         self._outside.pop(sequence, None)
         self._changed.set()
 
     async def _drive(self) -> None:
-        """Steps the engine as long as a conversation waits for a turn, or soon will."""
+        """Steps the engine as long as a conversation waits for a turn or soon will."""
         while True:
             while not self._waiting:
                 await self._next_change(None)
@@ -156,7 +157,7 @@ class HFPolicy:
 
     def _hand_back(self, finished: Sequence[DecodedSequence]) -> None:
         for sequence in finished:
-            # Its conversation may have been cancelled during the step.
+            # A conversation may have been cancelled during the step.
             if sequence in self._waiting:
                 self._outside[sequence] = time.monotonic()
                 self._waiting.pop(sequence).set()
@@ -170,7 +171,8 @@ class HFPolicy:
     def _tell_engine(self) -> None:
         """Hands the conversations' requests to the engine.
 
-        Only between steps: a step runs in a thread of its own, and the engine is not thread-safe.
+        This happens only between steps: a step runs in a thread of its own, and the engine is not
+        thread-safe.
         """
         for sequence in self._released:
             self._engine.release(sequence)
@@ -197,7 +199,7 @@ class HFPolicy:
 
 
 class SamplingStoppedError(CallFailedError):
-    """The policy was told to stop, and a conversation did not get its turn to the end."""
+    """The policy was stopped before a conversation's turn was sampled to its end."""
 
 
 class HFConversation:
@@ -221,7 +223,8 @@ class HFConversation:
         """Returns the model's next turn.
 
         Raises:
-            SamplingStoppedError: there is none; what there is of it is `begun_turn`.
+            SamplingStoppedError: sampling stopped before the turn's end; its tokens are
+            `begun_turn`.
         """
         sequence = self._sequence
         num_prompt = self._turn_start = len(sequence.ids) - sequence.num_begun
@@ -237,7 +240,7 @@ class HFConversation:
         )
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends what follows the model's last turn: tools' replies, or a user's message."""
+        """Appends the replies to the model's last turn: those of tools, or a user's message."""
         self._sequence.give(self._renderer.reply_ids(call, replies, self._tools))
 
     def restore(self, turn: SampledTurn) -> None:
@@ -246,28 +249,28 @@ class HFConversation:
         self._sequence.restore(turn.token_ids or [], turn.logprobs or [])
 
     def add_turn(self, turn: SampledTurn) -> None:
-        """Appends a turn that another policy sampled: given tokens, the very same."""
+        """Appends the exact tokens of a turn that another policy sampled, as given tokens."""
         self._reader.count_calls(turn)
         self._sequence.give(turn.token_ids or [])
 
     def begin_turn(self, begun: BegunTurn) -> None:
-        """Makes these the first tokens of the turn to be sampled next; their draws are drawn."""
+        """Makes these the first tokens of the next turn, and uses up their random numbers."""
         self._sequence.restore(begun.ids, begun.logprobs)
         self._sequence.num_begun = len(begun.ids)
 
     def begun_turn(self) -> BegunTurn:
-        """Returns what there is of the turn that sampling was stopped in."""
+        """Returns the tokens so far of the turn in which sampling was stopped."""
         sequence, start = self._sequence, self._turn_start
         return BegunTurn(ids=sequence.ids[start:], logprobs=sequence.logprobs[start:])
 
     def limit_turn(self, max_tokens: int) -> None:
-        """Bounds the next turn further than the settings do."""
+        """Limits the next turn to fewer tokens than the settings do."""
         settings = self._sequence.settings
         limit = min(max_tokens, settings.max_tokens)
         self._sequence.settings = msgspec.structs.replace(settings, max_tokens=limit)
 
     def set_aside(self) -> None:
-        """Lets the others go on without this one, which will not ask for a turn soon."""
+        """Lets other conversations go on without this one, which will not ask for a turn soon."""
         self._policy.set_aside(self._sequence)
 
     def trace(self) -> TokenTrace | None:
@@ -276,6 +279,6 @@ class HFConversation:
 
 
 def seeded_draws(seed: int, key: str) -> random.Random:
-    """Returns the source of randomness of one conversation: the same for the same seed and key."""
+    """Returns one conversation's source of randomness, the same for the same seed and key."""
     digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
     return random.Random(int.from_bytes(digest[:16], "big"))

@@ -24,12 +24,13 @@ class ForwardPlan:
     """The slots that the next forward pass runs, and the positions that it writes to."""
 
     slots_B: Tensor
-    """[B] int64 slot of each row."""
+    """The slot of each row, [B] int64."""
     positions_Bn: Tensor
-    """[B, n] int64 positions of each row's new tokens. Rows with fewer are padded on the right,
-    and what that writes is overwritten by the next pass before anything may attend to it."""
+    """The positions of each row's new tokens, [B, n] int64. Rows with fewer tokens are padded on
+    the right; the next pass overwrites the padding's keys and values before any token may attend to
+    them."""
     num_attended: int
-    """T; above every position."""
+    """The number of tokens attended to, T, which is above every position."""
     is_prefix: bool
     """Whether the rows are the slots 0 … B-1 in order, so that no copy is needed."""
 
@@ -45,7 +46,7 @@ class SlotLayer(CacheLayerMixin):
         self.plan: ForwardPlan | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Takes the sizes and the number format of the first keys and values."""
+        """Sets the sizes and the number format to those of the first keys and values."""
         shape = (self.num_slots, key_states.shape[1], 0)
         self.keys = key_states.new_zeros(*shape, key_states.shape[3])
         self.values = value_states.new_zeros(*shape, value_states.shape[3])
@@ -54,7 +55,7 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Writes the new keys and values [B, K, n, D]; returns all attended to, [B, K, T, D]."""
+        """Writes the new keys and values, [B, K, n, D]; returns all attended ones, [B, K, T, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         plan = cast("ForwardPlan", self.plan)
@@ -70,7 +71,7 @@ class SlotLayer(CacheLayerMixin):
 
     @property
     def capacity(self) -> int:
-        """C; 0 before the first pass."""
+        """The number of tokens that fit in each slot, C; 0 before the first pass."""
         return cast("Tensor", self.keys).shape[2] if self.is_initialized else 0
 
     def reserve(self, capacity: int) -> None:
@@ -78,7 +79,8 @@ class SlotLayer(CacheLayerMixin):
         keys, values = cast("Tensor", self.keys), cast("Tensor", self.values)
         missing = capacity - keys.shape[2]
         if missing > 0:
-            # By half at least, so that a growing conversation copies the cache a few times only.
+            # The cache grows by half at least, so that a growing conversation copies it only a few
+            # times.
             extra = -(-max(missing, keys.shape[2] // 2) // _GROWTH) * _GROWTH
             self.keys = torch.nn.functional.pad(keys, (0, 0, 0, extra))
             self.values = torch.nn.functional.pad(values, (0, 0, 0, extra))
@@ -87,20 +89,22 @@ class SlotLayer(CacheLayerMixin):
         """Copies one slot's first tokens to other slots."""
         if self.is_initialized:
             keys, values = cast("Tensor", self.keys), cast("Tensor", self.values)
-            # clone: where num_tokens is the capacity, torch refuses to read and write one memory.
+            # Cloned, because torch refuses to read and write the same memory if num_tokens is the
+            # capacity.
             keys[targets_B, :, :num_tokens] = keys[source, :, :num_tokens].clone()
             values[targets_B, :, :num_tokens] = values[source, :, :num_tokens].clone()
 
     def get_seq_length(self) -> int:
-        """Unused: positions are always given to the model, and a slot has a length of its own."""
+        """Returns 0, which is not used: the model is given positions, and each slot has a
+        length."""
         return 0
 
     def get_max_length(self) -> int:
-        """Unlimited."""
+        """Returns -1, which means no limit."""
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns T and no offset."""
+        """Returns the number of tokens attended to, T, and the offset 0."""
         return cast("ForwardPlan", self.plan).num_attended, 0
 
 
@@ -113,11 +117,11 @@ class SlotCache(Cache):
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit in every slot; where it has grown, keys and values lie elsewhere."""
+        """The number of tokens that fit in each slot; keys and values move when it grows."""
         return self._slot_layers[0].capacity
 
     def set_plan(self, plan: ForwardPlan) -> None:
-        """Tells every layer what the next forward pass runs."""
+        """Sets the plan of the next forward pass in every layer."""
         for layer in self._slot_layers:
             layer.plan = plan
 

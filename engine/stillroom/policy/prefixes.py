@@ -16,13 +16,13 @@ class SharedPrefix:
 
 
 class PrefixIndex:
-    """Token sequences, to look up the one that shares the longest prefix with another."""
+    """An index of token sequences that finds the one with the longest prefix in common."""
 
     def __init__(self, sequences: Sequence[list[int]]) -> None:
         self._ordered = sorted((ids, index) for index, ids in enumerate(sequences))
 
     def longest(self, ids: list[int]) -> SharedPrefix | None:
-        """Returns the longest prefix that `ids` shares with any of the sequences; None of none."""
+        """Returns the longest prefix that `ids` shares with a sequence; None without sequences."""
         place = bisect.bisect_left(self._ordered, (ids, -1))
         # In dictionary order, one of the two neighbours shares the longest prefix.
         shares = [
@@ -33,10 +33,10 @@ class PrefixIndex:
 
 
 def shared_prefixes(sequences: Sequence[list[int]]) -> list[SharedPrefix | None]:
-    """Returns for each sequence which other one to run before it, and the prefix to copy from that.
+    """Returns for each sequence the prefix to copy, and the other sequence to run first for it.
 
-    None: it shares no prefix with any that is run before it. No two sequences wait for each other,
-    and of equal sequences all but one copy everything from one that copies less itself.
+    None: the sequence shares no prefix with one that is run before it. No two sequences wait for
+    each other, and of equal sequences all but one copy everything from one that copies less itself.
     """
     shares: list[SharedPrefix | None] = [None] * len(sequences)
     order = sorted(range(len(sequences)), key=lambda i: sequences[i])
@@ -48,7 +48,7 @@ def shared_prefixes(sequences: Sequence[list[int]]) -> list[SharedPrefix | None]
     for k in range(1, len(order)):
         if common[k] == 0:
             continue
-        # Back to the first of the neighbours that share so much: all of them copy from that one.
+        # Go back to the first of the neighbours that share as much: all of them copy from that one.
         source = k
         while common[source] >= common[k]:
             source -= 1

@@ -1,4 +1,4 @@
-"""Sampling with one given random number per row.
+"""Samples one token per row, each with one given random number.
 
 Shapes: B rows, V vocabulary, C runs of tokens, R tokens of a run.
 """
@@ -25,9 +25,9 @@ def sample_tokens(
 ) -> tuple[list[int], list[float]]:
     """Returns each row's token and its log-probability (nats) at temperature 1.
 
-    `draws` are uniform in [0, 1): a row's token depends on its own draw and logits alone. A row
+    `draws` are uniform in [0, 1), and a row's token depends only on its own draw and logits. A row
     with temperature 0 takes the most likely token. Ids from `num_known` on are padding of the
-    vocabulary: never taken, but counted in the log-probability, as a trainer counts them.
+    vocabulary: they are never taken, but count in the log-probability, as they do in training.
     Raises ModelError if the model's logits are not finite.
     """
     logits_BV = logits_BV.float()
@@ -43,7 +43,8 @@ def sample_tokens(
     else:
         ids_B = _draw(known_BV, weights_BV, settings, draws)
     logprobs_B = known_BV.gather(1, ids_B[:, None])[:, 0] - log_total_B
-    # One tensor, so that a GPU is waited for once; float64 holds ids and float32 exactly.
+    # All numbers are in one tensor, so that a GPU is waited for once; float64 holds ids and float32
+    # exactly.
     columns = torch.stack([ids_B.double(), logprobs_B.double(), log_total_B.double()])
     ids, logprobs, log_totals = columns.tolist()
     if not all(map(math.isfinite, log_totals)):
@@ -68,7 +69,7 @@ def _draw(
     if any(row.top_p < 1 for row in settings):
         top_p_B = logits_BV.new_tensor([row.top_p for row in settings])
         weights_BV = _keep_top(weights_BV / weights_BV.sum(dim=-1, keepdim=True), top_p_B)
-    # 1 - draw is in (0, 1]. Above 0, so that the token that is found has a probability above 0.
+    # 1 - draw is in (0, 1]. Since it is above 0, the token that is found has a probability above 0.
     shares_B1 = 1 - torch.tensor(draws, dtype=torch.float64, device=logits_BV.device)[:, None]
     ids_B = _tokens_at(weights_BV, shares_B1)
     if all(row.temperature for row in settings):
@@ -80,8 +81,8 @@ def _draw(
 def _tokens_at(weights_BV: Tensor, shares_B1: Tensor) -> Tensor:
     """Returns the first token of each row where the running sum reaches the row's share, [B].
 
-    The sums of runs of tokens say which run it is in, so that one run only is added up token by
-    token; in float64, so that rare tokens keep their probability.
+    The sums of runs of tokens show which run the token is in, so that only one run is added up
+    token by token. The sums are in float64, so that rare tokens keep their probability.
     """
     vocabulary = weights_BV.shape[1]
     whole, rest = divmod(vocabulary, _RUN)
@@ -92,7 +93,8 @@ def _tokens_at(weights_BV: Tensor, shares_B1: Tensor) -> Tensor:
     run_B1 = _first_at_least(upto_BC, targets_B1)
     bounds_BC = F.pad(upto_BC, (1, 0))
     before_B1, after_B1 = bounds_BC.gather(1, run_B1), bounds_BC.gather(1, run_B1 + 1)
-    # As a share of the run's own sum, which is added up in another order and rounds otherwise.
+    # Taken as a share of the run's own sum, which is added up in another order and rounded
+    # differently.
     shares_B1 = ((targets_B1 - before_B1) / (after_B1 - before_B1)).clamp(max=1.0)
     places_BR = run_B1 * _RUN + torch.arange(_RUN, device=weights_BV.device)
     run_BR = weights_BV.gather(1, places_BR.clamp(max=vocabulary - 1)).double()
@@ -108,10 +110,10 @@ def _first_at_least(sorted_BC: Tensor, targets_B1: Tensor) -> Tensor:
 
 
 def _keep_top(probabilities_BV: Tensor, top_p_B: Tensor) -> Tensor:
-    """Sets to 0 what lies outside the smallest set of tokens with mass >= top_p."""
+    """Sets probabilities outside the smallest set of tokens with mass >= top_p to 0."""
     ordered_BV, order_BV = probabilities_BV.sort(dim=-1, descending=True)
     before_BV = ordered_BV.cumsum(dim=-1) - ordered_BV
-    # Rounding may fill the mass before the last tokens are reached.
+    # With top_p 1 every token is kept, though rounding may bring the sum to 1 before the last ones.
     is_kept_BV = (before_BV < top_p_B[:, None]) | (top_p_B[:, None] >= 1)
     kept_BV = torch.where(is_kept_BV, ordered_BV, 0.0)
     return torch.zeros_like(probabilities_BV).scatter(1, order_BV, kept_BV)

@@ -1,4 +1,4 @@
-"""One conversation as the decode engine sees it: its given and sampled tokens, and its state."""
+"""One conversation in the decode engine: its given and sampled tokens, and its state."""
 
 import random
 from collections.abc import Sequence
@@ -12,21 +12,22 @@ FinishReason = Literal["stop", "length", "context"]
 
 @dataclass(slots=True, eq=False)
 class DecodedSequence:
-    """One conversation's tokens, and what the engine knows of it."""
+    """One conversation's tokens, and its state in the engine."""
 
     settings: SamplingSettings
     draws: random.Random
-    """Its own source of randomness, so that its tokens do not depend on those run beside it."""
+    """Its own source of random numbers, so that its tokens do not depend on other sequences."""
     ids: list[int] = field(default_factory=list[int])
     sampled: list[bool] = field(default_factory=list[bool])
     logprobs: list[float] = field(default_factory=list[float])
-    """Nats at temperature 1; 0.0 for given tokens."""
+    """The tokens' log-probabilities in nats at temperature 1; 0.0 for given tokens."""
     pending: list[int] = field(default_factory=list[int])
     """The last tokens of `ids`, whose keys and values are not in the cache yet."""
     num_cached: int = 0
     turn_start: int = 0
     num_begun: int = 0
-    """How many tokens at the end begin the next turn: they were sampled before it was stopped."""
+    """The number of last tokens that begin the next turn: they were sampled before it was
+    stopped."""
     slot: int | None = None
     is_new: bool = True
     """Whether none of its tokens has been run yet."""
@@ -43,7 +44,7 @@ class DecodedSequence:
     def restore(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Appends a turn that was sampled earlier, and takes its random numbers from `draws`.
 
-        So the tokens that follow are the same as if the turn had been sampled here.
+        Thus the tokens that follow are the same as if the turn had been sampled here.
         """
         self.ids += ids
         self.sampled += [True] * len(ids)
@@ -53,7 +54,7 @@ class DecodedSequence:
             self.draws.random()
 
     def begin_turn(self) -> None:
-        """Begins a new turn, with the tokens that it has already if it was stopped before."""
+        """Begins a new turn, which keeps its first tokens if it was stopped before."""
         self.turn_start = len(self.ids) - self.num_begun
         self.num_begun = 0
         self.finish_reason = None

@@ -1,4 +1,4 @@
-"""Which sequence holds which slot of the key/value cache, and whose prefix a new one may reuse.
+"""The table of the key/value cache's slots: who holds them, and which prefixes may be reused.
 
 The keys and values of a sequence that was released stay in its slot until the slot is needed: the
 next rollout of the same prompt often comes just then.
@@ -33,7 +33,7 @@ class SlotTable:
         self._min_shared = min_shared
         self._entries: list[DecodedSequence | _Leftover] = []
         self.tokens_shared = 0
-        """Tokens whose keys and values were copied instead of being computed."""
+        """The number of tokens whose keys and values were copied instead of being computed."""
 
     @property
     def sequences(self) -> list[DecodedSequence]:
@@ -77,7 +77,8 @@ class SlotTable:
     def _let_in(self, newcomers: Sequence[DecodedSequence]) -> None:
         index_of_slots = PrefixIndex([entry.ids[: entry.num_cached] for entry in self._entries])
         sources = [self._source(index_of_slots, newcomer) for newcomer in newcomers]
-        # First those whose prefix is a leftover: they take its slot, and nothing is copied.
+        # Newcomers whose prefix is a leftover come first: they take its slot, and nothing is
+        # copied.
         for newcomer, source in zip(newcomers, sources, strict=True):
             if source is not None and isinstance(self._entries[source.index], _Leftover):
                 self._place(newcomer, source.index, source)
@@ -108,7 +109,7 @@ class SlotTable:
         longest = slots.longest(newcomer.ids)
         if longest is None:
             return None
-        # The last token must be run all the same: the logits that follow it are not kept.
+        # The last token must be run in any case, because the logits after it are not kept.
         num = min(longest.num_tokens, len(newcomer.ids) - 1)
         return SharedPrefix(longest.index, num) if num >= self._min_shared else None
 

@@ -22,11 +22,11 @@ class WrittenCall(NamedTuple):
     name: str
     arguments: str
     id: str | None = None
-    """Where the format has ids: the model expects the reply under its own."""
+    """The call's id, if the format has ids: the model expects the reply under it."""
 
 
 Parser = Callable[[str], tuple[str, list[WrittenCall]]]
-"""From a turn's text to its content and its calls."""
+"""Reads a turn's text and returns its content and its calls."""
 
 
 def parser_for(chat_template: str) -> Parser:
@@ -50,10 +50,10 @@ def parser_for(chat_template: str) -> Parser:
 def message_from_text(
     text: str, parser: Parser | None, *, first_call: int = 0, is_thinking: bool = False
 ) -> Message:
-    """Returns the assistant message of a turn's text, its end-of-turn token taken off.
+    """Returns the assistant message of a turn's text, from which the end-of-turn token is removed.
 
-    `first_call` numbers the calls within a conversation, so that their ids differ. `is_thinking`
-    says that the turn's header has opened the thinking already.
+    `first_call` is the number of the turn's first call within the conversation, from which ids are
+    made. `is_thinking`: whether the turn's header has already opened the thinking.
     """
     if is_thinking and "</think>" in text:
         text = "<think>" + text
@@ -75,7 +75,7 @@ def message_from_text(
 def _numbered(calls: Sequence[WrittenCall], first: int) -> list[ToolCall]:
     return [
         {
-            # Mistral's templates want nine letters or digits.
+            # Mistral's templates require ids of nine letters or digits.
             "id": call.id or f"call{index:05d}",
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
@@ -114,14 +114,15 @@ def parse_llama(text: str) -> tuple[str, list[WrittenCall]]:
 def _json_call(body: str, key: str) -> WrittenCall:
     """Returns a call's name and arguments as written.
 
-    A broken call keeps its text as arguments, so that the model is told what is wrong with it.
+    A call that cannot be read keeps its whole text as arguments, so that the model is told what is
+    wrong with it.
     """
     try:
         call: Any = json.loads(body)
         name, arguments = str(call["name"]), call.get(key, {})
         is_text = isinstance(arguments, str)
         written = arguments if is_text else json.dumps(arguments, ensure_ascii=False)
-        # Half of a surrogate pair can be written in JSON's escapes, but not in a file.
+        # JSON's escapes can hold half of a surrogate pair, which cannot be encoded in a file.
         f"{name}{written}".encode()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         named = _NAME.search(body)

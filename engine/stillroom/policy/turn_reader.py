@@ -9,7 +9,7 @@ from stillroom.types import Message, SampledTurn
 
 
 class TurnReader:
-    """Reads the turns of one conversation; its tool calls are numbered through all of them."""
+    """Reads the turns of one conversation, and numbers its tool calls across all turns."""
 
     def __init__(
         self, renderer: ChatRenderer, parser: Parser | None, stop_ids: AbstractSet[int]
@@ -18,7 +18,7 @@ class TurnReader:
         self._num_calls = 0
 
     def read(self, ids: Sequence[int]) -> Message:
-        """Returns the message of a sampled turn; a token that ends the turn is not part of it."""
+        """Returns the message of a sampled turn, without the token that ends the turn."""
         shown = ids[:-1] if ids and ids[-1] in self._stop_ids else ids
         message = message_from_text(
             self._renderer.decode(list(shown)),

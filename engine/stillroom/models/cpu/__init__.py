@@ -1,1 +1,1 @@
-"""Gradients formed by hand, for models in main memory; all of it is used through `gradients`."""
+"""Gradients formed by hand for models in main memory; use this package through `gradients`."""

@@ -1,4 +1,4 @@
-"""Gradients formed by hand, for models in main memory: the only module of this package to import.
+"""Gradients formed by hand for models in main memory; the only module of this package to import.
 
 Everywhere else, and for models that this cannot run, gradients are autograd's. `OutputHead.by_hand`
 says which it is: a `HandGradients`, or None.
@@ -29,21 +29,22 @@ _LOSS_TILE_NUMBERS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class TeacherTile:
-    """What a teacher says of a tile's tokens, beside the student's distributions."""
+    """A teacher's scores of a tile's tokens, and its divergence from the student."""
 
     logprobs_n: Tensor
-    """Of the sampled tokens."""
+    """The teacher's log-probabilities (nats) of the sampled tokens, [n]."""
     divergence: Divergence | None = None
     entropy_n: Tensor | None = None
-    """Of the student's distributions; None: the negative log-probability stands for it."""
+    """The entropy (nats) of the student's distributions, [n]; None: the negative log-probability
+    stands for it."""
 
 
 def matrix_of(
     head: Any, known: MatrixHead | None, *, scale: float, softcap: float | None
 ) -> MatrixHead | None:
-    """Returns the output head as a matrix (`known`, if that is of the same weight), or None.
+    """Returns the output head as a matrix, or None; `known` is returned if it has the same weight.
 
-    None: it is something else than a plain matrix, or not in main memory.
+    None: the head is not a plain matrix, or not in main memory.
     """
     if known is not None and known.weight is getattr(head, "weight", None):
         return known
@@ -51,7 +52,7 @@ def matrix_of(
 
 
 def tile_positions(vocab_size: int) -> int:
-    """Returns how many positions' logits are held at a time."""
+    """Returns the number of positions whose logits are held at a time."""
     return max(1, TILE_NUMBERS // vocab_size)
 
 
@@ -62,8 +63,8 @@ class HandGradients:
     matrix: MatrixHead
     embeddings: nn.Module
     batch_hidden: Callable[[TokenBatch, Tensor | None], Tensor]
-    """The hidden states that predict a batch's trained tokens, [N, H]; the second argument are the
-    batch's embedded tokens, [B, T, H], if they are at hand."""
+    """The function that returns the hidden states that predict a batch's trained tokens, [N, H];
+    its second argument is the batch's embedded tokens, [B, T, H], or None."""
 
     @property
     def vocab_size(self) -> int:
@@ -73,7 +74,7 @@ class HandGradients:
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """Returns the log-probabilities (nats) of the batch's trained tokens, [N].
 
-        With gradient, where one is taken; only one backward pass may follow.
+        They have a gradient if gradients are enabled; only one backward pass may follow.
         """
         if not torch.is_grad_enabled():
             return self.matrix.logprobs(self.batch_hidden(batch, None), batch.targets_N)
@@ -114,7 +115,8 @@ class HandGradients:
             if teacher.divergence is not None:
                 divergence_n = teacher.divergence.value_N.detach().requires_grad_()
             entropy_n = -student_n.detach() if teacher.entropy_n is None else teacher.entropy_n
-            # Of the losses themselves, a few numbers a token, the gradient is autograd's.
+            # Autograd forms the gradient of the losses themselves, which are a few numbers per
+            # token.
             with torch.enable_grad():
                 scores = TokenScores(student_n, teacher.logprobs_n, divergence_n, entropy_n)
                 losses(part, scores).sum().backward()
@@ -137,7 +139,8 @@ class HandGradients:
         hidden_NH.backward(gradient_NH)
 
     def logprobs_of_tile(self, hidden_nH: Tensor) -> Tensor:
-        """Returns all tokens' log-probabilities, [n, V], which the next tile overwrites."""
+        """Returns the whole vocabulary's log-probabilities, [n, V]; the next tile overwrites
+        them."""
         return _log_softmax_in_place(self.matrix.logits(hidden_nH))
 
     def _hidden(self, batch: TokenBatch) -> Tensor:
@@ -158,7 +161,7 @@ class HandGradients:
                 return
             gradient_PH, ids_P = gradient_BTH.flatten(0, 1), batch.ids_BT.flatten()
             if table.padding_idx is not None:
-                # As in torch: the padding token's row is not trained by what it stands for.
+                # As in torch, the row of the padding token is not trained.
                 gradient_PH[ids_P == table.padding_idx] = 0
             weight: Tensor = table.weight
             if weight.grad is None:
@@ -184,7 +187,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _plain_table(embeddings: nn.Module) -> nn.Embedding | None:
-    """Returns the trained embeddings, if they are no more than a table of rows."""
+    """Returns the embeddings if they are trained and a plain table of rows, or else None."""
     if type(embeddings) is not nn.Embedding or embeddings.max_norm is not None:
         return None
     if not embeddings.weight.requires_grad or embeddings.scale_grad_by_freq:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 TILE_NUMBERS = 1 << 25
-"""Logits of one tile stay below this many numbers."""
+"""The most logits in one tile, unless one position has more."""
 
 
 class MatrixHead:
@@ -25,8 +25,8 @@ class MatrixHead:
         self.weight = weight
         self._scale = scale
         self._softcap = softcap
-        # Both are as large as the vocabulary and kept from step to step: asking the system for such
-        # a buffer (every page of it is cleared first) costs as much as filling it.
+        # Both buffers are as large as the vocabulary and are kept from step to step: allocating
+        # such a buffer (the system clears every page of it) costs as much as filling it.
         self._tile: Tensor | None = None
         self._gradient: Tensor | None = None
         self._num_tiles_formed = 0
@@ -82,7 +82,8 @@ class MatrixHead:
             for part in self._tiles(len(weights_N)):
                 hidden_nH = scores.hidden_NH[part]
                 wrong_nV = scores.wrong_NV
-                # Formed again unless the only tile's is still there: others may have used the head.
+                # The gradient is formed again unless it is still there from the only tile: another
+                # caller may have used the head's buffer.
                 if wrong_nV is None or scores.num_tiles_formed != self._num_tiles_formed:
                     _, wrong_nV = self._wrongness(hidden_nH, scores.targets_N[part])
                 weighted_nH = hidden_nH * weights_N[part, None].to(hidden_nH.dtype)
@@ -121,13 +122,13 @@ class MatrixHead:
         return torch.cat(parts) if parts else hidden_NH.new_empty(0, dtype=torch.float32)
 
     def _tiles(self, count: int, tile_numbers: int | None = None) -> Iterator[slice]:
-        """Yields the slices of so many tokens whose logits are held at a time."""
+        """Yields the slices of `count` tokens whose logits are held at a time."""
         size = max(1, (tile_numbers or TILE_NUMBERS) // self.vocab_size)
         for start in range(0, count, size):
             yield slice(start, min(count, start + size))
 
     def _wrongness(self, hidden_nH: Tensor, targets_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the log-probabilities and the gradient of their negative sum, [n, V].
+        """Returns the log-probabilities, [n], and the gradient of their negative sum, [n, V].
 
         That gradient, with regard to the matrix product, is the probabilities, less 1 at the
         targets, before `_unshaped`. It is overwritten by the next tile.
@@ -137,7 +138,7 @@ class MatrixHead:
         greatest_n = logits_nV.amax(-1)
         wrong_nV = torch.softmax(logits_nV, -1, out=logits_nV)
         # The greatest probability is 1 / Σ exp(logit - greatest logit), so the softmax that is
-        # needed anyway gives the norm too: no second pass of exponentials.
+        # needed anyway also gives the norm, without a second pass of exponentials.
         logprobs_n = chosen_n1[:, 0] - greatest_n + wrong_nV.amax(-1).log()
         wrong_nV.scatter_add_(1, targets_n[:, None], torch.full_like(chosen_n1, -1.0))
         return logprobs_n, self._unshaped(wrong_nV, slope_nV)
@@ -161,7 +162,7 @@ class MatrixHead:
         return gradient_nV.to(self.weight.dtype)
 
     def _product(self, hidden_nH: Tensor) -> Tensor:
-        """Returns the matrix product in float32, in a buffer that is used again."""
+        """Returns the matrix product in float32, in a buffer that the next product overwrites."""
         self._num_tiles_formed += 1
         shape = (len(hidden_nH), self.vocab_size)
         if self.weight.dtype != torch.float32:
@@ -184,21 +185,21 @@ class MatrixHead:
 
 @dataclass(frozen=True, slots=True)
 class MatrixScores:
-    """Log-probabilities, and what their gradient needs."""
+    """The log-probabilities of tokens, with the tensors that their gradient needs."""
 
     logprobs_N: Tensor
     hidden_NH: Tensor
     targets_N: Tensor
     gradient_NH: Tensor
-    """Of the negative log-probability of each token with regard to its own hidden state."""
+    """The gradient of each token's negative log-probability with regard to its own hidden state."""
     wrong_NV: Tensor | None
-    """Its gradient with regard to the logits, where all tokens fit one tile; else None."""
+    """The gradient with regard to the logits, if all tokens fit one tile; else None."""
     num_tiles_formed: int
-    """How many tiles the head had formed by then: each overwrites the one before it."""
+    """The number of tiles that the head had formed by then; each overwrites the one before it."""
 
 
 def matrix_head(head: Any, *, scale: float, softcap: float | None) -> MatrixHead | None:
-    """Returns the head as a matrix; None if it is anything else, or not in main memory."""
+    """Returns the head as a matrix, or None if it is not a plain matrix or not in main memory."""
     if type(head) is not nn.Linear or "bias" in dict(head.named_parameters()):
         return None
     weight = head.weight

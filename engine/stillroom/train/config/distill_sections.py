@@ -243,8 +243,7 @@ class AlgorithmSection(ConfigSection):
 
     @property
     def num_teacher_tokens(self) -> int | None:
-        """The number of likeliest tokens that a served teacher returns at each position, or
-        None."""
+        """The number of likeliest tokens that a served teacher returns with each score, or None."""
         return self.top_k if self.loss_fn == "top_k_reverse_kl" else None
 
     @property

@@ -101,8 +101,7 @@ async def _unload(server: ModelServer, name: str) -> None:
 
 
 def _write_adapter(student: Student, folder: Path) -> None:
-    """Writes the adapter to a temporary folder, then renames it, so that no server reads half of
-    it."""
+    """Writes the adapter to a temporary folder and renames it: no server ever reads half of it."""
     temporary = folder.with_name(f".{folder.name}.partial")
     model: Any = student.module
     model.save_pretrained(temporary, save_embedding_layers=False)

@@ -41,8 +41,7 @@ def update_student(
     config: TrainConfig,
     iteration: int,
 ) -> UpdateStats:
-    """Takes the optimiser steps of an iteration, each on a part of the rollouts, and returns their
-    sums.
+    """Takes the optimiser steps of an iteration, each on a part of the rollouts; returns sums.
 
     teachers: the teachers in this process, by dataset.
     """

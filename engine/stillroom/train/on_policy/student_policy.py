@@ -87,8 +87,7 @@ class TurnSampler(PolicyConversation, Protocol):
 
 
 class StudentPolicy:
-    """A policy in which the student takes all turns but those that the curriculum gives a
-    teacher."""
+    """A policy in which the student takes all turns that the curriculum doesn't give a teacher."""
 
     def __init__(
         self,

@@ -49,8 +49,7 @@ class RolloutTrial:
 def try_iteration(
     workspace: Workspace, config: TrainConfig, tasks: Sequence[Task]
 ) -> RolloutTrial | None:
-    """Measures an iteration on a few short answers; None if a server scores or nothing is
-    sampled."""
+    """Measures an iteration of a few short answers; None if a server scores or none has tokens."""
     student = load_student(workspace, config.model, seed=config.trainer.seed)
     teachers = load_teachers(workspace, config, student)
     if teachers.served or not teachers.local:
