@@ -243,22 +243,22 @@ class _Answer(msgspec.Struct):
     choices: list[_Choice]
 
 
-def _read(body: bytes, asked: Sequence[int]) -> ServedTurn:
+def _read(body: bytes, prompt_ids: Sequence[int]) -> ServedTurn:
     """Returns what was sampled. Raises UnreadableAnswerError for what is not exact tokens."""
     try:
         (choice,) = msgspec.json.decode(body, type=_Answer).choices
     except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError) as error:
         raise UnreadableAnswerError(str(error)) from error
-    told = choice.logprobs
+    sampled = choice.logprobs
     ids = choice.token_ids
     if ids is None:
-        if not all(token.startswith(_ID_PREFIX) for token in told.tokens):
+        if not all(token.startswith(_ID_PREFIX) for token in sampled.tokens):
             raise UnreadableAnswerError("the sampled tokens' ids did not come; use a newer vLLM")
-        ids = [int(token.removeprefix(_ID_PREFIX)) for token in told.tokens]
-    logprobs = [value for value in told.token_logprobs if value is not None and value <= 1e-2]
+        ids = [int(token.removeprefix(_ID_PREFIX)) for token in sampled.tokens]
+    logprobs = [value for value in sampled.token_logprobs if value is not None and value <= 1e-2]
     if not ids or len(logprobs) != len(ids):
         raise UnreadableAnswerError(f"{len(ids)} tokens came with {len(logprobs)} probabilities")
-    if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(asked):
+    if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(prompt_ids):
         raise UnreadableAnswerError("the server read other tokens than it was sent")
     if choice.finish_reason not in ("stop", "length"):
         raise UnreadableAnswerError(f"sampling ended by {choice.finish_reason!r}")

@@ -56,8 +56,8 @@ async def check_served(
             length = await _check_model(teacher, max_context)
             if tokenizer is not None:
                 names = f"the student and the teacher's tokenizer {tokenizer!r}"
-                theirs = load_tokenizer(locate_model(workspace, tokenizer))
-                check_tokenizers(names, student_tokenizer, theirs)
+                server_tokenizer = load_tokenizer(locate_model(workspace, tokenizer))
+                check_tokenizers(names, student_tokenizer, server_tokenizer)
                 read = f"tokens and chat template are those of {tokenizer}"
             else:
                 read = await _check_tokens(teacher, student_tokenizer)
@@ -99,32 +99,32 @@ async def _check_tokens(teacher: ServedTeacher, tokenizer: Any) -> str:
     """Compares how the server cuts text, and how it renders a conversation."""
     server = teacher.server
     text = _TEXT + "".join(sorted(tokenizer.get_added_vocab()))
-    ours = _encode(tokenizer, text)
-    theirs = await _tokenize(
+    student_ids = _encode(tokenizer, text)
+    server_ids = await _tokenize(
         server, {"model": teacher.model, "prompt": text, "add_special_tokens": False}
     )
-    if theirs is None:
+    if server_ids is None:
         raise ModelError(
             f"{server.root} cannot say how it cuts text into tokens ({_NOT_THERE})",
             "set teacher.tokenizer to the folder or hub id that it serves",
         )
-    if ours != theirs:
-        at, mine, other = _parting(ours, theirs, tokenizer)
+    if student_ids != server_ids:
+        at, mine, other = _parting(student_ids, server_ids, tokenizer)
         raise ModelError(
             f"the student and the teacher {teacher.model!r} have different tokenizers: from token "
             f"{at} of a text on {mine!r} and {other!r}",
             f"take a teacher of the student's own family, or {OFF_POLICY_ROUTE}",
         )
-    asked = {"model": teacher.model, "messages": _CHAT, "add_generation_prompt": True}
+    chat_request = {"model": teacher.model, "messages": _CHAT, "add_generation_prompt": True}
     try:
-        theirs = await _tokenize(server, asked)
+        server_ids = await _tokenize(server, chat_request)
     except CallFailedError as error:
         if error.kind is not FailureClass.BAD_REQUEST:
             raise
         return "tokens are the student's, the chat template could not be asked for"
-    ours = ChatRenderer(tokenizer).prompt_ids(_CHAT, [])
-    if theirs is not None and ours != theirs:
-        at, mine, other = _parting(ours, theirs, tokenizer)
+    student_ids = ChatRenderer(tokenizer).prompt_ids(_CHAT, [])
+    if server_ids is not None and student_ids != server_ids:
+        at, mine, other = _parting(student_ids, server_ids, tokenizer)
         raise ModelError(
             f"the student and the teacher {teacher.model!r} have different chat templates, so the "
             "teacher would score a conversation it was not trained to read: from token "
@@ -159,8 +159,8 @@ async def _scores(teacher: ServedTeacher, ids: Sequence[int]) -> TeacherScores:
     )
 
 
-def _mean_gap(ours: TeacherScores, theirs: TeacherScores) -> float:
-    gaps = [abs(a - b) for a, b in zip(ours.logprobs, theirs.logprobs, strict=False)]
+def _mean_gap(first_scores: TeacherScores, server_scores: TeacherScores) -> float:
+    gaps = [abs(a - b) for a, b in zip(first_scores.logprobs, server_scores.logprobs, strict=False)]
     return sum(gaps) / len(gaps)
 
 
@@ -176,11 +176,13 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _parting(ours: Sequence[int], theirs: Sequence[int], tokenizer: Any) -> tuple[int, str, str]:
+def _parting(
+    student_ids: Sequence[int], server_ids: Sequence[int], tokenizer: Any
+) -> tuple[int, str, str]:
     """Returns the first token that differs, and how both go on from there."""
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
-    return at, tokenizer.decode(ours[at : at + 8]), tokenizer.decode(theirs[at : at + 8])
+    pairs = enumerate(zip(student_ids, server_ids, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(student_ids), len(server_ids)))
+    return at, tokenizer.decode(student_ids[at : at + 8]), tokenizer.decode(server_ids[at : at + 8])
 
 
 class _Model(msgspec.Struct):

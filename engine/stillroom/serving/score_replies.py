@@ -72,51 +72,51 @@ class Question:
         tops = [self._top(place, places[place], self.top_k) for place in self.wanted]
         return TeacherScores(logprobs, [ids for ids, _ in tops], [values for _, values in tops])
 
-    def _own(self, place: int, found: Mapping[int, float]) -> float:
+    def _own(self, place: int, logprobs: Mapping[int, float]) -> float:
         token = self.ids[place]
-        if token not in found:
+        if token not in logprobs:
             raise UnreadableAnswerError(
-                f"token {place} is {token}, and the server scored {sorted(found)[:3]}"
+                f"token {place} is {token}, and the server scored {sorted(logprobs)[:3]}"
             )
-        return _checked(found[token], place)
+        return _checked(logprobs[token], place)
 
     def _top(
-        self, place: int, found: Mapping[int, float], top_k: int
+        self, place: int, logprobs: Mapping[int, float], top_k: int
     ) -> tuple[list[int], list[float]]:
         # Beside the likeliest there is the token itself, which may be none of them.
-        likeliest = sorted(found, key=lambda token: -found[token])[:top_k]
+        likeliest = sorted(logprobs, key=lambda token: -logprobs[token])[:top_k]
         if len(likeliest) < top_k:
             raise UnreadableAnswerError(
                 f"{len(likeliest)} of the {top_k} likeliest tokens came for token {place}"
             )
-        return likeliest, [_checked(found[token], place) for token in likeliest]
+        return likeliest, [_checked(logprobs[token], place) for token in likeliest]
 
     def _vllm(self, body: bytes) -> dict[int, dict[int, float]]:
         choices = _decoded(body, _VllmAnswer).choices
-        told = choices[0].prompt_logprobs if choices else None
-        if told is None or len(told) != len(self.ids):
-            num = None if told is None else len(told)
+        scores = choices[0].prompt_logprobs if choices else None
+        if scores is None or len(scores) != len(self.ids):
+            num = None if scores is None else len(scores)
             raise UnreadableAnswerError(
                 f"prompt_logprobs of {num} tokens came, asked were {len(self.ids)}"
             )
         return {
-            place: {token: one.logprob for token, one in (told[place] or {}).items()}
+            place: {token: one.logprob for token, one in (scores[place] or {}).items()}
             for place in self.wanted
         }
 
     def _sglang(self, body: bytes) -> dict[int, dict[int, float]]:
-        told = _decoded(body, _SglangAnswer).meta_info
-        own = told.input_token_logprobs
-        if len(own) != len(self.ids) - self.start:
+        meta = _decoded(body, _SglangAnswer).meta_info
+        scored = meta.input_token_logprobs
+        if len(scored) != len(self.ids) - self.start:
             raise UnreadableAnswerError(
-                f"scores of {len(own)} tokens came, asked were {len(self.ids) - self.start}"
+                f"scores of {len(scored)} tokens came, asked were {len(self.ids) - self.start}"
             )
         places: dict[int, dict[int, float]] = {}
         for place in self.wanted:
-            listed = [own[place - self.start]]
+            listed = [scored[place - self.start]]
             if self.top_k is not None:
-                tops = told.input_top_logprobs
-                if tops is None or len(tops) != len(own):
+                tops = meta.input_top_logprobs
+                if tops is None or len(tops) != len(scored):
                     raise UnreadableAnswerError("the likeliest tokens did not come")
                 listed += tops[place - self.start] or []
             places[place] = {token: logprob for logprob, token, *_ in listed if logprob is not None}

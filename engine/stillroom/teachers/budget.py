@@ -51,9 +51,9 @@ class Outstanding:
 
 
 _HEADROOM = 1.25
-"""So much more than is out is told, so that it is told seldom."""
+"""So much more than is out is announced, so that it is announced seldom."""
 _LOWERED_AFTER = 32
-"""So many calls in a row, and as many as were told, found less than half of that out."""
+"""So many calls in a row, and as many as were announced, found less than half of that out."""
 
 
 _NO_LIMIT = nullcontext[None]()
@@ -81,7 +81,7 @@ class Budget:
     _out: Cost = NOTHING
     """Of what is reserved: calls that were sent."""
     _num_out: int = 0
-    _told: Outstanding = Outstanding()
+    _announced: Outstanding = Outstanding()
     _num_far_below: int = 0
     _freed: anyio.Event | None = None
     """For those who wait for something to come back, where somebody does."""
@@ -125,12 +125,12 @@ class Budget:
         """Takes down that the call which this was set aside for is sent to who bills it."""
         calls, tokens, usd = self._num_out + 1, self._out.tokens + worst.tokens, worst.usd
         usd += self._out.usd
-        told = self._told
-        if calls > told.calls or tokens > told.worst.tokens or usd > told.worst.usd:
+        announced = self._announced
+        if calls > announced.calls or tokens > announced.worst.tokens or usd > announced.worst.usd:
             self._tell(calls, tokens, usd)
-        elif 2 * calls < told.calls or 2 * tokens < told.worst.tokens:
+        elif 2 * calls < announced.calls or 2 * tokens < announced.worst.tokens:
             self._num_far_below += 1
-            if self._num_far_below >= max(_LOWERED_AFTER, told.calls):
+            if self._num_far_below >= max(_LOWERED_AFTER, announced.calls):
                 self._tell(calls, tokens, usd)
         else:
             self._num_far_below = 0
@@ -140,9 +140,11 @@ class Budget:
         """Tells somewhat more than is out, but not more than can be spent."""
         most_usd = min(usd * _HEADROOM, max(usd, self.usd - self.spent.usd))
         most_tokens = min(tokens * _HEADROOM, max(tokens, self.tokens - self.spent.tokens))
-        told = Outstanding(math.ceil(calls * _HEADROOM), Cost(math.ceil(most_tokens), most_usd))
-        self.on_outstanding(told)
-        self._told, self._num_far_below = told, 0
+        announced = Outstanding(
+            math.ceil(calls * _HEADROOM), Cost(math.ceil(most_tokens), most_usd)
+        )
+        self.on_outstanding(announced)
+        self._announced, self._num_far_below = announced, 0
 
     def give_back(self, worst: Cost) -> None:
         """Frees what was set aside for a call; without `settle` for one that was not sent."""

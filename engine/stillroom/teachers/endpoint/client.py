@@ -94,7 +94,7 @@ class _Answer:
     turn: SampledTurn
     is_counted: bool
 
-    def untold(self, worst: Cost) -> Cost:
+    def unconfirmed(self, worst: Cost) -> Cost:
         """Returns what it may have cost beside what the endpoint says."""
         if self.is_counted:
             return NOTHING
@@ -206,11 +206,11 @@ class OpenAITeacher:
             budget.settle_unconfirmed(worst)
             raise
         if isinstance(outcome, _Answer):
-            told = Cost.of(outcome.turn.usage, outcome.turn.cost_usd)
+            billed = Cost.of(outcome.turn.usage, outcome.turn.cost_usd)
             self._overrun.record(
                 outcome.turn, len(body), self.sampling.max_tokens, self.spending.price
             )
-            budget.settle(worst, told, unconfirmed=outcome.untold(worst))
+            budget.settle(worst, billed, unconfirmed=outcome.unconfirmed(worst))
         elif outcome.may_be_billed:
             budget.settle_unconfirmed(worst)
         else:

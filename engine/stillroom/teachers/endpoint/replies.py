@@ -205,25 +205,28 @@ def _beginning(body: bytes) -> str:
     return body[:_KEPT_BYTES].decode("utf-8", "replace").strip()
 
 
-def _usage(told: Mapping[str, Any]) -> Usage | None:
-    prompt, completion = _count(told, "prompt_tokens"), _count(told, "completion_tokens")
+def _usage(usage_fields: Mapping[str, Any]) -> Usage | None:
+    prompt, completion = (
+        _count(usage_fields, "prompt_tokens"),
+        _count(usage_fields, "completion_tokens"),
+    )
     if prompt is None or completion is None:
         return None
     # Some count a model's thinking in the total alone, and bill it like the rest of the answer.
-    total = _count(told, "total_tokens") or 0
+    total = _count(usage_fields, "total_tokens") or 0
     return Usage(prompt_tokens=prompt, completion_tokens=max(completion, total - prompt))
 
 
-def _count(told: Mapping[str, Any], name: str) -> int | None:
+def _count(usage_fields: Mapping[str, Any], name: str) -> int | None:
     """Returns a number of tokens; None where the endpoint gives none that makes sense."""
-    value = told.get(name)
+    value = usage_fields.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if 0 <= value <= _MAX_TOKENS_OF_A_CALL else None
 
 
-def _reported_usd(told: Mapping[str, Any]) -> float | None:
-    value = told.get("cost")
+def _reported_usd(usage_fields: Mapping[str, Any]) -> float | None:
+    value = usage_fields.get("cost")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 <= value <= _MAX_USD else None
