@@ -173,8 +173,7 @@ def in_tiles(
 
 
 def _logit_scale(config: Any) -> float:
-    """Returns the factor of the model's logits: Cohere's config has a factor, Granite's a
-    divisor."""
+    """Returns the factor of the model's logits, from Cohere's factor or Granite's divisor."""
     multiplier = getattr(config, "logit_scale", None)
     divisor = getattr(config, "logits_scaling", None)
     return float(multiplier or 1.0) / float(divisor or 1.0)

@@ -204,8 +204,7 @@ class DecodeEngine:
         )
 
     def _step_logits(self, ids_B: Tensor, starts_B: Tensor, num_attended: int) -> Tensor:
-        """Returns the logits after one more token of the first B slots, [B, V]; never syncs the
-        GPU."""
+        """Returns the logits after one more token of the first B slots, [B, V] (without a sync)."""
         rows_B = torch.arange(len(ids_B), device=self._device)
         plan = ForwardPlan(rows_B, starts_B[:, None], num_attended, is_prefix=True)
         return self._head.logits(self._hidden(ids_B[:, None], starts_B[:, None], plan)[:, 0])

@@ -95,8 +95,7 @@ class SlotLayer(CacheLayerMixin):
             values[targets_B, :, :num_tokens] = values[source, :, :num_tokens].clone()
 
     def get_seq_length(self) -> int:
-        """Returns 0, which is not used: the model is given positions, and each slot has a
-        length."""
+        """Returns 0, which is unused: the model is given positions, and each slot has a length."""
         return 0
 
     def get_max_length(self) -> int:

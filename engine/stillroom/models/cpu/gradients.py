@@ -3,7 +3,7 @@
 Everywhere else, and for models that this cannot run, gradients are autograd's. `OutputHead.by_hand`
 says which it is: a `HandGradients`, or None.
 
-What justifies them is speed where there is no GPU. With a vocabulary of 152k and a hidden size of
+They exist for speed where there is no GPU. With a vocabulary of 152k and a hidden size of
 256 (benchmarks/on_policy, full reverse KL) an update by autograd takes 1.40 times the CPU time
 (12.5 s against 8.9 to 9.6 s) and 2.5 GB of memory at most instead of 2.0 GB.
 Shapes: B sequences, T tokens, N trained tokens of a batch, n of a tile, H hidden size, V
@@ -139,8 +139,7 @@ class HandGradients:
         hidden_NH.backward(gradient_NH)
 
     def logprobs_of_tile(self, hidden_nH: Tensor) -> Tensor:
-        """Returns the whole vocabulary's log-probabilities, [n, V]; the next tile overwrites
-        them."""
+        """Returns the vocabulary's log-probabilities, [n, V]; the next tile overwrites them."""
         return _log_softmax_in_place(self.matrix.logits(hidden_nH))
 
     def _hidden(self, batch: TokenBatch) -> Tensor:

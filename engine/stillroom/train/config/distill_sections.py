@@ -198,8 +198,8 @@ class AlgorithmSection(ConfigSection):
     """β, the weight of the divergence from the teacher. None: 0.1 in importance_sampling's and
     ppo's advantage -β (log p_student - log p_teacher); 1 as a factor of the other losses."""
     kl_baseline: Literal["none", "exact"] = "none"
-    """exact subtracts the advantage's expected value over the vocabulary, as a baseline with less
-    variance; it needs a teacher in this process."""
+    """exact subtracts the advantage's expected value over the vocabulary, a baseline that lowers
+    the variance; it needs a teacher in this process."""
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """How far ppo lets the probability ratio move from 1 before it clips it."""
     importance_cap: Annotated[float, Field(ge=1)] | None = None
@@ -332,6 +332,6 @@ class ColdStartSection(ConfigSection):
     """The file of supervised rows (see convert_rollouts), relative to the folder of config.yml."""
     num_epochs: Annotated[int, Field(ge=1)] = 1
     learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """None: trainer.learning_rate."""
+    """The learning rate of the cold start; None: trainer.learning_rate."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     """The rows per step; None: data.batch_size."""

@@ -45,7 +45,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The job of the ranks: what they train, in which workspace, and for which process."""
+    """The job of the ranks: the request to train, its workspace and run, and the run's process."""
 
     workspace: str
     request: dict[str, Any]

@@ -1,1 +1,1 @@
-"""What every training method shares: steps, checkpoints, evaluations and metrics."""
+"""The parts that all training methods share: steps, checkpoints, evaluations and metrics."""

@@ -41,7 +41,7 @@ def update_student(
     config: TrainConfig,
     iteration: int,
 ) -> UpdateStats:
-    """Takes the optimiser steps of an iteration, each on a part of the rollouts; returns sums.
+    """Takes an iteration's optimiser steps, each on a part of the rollouts; returns their sums.
 
     teachers: the teachers in this process, by dataset.
     """

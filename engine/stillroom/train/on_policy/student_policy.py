@@ -54,11 +54,11 @@ class StudentRollout(ForgetfulRecorder):
         self.turns, self.begun = [], None
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:
-        """Keeps a finished turn."""
+        """Keeps a finished turn for a later iteration."""
         self.turns.append(KnownTurn(turn=turn))
 
     def record_replies(self, index: int, replies: list[ToolResult]) -> None:
-        """Keeps the tools' replies."""
+        """Keeps the tools' replies to turn `index`."""
         self.turns[index] = KnownTurn(turn=self.turns[index].turn, replies=replies)
 
 
@@ -182,7 +182,7 @@ class StudentConversation:
         self._took_own(turn)
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends what follows the last turn: the tools' replies, or a user's message."""
+        """Appends the replies to the last turn: those of tools, or a user's message."""
         self._student.reply(call, replies)
         if self._teacher is not None:
             self._teacher.reply(call, replies)

@@ -162,7 +162,7 @@ class _LocalScorer:
         algorithm: AlgorithmSection,
         by_hand: HandGradients | None = None,
     ) -> None:
-        """`by_hand`: the teacher's head in main memory, if the student's is there too."""
+        """`by_hand`: the teacher without autograd, if the student's gradient is formed by hand."""
         self._head, self._by_hand = teacher.head, by_hand
         self._targets_N = batch.targets_N
         self._algorithm = algorithm

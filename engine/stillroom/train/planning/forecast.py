@@ -1,4 +1,4 @@
-"""Forecasts what a training run will need: steps, memory, disk and time. Pure; needs no torch."""
+"""Forecasts a training run's steps, memory, disk and time, by pure functions without torch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The size of a model and of what a forward pass keeps."""
+    """The size of a model and of the activations that a forward pass keeps."""
 
     weight_bytes: int
     num_parameters: int

@@ -49,7 +49,7 @@ class RolloutTrial:
 def try_iteration(
     workspace: Workspace, config: TrainConfig, tasks: Sequence[Task]
 ) -> RolloutTrial | None:
-    """Measures an iteration of a few short answers; None if a server scores or none has tokens."""
+    """Measures an iteration of a few short answers; None if a server scores or all are empty."""
     student = load_student(workspace, config.model, seed=config.trainer.seed)
     teachers = load_teachers(workspace, config, student)
     if teachers.served or not teachers.local:

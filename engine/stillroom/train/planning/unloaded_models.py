@@ -93,7 +93,7 @@ def count_teacher_bytes(workspace: Workspace, unloaded: UnloadedStudent) -> int:
 
 
 def check_models(workspace: Workspace, unloaded: UnloadedStudent) -> list[str]:
-    """Checks the teachers and returns notes; raises an EngineError for what would end the run."""
+    """Checks the teachers and returns notes; raises an EngineError if one would end the run."""
     config = unloaded.config
     local_paths = dict.fromkeys(t.path for t in config.teachers if not t.section.is_served)
     checks = [f"{path} has the student's tokens and chat template" for path in local_paths]
