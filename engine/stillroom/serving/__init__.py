@@ -1,1 +1,1 @@
-"""Models behind a vLLM or SGLang server: as a teacher that scores tokens, and as the student."""
+"""Uses a model behind a vLLM or SGLang server, as a teacher that scores or as the student."""

@@ -1,4 +1,4 @@
-"""A server of one's own that runs an open-weight model: vLLM or SGLang."""
+"""The HTTP client for a vLLM or SGLang server that the user runs with an open-weight model."""
 
 import random
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,27 +37,28 @@ _T = TypeVar("_T")
 
 
 class UnreadableAnswerError(Exception):
-    """A server's answer is not what was asked for."""
+    """A server's response does not have the content that the request asked for."""
 
 
 class NotServedError(TeacherError):
-    """A server has no such path, or no such model."""
+    """The server answered HTTP 404: it does not have the requested path or model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """How a server is called."""
+    """The settings with which a server is called."""
 
     concurrency: int = 32
-    """Calls on their way at once, at most."""
+    """The maximum number of calls in flight at once."""
     timeout_s: float = 120.0
+    """The time in seconds within which a complete response must arrive."""
 
 
 class ModelServer:
-    """Sends a server JSON and reads its answers. Use as an async context manager.
+    """Posts JSON to a server and reads its responses. Use it as an async context manager.
 
-    A call that fails (5xx, timeout, lost connection, unreadable body) is made up to `MAX_ATTEMPTS`
-    times. A refused key or an address that is not there raises TeacherError and ends the run.
+    A call that fails (5xx, timeout, lost connection, unreadable body) is attempted at most
+    `MAX_ATTEMPTS` times. A refused key or an unknown path raises TeacherError and ends the run.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class ModelServer:
 
     @property
     def root(self) -> str:
-        """The server's address without the version that its OpenAI-like paths begin with."""
+        """The server's address without the `/v1` with which its OpenAI-compatible paths begin."""
         return self.endpoint.base_url.removesuffix("/v1")
 
     async def __aenter__(self) -> Self:
@@ -100,14 +101,15 @@ class ModelServer:
         *,
         tokens: float = 0.0,
     ) -> _T:
-        """Returns what `read` makes of the answer to a JSON body sent to a path of the server.
+        """Posts `body` as JSON to a path and returns what `read` makes of the response.
 
-        `read` raises UnreadableAnswerError for what is not an answer. `tokens` is about what the
-        call counts where tokens are limited.
+        `read` must raise UnreadableAnswerError for a body that it cannot use; the call is then
+        repeated. `tokens` is the approximate size of the call, which matters only if the server
+        limits tokens.
 
         Raises:
-            CallFailedError: every attempt failed, or the request was refused as such.
-            TeacherError: no call can succeed.
+            CallFailedError: every attempt failed, or the server refused this request in particular.
+            TeacherError: no call can succeed, because the key was refused or the path is unknown.
         """
         encoded = msgspec.json.encode(body)
         attempts = Attempts()
@@ -119,7 +121,7 @@ class ModelServer:
             await self._sleep(wait_s)
 
     async def get(self, path: str) -> bytes:
-        """Returns the body at a path. Raises TeacherError if the server does not give it."""
+        """Returns the body at a path, or raises TeacherError if the response is not HTTP 200."""
         url = self.root + path
         headers = self.endpoint.key_headers(self._key)
         try:

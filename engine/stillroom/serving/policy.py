@@ -1,4 +1,4 @@
-"""A student that a vLLM server samples: token ids in, token ids and their log-probabilities out."""
+"""Samples the student on a vLLM server, which takes token ids and returns ids and logprobs."""
 
 import hashlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -31,20 +31,21 @@ _ID_PREFIX = "token_id:"
 
 @dataclass(frozen=True, slots=True)
 class ServedTurn:
-    """What a server sampled."""
+    """The tokens that a server sampled for one turn."""
 
     ids: list[int]
     logprobs: list[float]
-    """Nats, at temperature 1."""
+    """The log-probability of each token in nats, at temperature 1."""
     is_finished: bool
-    """Whether it ended with a token that ends a turn."""
+    """Whether the turn ended with one of the model's stop tokens."""
 
 
 class ServedPolicy:
-    """Asks a vLLM server for each turn, by the tokens so far; nothing is encoded again.
+    """Samples each turn on a vLLM server by sending the exact tokens of the conversation so far.
 
-    `model` is how the server calls the student's weights as they are now. What a conversation
-    becomes depends on its own seed as far as the server's arithmetic does not on its neighbours.
+    Because token ids are sent, no text is tokenized a second time. `model` is the name under which
+    the server serves the student's current weights. A conversation is reproducible from its seed,
+    as far as the server computes the same logits whichever other requests share a batch.
     """
 
     def __init__(
@@ -75,23 +76,28 @@ class ServedPolicy:
         seed_key: str,
         seed: int | None = None,
     ) -> AsyncGenerator["ServedConversation"]:
-        """Gives a conversation that begins with `messages`; its key and the seed fix its draws."""
+        """Yields a conversation that begins with `messages`.
+
+        `seed_key` and the seed (`seed`, or the sampling settings' if it is None) determine which
+        tokens are drawn.
+        """
         parser = parser_for(self.loaded.tokenizer.chat_template) if tools else None
         given = self.sampling.seed or 0 if seed is None else seed
         prompt = self.renderer.prompt_ids(messages, tools)
         yield ServedConversation(self, prompt, parser, tools, f"{given}:{seed_key}")
 
     def stop_sampling(self) -> None:
-        """Lets no conversation have a further token; half a turn is given up."""
+        """Stops sampling in all conversations; tokens of turns in flight are discarded."""
         self._is_stopping = True
         for scope in self._under_way:
             scope.cancel()
 
     async def next_turn(self, ids: Sequence[int], *, max_tokens: int, seed: int) -> ServedTurn:
-        """Returns what the server samples after these tokens.
+        """Returns the tokens that the server samples after `ids`.
 
         Raises:
-            CallFailedError: every attempt failed; SamplingStoppedError: sampling stops before.
+            CallFailedError: every attempt failed, or the server refused the request.
+            SamplingStoppedError: sampling was stopped before the turn was complete.
         """
         body = self._request(ids, max_tokens=max_tokens, seed=seed)
         with anyio.CancelScope() as scope:
@@ -113,26 +119,26 @@ class ServedPolicy:
             "max_tokens": max_tokens,
             "seed": seed,
             "temperature": self.sampling.temperature,
-            # A model's own generation config would change what is left out here.
+            # For parameters that a request leaves out, vLLM uses the model's own generation config.
             "top_p": 1.0,
             "top_k": -1,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            # Turns end where the student's do in this process, and nowhere else.
+            # A turn must end at the same tokens as when this process samples the student itself.
             "ignore_eos": True,
             "stop_token_ids": sorted(self.loaded.stop_ids),
             "logprobs": 1,
             "return_token_ids": True,
-            # What servers that do not know `return_token_ids` name tokens by.
+            # Servers that do not know `return_token_ids` then return "token_id:17" as the token.
             "return_tokens_as_token_ids": True,
             "skip_special_tokens": False,
         }
 
 
 class ServedConversation:
-    """One conversation of a ServedPolicy: its exact tokens."""
+    """One conversation of a ServedPolicy, held as its exact tokens."""
 
     def __init__(
         self,
@@ -152,7 +158,7 @@ class ServedConversation:
         self._give(prompt)
 
     async def sample(self) -> SampledTurn:
-        """Returns the model's next turn; an empty one where the context is full."""
+        """Samples and returns the model's next turn; the turn is empty if the context is full."""
         start = len(self._ids) - self._num_begun
         room = self._policy.max_context - len(self._ids)
         most = min(self._max_tokens - self._num_begun, room)
@@ -176,35 +182,38 @@ class ServedConversation:
         )
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends what follows the model's last turn: tools' replies, or a user's message."""
+        """Appends the messages that follow the model's turn: tool replies or a user message."""
         self._give(self._policy.renderer.reply_ids(call, replies, self._tools))
 
     def restore(self, turn: SampledTurn) -> None:
-        """Appends a turn that was sampled earlier, instead of sampling it."""
+        """Appends a turn that this policy sampled earlier, instead of sampling a new one."""
         self._took(turn)
         self._append(turn.token_ids or [], turn.logprobs or [])
 
     def add_turn(self, turn: SampledTurn) -> None:
-        """Appends a turn that another policy sampled: given tokens, the very same."""
+        """Appends the exact tokens of a turn that another policy sampled, as tokens not sampled."""
         self._took(turn)
         self._give(turn.token_ids or [])
 
     def begin_turn(self, begun: BegunTurn) -> None:
-        """Makes these the first tokens of the turn to be sampled next."""
+        """Starts the next turn with tokens that were sampled before sampling was stopped."""
         self._append(begun.ids, begun.logprobs)
         self._num_begun = len(begun.ids)
 
     def begun_turn(self) -> BegunTurn:
-        """Returns what there is of a turn that was stopped: what it began with."""
+        """Returns the tokens with which the current turn was begun by `begin_turn`.
+
+        A server's tokens arrive only when the turn is complete, so a stopped turn adds none.
+        """
         start = len(self._ids) - self._num_begun
         return BegunTurn(ids=self._ids[start:], logprobs=self._logprobs[start:])
 
     def limit_turn(self, max_tokens: int) -> None:
-        """Bounds the next turn further than the settings do."""
+        """Limits the turns that follow to `max_tokens`, if the sampling settings allow more."""
         self._max_tokens = min(max_tokens, self._policy.sampling.max_tokens)
 
     def set_aside(self) -> None:
-        """Does nothing: a server waits for nobody."""
+        """Does nothing, because the server lets no other conversation wait for this one."""
 
     def trace(self) -> TokenTrace | None:
         """Returns the conversation's tokens so far."""
@@ -244,7 +253,10 @@ class _Answer(msgspec.Struct):
 
 
 def _read(body: bytes, prompt_ids: Sequence[int]) -> ServedTurn:
-    """Returns what was sampled. Raises UnreadableAnswerError for what is not exact tokens."""
+    """Returns the sampled tokens that a response holds.
+
+    Raises UnreadableAnswerError if token ids or logprobs are missing or contradict the request.
+    """
     try:
         (choice,) = msgspec.json.decode(body, type=_Answer).choices
     except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError) as error:

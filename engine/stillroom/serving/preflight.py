@@ -1,4 +1,8 @@
-"""Whether a served teacher reads the student's tokens as they are meant: it is asked a little."""
+"""Checks before a run, with a few requests, that a served teacher reads the student's tokens right.
+
+The teacher must have the student's tokenizer and chat template, room for its conversations, and
+must score the same tokens the same in each call.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +35,7 @@ _CHAT: list[Message] = [
 ]
 # Enough for several blocks of a prefix cache.
 _PROBE_TOKENS = 96
-# Nats a token, on average: batches of other sizes round otherwise in half precision.
+# In nats, averaged over tokens. In half precision, batches of different sizes round differently.
 _TOLERANCE = 0.1
 _NOT_THERE = "the server has no /tokenize"
 
@@ -44,12 +48,16 @@ async def check_served(
     *,
     max_context: int,
 ) -> list[str]:
-    """Returns what was found of a server, as notes; `tokenizer` is where the teacher's own is.
+    """Checks a served teacher and returns the findings as notes for the run's report.
+
+    `tokenizer` is the folder or hub id of the teacher's tokenizer; if None, the server is asked to
+    tokenize instead.
 
     Raises:
-        ModelError: it cuts or renders text otherwise, or takes no conversation as long as
-            `max_context`.
-        TeacherError: nothing answers, the model is not there, or its scores cannot be trusted.
+        ModelError: the teacher has another tokenizer or chat template than the student, or cannot
+            take a conversation of `max_context` tokens.
+        TeacherError: the server does not answer, does not serve the model, or gives the same tokens
+            different scores in different calls.
     """
     async with teacher.server:
         try:
@@ -96,7 +104,10 @@ async def _check_model(teacher: ServedTeacher, max_context: int) -> int | None:
 
 
 async def _check_tokens(teacher: ServedTeacher, tokenizer: Any) -> str:
-    """Compares how the server cuts text, and how it renders a conversation."""
+    """Compares how the server and the student tokenize a text and render a conversation.
+
+    Returns the finding as a clause for the note, or raises ModelError if they differ.
+    """
     server = teacher.server
     text = _TEXT + "".join(sorted(tokenizer.get_added_vocab()))
     student_ids = _encode(tokenizer, text)
@@ -136,7 +147,11 @@ async def _check_tokens(teacher: ServedTeacher, tokenizer: Any) -> str:
 
 
 async def _check_scores(teacher: ServedTeacher, tokenizer: Any, max_context: int) -> float:
-    """Returns how far scores of the same tokens differ: again, and where less follows them."""
+    """Returns by how many nats, on average, scores of the same tokens differ between calls.
+
+    The tokens are scored twice, and once more without their second half. A prefix cache that
+    affects the scores shows up there. Raises TeacherError if the difference is too large.
+    """
     ids = (_encode(tokenizer, _TEXT) * _PROBE_TOKENS)[: min(_PROBE_TOKENS, max_context)]
     whole = await _scores(teacher, ids)
     again = await _scores(teacher, ids)
@@ -165,7 +180,7 @@ def _mean_gap(first_scores: TeacherScores, server_scores: TeacherScores) -> floa
 
 
 async def _tokenize(server: ModelServer, body: dict[str, Any]) -> list[int] | None:
-    """Returns the server's tokens; None if it has no such path."""
+    """Returns the token ids that the server's `/tokenize` gives; None if it has no such path."""
     try:
         return await server.post("/tokenize", body, lambda a: _decoded(a, _Tokens).tokens)
     except NotServedError:
@@ -179,7 +194,7 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 def _parting(
     student_ids: Sequence[int], server_ids: Sequence[int], tokenizer: Any
 ) -> tuple[int, str, str]:
-    """Returns the first token that differs, and how both go on from there."""
+    """Returns the index of the first differing token, and the text of both sides from there on."""
     pairs = enumerate(zip(student_ids, server_ids, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(student_ids), len(server_ids)))
     return at, tokenizer.decode(student_ids[at : at + 8]), tokenizer.decode(server_ids[at : at + 8])

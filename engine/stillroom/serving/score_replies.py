@@ -1,9 +1,12 @@
-"""Asking a server for the log-probabilities of given tokens, and reading what it says. Pure.
+"""Builds the requests that ask a server for logprobs of given tokens, and reads the responses.
 
-vLLM: `POST /v1/completions` with `prompt_logprobs`; an answer has one entry a prompt token, from
-token id to log-probability and rank, with the token itself always among them (None for the first).
-SGLang: `POST /generate` with `return_logprob`; an answer has `[log-probability, id, text]` for each
-token from `logprob_start_len` on, the first of them without a number.
+Nothing here does I/O. The two kinds of server are asked as follows:
+
+- vLLM: `POST /v1/completions` with `prompt_logprobs`. The response has one entry per prompt token,
+  which maps token ids to logprob and rank and always contains the token itself. The entry of the
+  first token is None.
+- SGLang: `POST /generate` with `return_logprob`. The response has `[logprob, id, text]` for each
+  token from `logprob_start_len` on. The logprob of the first of them is None.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +19,9 @@ from stillroom.serving.model_server import UnreadableAnswerError
 from stillroom.teachers.scores import TeacherScores
 
 ScoringProvider = Literal["vllm", "sglang"]
-# Servers write -9999 where the logarithm has no value.
+# Servers write -9999 for the logarithm of 0, so any value this low is no real log-probability.
 _IMPOSSIBLE = -1000.0
-# Log-probabilities that rounding put above zero.
+# Rounding may put a log-probability above zero by this much at most.
 _ROUNDING = 1e-2
 
 _T = TypeVar("_T")
@@ -27,17 +30,20 @@ _Listed = tuple[float | None, int, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Tokens whose scores are wanted."""
+    """A request for a teacher's log-probabilities of tokens in one sequence."""
 
     model: str
     ids: Sequence[int]
     wanted: Sequence[int]
-    """Places in `ids`, in their order; none is the first, which nothing predicts."""
+    """The indices in `ids` of the tokens to score, ascending.
+
+    Index 0 is never among them, because nothing precedes and so predicts the first token.
+    """
     top_k: int | None = None
-    """How many of the likeliest tokens at each place are wanted too."""
+    """The number of most likely tokens to return at each index; None to return none."""
 
     def request(self, provider: ScoringProvider) -> tuple[str, dict[str, Any]]:
-        """Returns the path and the body that ask a server."""
+        """Returns the path and the JSON body of the request to a server."""
         if provider == "sglang":
             return "/generate", {
                 "input_ids": list(self.ids),
@@ -51,7 +57,8 @@ class Question:
             "prompt": list(self.ids),
             "add_special_tokens": False,
             "max_tokens": 1,
-            # A model's own generation config may say otherwise, and older servers scale by it.
+            # The model's own generation config may set other values, and older servers then return
+            # logprobs that are scaled by its temperature.
             "temperature": 1.0,
             "top_p": 1.0,
             "top_k": -1,
@@ -60,11 +67,17 @@ class Question:
 
     @property
     def start(self) -> int:
-        """The first place that an answer of SGLang's must have: it has no number there."""
+        """The index from which SGLang must return entries.
+
+        It is one before the first wanted token, because the first entry has no logprob.
+        """
         return min(self.wanted) - 1
 
     def read(self, provider: ScoringProvider, body: bytes) -> TeacherScores:
-        """Returns what the answer says. Raises UnreadableAnswerError for what is not one."""
+        """Returns the scores in a response body.
+
+        Raises UnreadableAnswerError if they do not fit the question.
+        """
         places = self._sglang(body) if provider == "sglang" else self._vllm(body)
         logprobs = [self._own(place, places[place]) for place in self.wanted]
         if self.top_k is None:
@@ -83,7 +96,7 @@ class Question:
     def _top(
         self, place: int, logprobs: Mapping[int, float], top_k: int
     ) -> tuple[list[int], list[float]]:
-        # Beside the likeliest there is the token itself, which may be none of them.
+        # The entry also holds the scored token itself, which may not be among the most likely.
         likeliest = sorted(logprobs, key=lambda token: -logprobs[token])[:top_k]
         if len(likeliest) < top_k:
             raise UnreadableAnswerError(
@@ -124,7 +137,10 @@ class Question:
 
 
 def _checked(logprob: float, place: int) -> float:
-    """Returns a score. Raises UnreadableAnswerError for what no model says of a sampled token."""
+    """Returns a log-probability, lowered to 0 if rounding put it above.
+
+    Raises UnreadableAnswerError for a value that a model cannot give a sampled token.
+    """
     if not _IMPOSSIBLE < logprob <= _ROUNDING:
         raise UnreadableAnswerError(
             f"the log-probability of token {place} is {logprob:g}: the server masks its logits"

@@ -7,7 +7,7 @@ from stillroom.types import TokenTrace
 
 
 class ServedTeacher:
-    """Scores the sampled tokens of finished rollouts: one call each, tokens in, numbers out."""
+    """Scores the sampled tokens of finished rollouts, with one call per rollout."""
 
     def __init__(
         self,
@@ -23,14 +23,16 @@ class ServedTeacher:
 
     @property
     def concurrency(self) -> int:
-        """How many rollouts are scored at once."""
+        """The maximum number of rollouts that are scored at once."""
         return self.server.settings.concurrency
 
     async def score(self, trace: TokenTrace) -> TeacherScores:
-        """Returns the log-probabilities of the sampled tokens; what follows the last is not sent.
+        """Returns the teacher's log-probabilities of a rollout's sampled tokens.
+
+        Tokens after the last sampled one are not sent, since no score depends on them.
 
         Raises:
-            CallFailedError: every attempt failed; nothing stands in for the scores.
+            CallFailedError: every attempt failed, so the rollout has no scores.
             TeacherError: no call can succeed.
         """
         wanted = [i for i, is_sampled in enumerate(trace.sampled) if is_sampled and i > 0]
