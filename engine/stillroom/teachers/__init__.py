@@ -1,1 +1,1 @@
-"""Teachers: behind an OpenAI-compatible endpoint, or in-process to score the student's tokens."""
+"""Calls teachers behind OpenAI-compatible endpoints, or runs one in-process to score tokens."""

@@ -1,4 +1,4 @@
-"""What a run may spend: the worst case of a call is set aside before it is sent."""
+"""Keeps a run within its budget by reserving the worst-case cost of each call before it is sent."""
 
 import math
 import time
@@ -13,7 +13,7 @@ from stillroom.types import Usage
 
 
 class BudgetSpentError(Exception):
-    """The next call might cost more than is left, and no call that is out can give any back."""
+    """The next call might exceed the budget, and no call in flight can free a part of it."""
 
     def __init__(self, limit: str) -> None:
         super().__init__(limit)
@@ -21,14 +21,16 @@ class BudgetSpentError(Exception):
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
-    """Tokens and US dollars."""
+    """An amount of tokens and US dollars."""
 
     tokens: int = 0
+    """The number of prompt and completion tokens."""
     usd: float = 0.0
+    """The price in US dollars."""
 
     @classmethod
     def of(cls, usage: Usage, usd: float | None) -> "Cost":
-        """Returns what was billed; a price that is unknown counts as nothing."""
+        """Returns the cost of a call with this usage; an unknown price (None) counts as 0."""
         return cls(usage.prompt_tokens + usage.completion_tokens, usd or 0.0)
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -40,20 +42,25 @@ NOTHING = Cost()
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """Calls that were sent and have no answer yet."""
+    """Calls that were sent and have no response yet."""
 
     calls: int = 0
+    """The number of calls."""
     worst: Cost = NOTHING
-    """What they cost at most."""
+    """The most that the calls can cost together."""
 
     def __add__(self, other: "Outstanding") -> "Outstanding":
         return Outstanding(self.calls + other.calls, self.worst + other.worst)
 
 
 _HEADROOM = 1.25
-"""So much more than is out is announced, so that it is announced seldom."""
+"""The announced amount, as a multiple of what is in flight.
+
+The margin keeps announcements rare, because each one is recorded in the journal.
+"""
 _LOWERED_AFTER = 32
-"""So many calls in a row, and as many as were announced, found less than half of that out."""
+"""After this many calls in a row with less than half of the announced amount in flight, a lower
+amount is announced; after as many calls as were announced, if that is more."""
 
 
 _NO_LIMIT = nullcontext[None]()
@@ -61,36 +68,54 @@ _NO_LIMIT = nullcontext[None]()
 
 @dataclass(slots=True)
 class Budget:
-    """Limits on all calls of a run together. Amounts that were spent earlier count."""
+    """The limits on all calls of a run together, and what has been spent and reserved of them.
+
+    Each call goes through `reserve`, `send` and `settle` in this order; `give_back` frees the
+    reservation of a call that is not sent after all.
+    """
 
     usd: float = math.inf
+    """The most US dollars that may be spent."""
     tokens: float = math.inf
+    """The most tokens that may be used."""
     minutes: float = math.inf
+    """The most minutes that calls may be made, from the first reservation on."""
     spent: Cost = NOTHING
+    """The cost of all finished calls, including those of earlier processes of the run."""
     unconfirmed: Cost = NOTHING
-    """Of the spent: worst cases of calls that broke off, which may have been billed, and of answers
-    that did not say what they took."""
+    """The part of `spent` that may not have been billed.
+
+    It is the worst case of calls that broke off, and of responses that did not state their usage.
+    """
     clock: Callable[[], float] = time.monotonic
     on_unconfirmed: Callable[[Cost], None] = lambda _cost: None
-    """Hears of each amount that may have been billed, to put it on record."""
+    """The callback that records each amount that may or may not have been billed."""
     on_outstanding: Callable[[Outstanding], None] = lambda _most: None
-    """Hears, before a call is sent, of the most that is out from now on until it hears again: what
-    may have been billed where nothing more is heard of this process."""
+    """The callback that records the most that may be in flight until it is called again.
+
+    It is called before a call is sent. If this process dies, this amount may have been billed.
+    """
     reserved: Cost = NOTHING
+    """The worst-case cost of all calls that are reserved and not yet settled, sent or not."""
     num_reserved: int = 0
+    """The number of these calls."""
     _out: Cost = NOTHING
-    """Of what is reserved: calls that were sent."""
+    """The part of `reserved` that belongs to calls that were sent."""
     _num_out: int = 0
+    """The number of calls that were sent and are not yet settled."""
     _announced: Outstanding = Outstanding()
+    """The amount last passed to `on_outstanding`."""
     _num_far_below: int = 0
+    """How many calls in a row were sent with less than half of the announced amount in flight."""
     _freed: anyio.Event | None = None
-    """For those who wait for something to come back, where somebody does."""
+    """The event that is set when a reservation is freed; None if no call waits for that."""
     _started: float | None = None
+    """The clock's time of the first reservation; None before it."""
 
     async def reserve(self, worst: Cost) -> None:
-        """Sets the worst case aside, or waits until enough has come back.
+        """Reserves the worst-case cost of a call, and waits until enough of the budget is free.
 
-        Raises BudgetSpentError if it never will.
+        Raises BudgetSpentError if there will never be enough.
         """
         if self._started is None:
             self._started = self.clock()
@@ -104,9 +129,9 @@ class Budget:
         self.num_reserved += 1
 
     def within_time(self) -> AbstractContextManager[None]:
-        """Breaks off a wait, which costs nothing, when the minutes are over.
+        """Returns a context manager that cancels its body when the minutes are over.
 
-        Raises BudgetSpentError then.
+        It raises BudgetSpentError then. Use it only around a wait, which costs nothing to cancel.
         """
         return _NO_LIMIT if self.minutes == math.inf else self._until_time_is_over()
 
@@ -122,7 +147,7 @@ class Budget:
         return self.minutes * 60 - passed_s
 
     def send(self, worst: Cost) -> None:
-        """Takes down that the call which this was set aside for is sent to who bills it."""
+        """Records that the call for which `worst` was reserved is about to be sent."""
         calls, tokens, usd = self._num_out + 1, self._out.tokens + worst.tokens, worst.usd
         usd += self._out.usd
         announced = self._announced
@@ -137,7 +162,7 @@ class Budget:
         self._num_out, self._out = calls, Cost(tokens, usd)
 
     def _tell(self, calls: int, tokens: int, usd: float) -> None:
-        """Tells somewhat more than is out, but not more than can be spent."""
+        """Announces somewhat more than is in flight, but not more than the budget still allows."""
         most_usd = min(usd * _HEADROOM, max(usd, self.usd - self.spent.usd))
         most_tokens = min(tokens * _HEADROOM, max(tokens, self.tokens - self.spent.tokens))
         announced = Outstanding(
@@ -147,22 +172,23 @@ class Budget:
         self._announced, self._num_far_below = announced, 0
 
     def give_back(self, worst: Cost) -> None:
-        """Frees what was set aside for a call; without `settle` for one that was not sent."""
+        """Frees a call's reservation. Call it directly only for a call that was not sent."""
         self.num_reserved -= 1
-        # From whole tokens and no rounding left over, so that nothing adds up over a long run.
+        # Starting again from exactly 0 keeps rounding errors from adding up over a long run.
         usd = self.reserved.usd - worst.usd if self.num_reserved else 0.0
         self.reserved = Cost(self.reserved.tokens - worst.tokens, usd)
         if self._freed is not None:
-            # All who wait look again; those who come later wait for the next.
+            # All waiting calls check the budget again. Calls that wait later need a new event.
             self._freed.set()
             self._freed = None
 
     def settle(
         self, worst: Cost, actual: Cost, *, unconfirmed: Cost = NOTHING, was_sent: bool = True
     ) -> None:
-        """Puts what a call did cost in the place of what was set aside for it.
+        """Replaces a call's reservation by the amount that it cost.
 
-        `unconfirmed` is what it may have cost beside that.
+        `unconfirmed` is what it may have cost in addition. `was_sent` is False if `send` was not
+        called for it.
         """
         if unconfirmed != NOTHING:
             self.unconfirmed = self.unconfirmed + unconfirmed
@@ -176,7 +202,7 @@ class Budget:
         self.give_back(worst)
 
     def settle_unconfirmed(self, worst: Cost) -> None:
-        """Counts the worst case of a call that broke off after it was sent."""
+        """Counts the worst case as spent, for a call that broke off after it was sent."""
         self.settle(worst, NOTHING, unconfirmed=worst)
 
     def _exceeded(self, worst: Cost) -> str | None:

@@ -14,19 +14,19 @@ from stillroom.models.load import LoadedModel
 
 
 class LocalTeacher:
-    """Scores given tokens with a frozen model."""
+    """Scores given tokens with a frozen transformers model in this process."""
 
     def __init__(self, loaded: LoadedModel, *, max_batch_tokens: int = 16384) -> None:
         self.loaded = loaded
         self.head = OutputHead(loaded.model)
         self.head.check()
         if self.head.by_hand is not None:
-            # As for a student: only in main memory.
+            # As for a student, packs are for the CPU; on a GPU one padded pass starts far fewer kernels.
             self.head.allow_packing()
         self._max_batch_tokens = max_batch_tokens
 
     def collate(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
-        """Returns the sequences as one batch: a pack, if the model can run it."""
+        """Returns the sequences as one batch, packed if the model can run packed sequences."""
         return collate(sequences, device=self.loaded.device, is_packed=self.head.can_pack)
 
     @torch.no_grad()

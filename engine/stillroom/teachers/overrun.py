@@ -1,4 +1,4 @@
-"""How far answers exceed the worst case that was computed from a request before it was sent."""
+"""Measures how far responses exceed the worst case that was computed before the call."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,22 @@ from stillroom.types import SampledTurn
 
 @dataclass(slots=True)
 class Overrun:
-    """The most by which any answer so far exceeded the worst case computed for its request."""
+    """The most by which any response so far exceeded the worst case computed for its request."""
 
     prompt_tokens: int = 0
+    """The most prompt tokens beyond the number of bytes in the request."""
     completion_tokens: int = 0
+    """The most completion tokens beyond the request's `max_tokens`."""
     usd: float = 0.0
-    """Beyond the price of the tokens."""
+    """The most US dollars by which a call cost more than the price of its tokens."""
 
     def record(
         self, turn: SampledTurn, num_bytes: int, max_tokens: int, price: Price | None
     ) -> None:
-        """Records what an answer took; later calls reserve as much beyond their worst case."""
+        """Records the usage of a response, so that later calls reserve as much in addition.
+
+        `num_bytes` and `max_tokens` are the size and the completion limit of its request.
+        """
         usage = turn.usage
         self.prompt_tokens = max(self.prompt_tokens, usage.prompt_tokens - num_bytes)
         self.completion_tokens = max(self.completion_tokens, usage.completion_tokens - max_tokens)

@@ -1,4 +1,4 @@
-"""What tokens cost: prices that providers list, and those a project adds in prices.yml."""
+"""Looks up the price of a model's tokens, in a built-in table and in the workspace's prices.yml."""
 
 import re
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from stillroom.settings import Workspace
 from stillroom.types import Usage
 
 PRICES_AS_OF = "2025-12"
-"""When the table below was written down; prices.yml in the workspace overrides it."""
+"""The month in which the table below was compiled; prices.yml in the workspace overrides it."""
 PRICES_FILE = "prices.yml"
 _MILLION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """US dollars per million tokens."""
+    """A model's prices for prompt and completion tokens, in US dollars per million tokens."""
 
     prompt: float
     completion: float
 
     def of(self, usage: Usage) -> float:
-        """Returns what this usage costs, in US dollars."""
+        """Returns the price of a call with this usage, in US dollars."""
         total = self.prompt * usage.prompt_tokens + self.completion * usage.completion_tokens
         return total / _MILLION
 
@@ -51,24 +51,24 @@ _LISTED: dict[str, Price] = {
     "gemini-2.5-flash": Price(0.3, 2.5),
     "gemini-2.5-flash-lite": Price(0.1, 0.4),
 }
-"""List prices by model; where a price has steps, the highest."""
+"""Providers' list prices by model; the highest one if the price depends on the prompt's length."""
 
 
 def price_for(workspace: Workspace, model: str) -> Price | None:
-    """Returns the price of a model, or None where nobody says it.
+    """Returns the price of a model, or None if neither prices.yml nor the table has it.
 
-    Raises InputError if prices.yml is there and not as it must be.
+    Raises InputError if prices.yml exists and is malformed.
     """
     own = _own_prices(workspace)
-    # Some dated models have a price of their own.
+    # Some dated models have their own price, so the name with its date is looked up first.
     dated = model.rpartition("/")[2]
     return own.get(model) or _LISTED.get(dated) or _LISTED.get(_plain_name(model))
 
 
 def known_price(workspace: Workspace, model: str) -> Price:
-    """Returns the price of a model, which a budget in dollars needs.
+    """Returns the price of a model for a run with a budget in US dollars, which needs one.
 
-    Raises InputError where nobody says it.
+    Raises InputError if the price is unknown.
     """
     price = price_for(workspace, model)
     if price is not None:
@@ -81,7 +81,7 @@ def known_price(workspace: Workspace, model: str) -> Price:
 
 
 def _plain_name(model: str) -> str:
-    """Returns a model's name without its maker and date: openai/gpt-5-2025-08-07 -> gpt-5."""
+    """Returns a model's name without maker and date, e.g. openai/gpt-5-2025-08-07 -> gpt-5."""
     name = model.rpartition("/")[2]
     name = re.sub(r"-(\d{8}|\d{4}-\d{2}-\d{2}|latest)$", "", name)
     return re.sub(r"(?<=-\d)\.(?=\d$)", "-", name) if name.startswith("claude") else name

@@ -1,4 +1,4 @@
-"""Which endpoints a provider name stands for, where its key is found, and how it wants requests."""
+"""Knows each provider's address, the variable with its key, and how its requests are written."""
 
 import re
 from dataclasses import dataclass
@@ -13,25 +13,30 @@ ProviderName = Literal[
     "demo", "hf", "openai", "openrouter", "anthropic", "google", "vllm", "sglang", "ollama"
 ]
 IN_PROCESS = frozenset({"demo", "hf"})
-# Models that reason by themselves take no temperature from outside.
+# OpenAI's reasoning models take no temperature and no top_p in the request.
 _REASONS = re.compile(r"gpt-5|o\d")
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What is known of a provider."""
+    """The properties of a provider's API."""
 
     base_url: str
+    """The default address, up to and including the version; empty if there is none."""
     api_key_env: str | None
+    """The environment variable with the API key; None if no key is sent by default."""
     takes_seed: bool = True
+    """Whether requests may have a `seed`."""
     max_tokens_field: str = "max_tokens"
+    """The request's field for the most tokens of a completion."""
     wants_reasoning_back: bool = False
-    """Whether its own reasoning must come back with the next request."""
+    """Whether a model's reasoning must be sent back to it with the next request."""
     is_local: bool = False
-    """Runs on one's own machine, where tokens have no price."""
+    """Whether it is a server on the user's own machine, where tokens have no price."""
     key_header: str = "authorization"
+    """The HTTP header that carries the key, as a bearer token if it is `authorization`."""
     terms: str | None = None
-    """Where it says what its outputs may be used for."""
+    """The URL of the terms that say how outputs may be used; None if no terms are known."""
 
 
 PROFILES: dict[ProviderName, Profile] = {
@@ -64,11 +69,11 @@ PROFILES: dict[ProviderName, Profile] = {
     "ollama": Profile("http://127.0.0.1:11434/v1", None, is_local=True),
 }
 ANY_ENDPOINT = Profile("", None)
-"""What can be counted on where only the address is known."""
+"""The profile of an endpoint of which only the address is known."""
 AZURE = Profile(
     "", "AZURE_OPENAI_API_KEY", max_tokens_field="max_completion_tokens", key_header="api-key"
 )
-"""A resource at Azure; each has an address of its own."""
+"""The profile of an Azure OpenAI resource; each resource has its own address."""
 _AZURE_HOST = re.compile(r"\.(openai|cognitiveservices|services\.ai)\.azure\.(com|us|cn)$")
 _VERSION = "api-version"
 _CHAT = "/chat/completions"
@@ -76,22 +81,24 @@ _CHAT = "/chat/completions"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An OpenAI-compatible endpoint; the key is named here and read only by the client."""
+    """An OpenAI-compatible endpoint. It holds the name of the key's variable, never the key."""
 
     base_url: str
+    """The address to which `/chat/completions` is appended."""
     api_key_env: str | None
-    """None: no key is sent."""
+    """The environment variable with the API key; None if no key is sent."""
     provider: ProviderName = "openai"
     profile: Profile = ANY_ENDPOINT
     query: str = ""
+    """The query of each request's URL, without the `?`; Azure has its API version there."""
 
     @property
     def chat_url(self) -> str:
-        """The address that requests go to."""
+        """The URL to which chat requests are posted."""
         return f"{self.base_url}{_CHAT}" + (f"?{self.query}" if self.query else "")
 
     def key_headers(self, key: str | None) -> dict[str, str]:
-        """Returns the header that carries the key."""
+        """Returns the HTTP header that carries the key; nothing without a key."""
         if key is None:
             return {}
         is_bearer = self.profile.key_header == "authorization"
@@ -103,7 +110,7 @@ TEACHER_KEYS = frozenset(
     for profile in (*PROFILES.values(), AZURE)
     if profile.api_key_env is not None
 )
-"""Environment variables with teachers' keys, which a training process must not have."""
+"""The environment variables with providers' keys, which training processes must not inherit."""
 
 
 def endpoint_for(
@@ -113,17 +120,21 @@ def endpoint_for(
     base_url: str | None,
     api_key_env: str | None,
 ) -> Endpoint:
-    """Returns the endpoint to call. Raises InputError if its key is missing.
+    """Returns the endpoint that a provider name, and optionally another address, stands for.
 
-    A `base_url` of one's own (vLLM, SGLang, Ollama, a gateway) is sent no key unless one is named:
-    the provider's own key is for the provider's own address. One at Azure is sent Azure's.
+    Another `base_url` (vLLM, SGLang, Ollama, a gateway) is sent no key unless `api_key_env` names
+    one, because the provider's key must reach only the provider's own address. An address at Azure
+    is sent Azure's key.
+
+    Raises InputError if the address cannot be used, or if the key is missing or malformed.
     """
     profile = PROFILES[provider]
     parts = _address(base_url or profile.base_url)
     is_own = base_url is None
     if provider == "openai" and base_url is not None:
         is_own = _AZURE_HOST.search(parts.hostname or "") is not None
-        # A gateway before Azure wants the same header, and a key of its own.
+        # A gateway in front of Azure (its URL has an api-version) expects Azure's header as well,
+        # but its key is not Azure's, so one is sent only if api_key_env names it.
         profile = AZURE if is_own or _VERSION in parts.query else ANY_ENDPOINT
     if profile is AZURE:
         _check_azure(parts)
@@ -140,21 +151,21 @@ def endpoint_for(
 
 
 def terms_of(provider: ProviderName, base_url: str | None) -> str | None:
-    """Returns where a provider's terms are; None where one serves the model oneself."""
+    """Returns the URL of a provider's terms; None for a local provider or another base_url."""
     return PROFILES[provider].terms if provider in PROFILES and base_url is None else None
 
 
 def _address(url: str) -> SplitResult:
-    """Returns an address of one's own. Raises InputError where no request could go to it."""
+    """Returns the parts of a base URL, or raises InputError if no request could be sent to it."""
     fix = "give e.g. http://127.0.0.1:8000/v1, without a query"
-    # A line break or a blank would end the first line of a request.
+    # A line break or space in the URL would corrupt the first line of the HTTP request.
     if url.isascii() and url.isprintable() and " " not in url:
         parts = _split(url)
         if parts is not None and parts.scheme in ("http", "https") and not parts.fragment:
             more = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - {_VERSION}
             if not more:
                 return parts
-            # It would be on record with the address.
+            # Such a parameter may be a key, and reports record the address with its query.
             fix = f"take {min(more)!r} out of the query, and name a key with api_key_env"
     raise InputError(
         f"base_url {url!r} is not an http(s) address to which {_CHAT} can be added", fix
@@ -170,7 +181,7 @@ def _split(url: str) -> SplitResult | None:
 
 
 def _check_azure(parts: SplitResult) -> None:
-    """Raises InputError for an address at which Azure has no chat."""
+    """Raises InputError for an address at which Azure has no chat completions."""
     path = parts.path.rstrip("/").removesuffix(_CHAT)
     if path.endswith("/v1") or (_VERSION in parts.query and "/deployments/" in path):
         return
@@ -183,7 +194,7 @@ def _check_azure(parts: SplitResult) -> None:
 
 
 def sampling_fields(endpoint: Endpoint, model: str, sampling: SamplingSettings) -> dict[str, Any]:
-    """Returns how to sample as a request to this endpoint says it; the seed is left out."""
+    """Returns the request fields that set how this endpoint samples, without the seed."""
     provider, profile = endpoint.provider, endpoint.profile
     fields: dict[str, Any] = {profile.max_tokens_field: sampling.max_tokens}
     if not (provider == "openai" and profile is not ANY_ENDPOINT and _REASONS.match(model)):
@@ -196,7 +207,7 @@ def sampling_fields(endpoint: Endpoint, model: str, sampling: SamplingSettings) 
         else:
             fields["reasoning_effort"] = sampling.reasoning_effort
     if provider == "openrouter":
-        # Its answers then say what they cost.
+        # OpenRouter then states in each response what the call cost.
         fields["usage"] = {"include": True}
     return fields
 

@@ -1,15 +1,15 @@
-"""What a teacher says of tokens that a student sampled; needs no torch."""
+"""The log-probabilities that a teacher gives a student's tokens; this module needs no torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherScores:
-    """A teacher's log-probabilities (nats) at the sampled tokens of one rollout, in their order."""
+    """A teacher's log-probabilities at the sampled tokens of one rollout, in their order."""
 
     logprobs: list[float]
-    """Of the sampled tokens themselves."""
+    """The log-probability of each sampled token, in nats."""
     top_ids: list[list[int]] | None = None
-    """The teacher's most likely tokens at each, the likeliest first; None if not asked for."""
+    """The teacher's most likely tokens at each position, likeliest first; None if not requested."""
     top_logprobs: list[list[float]] | None = None
-    """Theirs."""
+    """The log-probabilities of `top_ids` in nats; None if not requested."""
