@@ -21,7 +21,8 @@ class LocalTeacher:
         self.head = OutputHead(loaded.model)
         self.head.check()
         if self.head.by_hand is not None:
-            # As for a student, packs are for the CPU; on a GPU one padded pass starts far fewer kernels.
+            # As for a student, packs are for the CPU only; on a GPU, one padded pass starts far
+            # fewer kernels.
             self.head.allow_packing()
         self._max_batch_tokens = max_batch_tokens
 

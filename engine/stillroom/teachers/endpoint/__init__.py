@@ -1,1 +1,1 @@
-"""A teacher behind an OpenAI-compatible endpoint: connections, calls, retries and replies."""
+"""Calls a teacher behind an OpenAI-compatible endpoint: connections, retries and responses."""

@@ -1,4 +1,4 @@
-"""Requests to a server over aiohttp, with limits on what a server may send back."""
+"""Sends requests to a server with aiohttp, and limits the size of its responses."""
 
 import base64
 import select
@@ -23,15 +23,17 @@ from stillroom.teachers.endpoint.http_channel import (
 )
 
 MAX_BODY_BYTES = 64 << 20
+"""The most bytes that a response's body may have, before and after decompression."""
 MAX_HEADERS, MAX_HEADER_BYTES = 128, 16 << 10
-"""A response may have so many headers, each of at most so many bytes."""
+"""The most headers that a response may have, and the most bytes of each."""
 CONNECT_TIMEOUT_S = 30.0
+"""The most seconds that connecting to a server may take."""
 _KEEP_ALIVE_S = 60.0
 _GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 
 
 class AiohttpChannel:
-    """Posts over as many connections as there are requests at once, and reuses them afterwards."""
+    """Posts requests over pooled connections, one per request in flight; opened when needed."""
 
     def __init__(self, url: str, headers: Mapping[str, str], *, proxy: str | None = None) -> None:
         self._url = url
@@ -45,13 +47,14 @@ class AiohttpChannel:
         self.proxy = None if proxy is None else _without_login(proxy)
         self._proxy_headers = _proxy_headers(proxy)
         if url.startswith("http:"):
-            # Each request goes to the proxy itself; for https only the tunnel's first one does.
+            # The proxy reads each plain http request itself, so each must carry the proxy's login.
+            # For https, aiohttp sends `proxy_headers` once, with the request that opens the tunnel.
             self._headers |= self._proxy_headers
         self._session: aiohttp.ClientSession | None = None
         self._used: WeakSet[BaseProtocol] = WeakSet()
 
     async def post(self, body: bytes, *, timeout_s: float, path: str = "") -> HttpReply:
-        """Posts a JSON body. See `HttpChannel.post` for the errors."""
+        """Posts a JSON body and returns the response; see `HttpChannel.post` for the errors."""
         session = self._session = self._session or self._open_session()
         while True:
             payload = _Payload(body, self._used)
@@ -86,23 +89,23 @@ class AiohttpChannel:
         if self._session is not None:
             await self._session.close()
             self._session = None
-            # The sockets are closed in the loop's next round.
+            # asyncio closes the sockets in the event loop's next iteration.
             await anyio.lowlevel.checkpoint()
 
     def _open_session(self) -> aiohttp.ClientSession:
         is_tls = self._url.startswith("https:") or (self.proxy or "").startswith("https:")
         connector = aiohttp.TCPConnector(
-            # The limiter decides how many requests are under way.
+            # The limiter already bounds the number of requests in flight.
             limit=0,
             keepalive_timeout=_KEEP_ALIVE_S,
-            # httpx trusts the certificates that SSL_CERT_FILE and SSL_CERT_DIR name.
+            # httpx's context also trusts the certificates in SSL_CERT_FILE and SSL_CERT_DIR.
             ssl=httpx.create_ssl_context() if is_tls else True,
             resolver=aiohttp.ThreadedResolver(),
         )
         return aiohttp.ClientSession(
             connector=connector,
             request_class=_Request,
-            # A cookie of one conversation must not reach another one.
+            # A cookie that a server sets in one conversation must not be sent in another one.
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             max_line_size=MAX_HEADER_BYTES,
@@ -119,24 +122,24 @@ class AiohttpChannel:
 
 
 class _StaleConnectionError(Exception):
-    """An idle connection was closed by the server, or holds a response nobody asked for."""
+    """An idle connection was closed by the server, or holds data that no request asked for."""
 
 
 class _Payload(aiohttp.BytesPayload):
-    """A request's body that knows whether the request was sent."""
+    """A request's body, with a flag that says whether the request was sent."""
 
     def __init__(self, body: bytes, used: WeakSet[BaseProtocol]) -> None:
         super().__init__(body)
         self.used = used
-        """The channel's connections that have carried a request."""
+        """The channel's connections that have already carried a request."""
         self.is_sent = False
 
 
 class _Request(aiohttp.ClientRequest):
-    """A request that is sent over an idle connection only if nothing waits to be read there.
+    """A request that uses an idle connection only if its socket has nothing to read.
 
-    aiohttp looks only for what its loop has noticed, and takes a response that came unasked for
-    the next one.
+    aiohttp itself checks only what its event loop has already noticed. It would take an unrequested
+    response, which arrived while the connection was idle, for the response to the next request.
     """
 
     async def send(self, conn: Connection) -> aiohttp.ClientResponse:
@@ -154,7 +157,7 @@ def _is_readable(connection: Connection) -> bool:
     transport = connection.transport
     if transport is None:
         return True
-    # select.select takes no more than 1,024 open files.
+    # select.select cannot handle file descriptors of 1,024 and above; poll can.
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
     return bool(poll.poll(0))
@@ -174,7 +177,7 @@ def _proxy_headers(proxy: str | None) -> dict[str, str]:
 
 
 def _failure_after_sending(error: Exception) -> Exception:
-    """Returns what to raise for an error that came after the request was sent."""
+    """Returns the exception to raise for an error that occurred after the request was sent."""
     if isinstance(error, TimeoutError):
         return error
     if isinstance(error, aiohttp.ClientResponseError):
@@ -198,7 +201,7 @@ def _decoded(body: bytes, headers: Mapping[str, str]) -> bytes:
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("", "identity"):
         return body
-    # The request asks for none, but some servers compress all the same.
+    # The request asks for no compression, but some servers compress nevertheless.
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise UnreadableReplyError(f"the response is encoded as {encoding!r}")
     try:

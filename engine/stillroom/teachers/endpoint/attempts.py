@@ -1,4 +1,4 @@
-"""What every client of a server does with a call that fails: which is made again, and when."""
+"""Decides which failed calls to a server are repeated, and when; shared by all HTTP clients."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -18,39 +18,43 @@ from stillroom.teachers.limits.limiter import Limiter
 from stillroom.teachers.limits.words import Sent
 
 MAX_ATTEMPTS = 6
-"""Of a call that fails; waiting for a rate limit is no failure."""
+"""The most failed attempts at one call; a refusal by a rate limit does not count as failed."""
 PATIENCE_S = 900.0
-"""How long a call waits for a rate limit in all."""
+"""The most seconds in total that one call waits for a rate limit."""
 SHOWN = 300
-"""Characters of a response that are shown where it is not as it should be."""
+"""The number of characters of a response that error messages quote."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A failure that another attempt may mend."""
+    """The failure of an attempt after which another attempt may succeed."""
 
     kind: FailureClass
     message: str
     wait_s: float | None = None
+    """The seconds that the server asked to wait; None if it did not say."""
     may_be_billed: bool = False
+    """Whether the provider may bill the failed attempt."""
 
 
 @dataclass(slots=True)
 class Attempts:
-    """The attempts at one call that came to nothing."""
+    """Counts the unsuccessful attempts at one call."""
 
     num_failed: int = 0
+    """The number of attempts that failed, other than by a rate limit."""
     num_refused: int = 0
-    """By a rate limit."""
+    """The number of attempts that a rate limit refused."""
     waited_s: float = 0.0
-    """For a rate limit."""
+    """The seconds that the call has waited for a rate limit so far."""
 
     def wait_s(self, retry: Retry, wait_s: Callable[[Retry, int], float]) -> float:
-        """Returns how long to wait for the next attempt: `wait_s` of the failure and its number.
+        """Counts a failed attempt and returns the seconds to wait before the next one.
 
-        Raises CallFailedError if this was the last one.
+        `wait_s` computes them from the failure and its number among the failures of its sort,
+        counted from 1. Raises CallFailedError if no further attempt is allowed.
         """
         is_refused = retry.kind is FailureClass.RATE_LIMIT
         self.num_refused += is_refused
@@ -64,19 +68,26 @@ class Attempts:
 
 
 def backoff_s(attempt: int, jitter: random.Random) -> float:
-    """Returns how long to wait after a failure where the server does not say."""
+    """Returns the seconds to wait after a failure if the server does not say how long.
+
+    They double with each attempt, up to 32 s, and are then shortened by a random factor.
+    """
     return 0.5 * 2 ** min(attempt, 6) * jitter.uniform(0.5, 1.0)
 
 
 def least_wait_s(attempt: int) -> float:
-    """Returns how long to wait where the server says "at once": believed less and less."""
+    """Returns the least seconds to wait after a refusal, even if the server asks for less.
+
+    They double with each attempt, so that a server that keeps asking for no wait at all is not
+    called in a tight loop.
+    """
     return 0.008 * 2 ** min(attempt, 12)
 
 
 async def post_once(
     channel: HttpChannel, body: bytes, *, timeout_s: float, key: str | None, path: str = ""
 ) -> HttpReply | Retry:
-    """Returns the response to a body, whatever its status; without one, what went wrong."""
+    """Posts a body once and returns the response, whatever its status, or else a Retry."""
     try:
         return await channel.post(body, timeout_s=timeout_s, path=path)
     except TimeoutError:
@@ -93,7 +104,10 @@ async def post_once(
 
 
 async def limited(limiter: Limiter, sent: Sent, attempt: Awaitable[_T | Retry]) -> _T | Retry:
-    """Returns what an attempt comes to, and tells the limiter that let it out."""
+    """Awaits an attempt, reports its outcome to the limiter, and returns it.
+
+    `sent` is what the limiter's `acquire` returned for the attempt.
+    """
     try:
         outcome = await attempt
     except BaseException:
@@ -109,7 +123,10 @@ async def limited(limiter: Limiter, sent: Sent, attempt: Awaitable[_T | Retry]) 
 
 
 def retry_of(reply: HttpReply, message: str) -> Retry | None:
-    """Returns what to do about a response that says to come again; None for any other."""
+    """Returns a Retry for a response after which the same request may succeed, else None.
+
+    These are refusals by a rate limit (429), timeouts (408) and server errors (5xx).
+    """
     if reply.status == 429:
         return Retry(FailureClass.RATE_LIMIT, message, retry_after(reply.headers))
     if reply.status >= 500 or reply.status == 408:
@@ -118,16 +135,16 @@ def retry_of(reply: HttpReply, message: str) -> Retry | None:
 
 
 def unreadable(error: Exception, key: str | None) -> Retry:
-    """Returns what to do about a response that is not what was asked for."""
+    """Returns the Retry for a response whose content is not what the request asked for."""
     message = f"unreadable response: {without_key(str(error), key)[:SHOWN]}"
     return Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
 
 
 def text_of(reply: HttpReply, key: str | None) -> str:
-    """Returns a response's body as text that may go into a log."""
+    """Returns a response's body as text without the API key, so that it may be logged."""
     return without_key(reply.body.decode("utf-8", "replace"), key).strip()
 
 
 def without_key(text: str, key: str | None) -> str:
-    """Returns text that may go into a log: some servers repeat the key they refuse."""
+    """Returns text with the API key replaced, because some servers quote the key they refuse."""
     return text.replace(key, "[key]") if key else text

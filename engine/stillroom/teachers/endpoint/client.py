@@ -57,29 +57,35 @@ from stillroom.types import (
 )
 
 _BYTES_PER_TOKEN = 4.0
-"""About; only how requests compare with each other matters."""
+"""The approximate size of a token; the limiter needs only the relative sizes of requests."""
 _REASONING_BACK = ("reasoning_details",)
+"""The keys of reasoning that are sent back to a provider which needs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """How calls are made."""
+    """The settings with which an endpoint is called."""
 
     timeout_s: float = 120.0
+    """The seconds within which a complete response must arrive."""
     limits: LimitSettings = field(default_factory=LimitSettings)
     returns_thinking: bool = False
-    """Whether earlier reasoning goes back with the next request, wanted there or not."""
+    """Whether all earlier reasoning is sent back, even if the provider does not need it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What calls cost and may cost."""
+    """The price of a model's tokens and the budget for its calls."""
 
     price: Price | None = None
+    """The price of the tokens; None if it is unknown."""
     budget: Budget = field(default_factory=Budget)
 
     def of(self, usage: Usage | None, reported_usd: float | None) -> float | None:
-        """Returns a call's cost in US dollars; what the endpoint says of it comes first."""
+        """Returns a call's cost in US dollars; None if it is unknown.
+
+        A cost that the endpoint reports takes precedence over one that is computed from the usage.
+        """
         if reported_usd is not None:
             return reported_usd
         if self.price == FREE:
@@ -89,29 +95,29 @@ class Spending:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A turn, and whether the endpoint said what it took."""
+    """A turn, and whether the endpoint reported its token usage."""
 
     turn: SampledTurn
     is_counted: bool
 
     def unconfirmed(self, worst: Cost) -> Cost:
-        """Returns what it may have cost beside what the endpoint says."""
+        """Returns what the call may have cost beyond what the endpoint reported."""
         if self.is_counted:
             return NOTHING
         return Cost(worst.tokens, worst.usd if self.turn.cost_usd is None else 0.0)
 
 
 class ConversationTooLongError(CallFailedError):
-    """An endpoint refused a conversation that is longer than the model takes."""
+    """The endpoint refused a conversation because it is longer than the model's context."""
 
 
 class OpenAITeacher:
-    """Asks an endpoint for each turn. Use as an async context manager.
+    """Samples each turn from an endpoint. Use it as an async context manager.
 
-    How many calls are out and how fast follows from what the endpoint takes (see `limits`). A call
-    that it finds too much waits as long as it says, at most `PATIENCE_S` in all; one that fails
-    (5xx, timeout, lost connection, unreadable body) is made up to `MAX_ATTEMPTS` times. A refused
-    key or an unknown model raises TeacherError and ends the run.
+    The number and rate of calls adapt to the endpoint's rate limits (see `limits`). A call that a
+    rate limit refuses waits as long as the endpoint asks, at most `PATIENCE_S` in total. A call
+    that fails (5xx, timeout, lost connection, unreadable body) is attempted at most `MAX_ATTEMPTS`
+    times. A refused key or an unknown model raises TeacherError and ends the run.
     """
 
     def __init__(
@@ -135,7 +141,7 @@ class OpenAITeacher:
         self._last_answerer: Answerer | None = None
         self._jitter = random.Random(sampling.seed or 0)
         self._fields = {"model": model, **sampling_fields(endpoint, model, sampling)}
-        """What all requests say."""
+        """The fields that all requests have in common."""
         kept = _REASONING_BACK if endpoint.profile.wants_reasoning_back else ()
         kept = REASONING_KEYS if self.calls.returns_thinking else kept
         self._not_sent = frozenset(REASONING_KEYS) - frozenset(kept)
@@ -156,7 +162,11 @@ class OpenAITeacher:
     async def converse(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
     ) -> AsyncGenerator["HttpConversation"]:
-        """Gives a conversation; the endpoint sees it whole with each turn."""
+        """Yields a conversation that begins with `messages`.
+
+        Each request sends the whole conversation. `seed_key` distinguishes the seeds of
+        conversations, if the endpoint takes one.
+        """
         takes_seed = self.sampling.seed is not None and self._endpoint.profile.takes_seed
         seed = _seed_of(self.sampling.seed or 0, seed_key) if takes_seed else None
         yield HttpConversation(self, list(messages), list(tools), seed)
@@ -169,12 +179,12 @@ class OpenAITeacher:
         seed: int | None = None,
         response_format: dict[str, Any] | None = None,
     ) -> SampledTurn:
-        """Returns the endpoint's next turn.
+        """Returns the endpoint's next turn after the given messages.
 
         Raises:
-            CallFailedError: every attempt failed, or the request was refused as such.
-            TeacherError: the key or the model was refused; no call can succeed.
-            BudgetSpentError: the call might cost more than is left.
+            CallFailedError: every attempt failed, or the endpoint refused this request.
+            TeacherError: no call can succeed, e.g. because the key or the model was refused.
+            BudgetSpentError: the call might exceed the budget.
         """
         body = self._body(messages, tools, seed, response_format)
         attempts = Attempts()
@@ -202,7 +212,7 @@ class OpenAITeacher:
             budget.settle(worst, NOTHING)
             raise
         except BaseException:
-            # Broken off on its way: it may have been billed.
+            # The call was cancelled or failed after it was sent, so it may have been billed.
             budget.settle_unconfirmed(worst)
             raise
         if isinstance(outcome, _Answer):
@@ -218,10 +228,11 @@ class OpenAITeacher:
         return outcome
 
     def _worst_case(self, body: bytes) -> Cost:
-        """Returns the most that a request can cost: no token is shorter than a byte.
+        """Returns the most that a request is expected to cost.
 
-        Beside that, what answers were seen to take more: texts of the provider's own, pictures,
-        thinking that `max_tokens` does not bound, a higher price.
+        A prompt has at most one token per byte of the request. To that comes the most by which
+        earlier responses exceeded this bound: providers add texts of their own, count pictures,
+        do not bound thinking by `max_tokens`, or charge a higher price.
         """
         overrun = self._overrun
         usage = Usage(
@@ -256,7 +267,10 @@ class OpenAITeacher:
         return msgspec.json.encode(body)
 
     def as_sent(self, message: Message) -> Message:
-        """Returns a message of the model's as it goes back to it: most want no reasoning back."""
+        """Returns a message of the model as it is sent back to it with later requests.
+
+        Reasoning is left out unless the provider needs it or the settings ask for it.
+        """
         sent: Any = {key: value for key, value in message.items() if key not in self._not_sent}
         if calls := message.get("tool_calls"):
             sent["tool_calls"] = [_as_sent(call) for call in calls]
@@ -291,7 +305,7 @@ class OpenAITeacher:
         if model is None:
             return None
         last = self._last_answerer
-        # Mostly the same: one for all rows.
+        # The answerer seldom changes, so rows share one object to save memory.
         if last is None or (last.model, last.fingerprint) != (model, fingerprint):
             self._last_answerer = last = Answerer(model=model, fingerprint=fingerprint)
         return last
@@ -307,7 +321,7 @@ class OpenAITeacher:
             )
         if (retry := retry_of(reply, message)) is not None:
             return retry
-        # Where the key has been good, or the words say so, one prompt is refused and not the key.
+        # A 403 concerns this prompt, not the key, if the key has worked before or the text says so.
         is_of_prompt = status == 403 and (self._has_answered or says_flagged(text))
         if status in (401, 403) and not is_of_prompt:
             raise self._key_refused(where, message)
@@ -336,7 +350,7 @@ class OpenAITeacher:
 
 
 class HttpConversation:
-    """One conversation with an endpoint: the list of its messages as they are sent."""
+    """One conversation with an endpoint, held as the list of messages that is sent."""
 
     def __init__(
         self,
@@ -349,7 +363,10 @@ class HttpConversation:
         self._num_given = len(messages)
 
     async def sample(self) -> SampledTurn:
-        """Returns the endpoint's next turn; an empty one where tools have filled the context."""
+        """Returns the endpoint's next turn; it is empty if earlier turns have filled the context.
+
+        Raises ConversationTooLongError if already the first messages do not fit into it.
+        """
         try:
             turn = await self._teacher.complete(self._messages, self._tools, seed=self._seed)
         except ConversationTooLongError:
@@ -360,20 +377,20 @@ class HttpConversation:
         return turn
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the tools' replies."""
+        """Appends the replies to the model's last turn."""
         self._messages += replies
 
     def restore(self, turn: SampledTurn) -> None:
-        """Appends a turn that was paid for earlier."""
+        """Appends a turn that was sampled in an earlier process, instead of paying for it again."""
         self._messages.append(self._teacher.as_sent(turn.message))
 
     def trace(self) -> TokenTrace | None:
-        """Returns None: an endpoint's tokens are not known."""
+        """Returns None, because an endpoint does not reveal its tokens."""
         return None
 
 
 def _no_room() -> SampledTurn:
-    """Returns what stands for a turn that the context has no room for, as in-process models do."""
+    """Returns an empty turn that ended for lack of context, as in-process models also return."""
     message: Message = {"role": "assistant", "content": ""}
     return SampledTurn(message=message, finish_reason="context", usage=Usage(), cost_usd=0.0)
 
@@ -385,5 +402,5 @@ def _as_sent(call: ToolCall) -> ToolCall:
 
 
 def _seed_of(seed: int, key: str) -> int:
-    """Returns a 31-bit seed that differs between a task's samples."""
+    """Returns a 31-bit seed that depends on `key` too, so that a task's samples differ."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:4], "big") >> 1

@@ -13,7 +13,8 @@ def open_channel(url: str, headers: Mapping[str, str]) -> HttpChannel:
 
     Raises InputError if that proxy is not an HTTP proxy.
     """
-    # The server process imports this module, and only worker processes make calls.
+    # aiohttp is imported only here, because the server process imports this module but makes no
+    # calls; only worker processes do.
     from stillroom.teachers.endpoint.aiohttp_channel import AiohttpChannel
 
     return AiohttpChannel(url, headers, proxy=_http_proxy(url))
@@ -23,12 +24,12 @@ def _http_proxy(url: str) -> str | None:
     proxy = proxy_for(url)
     if proxy is None:
         return None
-    # curl and others also take a proxy without a scheme.
+    # As curl does, a proxy without a scheme is taken for an HTTP proxy.
     proxy = proxy if "://" in proxy else f"http://{proxy}"
     parts = urlsplit(proxy)
     if parts.scheme in ("http", "https"):
         return proxy
-    # The user information may hold a password.
+    # The user information is left out of the message, since it may hold a password.
     address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     raise InputError(
         f"the environment names the proxy {address} for {url}, and only HTTP proxies are supported",

@@ -1,6 +1,6 @@
-"""Posting JSON to a server: the small seam between a teacher's client and the HTTP library.
+"""Defines how JSON is posted to a server, independently of the HTTP library that does it.
 
-This module imports no HTTP library, so that a process which only reads requests loads none.
+This module imports no HTTP library, so a process that only validates requests need not load one.
 """
 
 from collections.abc import Mapping
@@ -9,28 +9,30 @@ from typing import Protocol
 
 
 class ConnectionFailedError(Exception):
-    """No complete response came: nobody listens, or the connection broke."""
+    """No complete response arrived, because connecting failed or the connection broke."""
 
 
 class NotConnectedError(ConnectionFailedError):
-    """The request was not sent: nobody listens or answers, or the host's name is unknown."""
+    """The request was not sent, because no connection to the server could be made."""
 
 
 class UnreadableReplyError(Exception):
-    """What came is not an HTTP response, is too long, or has an unknown encoding."""
+    """The response is not valid HTTP, is too long, or has an unknown encoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """A complete response; the names of its headers are in lower case."""
+    """A complete HTTP response."""
 
     status: int
     headers: Mapping[str, str]
+    """The headers' values by their names in lower case."""
     body: bytes
+    """The decompressed body."""
 
 
 class HttpChannel(Protocol):
-    """Posts to one server; any number of requests may be under way at once."""
+    """Posts requests to one server, any number of them at once."""
 
     async def post(self, body: bytes, *, timeout_s: float, path: str = "") -> HttpReply:
         """Returns the response to a JSON body; `path` is appended to the channel's address.

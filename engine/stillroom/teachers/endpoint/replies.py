@@ -1,4 +1,4 @@
-"""Reading what a chat completions endpoint says: turns, usage, and what its refusals mean."""
+"""Reads the responses of a chat completions endpoint: turns, usage, and the reason of a refusal."""
 
 import json
 import re
@@ -15,19 +15,23 @@ from stillroom.types import Message, ToolCall, Usage
 
 REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
 MAX_TOOL_CALLS = 1024
-"""A turn with more of them is unreadable: each call takes kilobytes of memory until it is run."""
+"""The most tool calls of a readable turn; each takes kilobytes of memory until it is run."""
 _LONE_SURROGATE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
-"""Any escape of JSON's; group 1 is half of a pair, which stands for no character."""
+"""Matches any escape in JSON; group 1 is a lone half of a surrogate pair, which is no character."""
 _SIGNATURES = "extra_content"
-"""Where Google's models keep what they must be sent back, of a turn or of a call."""
+"""The key of a turn or call under which Google's models put what must be sent back to them."""
 _KEPT_KEYS = ("content", _SIGNATURES, *REASONING_KEYS)
 _MAX_TOKENS_OF_A_CALL = 1 << 40
+"""The most tokens of one call that are believed; a higher number is ignored."""
 _MAX_USD = 1e9
+"""The most US dollars of one call that are believed; a higher number is ignored."""
 _KEPT_BYTES = 4000
+"""The number of bytes of an unreadable response that an error quotes."""
 _MAX_NAME = 200
+"""The number of characters of a model's name or fingerprint that are kept."""
 _NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low", re.IGNORECASE)
 _TOO_LONG = re.compile(
     r"context.{0,8}(length|window|size)|(prompt|input) is too long|input token count",
@@ -43,22 +47,23 @@ _FINISHES: dict[str | None, Literal["length", "filter"]] = {
 
 
 class UnreadableTurnError(Exception):
-    """A response that came whole and holds no turn."""
+    """A complete response does not hold a readable turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTurn:
-    """A turn as an endpoint gave it."""
+    """A turn as an endpoint returned it."""
 
     message: Message
     finish_reason: Literal["stop", "length", "filter"]
     usage: Usage | None
-    """None where it does not say what the call took."""
+    """The tokens of the call; None if the endpoint does not report them."""
     reported_usd: float | None
-    """What it says that the call cost, in US dollars."""
+    """The cost of the call in US dollars; None if the endpoint does not report it."""
     model: str | None
-    """Which it says that answered."""
+    """The name of the model that answered; None if the endpoint does not report it."""
     fingerprint: str | None
+    """The `system_fingerprint` of the response; None if it has none."""
 
 
 class _Function(msgspec.Struct):
@@ -88,11 +93,12 @@ class _Choice(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    """The part of a response that must be as expected."""
+    """The part of a response body that is validated."""
 
     choices: list[_Choice]
     usage: msgspec.Raw = msgspec.Raw(b"null")
-    """Decoded apart: a number that no float holds must not lose an answer that was paid for."""
+    """The undecoded usage. It is decoded apart, so that a number which no float can hold does not
+    make a response unreadable that was paid for."""
     model: Any = None
     system_fingerprint: Any = None
 
@@ -101,10 +107,10 @@ _COMPLETION = msgspec.json.Decoder(_Completion)
 
 
 def read_turn(body: bytes) -> ReadTurn:
-    """Returns the turn that a response holds; servers differ in the form, and none is turned down
-    for what can be told all the same.
+    """Returns the turn in a response body.
 
-    Raises UnreadableTurnError, with the beginning of the response.
+    Servers deviate from the format in many ways; a response is rejected only if its meaning is
+    unclear. Raises UnreadableTurnError, which quotes the beginning of the response, then.
     """
     try:
         completion = _completion(body)
@@ -128,8 +134,8 @@ def _completion(body: bytes) -> _Completion:
     try:
         return _COMPLETION.decode(body)
     except msgspec.DecodeError:
-        # Half a surrogate pair spoils the whole text for a strict decoder. Asked again, the model
-        # would be paid again, and might well write the same.
+        # A strict decoder rejects a whole text for one half of a surrogate pair. A new request
+        # would be billed again and might well return the same, so the half is replaced instead.
         return _COMPLETION.decode(_LONE_SURROGATE.sub(_replaced, body))
 
 
@@ -158,13 +164,13 @@ def _message(reply: _Reply) -> Message:
     if reply.tool_calls:
         message["tool_calls"] = _calls(reply.tool_calls)
     elif not reply.content:
-        # What a model says instead of an answer is what it says.
+        # A refusal's text is what the model said, so it becomes the message's content.
         message["content"] = reply.refusal if isinstance(reply.refusal, str) else ""
     return message
 
 
 def _calls(calls: list[_Call]) -> list[ToolCall]:
-    """Returns the calls, each with an id of its own: replies are told apart by it."""
+    """Returns the tool calls, each with a unique id, because replies refer to their call by it."""
     made: list[ToolCall] = []
     taken: set[str] = set()
     for index, call in enumerate(calls):
@@ -182,7 +188,7 @@ def _calls(calls: list[_Call]) -> list[ToolCall]:
 
 
 def _arguments(function: _Function) -> str:
-    """Returns the arguments as the JSON text that most servers send."""
+    """Returns a call's arguments as JSON text; some servers send an object or nothing instead."""
     written = function.arguments
     if isinstance(written, str):
         return written or "{}"
@@ -190,9 +196,10 @@ def _arguments(function: _Function) -> str:
 
 
 def readable_arguments(written: str) -> str:
-    """Returns the arguments of an earlier call so that any server takes them: as a JSON object.
+    """Returns the arguments of an earlier call as the text of a JSON object.
 
-    Many templates read them, and a server then refuses the whole conversation.
+    Arguments that are not one are wrapped in an object: many chat templates parse the arguments,
+    and a server would refuse the whole conversation for malformed ones.
     """
     try:
         is_object = isinstance(msgspec.json.decode(written), dict)
@@ -212,13 +219,13 @@ def _usage(usage_fields: Mapping[str, Any]) -> Usage | None:
     )
     if prompt is None or completion is None:
         return None
-    # Some count a model's thinking in the total alone, and bill it like the rest of the answer.
+    # Some endpoints count a model's thinking only in total_tokens, but bill it as completion.
     total = _count(usage_fields, "total_tokens") or 0
     return Usage(prompt_tokens=prompt, completion_tokens=max(completion, total - prompt))
 
 
 def _count(usage_fields: Mapping[str, Any], name: str) -> int | None:
-    """Returns a number of tokens; None where the endpoint gives none that makes sense."""
+    """Returns a number of tokens; None if the field is missing or not a plausible number."""
     value = usage_fields.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -233,7 +240,7 @@ def _reported_usd(usage_fields: Mapping[str, Any]) -> float | None:
 
 
 def limit_kind(message: str) -> LimitKind:
-    """Returns what the words of a refusal say is limited."""
+    """Returns which kind of limit the message of a refusal mentions."""
     if re.search(r"concurren|simultaneous|in parallel|in flight", message, re.IGNORECASE):
         return LimitKind.CONCURRENCY
     if re.search(r"tokens? per|\btp[smd]\b", message, re.IGNORECASE):
@@ -244,22 +251,25 @@ def limit_kind(message: str) -> LimitKind:
 
 
 def says_no_credit(status: int, message: str) -> bool:
-    """Returns whether a refusal means that no call is paid for any more, now or later."""
+    """Returns whether a refusal means that the account has no credit, so no call can succeed."""
     return status == 402 or _NO_CREDIT.search(message) is not None
 
 
 def says_too_long(status: int, message: str) -> bool:
-    """Returns whether a refusal means that the conversation is longer than the model takes."""
+    """Returns whether a refusal means that the conversation exceeds the model's context."""
     return status in (400, 413, 422) and _TOO_LONG.search(message) is not None
 
 
 def says_flagged(message: str) -> bool:
-    """Returns whether a refusal is about what one prompt says, and not about the key."""
+    """Returns whether a refusal objects to the content of the prompt, not to the key."""
     return _FLAGGED.search(message) is not None
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Returns the seconds that a refusal asks to wait, written as a number or as a date."""
+    """Returns the seconds that a response's headers ask to wait; None if they do not say.
+
+    Servers write them in milliseconds, in seconds, or as the date when the wait ends.
+    """
     millis = _seconds(headers.get("retry-after-ms", ""))
     if millis is not None:
         return millis / 1000
