@@ -1,1 +1,1 @@
-"""How fast an endpoint may be called: a controller that learns it from headers and refusals."""
+"""Learns from an endpoint's headers and refusals how fast it may be called, and keeps to that."""

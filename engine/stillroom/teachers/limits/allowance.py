@@ -1,9 +1,10 @@
-"""What an endpoint says in its headers is left of its limits, and the pace that follows from it.
+"""Reads from response headers what is left of an endpoint's limits, and derives a pace from it.
 
-Most say how much may be sent, how much of it is left and how long until nothing is used any more
-(`x-ratelimit-*`). In a bucket that refills steadily, what is used over that time is the rate at
-which it does, the same in each answer; only then is it believed. Other ways of counting, such as
-one that starts anew each minute, are found out by being refused, like those that say nothing.
+Most endpoints state a limit, how much of it remains, and the time until it has fully refilled
+(`x-ratelimit-*`). If the limit is a bucket that refills steadily, the used part divided by that
+time is its refill rate, which is then the same in each response. The headers are believed only if
+it is. Other limits, such as a counter that restarts each minute, must be learned from refusals,
+like those of endpoints that send no such headers.
 """
 
 import math
@@ -16,15 +17,21 @@ from datetime import UTC, datetime
 from stillroom.teachers.limits.words import LimitUnit, Sent
 
 _APART_S = 0.25
+"""Rates are taken from requests that were sent at least this many seconds apart."""
 _NUM_KEPT = 4
+"""The number of latest rates that are compared with each other."""
 _STEADY = 1.15
+"""The headers are believed while the highest kept rate is at most this multiple of the lowest."""
 _FREE_S = 2.0
-"""With more left than refills in this time nothing is held back."""
+"""Requests are not held back while more remains than refills in this many seconds."""
 _TARGET_S = 1.0
+"""The pace is chosen so that as much remains as refills in this many seconds."""
 _SLOWEST, _FASTEST = 0.7, 1.5
+"""The lowest and the highest pace, as multiples of the refill rate."""
 _MAX_REFUSED, _PER_SENT = 4, 200.0
+"""After this many refusals within this amount sent, the headers are no longer believed."""
 _LONGEST_S = 2 * 86_400.0
-"""What is further off is no span of time, but a date or a slip."""
+"""A longer time until the reset is ignored: it must be a date, or an endpoint's mistake."""
 _NAMES = [
     (unit, tuple(name.format(unit=unit, part=part) for part in ("limit", "remaining", "reset")))
     for unit in LimitUnit
@@ -36,18 +43,20 @@ _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+\.?\d*)s)?
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A limit as an endpoint tells it."""
+    """The state of a limit as an endpoint's headers give it."""
 
     limit: float
+    """The most requests or tokens that may be used when nothing has been used."""
     remaining: float
+    """How many of them are left."""
     reset_s: float
-    """Seconds until all of it is there again."""
+    """The seconds until all of them are available again."""
 
 
 def allowances(headers: Mapping[str, str], now: datetime) -> dict[LimitUnit, Allowance]:
-    """Returns what a response's headers (names in lower case) say, for each unit told in full.
+    """Returns the allowances in a response's headers, whose names must be in lower case.
 
-    What cannot be a limit is left out.
+    A unit is left out if one of its three headers is missing or implausible.
     """
     found: dict[LimitUnit, Allowance] = {}
     if _TELLING.isdisjoint(headers):
@@ -64,23 +73,30 @@ def allowances(headers: Mapping[str, str], now: datetime) -> dict[LimitUnit, All
 
 
 class AllowanceFollower:
-    """Turns one limit, as it is told with each answer, into a pace."""
+    """Derives a pace from the allowances that successive responses state for one limit."""
 
     def __init__(self) -> None:
         self.pace: float | None = None
-        """What may be sent in a second; None where nothing is told, or much is left."""
+        """The requests or tokens to send per second; None if nothing needs to be held back.
+
+        That is so if the headers state nothing believable, or if much of the limit remains.
+        """
         self._rates: deque[float] = deque(maxlen=_NUM_KEPT)
         self._noted: tuple[float, float, float] | None = None
-        """When a rate was last noted, what was left then, and what had been sent."""
+        """The last request whose rate was noted: when it was sent, what remained after it, and how
+        much had been sent in total up to it."""
         self._scale = 1.0
-        """What the endpoint counts for each unit that is thought to be sent."""
+        """How much the endpoint counts per unit of our estimate of what is sent."""
         self._refused_at: deque[float] = deque(maxlen=_MAX_REFUSED)
         self._is_distrusted = False
 
     def follow(
         self, allowance: Allowance, sent: Sent, total: float, unit: LimitUnit, now: float
     ) -> None:
-        """Learns what the answer to a request says is left, when `total` had been sent in all."""
+        """Updates the pace from the allowance in the response to a request.
+
+        `total` is how much has been sent in all by now, in `unit`.
+        """
         if self._is_distrusted or allowance.reset_s <= 0:
             return
         before = sent.before(unit) + sent.amount(unit)
@@ -90,7 +106,11 @@ class AllowanceFollower:
         self.pace = self._pace(allowance, sent_since, now - sent.at)
 
     def accounts_for_refusal(self, sent: float) -> bool:
-        """Returns whether a refusal is one of the few that come with pacing by what is told."""
+        """Returns whether a refusal is one of the few to be expected while this pace is followed.
+
+        `sent` is how much has been sent in all. If refusals are too frequent, the headers are
+        distrusted from then on.
+        """
         if self.pace is None:
             return False
         self._refused_at.append(sent)
@@ -132,7 +152,7 @@ def _number(text: str) -> float | None:
 
 
 def _seconds(text: str, now: datetime) -> float | None:
-    """Returns a span of time written as 0.5, 20ms, 6m0s or as the moment when it ends."""
+    """Returns the seconds of a time written like 0.5, 20ms, 6m0s or as the moment when it ends."""
     number = _number(text)
     if number is not None:
         return number

@@ -1,12 +1,12 @@
-"""How fast and how many at once: a controller that learns an endpoint's limits from its refusals.
+"""Decides how many requests may be in flight and how fast they are sent, learning from refusals.
 
-Pure: time comes in as an argument, so it runs against a simulated clock. Three parts work together:
-`LimitSettings` says what is wished, `LimitController` decides, `limiter.Limiter` makes calls wait.
+Nothing here waits or reads a clock: times are arguments, so the controller can be run in simulated
+time. `LimitSettings` configures it, and `limiter.Limiter` makes calls wait as it decides.
 
-It starts with a few requests in flight and doubles them each round trip until one is refused. What
-is limited then shows by what helps: held at one less in flight, an endpoint that counts how many
-are out refuses no more; one that counts how many come, or how many tokens, does (`rate_search`).
-Where an endpoint says in its headers what is left, that is believed instead of tried (`allowance`).
+The controller starts with a few requests in flight and doubles their number each round trip until
+one is refused. It then allows one request fewer in flight. If that ends the refusals, the endpoint
+limits concurrency (`concurrency_search`); if not, it limits requests or tokens per time
+(`rate_search`). What an endpoint states in its headers is used instead of probing (`allowance`).
 """
 
 import math
@@ -18,25 +18,30 @@ from stillroom.teachers.limits.rate_search import RateSearch
 from stillroom.teachers.limits.words import LimitKind, LimitSettings, LimitUnit, Sent
 
 _CATCH_UP_S = 0.01
-"""A request that comes so late does not push back those after it."""
+"""A request that is sent at most this much later than it could have been does not delay others."""
 _VARIES = 0.1
+"""Round trips vary if their mean deviation is more than this share of their mean."""
 _SPACED = 3.0
-"""Where only the window holds requests back, they come at most so many times as fast as they can
-be answered: not all at the same moment, which would empty any bucket."""
+"""Under a concurrency limit, requests are sent at most this many times as fast as answers arrive.
+
+If all were sent in the same moment, they would empty the bucket of any additional rate limit.
+"""
 _LONGEST_HELD_S = 60.0
-"""So long after the last request the next may go whatever is thought of the limits: only an answer
-can show that they are no longer so."""
+"""This many seconds after the last request, the pace no longer holds the next one back.
+
+Without a request, no response could ever show that the limit has changed.
+"""
 _UNITS_OF = {LimitKind.REQUESTS: LimitUnit.REQUESTS, LimitKind.TOKENS: LimitUnit.TOKENS}
 
 
 @dataclass(slots=True)
 class _Pacer:
-    """Spaces requests so that in each unit of time no more than the pace is sent."""
+    """Spaces requests so that no more is sent per second than the pace allows."""
 
     free_at: float = -math.inf
-    """When all that was sent so far has been paid off."""
+    """The time from which the next request's own share of the pace counts."""
     is_reached: bool = False
-    """Whether requests have waited for the pace since this was last put to False."""
+    """Whether requests have been sent as fast as the pace allows since this was last reset."""
 
     def ready_at(self, amount: float, pace: float) -> float:
         return self.free_at + amount / pace
@@ -48,20 +53,22 @@ class _Pacer:
 
 
 class LimitController:
-    """Decides when the next request may go. All times are seconds of one monotonic clock."""
+    """Decides when the next request may be sent. All times are seconds of one monotonic clock."""
 
     def __init__(self, settings: LimitSettings) -> None:
         self._settings = settings
         self.in_flight = 0
         self.window = float(min(settings.start, settings.most))
-        """How many may be in flight."""
+        """The number of requests that may be in flight, rounded down."""
         self._num_sent = 0
         self._tokens_sent = 0.0
         self._episode_end = 0
-        """Requests up to this number were sent before the last cut."""
+        """The number of the last request sent before the last cut; refusals up to it tell nothing
+        new."""
         self._trip_s = self._refusal_trip_s = 0.0
+        """The average round trips, in seconds, of accepted and of refused requests."""
         self._trips_differ_s = 0.0
-        """How much a trip takes more or less than most."""
+        """The average deviation of a round trip from `_trip_s`, in seconds."""
         self._rate = RateSearch(settings)
         self._concurrency = ConcurrencySearch(settings)
         self._pacer = _Pacer()
@@ -71,16 +78,16 @@ class LimitController:
 
     @property
     def pace(self) -> float | None:
-        """What may be sent in a second, in `unit`; None where nothing showed a limit on it."""
+        """The requests or tokens (see `unit`) to send per second; None if no rate limit showed."""
         return self._rate.pace
 
     @property
     def unit(self) -> LimitUnit:
-        """What the pace counts."""
+        """The unit of `pace`."""
         return self._rate.unit
 
     def ready_at(self, now: float, tokens: float = 0.0) -> float:
-        """Returns when a request may go: `now`, later, or inf while too many are out."""
+        """Returns the time at which a request may be sent; inf while the window is full."""
         if self.in_flight >= int(self.window):
             return math.inf
         ready_at = now
@@ -95,7 +102,7 @@ class LimitController:
         return max(now, min(ready_at, self._last_at + _LONGEST_HELD_S))
 
     def send(self, now: float, tokens: float = 0.0) -> Sent:
-        """Counts a request that goes out now."""
+        """Records a request that is sent now."""
         self.in_flight += 1
         self._num_sent += 1
         if self.pace is not None:
@@ -117,7 +124,7 @@ class LimitController:
         return sent
 
     def accepted(self, sent: Sent, now: float) -> None:
-        """Learns that the endpoint took a request; called when its answer is there."""
+        """Learns that the endpoint accepted a request, when its response has arrived."""
         self.in_flight -= 1
         self._trip_s = _smoothed(self._trip_s, now - sent.at)
         difference_s = abs(now - sent.at - self._trip_s)
@@ -127,13 +134,17 @@ class LimitController:
         if self._concurrency.is_found:
             self.window = self._concurrency.grown(self.window, now)
         elif sent.in_flight * 2 > self.window:
-            # Doubles in a round trip, and only while the window is what holds requests back.
+            # One more per accepted request doubles the window each round trip. It grows only while
+            # at least half of it is used, since a wider one would otherwise not be tested.
             self.window = min(self._settings.most, self.window + 1)
         if self._pacer.is_reached and self._rate.grow(now, self._refusal_trip_s):
             self._pacer.is_reached = False
 
     def refused(self, sent: Sent, now: float, kind: LimitKind = LimitKind.UNKNOWN) -> None:
-        """Learns that a request was too much; one cut answers all that were on their way."""
+        """Learns that a limit refused a request.
+
+        One cut is made for all refused requests that were in flight at the same time.
+        """
         self.in_flight -= 1
         self._refusal_trip_s = _smoothed(self._refusal_trip_s, now - sent.at)
         self._rate.refused(sent)
@@ -160,11 +171,11 @@ class LimitController:
         self._pacer.free_at = now + self._rate.pause_s(sent.amount(self.unit))
 
     def failed(self, _sent: Sent) -> None:
-        """Counts a request that came back with nothing that tells about limits."""
+        """Records the end of a request whose outcome says nothing about limits."""
         self.in_flight -= 1
 
     def told(self, sent: Sent, now: float, unit: LimitUnit, allowance: Allowance) -> None:
-        """Learns what the answer to a request says is left of a limit."""
+        """Learns from the response to a request how much of a limit remains."""
         self._told[unit].follow(allowance, sent, self._total(unit), unit, now)
 
     def _total(self, unit: LimitUnit) -> float:
@@ -174,7 +185,7 @@ class LimitController:
         return self._trip_s / (self.window * _SPACED)
 
     def _told_refused(self, unit: LimitUnit | None) -> bool:
-        """Whether what the endpoint itself says of its limits accounts for a refusal."""
+        """Returns whether a refusal is explained by a limit that the endpoint's headers state."""
         for one in LimitUnit if unit is None else (unit,):
             told = self._told[one]
             if told.accounts_for_refusal(self._total(one)) and told.pace is not None:

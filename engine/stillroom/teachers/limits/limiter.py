@@ -1,4 +1,4 @@
-"""Calls that wait until a controller lets them go."""
+"""Makes calls wait until the controller allows them to be sent."""
 
 import math
 import time
@@ -13,7 +13,10 @@ from stillroom.teachers.limits.words import LimitKind, LimitSettings, LimitUnit,
 
 
 class Limiter:
-    """Lets calls go in the order in which they asked. One for each endpoint, key and model."""
+    """Admits calls in the order in which they asked.
+
+    Each combination of endpoint, key and model needs its own limiter.
+    """
 
     def __init__(
         self, settings: LimitSettings, *, clock: Callable[[], float] = time.monotonic
@@ -24,23 +27,24 @@ class Limiter:
 
     @property
     def window(self) -> int:
-        """How many calls may be on their way now."""
+        """The number of calls that may be in flight now."""
         return int(self._controller.window)
 
     @property
     def pace(self) -> float | None:
-        """How much is let go in a second, in `unit`; None where nothing limits that so far."""
+        """The requests or tokens (see `unit`) admitted per second; None if no limit is known."""
         return self._controller.pace
 
     @property
     def unit(self) -> LimitUnit:
-        """What the pace counts."""
+        """The unit of `pace`."""
         return self._controller.unit
 
     async def acquire(self, tokens: float = 0.0) -> Sent:
-        """Waits for this call's turn; each call must end in accepted, refused or failed.
+        """Waits until this call may be sent, and returns its record for the outcome.
 
-        `tokens` is about what it counts where tokens are limited; right up to a factor is enough.
+        The caller must then report the outcome with `accepted`, `refused` or `failed`. `tokens` is
+        an estimate of the call's tokens, which may be wrong by a constant factor.
         """
         now = self._clock()
         if not self._queue and self._controller.ready_at(now, tokens) <= now:
@@ -60,27 +64,27 @@ class Limiter:
         return turn.sent
 
     def accepted(self, sent: Sent) -> None:
-        """Tells that the endpoint answered."""
+        """Reports that the endpoint accepted the call."""
         self._controller.accepted(sent, self._clock())
         self._let_go()
 
     def refused(self, sent: Sent, kind: LimitKind) -> None:
-        """Tells that the endpoint found it too much."""
+        """Reports that a limit of the endpoint refused the call."""
         self._controller.refused(sent, self._clock(), kind)
         self._let_go()
 
     def failed(self, sent: Sent) -> None:
-        """Tells that the call came to nothing for another reason."""
+        """Reports that the call failed for a reason other than a limit."""
         self._controller.failed(sent)
         self._let_go()
 
     def told(self, sent: Sent, allowances: Mapping[LimitUnit, Allowance]) -> None:
-        """Tells what the endpoint's answer to a call says is left of its limits."""
+        """Reports what remains of the endpoint's limits, from the headers of a call's response."""
         for unit, allowance in allowances.items():
             self._controller.told(sent, self._clock(), unit, allowance)
 
     async def _wait(self, turn: "_Turn") -> None:
-        """Waits until there is news for a call; the first in the queue watches the clock."""
+        """Waits until a call is woken; the first one in the queue also wakes when it may go."""
         wait_s = math.inf
         if turn is self._queue[0]:
             wait_s = self._controller.ready_at(self._clock(), turn.tokens) - self._clock()
@@ -93,7 +97,10 @@ class Limiter:
         turn.woken = anyio.Event()
 
     def _let_go(self) -> None:
-        """Lets the first calls of the queue go as far as they may; the next one looks again."""
+        """Admits calls from the front of the queue, and wakes the first one that must still wait.
+
+        That call then computes anew how long it must wait.
+        """
         while self._queue:
             first = self._queue[0]
             first.woken.set()
@@ -104,7 +111,7 @@ class Limiter:
 
 
 class _Turn:
-    """A call that waits."""
+    """A call that waits in the queue."""
 
     def __init__(self, tokens: float) -> None:
         self.tokens = tokens

@@ -1,4 +1,4 @@
-"""The words in which limits are spoken of."""
+"""Defines the types with which limits are described."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ import msgspec
 
 
 class LimitKind(StrEnum):
-    """What an endpoint said it limits; many do not say."""
+    """What an endpoint limits, according to the message of a refusal; many messages do not say."""
 
     REQUESTS = "requests"
     TOKENS = "tokens"
@@ -16,7 +16,7 @@ class LimitKind(StrEnum):
 
 
 class LimitUnit(StrEnum):
-    """What is counted where something is limited in a span of time."""
+    """The unit that a rate limit counts."""
 
     REQUESTS = "requests"
     TOKENS = "tokens"
@@ -27,37 +27,46 @@ _MAX_COUNTED_REFUSALS = 4
 
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
-    """What is wished of a limiter."""
+    """The settings of a limiter."""
 
     start: int = 20
-    """Requests in flight at first."""
+    """The most requests in flight at the start."""
     most: int = 256
-    """Never more in flight."""
+    """The most requests in flight at any time."""
     accepted_per_refusal: int = 125
-    """A limit is tried again only after so many requests for each that the last try cost."""
+    """The number of requests that must be accepted per refusal before a limit is probed again.
+
+    The refusals are those that the last probe caused.
+    """
 
     def owed(self, num_refused: int) -> int:
-        """Returns how many must be taken after a try that cost so many, of which few count."""
+        """Returns how many requests must be accepted before a limit is probed again.
+
+        `num_refused` is the number of refusals since the last probe; only the first few count.
+        """
         return self.accepted_per_refusal * min(num_refused, _MAX_COUNTED_REFUSALS)
 
 
 class Sent(msgspec.Struct, frozen=True, gc=False):
-    """A request on its way, as the controller knows it."""
+    """A request that was sent, as the controller recorded it."""
 
     number: int
+    """The request's place in the order of sending, counted from 1."""
     at: float
+    """The controller's time in seconds when it was sent."""
     in_flight: int
-    """How many there were with it."""
+    """The number of requests in flight when it was sent, including itself."""
     fills_window: bool
+    """Whether no further request could be sent after it until a response arrived."""
     tokens: float = 0.0
-    """What it is thought to count where tokens are limited."""
+    """The estimated number of tokens for which it counts towards a limit on tokens."""
     tokens_before: float = 0.0
-    """What all that went before it count together."""
+    """The estimated tokens of all requests sent before it."""
 
     def amount(self, unit: LimitUnit) -> float:
-        """Returns what it counts."""
+        """Returns for how much this request counts: 1 request, or its estimated tokens."""
         return 1.0 if unit is LimitUnit.REQUESTS else self.tokens
 
     def before(self, unit: LimitUnit) -> float:
-        """Returns what all that went before it count together."""
+        """Returns for how much all requests sent before this one count together."""
         return self.number - 1.0 if unit is LimitUnit.REQUESTS else self.tokens_before
