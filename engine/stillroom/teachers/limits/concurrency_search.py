@@ -1,4 +1,9 @@
-"""Finds how many requests at once an endpoint takes, and whether that is what it limits."""
+"""Finds an endpoint's limit on concurrent requests, and whether concurrency is what it limits.
+
+A refusal at a known number of requests in flight gives the limit: the window is set to one less,
+and after enough accepted requests a wider window is probed. `RateSearch` is used instead when
+the refusals follow the rate of requests rather than their number.
+"""
 
 from collections import deque
 
@@ -13,45 +18,45 @@ _RATES_DIFFER = 0.08
 
 
 class ConcurrencySearch:
-    """Holds the window, and knows when to try a wider one."""
+    """Keeps the limit on concurrent requests (the window) and decides when to probe a wider one."""
 
     def __init__(self, settings: LimitSettings) -> None:
         self._settings = settings
         self._held: int | None = None
-        """How many at once were taken; None where nothing shows a limit on it."""
+        """The number of concurrent requests known to be accepted; None while no limit is known."""
         self._num_shrinks = 0
-        """Refusals, in short order, of no more at once than had been taken before."""
+        """Recent refusals at a number of concurrent requests that had been accepted before."""
         self._accepted = self._num_refused = 0
         self._num_filled = 0
         self._step = 1
         self._is_settled = False
-        """Whether a wider window was tried, and refused."""
+        """Whether a wider window was probed and refused."""
         self._tried_at = 0.0
         self._refused_at: deque[int] = deque(maxlen=_NUM_EPISODES)
-        """How many were out at the last refusals that were put down to the rate."""
+        """Requests in flight at each of the last refusals that were attributed to the rate."""
         self._most_accepted: deque[int] = deque([0], maxlen=_NUM_EPISODES)
-        """The most that were out with one that was taken, from each of those to the next."""
+        """The most requests in flight with an accepted one, between each two of those refusals."""
 
     @property
     def is_found(self) -> bool:
-        """Whether the number in flight is what is limited, as far as can be told."""
+        """Whether concurrency appears to be what the endpoint limits."""
         return self._held is not None
 
     def accepted(self, sent: Sent) -> None:
-        """Learns from a request that was taken."""
+        """Learns from a request that was accepted."""
         self._accepted += 1
         self._num_filled += sent.fills_window
         self._most_accepted[-1] = max(self._most_accepted[-1], sent.in_flight)
 
     def refused(self) -> None:
-        """Counts a request that was not taken."""
+        """Counts a request that was refused."""
         self._num_refused += 1
 
     def explains(self, sent: Sent, rate: RateSearch, *, do_trips_vary: bool) -> bool:
-        """Returns whether too many at once may be why a request was refused.
+        """Returns whether too much concurrency may be the reason for a refusal.
 
-        Where all take equally long, so many at once and so many a second are the same, and the
-        rate can be held more finely.
+        If all answers take equally long, a concurrency limit and a rate limit are equivalent, and
+        the rate is preferred because it can be set more finely.
         """
         if rate.pace is not None:
             return self._shows_despite_pace(sent, rate) and do_trips_vary
@@ -65,7 +70,7 @@ class ConcurrencySearch:
         return sent.in_flight >= _LEAST_SHARE * self._held and self._num_shrinks < _MAX_SHRINKS
 
     def cut(self, sent: Sent, now: float) -> float:
-        """Returns the window after a refusal."""
+        """Returns the reduced window after a refusal."""
         self._is_settled = self._held is not None and sent.in_flight > self._held
         self._held = max(1, sent.in_flight - 1)
         self._accepted = self._num_filled = 0
@@ -73,15 +78,15 @@ class ConcurrencySearch:
         return float(self._held)
 
     def let_go(self) -> None:
-        """Forgets the limit: something else was the reason."""
+        """Drops the concurrency limit, because the refusal had another reason."""
         self._held, self._num_shrinks = None, 0
 
     def grown(self, window: float, now: float) -> float:
-        """Returns the window for now: wider where it is being tried."""
+        """Returns the window to use now, which is wider while a wider one is being probed."""
         if self._held is None or self._num_filled == 0:
             return window
         if window > self._held:
-            # All that were sent since then, and found it wider, were taken.
+            # Every request that filled the wider window so far was accepted.
             if self._num_filled < 2 * window:
                 return window
             self._held, self._step = int(window), self._step * 2
@@ -96,7 +101,7 @@ class ConcurrencySearch:
         return float(min(self._settings.most, self._held + self._step))
 
     def _shows_despite_pace(self, sent: Sent, rate: RateSearch) -> bool:
-        """Whether the number is the same at each refusal while the rate is not."""
+        """Whether the requests in flight are the same at each refusal while the rate is not."""
         numbers, most_accepted = self._refused_at, max(self._most_accepted)
         numbers.append(sent.in_flight)
         self._most_accepted.append(0)

@@ -1,9 +1,13 @@
-"""Finds the rate that an endpoint takes, from when it refuses.
+"""Finds an endpoint's rate limit, in requests or tokens per second, from when it refuses requests.
 
-A refusal shows that a bucket was empty. Between two of them it gave exactly what was taken, so that
-over the time is its rate, in requests or in tokens: whichever is the same each time is what it
-counts. The rate is held, a little below, then tried again by small steps. Where more was taken
-since the last refusal than the rate allows, the limit has risen, and the steps become large.
+Most endpoints limit the rate with a token bucket, and a refusal shows that the bucket was empty.
+What was accepted between two refusals, divided by the time between them, is therefore the rate at
+which the bucket refills. It is measured in requests and in tokens; whichever measurement stays the
+same from refusal to refusal is the one that the endpoint limits.
+
+Requests are then sent slightly below that rate, and from time to time a higher rate is probed in
+small steps. If more is accepted than the known rate allows, the limit has risen, and the steps
+become large. `benchmarks/rollouts/limits_simulated.py` compares this with plain AIMD.
 """
 
 import math
@@ -14,21 +18,21 @@ from dataclasses import dataclass
 from stillroom.teachers.limits.words import LimitSettings, LimitUnit, Sent
 
 _HELD_SHARE = 0.98
-"""Of the measured rate: what is asked for while nothing is tried."""
+"""The share of the measured rate that is used while no higher rate is being probed."""
 _ALMOST = 0.93
 _GUESSED_SHARE, _NEXT_CUT = 0.5, 0.75
 _MIN_MEASURE_COUNT = 6
 _SMALL_STEP, _SEARCH_STEP, _LARGE_STEP = 1.06, 1.08, 1.3
 _HIGHEST_TRY, _CREEP = 1.1, 1.005
-"""Of the known rate: how far up by small steps as long as nothing shows that it has risen."""
+"""How far above the known rate small steps go while nothing shows that the limit has risen."""
 _SURPLUS_COUNT = 2.0
-"""So many requests more than the known rate allows: the limit has risen."""
+"""If this many more requests are accepted than the known rate allows, the limit has risen."""
 _LEAST_UNSURE, _COUNT_UNSURE = 0.01, 1.5
 _SAME, _MOVED = 0.05, 0.1
 _OWED_UNSURE = 10.0
-"""What was measured over few requests is tried again sooner."""
+"""A rate that was measured over few requests is probed again sooner."""
 _SLACK_S, _LONGEST_PAUSE_S = 0.01, 1.0
-"""After a refusal: so much more than nothing is left for requests that come a little early."""
+"""The shortest and the longest pause after a refusal; it covers requests that come a bit early."""
 _MIN_STEP_S = 0.1
 _MIN_HOLD_S = 0.5
 _MIN_PACE = 0.02
@@ -39,52 +43,52 @@ _CLEARLY = 1.5
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRate:
-    """What was taken in a second between two refusals."""
+    """The throughput that an endpoint accepted between two refusals, per second."""
 
     requests: float
     tokens: float
     num: int
-    """Requests that were taken in that time."""
+    """How many requests were accepted in that time."""
 
     def rate(self, unit: LimitUnit) -> float:
-        """Returns it in a unit."""
+        """Returns the throughput in the given unit."""
         return self.requests if unit is LimitUnit.REQUESTS else self.tokens
 
 
 class RateSearch:
-    """Holds the pace, and knows when to try a higher one."""
+    """Keeps the pace at which requests are sent, and decides when to probe a higher one."""
 
     def __init__(self, settings: LimitSettings) -> None:
         self._settings = settings
         self.pace: float | None = None
-        """What may be sent in a second; None where nothing shows a limit on it."""
+        """How much may be sent per second, in `unit`; None while no rate limit is known."""
         self.unit = LimitUnit.REQUESTS
         self.measured: deque[MeasuredRate] = deque(maxlen=_NUM_EPISODES)
-        """The last ones."""
+        """The most recent measurements."""
         self._mark: Sent | None = None
-        """The refusal from which on is counted what is taken."""
+        """The refused request at which the current measurement began."""
         self._refused = dict.fromkeys(LimitUnit, 0.0)
         self._taken = dict.fromkeys(LimitUnit, 0.0)
-        """What was refused and answered of all that was sent after the mark."""
+        """How much of what was sent after the mark has been refused and accepted."""
         self._last_taken_at = 0.0
         self._accepted = self._num_refused = 0
-        """Answers since the last cut; refusals since the limit was last tried."""
+        """Requests accepted since the last cut; refusals since the limit was last probed."""
         self._known: float | None = None
         self._unsure = 0.0
-        """By which share it may be wrong."""
+        """The relative error that the known rate may have."""
         self._is_trying = self._has_risen = False
         self._good = 0.0
         """The pace before the last step."""
         self._is_guess = False
-        """Whether the pace was not measured."""
+        """Whether the pace is an estimate that no measurement supports."""
         self._pauses = 0
         self._cut_at = self._step_at = 0.0
         self._answers: deque[float] = deque(maxlen=_NUM_KEPT)
         self._mean_tokens = 0.0
-        """Of a request."""
+        """The moving average of the tokens of one request."""
 
     def accepted(self, sent: Sent, now: float) -> None:
-        """Counts a request that was taken."""
+        """Counts a request that was accepted."""
         self._accepted += 1
         self._answers.append(now)
         before = self._mean_tokens or sent.tokens
@@ -95,7 +99,7 @@ class RateSearch:
                 self._taken[unit] += sent.amount(unit)
 
     def refused(self, sent: Sent) -> None:
-        """Counts a request that was not taken."""
+        """Counts a request that was refused."""
         self._num_refused += 1
         if self._mark is not None and sent.number > self._mark.number:
             for unit in LimitUnit:
@@ -103,23 +107,23 @@ class RateSearch:
 
     @property
     def has_answers(self) -> bool:
-        """Whether anything was ever taken; before, there is no rate to go by."""
+        """Whether any request was ever accepted; before that there is no rate to estimate."""
         return bool(self._answers)
 
     def pause_s(self, amount: float) -> float:
-        """Returns how long to wait after a cut, longer where one follows another."""
+        """Returns how long to pause after a cut; the pause doubles when cuts follow one another."""
         if self.pace is None:
             return 0.0
         one_s = amount / self.pace
         return max(_SLACK_S, one_s, min(one_s * 2 ** min(self._pauses, 9), _LONGEST_PAUSE_S))
 
     def let_go(self, sent: Sent, now: float) -> None:
-        """Holds nothing back any more: something else than the rate is limited."""
+        """Drops the rate limit, because the endpoint limits something other than the rate."""
         self.pace = self._known = None
         self._restart(sent, now)
 
     def cut(self, sent: Sent, now: float, trip_s: float, unit: LimitUnit | None) -> None:
-        """Sets the pace after a refusal; `unit` is what the endpoint said it counts, if it did."""
+        """Sets the pace after a refusal; `unit` is what the endpoint said it limits, if it did."""
         measured = self._measure(sent)
         if measured is None:
             self._cut_blindly(now, trip_s, unit)
@@ -145,7 +149,10 @@ class RateSearch:
         self._restart(sent, now)
 
     def grow(self, now: float, refusal_trip_s: float) -> bool:
-        """Goes a step higher if it is time for it; called while requests wait for the pace."""
+        """Raises the pace by a step if it is time to, and returns whether it did.
+
+        It is called only while the pace is what holds requests back.
+        """
         if self.pace is None:
             return False
         if not self._is_trying:
@@ -167,7 +174,7 @@ class RateSearch:
         return True
 
     def _owed(self) -> float:
-        """Returns how many must be taken before the limit is tried again."""
+        """Returns how many requests must be accepted before a higher rate is probed."""
         owed = self._settings.owed(self._num_refused)
         return min(owed, _OWED_UNSURE / self._unsure) if self._unsure else owed
 
@@ -179,7 +186,7 @@ class RateSearch:
             self._refused[unit] = self._taken[unit] = 0.0
 
     def _measure(self, sent: Sent) -> MeasuredRate | None:
-        """Returns what was taken between the mark and a refused request; None if too little."""
+        """Returns the throughput between the mark and a refused request, if there were enough."""
         if self._mark is None or sent.at <= self._mark.at:
             return None
         # The refused request itself is among those counted as refused.
@@ -198,7 +205,10 @@ class RateSearch:
         return MeasuredRate(num / passed, taken[LimitUnit.TOKENS] / passed, int(num))
 
     def _is_mixed(self, measured: MeasuredRate) -> bool:
-        """Whether more was taken just before than on average: another limit, or a full bucket."""
+        """Whether the pace was accepted for a while although it exceeds the measured average.
+
+        Then the limit changed in between, or the bucket was full when the measurement began.
+        """
         rate = measured.rate(self.unit)
         if not self._is_trying or rate >= self._good * _ALMOST:
             return False
@@ -220,14 +230,14 @@ class RateSearch:
         self.pace = max(rate * _GUESSED_SHARE, _MIN_PACE)
 
     def _note(self, measured: MeasuredRate) -> None:
-        """Keeps what was measured; the limit itself has moved where both units show it."""
+        """Keeps a measurement, and drops older ones if both units show that the limit moved."""
         last = self.measured[-1] if self.measured else measured
         if all(not _is_about(measured.rate(u), last.rate(u), _MOVED) for u in LimitUnit):
             self.measured.clear()
         self.measured.append(measured)
 
     def _choose_unit(self, told: LimitUnit | None) -> None:
-        """Counts what was the same between any two refusals."""
+        """Chooses the unit whose measured rates vary least from refusal to refusal."""
         if told is not None:
             self.unit = told
             return
