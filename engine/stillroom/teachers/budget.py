@@ -98,7 +98,7 @@ class Budget:
     reserved: Cost = NOTHING
     """The worst-case cost of all calls that are reserved and not yet settled, sent or not."""
     num_reserved: int = 0
-    """The number of these calls."""
+    """The number of calls that are reserved and not yet settled."""
     _out: Cost = NOTHING
     """The part of `reserved` that belongs to calls that were sent."""
     _num_out: int = 0

@@ -1,4 +1,4 @@
-"""Knows each provider's address, the variable with its key, and how its requests are written."""
+"""Describes each provider: its address, the variable with its key, and how requests are written."""
 
 import re
 from dataclasses import dataclass

@@ -39,7 +39,10 @@ class _Pacer:
     """Spaces requests so that no more is sent per second than the pace allows."""
 
     free_at: float = -math.inf
-    """The time from which the next request's own share of the pace counts."""
+    """The time at which the requests sent so far are used up at the pace.
+
+    The next request may be sent `amount / pace` seconds after it.
+    """
     is_reached: bool = False
     """Whether requests have been sent as fast as the pace allows since this was last reset."""
 
