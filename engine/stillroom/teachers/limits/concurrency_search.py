@@ -11,10 +11,15 @@ from stillroom.teachers.limits.rate_search import RateSearch, spread
 from stillroom.teachers.limits.words import LimitSettings, Sent
 
 _MIN_HOLD_S = 1.0
+"""The least seconds between a cut or a probe and the next probe."""
 _MAX_SHRINKS = 3
+"""From this many refusals within the known limit on, they are taken to have another reason."""
 _LEAST_SHARE = 0.8
+"""With less than this share of the known limit in flight, a refusal has another reason."""
 _NUM_EPISODES = 4
+"""The number of refusals that are compared to find concurrency limited despite a pace."""
 _RATES_DIFFER = 0.08
+"""Rates differ if their standard deviation is more than this share of their mean."""
 
 
 class ConcurrencySearch:
@@ -27,11 +32,15 @@ class ConcurrencySearch:
         self._num_shrinks = 0
         """Recent refusals at a number of concurrent requests that had been accepted before."""
         self._accepted = self._num_refused = 0
+        """Requests accepted since the last cut; refusals since a wider window was last probed."""
         self._num_filled = 0
+        """Accepted requests that filled the window, since the last cut or probe."""
         self._step = 1
+        """By how many requests the next probe widens the window."""
         self._is_settled = False
         """Whether a wider window was probed and refused."""
         self._tried_at = 0.0
+        """The time of the last cut or probe."""
         self._refused_at: deque[int] = deque(maxlen=_NUM_EPISODES)
         """Requests in flight at each of the last refusals that were attributed to the rate."""
         self._most_accepted: deque[int] = deque([0], maxlen=_NUM_EPISODES)

@@ -20,25 +20,43 @@ from stillroom.teachers.limits.words import LimitSettings, LimitUnit, Sent
 _HELD_SHARE = 0.98
 """The share of the measured rate that is used while no higher rate is being probed."""
 _ALMOST = 0.93
+"""A measured rate below this share of the pace before the last step contradicts that pace; this
+share of it is then the next rate."""
 _GUESSED_SHARE, _NEXT_CUT = 0.5, 0.75
+"""The first pace, as a share of the rate of recent answers, and the factor of each further cut,
+while nothing has been measured."""
 _MIN_MEASURE_COUNT = 6
+"""The least number of requests accepted between two refusals that makes a measurement."""
 _SMALL_STEP, _SEARCH_STEP, _LARGE_STEP = 1.06, 1.08, 1.3
+"""The factors by which a step raises the pace: near a known rate, without one, and after the limit
+has risen."""
 _HIGHEST_TRY, _CREEP = 1.1, 1.005
-"""How far above the known rate small steps go while nothing shows that the limit has risen."""
+"""The multiple of the known rate up to which small steps go, and the factor of steps above it."""
 _SURPLUS_COUNT = 2.0
 """If this many more requests are accepted than the known rate allows, the limit has risen."""
 _LEAST_UNSURE, _COUNT_UNSURE = 0.01, 1.5
+"""The relative error of a measured rate: the second divided by its requests, at least the first."""
 _SAME, _MOVED = 0.05, 0.1
+"""The relative differences up to which a measured rate equals the known one, and above which a
+limit has moved."""
 _OWED_UNSURE = 10.0
-"""A rate that was measured over few requests is probed again sooner."""
+"""This divided by the rate's relative error is the most requests that must be accepted before the
+next probe, so a rate that was measured over few requests is probed again sooner."""
 _SLACK_S, _LONGEST_PAUSE_S = 0.01, 1.0
-"""The shortest and the longest pause after a refusal; it covers requests that come a bit early."""
+"""The shortest pause after a refusal, which covers requests that come a bit early, and the longest
+one that comes of doubling."""
 _MIN_STEP_S = 0.1
+"""The least seconds between two steps of a probe."""
 _MIN_HOLD_S = 0.5
+"""The least seconds between a cut and the next probe."""
 _MIN_PACE = 0.02
+"""The lowest pace, in requests or tokens per second."""
 _NUM_KEPT = 64
+"""The number of latest answers whose times are kept."""
 _NUM_EPISODES, _MIN_EPISODES = 6, 4
+"""The number of measurements that are kept, and the least number from which the unit is chosen."""
 _CLEARLY = 1.5
+"""The unit is changed only if its rates vary more than this many times as much as the other's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +64,11 @@ class MeasuredRate:
     """The throughput that an endpoint accepted between two refusals, per second."""
 
     requests: float
+    """The requests accepted per second."""
     tokens: float
+    """The estimated tokens of accepted requests per second."""
     num: int
-    """How many requests were accepted in that time."""
+    """The number of requests that were accepted in that time."""
 
     def rate(self, unit: LimitUnit) -> float:
         """Returns the throughput in the given unit."""
@@ -71,19 +91,24 @@ class RateSearch:
         self._taken = dict.fromkeys(LimitUnit, 0.0)
         """How much of what was sent after the mark has been refused and accepted."""
         self._last_taken_at = 0.0
+        """When the latest accepted request after the mark was sent; at first, when the mark was."""
         self._accepted = self._num_refused = 0
         """Requests accepted since the last cut; refusals since the limit was last probed."""
         self._known: float | None = None
+        """The last measured rate, in `unit` per second; None if no measurement is valid."""
         self._unsure = 0.0
         """The relative error that the known rate may have."""
         self._is_trying = self._has_risen = False
+        """Whether a higher pace is being probed, and whether the limit was found to have risen."""
         self._good = 0.0
         """The pace before the last step."""
         self._is_guess = False
         """Whether the pace is an estimate that no measurement supports."""
         self._pauses = 0
+        """The number of cuts in a row for which too little was measured."""
         self._cut_at = self._step_at = 0.0
         self._answers: deque[float] = deque(maxlen=_NUM_KEPT)
+        """The times at which the latest accepted requests were answered."""
         self._mean_tokens = 0.0
         """The moving average of the tokens of one request."""
 
@@ -168,7 +193,8 @@ class RateSearch:
         elif self._known is None:
             self.pace *= _SEARCH_STEP
         else:
-            # On a busy machine less is sent than the pace allows, so it does not stop there.
+            # A busy machine sends less than the pace allows, so even a pace above the limit may
+            # cause no refusal. The pace therefore keeps creeping up beyond `highest`.
             highest = self._known * (_HIGHEST_TRY + self._unsure)
             self.pace = max(self.pace * _CREEP, min(self.pace * _SMALL_STEP, highest))
         return True
@@ -186,10 +212,13 @@ class RateSearch:
             self._refused[unit] = self._taken[unit] = 0.0
 
     def _measure(self, sent: Sent) -> MeasuredRate | None:
-        """Returns the throughput between the mark and a refused request, if there were enough."""
+        """Returns the throughput accepted between the mark and a refused request.
+
+        None is returned if too few requests were accepted for a measurement.
+        """
         if self._mark is None or sent.at <= self._mark.at:
             return None
-        # The refused request itself is among those counted as refused.
+        # `_refused` counts the refused request itself and `before` does not, so it is added back.
         taken = {
             unit: sent.before(unit)
             - self._mark.before(unit)
@@ -215,13 +244,15 @@ class RateSearch:
         return self._known is None or not _is_about(rate, self._known, _SAME)
 
     def _cut_blindly(self, now: float, trip_s: float, unit: LimitUnit | None) -> None:
+        """Lowers or first sets the pace after a refusal for which too little was measured."""
         self._is_trying = self._known is None
         if self.pace is not None:
             self._pauses += 1
             if self._known is None and self._accepted:
                 self.pace = max(self.pace * _NEXT_CUT, _MIN_PACE)
             return
-        # The burst that a bucket allows at first says little about its rate.
+        # Only recent answers count, because the burst that a full bucket allows at first says
+        # little about its rate.
         since = now - max(trip_s, 0.2)
         recent = [at for at in self._answers if at >= since] or list(self._answers)
         rate = len(recent) / max(now - recent[0], trip_s, 1e-3)
@@ -262,7 +293,7 @@ def _is_about(value: float, other: float, share: float) -> bool:
 
 
 def spread(values: Collection[float]) -> float:
-    """Returns the standard deviation as a share of the mean; inf where all are 0."""
+    """Returns the standard deviation as a share of the mean; inf if all values are 0."""
     mean = sum(values) / len(values)
     if mean <= 0:
         return math.inf
