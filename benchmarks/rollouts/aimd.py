@@ -90,7 +90,7 @@ class AimdController:
         self.is_limited, self.num_taken, self.last_of_cut = True, 0, self.num_sent
         self.pacer.free_at = now + (PAUSE - 1) * self.gap_s
 
-    def told(self, sent: Sent, now: float, unit: LimitUnit, allowance: Allowance) -> None:
+    def follow_headers(self, sent: Sent, now: float, unit: LimitUnit, allowance: Allowance) -> None:
         self.told_by[unit].follow(allowance, sent, self.total(unit), unit, now)
 
     @property

@@ -117,7 +117,7 @@ class Run:
 
     def tell(self, sent: Any, headers: dict[str, str]) -> None:
         for unit, allowance in allowances(headers, datetime.now(UTC)).items():
-            self.controller.told(sent, self.clock.now, unit, allowance)
+            self.controller.follow_headers(sent, self.clock.now, unit, allowance)
 
 
 def figures(name: str, controller: Any, seed: int) -> tuple[float, float, float]:

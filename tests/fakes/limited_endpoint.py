@@ -115,7 +115,7 @@ def simulate(
             _, _, sent, is_taken, told = heapq.heappop(events)
             waiting += 1
             if tells is not None and told is not None:
-                controller.told(sent, now, tells, told)
+                controller.follow_headers(sent, now, tells, told)
             if is_taken:
                 answering -= 1
                 controller.accepted(sent, now)

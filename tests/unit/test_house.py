@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from fakes.source_tree import PACKAGES, ROOT, imports_of, modules, tree_of
 
 MAX_MODULES_IN_A_FOLDER = 18
 MAX_LINES_IN_A_FILE = 500
+RIDDLES = frozenset({"told", "asked", "theirs", "how"})
+"""Words that say nothing of what they name."""
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -40,6 +43,24 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
         if module not in order:
             visit(module)
     return circular
+
+
+def names_given(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yields the line and name of each variable, parameter, attribute and function."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield node.lineno, name
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield node.lineno, name
+            case ast.alias(asname=str(name)) | ast.ExceptHandler(name=str(name)):
+                yield node.lineno, name
+            case _:
+                pass
 
 
 @pytest.mark.parametrize(
@@ -81,6 +102,16 @@ def test_no_two_public_classes_of_a_package_have_the_same_name():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[name.partition(".")[0], node.name].append(name)
     assert {name: where for (_, name), where in places.items() if len(where) > 1} == {}
+
+
+def test_no_name_is_a_riddle():
+    riddles = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in modules().values()
+        for line, name in names_given(tree_of(path))
+        if name in RIDDLES
+    ]
+    assert riddles == []
 
 
 def test_nothing_needs_a_compiler():

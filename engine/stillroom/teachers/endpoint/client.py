@@ -280,7 +280,7 @@ class OpenAITeacher:
         reply = await post_once(self._channel, body, timeout_s=self.calls.timeout_s, key=self._key)
         if isinstance(reply, Retry):
             return reply
-        self.limiter.told(sent, allowances(reply.headers, datetime.now(UTC)))
+        self.limiter.follow_headers(sent, allowances(reply.headers, datetime.now(UTC)))
         if reply.status == 200:
             return self._turn(reply.body)
         return self._refusal(reply)

@@ -76,8 +76,8 @@ class LimitController:
         self._concurrency = ConcurrencySearch(settings)
         self._pacer = _Pacer()
         self._last_at = -math.inf
-        self._told = {unit: AllowanceFollower() for unit in LimitUnit}
-        self._told_pacers = {unit: _Pacer() for unit in LimitUnit}
+        self._header_limits = {unit: AllowanceFollower() for unit in LimitUnit}
+        self._header_pacers = {unit: _Pacer() for unit in LimitUnit}
 
     @property
     def pace(self) -> float | None:
@@ -98,10 +98,12 @@ class LimitController:
             ready_at = self._pacer.ready_at(_amount(self.unit, tokens), self.pace)
         elif self._concurrency.is_found:
             ready_at = self._last_at + self._spacing_s()
-        for unit, told in self._told.items():
-            if told.pace is not None:
-                told_at = self._told_pacers[unit].ready_at(_amount(unit, tokens), told.pace)
-                ready_at = max(ready_at, told_at)
+        for unit, header_limit in self._header_limits.items():
+            if header_limit.pace is not None:
+                paced_at = self._header_pacers[unit].ready_at(
+                    _amount(unit, tokens), header_limit.pace
+                )
+                ready_at = max(ready_at, paced_at)
         return max(now, min(ready_at, self._last_at + _LONGEST_HELD_S))
 
     def send(self, now: float, tokens: float = 0.0) -> Sent:
@@ -110,9 +112,9 @@ class LimitController:
         self._num_sent += 1
         if self.pace is not None:
             self._pacer.send(now, _amount(self.unit, tokens), self.pace)
-        for unit, told in self._told.items():
-            if told.pace is not None:
-                self._told_pacers[unit].send(now, _amount(unit, tokens), told.pace)
+        for unit, header_limit in self._header_limits.items():
+            if header_limit.pace is not None:
+                self._header_pacers[unit].send(now, _amount(unit, tokens), header_limit.pace)
         sent = Sent(
             number=self._num_sent,
             at=now,
@@ -156,7 +158,7 @@ class LimitController:
             return
         self._episode_end = self._num_sent
         unit = _UNITS_OF.get(kind)
-        if self._told_refused(unit):
+        if self._is_paced_refusal(unit):
             return
         is_concurrency = kind is LimitKind.CONCURRENCY or not self._rate.has_answers
         if is_concurrency or (
@@ -177,9 +179,9 @@ class LimitController:
         """Records the end of a request whose outcome says nothing about limits."""
         self.in_flight -= 1
 
-    def told(self, sent: Sent, now: float, unit: LimitUnit, allowance: Allowance) -> None:
+    def follow_headers(self, sent: Sent, now: float, unit: LimitUnit, allowance: Allowance) -> None:
         """Learns from the response to a request how much of a limit remains."""
-        self._told[unit].follow(allowance, sent, self._total(unit), unit, now)
+        self._header_limits[unit].follow(allowance, sent, self._total(unit), unit, now)
 
     def _total(self, unit: LimitUnit) -> float:
         return float(self._num_sent) if unit is LimitUnit.REQUESTS else self._tokens_sent
@@ -187,12 +189,15 @@ class LimitController:
     def _spacing_s(self) -> float:
         return self._trip_s / (self.window * _SPACED)
 
-    def _told_refused(self, unit: LimitUnit | None) -> bool:
+    def _is_paced_refusal(self, unit: LimitUnit | None) -> bool:
         """Returns whether a refusal is explained by a limit that the endpoint's headers state."""
         for one in LimitUnit if unit is None else (unit,):
-            told = self._told[one]
-            if told.accounts_for_refusal(self._total(one)) and told.pace is not None:
-                self._told_pacers[one].free_at += 1.0 / told.pace
+            header_limit = self._header_limits[one]
+            if (
+                header_limit.accounts_for_refusal(self._total(one))
+                and header_limit.pace is not None
+            ):
+                self._header_pacers[one].free_at += 1.0 / header_limit.pace
                 return True
         return False
 

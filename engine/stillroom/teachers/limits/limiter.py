@@ -78,10 +78,10 @@ class Limiter:
         self._controller.failed(sent)
         self._let_go()
 
-    def told(self, sent: Sent, allowances: Mapping[LimitUnit, Allowance]) -> None:
+    def follow_headers(self, sent: Sent, allowances: Mapping[LimitUnit, Allowance]) -> None:
         """Reports what remains of the endpoint's limits, from the headers of a call's response."""
         for unit, allowance in allowances.items():
-            self._controller.told(sent, self._clock(), unit, allowance)
+            self._controller.follow_headers(sent, self._clock(), unit, allowance)
 
     async def _wait(self, turn: "_Turn") -> None:
         """Waits until a call is woken; the first one in the queue also wakes when it may go."""

@@ -267,10 +267,10 @@ class RateSearch:
             self.measured.clear()
         self.measured.append(measured)
 
-    def _choose_unit(self, told: LimitUnit | None) -> None:
+    def _choose_unit(self, stated_unit: LimitUnit | None) -> None:
         """Chooses the unit whose measured rates vary least from refusal to refusal."""
-        if told is not None:
-            self.unit = told
+        if stated_unit is not None:
+            self.unit = stated_unit
             return
         if len(self.measured) < _MIN_EPISODES:
             return

@@ -218,7 +218,9 @@ def test_whatever_an_endpoint_answers_and_tells_the_next_call_is_at_most_a_minut
         now = ready_at
         sent = controller.send(now, tokens)
         now += trip_s
-        controller.told(sent, now, unit, Allowance(limit, max(0.0, limit - used), reset_s))
+        controller.follow_headers(
+            sent, now, unit, Allowance(limit, max(0.0, limit - used), reset_s)
+        )
         if answer == "accepted":
             controller.accepted(sent, now)
         elif answer == "refused":
@@ -233,6 +235,6 @@ def test_a_limit_that_is_told_as_hardly_anything_stops_no_run() -> None:
     for _ in range(8):
         now = max(now + 0.3, controller.ready_at(now))
         sent = controller.send(now)
-        controller.told(sent, now, LimitUnit.REQUESTS, Allowance(60.0, 0.0, 86_400.0))
+        controller.follow_headers(sent, now, LimitUnit.REQUESTS, Allowance(60.0, 0.0, 86_400.0))
         controller.accepted(sent, now)
     assert controller.ready_at(now) <= now + 60.0
