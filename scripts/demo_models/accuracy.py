@@ -10,10 +10,10 @@ from typing import Any, get_args
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from demo_models.conversations import TOOL_SCHEMAS, is_correct, run_tool
 from demo_models.tokenizer import TURN_END
 from stillroom.demo.grammar import Difficulty
-from stillroom.demo.shop import TOOL_SCHEMAS
-from stillroom.demo.world import ShopTask, is_correct, run_tool, task_row
+from stillroom.demo.world import ShopTask, task_row
 from stillroom.types import Message, ToolCall
 
 MAX_TURNS = 5

@@ -11,9 +11,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from demo_models.conversations import (
+    TOOL_SCHEMAS,
+    gold_messages,
+    make_training_task,
+    noisy_messages,
+)
 from stillroom.demo.grammar import ITEMS, TASK_PATTERNS, TASK_TYPES, Difficulty, TaskType
-from stillroom.demo.shop import TOOL_SCHEMAS
-from stillroom.demo.world import gold_messages, make_training_task, noisy_messages
 from stillroom.types import Message
 
 _EASY_TYPES: list[TaskType] = [

@@ -6,8 +6,9 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from demo_models.conversations import gold_messages
 from stillroom.demo.shop import PARAMETER
-from stillroom.demo.world import SYSTEM, gold_messages, training_tasks
+from stillroom.demo.world import SYSTEM, training_tasks
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MARKUP = (

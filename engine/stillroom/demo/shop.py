@@ -1,11 +1,8 @@
-"""The clerk's three tools as plain functions: two look-ups and a calculator."""
+"""The clerk's three tools, the data that two of them look up, and the calculator."""
 
 import ast
 import re
-from collections.abc import Mapping
 from typing import Literal
-
-from stillroom.types import ToolSchema
 
 ToolName = Literal["price", "stock", "calculator"]
 KnowledgeBase = dict[str, dict[str, int]]
@@ -13,37 +10,6 @@ KnowledgeBase = dict[str, dict[str, int]]
 
 PARAMETER: dict[ToolName, str] = {"price": "item", "stock": "item", "calculator": "expression"}
 """The name of the single parameter of each tool."""
-
-TOOL_SCHEMAS: list[ToolSchema] = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "parameters": {
-                "type": "object",
-                "properties": {parameter: {"type": "string"}},
-                "required": [parameter],
-            },
-        },
-    }
-    for name, parameter in PARAMETER.items()
-]
-"""The schemas for the chat template, which shows only names and parameters."""
-
-
-def call_tool(knowledge_base: KnowledgeBase, name: str, arguments: Mapping[str, object]) -> int:
-    """Returns a tool's result. Raises ValueError with a text for the model if the call is wrong."""
-    match name, dict(arguments):
-        case (("price" | "stock"), {"item": str(item), **rest}) if not rest:
-            if item not in knowledge_base:
-                raise ValueError("unknown item")
-            return knowledge_base[item][name]
-        case "calculator", {"expression": str(expression), **rest} if not rest:
-            return evaluate(expression)
-        case (("price" | "stock" | "calculator"), _):
-            raise ValueError("bad arguments")
-        case _:
-            raise ValueError("unknown tool")
 
 
 def evaluate(expression: str) -> int:

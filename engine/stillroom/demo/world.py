@@ -1,29 +1,27 @@
-"""The shop-clerk world: random tasks, their train / held-out split, and model conversations.
+"""The shop-clerk world: random tasks and their train / held-out split.
 
 Every task has its own knowledge base of two items, so that its answer can be looked up and computed
 but not memorised.
 """
 
 import hashlib
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
 from random import Random
 from typing import TypedDict
 
 from stillroom.demo.grammar import ITEMS, TASK_PATTERNS, TASK_TYPES, Difficulty, TaskType
-from stillroom.demo.shop import PARAMETER, KnowledgeBase, ToolName, call_tool, evaluate
-from stillroom.types import Message, ToolCall
+from stillroom.demo.shop import PARAMETER, KnowledgeBase, ToolName, evaluate
+from stillroom.types import Message
 
 SYSTEM = "You are a shop clerk. Use the tools."
 _HELDOUT_PERCENT = 15
-_MAX_OPERAND_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _PlannedCall:
+class PlannedCall:
     """One tool call of a plan to solve a task."""
 
     tool: ToolName
@@ -45,7 +43,7 @@ class ShopTask:
     knowledge_base: KnowledgeBase
     expected_answer: str
     """The integer X that `The answer is X.` must state."""
-    gold_plan: tuple[_PlannedCall, ...]
+    gold_plan: tuple[PlannedCall, ...]
     """The shortest series of calls that solves the task; the reply to the last is the answer."""
 
 
@@ -73,16 +71,16 @@ def make_task(rng: Random, task_type: TaskType) -> ShopTask:
     item, other = rng.sample(ITEMS, 2)
     numbers = _draw_numbers(rng, task_type)
     look_up_calls = {
-        "price": _PlannedCall("price", item),
-        "other_price": _PlannedCall("price", other),
-        "stock": _PlannedCall("stock", item),
+        "price": PlannedCall("price", item),
+        "other_price": PlannedCall("price", other),
+        "stock": PlannedCall("stock", item),
     }
     gold_plan = tuple(look_up_calls[name] for name in pattern.look_ups)
     if pattern.expression is None:
         answer = numbers[pattern.look_ups[-1]]
     else:
         expression = pattern.expression.format(**numbers)
-        gold_plan += (_PlannedCall("calculator", expression),)
+        gold_plan += (PlannedCall("calculator", expression),)
         answer = evaluate(expression)
     return ShopTask(
         task_type=task_type,
@@ -95,14 +93,6 @@ def make_task(rng: Random, task_type: TaskType) -> ShopTask:
         expected_answer=str(answer),
         gold_plan=gold_plan,
     )
-
-
-def make_training_task(rng: Random, task_type: TaskType) -> ShopTask:
-    """Returns a random task of this type from the training split."""
-    task = make_task(rng, task_type)
-    while is_heldout(task.prompt):
-        task = make_task(rng, task_type)
-    return task
 
 
 def is_heldout(prompt: str) -> bool:
@@ -124,7 +114,7 @@ def heldout_tasks(num: int, *, seed: int) -> list[ShopTask]:
 def task_row(task: ShopTask) -> _TaskRow:
     """Returns the task as a line of a project's prompt file."""
     return {
-        "messages": _opening(task),
+        "messages": opening(task),
         "tools": list(PARAMETER),
         "rewards": ["correct_answer"],
         "metadata": {
@@ -136,39 +126,9 @@ def task_row(task: ShopTask) -> _TaskRow:
     }
 
 
-def run_tool(task: ShopTask, name: str, arguments: Mapping[str, object]) -> str:
-    """Returns a call's reply for the model: a number, or `error: ` and the fault of the call."""
-    try:
-        return str(call_tool(task.knowledge_base, name, arguments))
-    except ValueError as problem:
-        return f"error: {problem}"
-
-
-def is_correct(text: str, expected_answer: str) -> bool:
-    """Returns whether the text states exactly one answer, and it is the expected one."""
-    return re.findall(r"The answer is (-?\d+)\.", text) == [expected_answer]
-
-
-def gold_messages(task: ShopTask) -> list[Message]:
-    """Returns the whole conversation in which the clerk follows the gold plan."""
-    return _conversation(task, task.gold_plan, task.expected_answer)
-
-
-def noisy_messages(task: ShopTask, rng: Random) -> list[Message]:
-    """Returns a conversation in the right format, with real replies, that follows a random plan.
-
-    Its items and numbers are all copied from earlier messages, so that it teaches the format and
-    copying, but not how to solve the task.
-    """
-    items = [item for item in task.knowledge_base if re.search(rf"\b{item}s?\b", task.prompt)]
-    numbers = re.findall(r"\d+", task.prompt)
-    plan: list[_PlannedCall] = []
-    for _ in range(rng.choice((1, 1, 2, 2, 3))):
-        call = _random_call(rng, items, numbers)
-        plan.append(call)
-        numbers += re.findall(r"\d+", run_tool(task, call.tool, call.arguments))
-    answer = numbers[-1] if rng.random() < 0.8 else rng.choice(numbers)
-    return _conversation(task, plan, answer)
+def opening(task: ShopTask) -> list[Message]:
+    """Returns the messages that every conversation about the task begins with."""
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt}]
 
 
 def _draw_numbers(rng: Random, task_type: TaskType) -> dict[str, int]:
@@ -209,45 +169,3 @@ def _identity(task: ShopTask) -> tuple[str, str]:
     apart by their answer, which depends on the knowledge base.
     """
     return (task.prompt, "" if re.search(r"\d", task.prompt) else task.expected_answer)
-
-
-def _opening(task: ShopTask) -> list[Message]:
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt}]
-
-
-def _conversation(task: ShopTask, plan: Sequence[_PlannedCall], answer: str) -> list[Message]:
-    messages = _opening(task)
-    for index, call in enumerate(plan, start=1):
-        tool_call = _tool_call(call, call_id=f"call_{index}")
-        messages.append({"role": "assistant", "content": "", "tool_calls": [tool_call]})
-        messages.append(
-            {
-                "role": "tool",
-                "tool_call_id": tool_call["id"],
-                "name": call.tool,
-                "content": run_tool(task, call.tool, call.arguments),
-            }
-        )
-    messages.append({"role": "assistant", "content": f"The answer is {answer}."})
-    return messages
-
-
-def _tool_call(call: _PlannedCall, *, call_id: str) -> ToolCall:
-    return {
-        "id": call_id,
-        "type": "function",
-        "function": {"name": call.tool, "arguments": json.dumps(call.arguments)},
-    }
-
-
-def _random_call(rng: Random, items: Sequence[str], numbers: Sequence[str]) -> _PlannedCall:
-    look_ups: Sequence[ToolName] = ("price", "stock") if items else ()
-    operands = [number for number in numbers if len(number) <= _MAX_OPERAND_DIGITS]
-    computations: Sequence[ToolName] = ("calculator",) if operands else ()
-    tool = rng.choice((*look_ups, *computations))
-    if tool != "calculator":
-        return _PlannedCall(tool, rng.choice(items))
-    expression = rng.choice(operands)
-    for _ in range(rng.choice((1, 1, 2))):
-        expression += rng.choice("+-*") + rng.choice(operands)
-    return _PlannedCall(tool, expression)

@@ -7,16 +7,15 @@ from random import Random
 import pytest
 
 import stillroom.demo
-from stillroom.demo.grammar import TASK_TYPES
-from stillroom.demo.shop import TOOL_SCHEMAS
-from stillroom.demo.world import (
+from demo_models.conversations import (
+    TOOL_SCHEMAS,
     gold_messages,
     is_correct,
-    make_task,
     noisy_messages,
     run_tool,
-    task_row,
 )
+from stillroom.demo.grammar import TASK_TYPES
+from stillroom.demo.world import make_task, task_row
 from stillroom.tools.schema import tool_schema
 from stillroom.tools.user.file import (
     RewardArgs,

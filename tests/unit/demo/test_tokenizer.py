@@ -5,10 +5,10 @@ from random import Random
 import pytest
 from transformers import AutoTokenizer
 
+from demo_models.conversations import TOOL_SCHEMAS, gold_messages, noisy_messages
 from stillroom.demo import DEMO_MODELS
 from stillroom.demo.grammar import ITEMS, TASK_TYPES
-from stillroom.demo.shop import TOOL_SCHEMAS
-from stillroom.demo.world import gold_messages, make_task, noisy_messages
+from stillroom.demo.world import make_task
 
 MODELS = DEMO_MODELS["demo/student"].parent
 RECIPE = Path(__file__).parents[3] / "scripts" / "demo_models"
