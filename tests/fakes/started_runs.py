@@ -8,6 +8,7 @@ from unittest import mock
 from fakes.training import Project
 from fakes.waiting import wait_until
 from stillroom import api
+from stillroom.api.operations import operation_of_run
 from stillroom.jobs import worker
 from stillroom.run_folder import create_run, find_run
 from stillroom.train.config.request import plan_request, resolve_resume
@@ -29,7 +30,7 @@ def run_here(project: Project, **request: Any) -> api.RunReport:
     stop_signal = signal.getsignal(signal.SIGTERM)
     try:
         with mock.patch.object(sys, "argv", ["worker", str(folder.path)]):
-            worker.main()
+            worker.main(operation_of_run)
     finally:
         signal.signal(signal.SIGTERM, stop_signal)
     return report(project, folder.run_id)

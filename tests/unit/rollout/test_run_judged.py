@@ -51,9 +51,14 @@ class Served:
         self.teacher = ScriptedTeacher()
         self.served: list[str] = []
         self._cut_at, self._judge_refuses = cut_at, judge_refuses
+        self._is_cut = False
 
     async def handle(self, request: httpx.Request) -> httpx.Response:
         if len(self.served) == self._cut_at:
+            if self._is_cut:
+                # Two requests may arrive at the cut, and a power cut happens once.
+                await anyio.sleep_forever()
+            self._is_cut = True
             raise PowerCutError
         is_judge = request.url.host == "judge.test"
         messages = json.loads(request.content)["messages"]

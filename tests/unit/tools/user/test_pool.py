@@ -446,7 +446,7 @@ def test_a_reward_that_cannot_be_computed_is_a_failure_and_no_number(
         ("import os\nos._exit(0)\n", "did not start: its process ended"),
         ("raise SystemExit('no licence')\n", "did not start: its process ended"),
         ("def f(): pass\n", "holds no function marked with @tool"),
-        ('class Lamp: ...\n@tool\ndef f(x: Lamp): "Do."\n', "tool 'f' has a type the model"),
+        ('class Lamp: ...\n@tool\ndef f(x: Lamp): "Do."\n', "tool 'f' has a type of parameter 'x'"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_an_error_before_any_call(
