@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from stillroom.errors import CallFailedError, ConfigError
@@ -42,12 +41,7 @@ class Teachers:
             await self._stack.enter_async_context(served.server)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def score(self, outcome: Outcome, dataset: int) -> TeacherScores | FailedRollout | None:
