@@ -21,38 +21,37 @@ class RolloutKey(NamedTuple):
     sample: int
 
 
-class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
-    """A finished model call."""
+class _OfRollout(msgspec.Struct, frozen=True, kw_only=True):
+    """A record of one rollout."""
 
     task_id: str
     sample: int
+
+
+class TurnRecord(_OfRollout, frozen=True, kw_only=True, tag="turn"):
+    """A finished model call."""
+
     index: int
     turn: SampledTurn
 
 
-class RepliesRecord(msgspec.Struct, frozen=True, kw_only=True, tag="replies"):
+class RepliesRecord(_OfRollout, frozen=True, kw_only=True, tag="replies"):
     """The tools' replies to a turn."""
 
-    task_id: str
-    sample: int
     index: int
     replies: list[ToolResult]
 
 
-class JudgeRecord(msgspec.Struct, frozen=True, kw_only=True, tag="judge"):
+class JudgeRecord(_OfRollout, frozen=True, kw_only=True, tag="judge"):
     """A finished call of the judge, including one whose reply is no valid judgement."""
 
-    task_id: str
-    sample: int
     index: int
     turn: SampledTurn
 
 
-class RestartRecord(msgspec.Struct, frozen=True, kw_only=True, tag="restart"):
+class RestartRecord(_OfRollout, frozen=True, kw_only=True, tag="restart"):
     """A restart of a rollout, whose earlier records no longer count: its tools' state is gone."""
 
-    task_id: str
-    sample: int
     dropped: CallTotals | None = None
     """The totals of dropped calls whose records are in another journal; None if there are none."""
 
