@@ -65,6 +65,15 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
         raise
 
 
+def wait_for_disk(path: Path) -> None:
+    """Returns when a file's content, or a folder's list of files, is safe on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Writes a value as indented JSON, atomically."""
     document = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"

@@ -1,6 +1,5 @@
 """The output folder of an export: complete or absent, and never in place of a user's files."""
 
-import os
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import Any
 import msgspec
 
 from stillroom.errors import InputError
-from stillroom.files import FileLock, file_sha256
+from stillroom.files import FileLock, file_sha256, wait_for_disk
 from stillroom.lineage import FOLDER_MANIFEST, FileRecord
 
 MANIFEST = "export.json"
@@ -50,7 +49,7 @@ def record_files(folder: Path) -> list[FileRecord]:
     for path in _files(folder):
         # safetensors lets nobody else read what it writes.
         path.chmod(0o644)
-        _sync(path)
+        wait_for_disk(path)
         name = path.relative_to(folder).as_posix()
         records.append(
             FileRecord(path=name, sha256=file_sha256(path), num_bytes=path.stat().st_size)
@@ -113,7 +112,7 @@ def export_folder(output: Path, *, run: Path) -> Generator[Path]:
         partial.mkdir()
         yield partial
         for folder in (partial, *(path for path in partial.rglob("*") if path.is_dir())):
-            _sync(folder)
+            wait_for_disk(folder)
         # Somebody may have written there while the model was merged.
         check_output(output)
         put_in_place(partial, output, aside=output.with_name(f".{output.name}.replaced-{run.name}"))
@@ -132,7 +131,7 @@ def put_in_place(partial: Path, output: Path, *, aside: Path) -> None:
         if aside.exists():
             aside.rename(output)
         raise
-    _sync(output.parent)
+    wait_for_disk(output.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -162,11 +161,3 @@ def _is_alive(run: Path) -> bool:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if not path.is_dir())
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

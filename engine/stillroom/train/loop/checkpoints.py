@@ -3,7 +3,6 @@
 Tensors are written and read as safetensors only, so that a checkpoint from elsewhere runs no code.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import ModelError, RunError
-from stillroom.files import write_json
+from stillroom.files import wait_for_disk, write_json
 from stillroom.lineage import (
     FOLDER_MANIFEST,
     ModelRecord,
@@ -166,7 +165,8 @@ def _written(
         write_json(temporary / RECORD, record)
         if sources is not None:
             _write_manifest(temporary, folder, record, sources)
-        _wait_for_disk(temporary)
+        for path in (*temporary.iterdir(), temporary):
+            wait_for_disk(path)
         temporary.rename(folder)
     except (OSError, SafetensorError) as error:
         # A partial checkpoint would keep a full disk full.
@@ -190,15 +190,6 @@ def _write_manifest(
         counts={"step": record.step},
         run_id=record.run_id,
     )
-
-
-def _wait_for_disk(folder: Path) -> None:
-    for path in (*folder.iterdir(), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _lasting_name(base: ModelLocation) -> str:
