@@ -89,6 +89,8 @@ PAGES = {
 async def a_setting(
     respond: Callable[[Request], Response] = answer, **options: Any
 ) -> AsyncIterator[Setting]:
+    # A browser that shares two cores with other tests may take half a minute to load a page.
+    options = {"nav_timeout_s": 90.0, "call_timeout_s": 120.0} | options
     async with (
         open_website(respond) as site,
         BrowseTools(allow=[f"127.0.0.1:{site.port}"], **options) as tools,
@@ -150,7 +152,7 @@ def test_pages_are_opened_read_clicked_filled_in_and_gone_back_from() -> None:
             assert "wrong arguments" in await fail(session, "browse_open", link="x")
             assert "no tool" in await fail(session, "browse_dance")
 
-    run_async(body, within_s=60)
+    run_async(body, within_s=240)
 
 
 def test_tabs_dialogs_and_downloads_are_dealt_with() -> None:
@@ -172,7 +174,7 @@ def test_tabs_dialogs_and_downloads_are_dealt_with() -> None:
             home = await call(session, "browse_open", url=setting.url())
             assert "# Kettles" in await call(session, "browse_click", ref=ref_of(home, "File"))
 
-    run_async(body, within_s=60)
+    run_async(body, within_s=240)
 
 
 def closed_port() -> int:
@@ -200,7 +202,7 @@ def test_long_page_comes_in_parts_of_a_bounded_length() -> None:
             link = ref_of(together, "Link 77")
             assert "/l77" in await call(session, "browse_click", ref=link)
 
-    run_async(body, within_s=60)
+    run_async(body, within_s=240)
 
 
 def test_words_of_a_page_stay_between_marks_that_it_cannot_know() -> None:
@@ -221,7 +223,7 @@ def test_words_of_a_page_stay_between_marks_that_it_cannot_know() -> None:
                 marks.add(mark)
             assert len(marks) == 3
 
-    run_async(body, within_s=60)
+    run_async(body, within_s=240)
 
 
 def open_room(url: str, _: str) -> tuple[str, dict[str, Any]]:
@@ -258,7 +260,7 @@ def test_sessions_wait_for_each_other_above_the_number_that_may_be_open() -> Non
                 for n in range(5):
                     tasks.start_soon(visit, f"guest{n}")
 
-    run_async(body, within_s=120)
+    run_async(body, within_s=240)
 
 
 class Trap:
@@ -418,7 +420,7 @@ def test_page_that_hangs_costs_only_its_own_session() -> None:
                 content = await call(other, "browse_open", url=setting.url("/cookie"))
                 assert "who=other" in content
 
-    run_async(body, within_s=90)
+    run_async(body, within_s=240)
 
 
 def browser_processes() -> list[psutil.Process]:
@@ -454,7 +456,7 @@ def test_browser_that_was_killed_is_started_again_and_the_loss_is_told() -> None
                 kill_browser()
             assert "# Kettles" in await call(session, "browse_open", url=setting.url())
 
-    run_async(body, within_s=90)
+    run_async(body, within_s=240)
 
 
 async def expect_crash(ask: Callable[[], Any]) -> None:
@@ -493,7 +495,7 @@ def test_nothing_is_left_behind(ending: str) -> None:
         with pytest.raises(ZeroDivisionError):
             run_async(raising_alone(body), within_s=60)
     else:
-        run_async(body, within_s=60)
+        run_async(body, within_s=240)
     assert len(started) > 3
     left = [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     assert [process for process in left if process.pid not in before] == []
@@ -519,7 +521,7 @@ def test_browser_that_does_not_start_is_told_before_any_call() -> None:
         with pytest.raises(InputError, match="no address to allow"):
             BrowseTools(allow=["*"])
 
-    run_async(body)
+    run_async(body, within_s=240)
 
 
 def test_schemas_are_what_a_model_can_call() -> None:

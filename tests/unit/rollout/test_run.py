@@ -48,6 +48,41 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(root)
 
 
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> list[HttpReply]:
+    """The replies that have reached the run, which may be fewer than those that were served."""
+
+    async def receive(channel: AiohttpChannel, body: bytes, **options: Any) -> HttpReply:
+        replies.append(await post(channel, body, **options))
+        return replies[-1]
+
+    post, replies = AiohttpChannel.post, list[HttpReply]()
+    monkeypatch.setattr(AiohttpChannel, "post", receive)
+    return replies
+
+
+class PowerCut:
+    """Cuts the run's power once, when `teacher` has served `num_served` requests."""
+
+    def __init__(self, received: list[HttpReply], num_served: int, tool_turns: int = 1) -> None:
+        self.received, self.num_served = received, num_served
+        self.num_before = len(received)
+        self.is_cut = False
+        self.teacher = ScriptedTeacher(tool_turns=tool_turns, before=self.cut)
+
+    async def cut(self, _served: Served) -> None:
+        if len(self.teacher.served) < self.num_served:
+            return
+        if self.is_cut:
+            # Several requests may arrive at the cut, and a power cut happens once.
+            await anyio.sleep_forever()
+        self.is_cut = True
+        # Wait until all replies have arrived, so that the cut meets none on its way.
+        while len(self.received) - self.num_before < self.num_served:
+            await anyio.lowlevel.checkpoint()
+        raise PowerCutError
+
+
 def run_of(
     workspace: Workspace,
     teacher: ScriptedTeacher,
@@ -176,28 +211,12 @@ def test_more_samples_are_added_to_those_that_are_there(workspace: Workspace) ->
 
 @pytest.mark.parametrize("num_served", range(3 * NUM_PROMPTS))
 def test_after_an_abort_at_any_call_no_finished_call_is_made_again(
-    workspace: Workspace, tmp_path: Path, num_served: int, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, tmp_path: Path, num_served: int, received: list[HttpReply]
 ) -> None:
-    async def receive(channel: AiohttpChannel, body: bytes, **options: Any) -> HttpReply:
-        received.append(await post(channel, body, **options))
-        return received[-1]
-
     whole = ScriptedTeacher(tool_turns=2)
     run_of(Workspace(shutil.copytree(workspace.root, tmp_path / "whole")), whole, concurrency=2)
 
-    async def cut(_served: Served) -> None:
-        if len(first.served) == num_served:
-            if is_cut:
-                await anyio.sleep_forever()
-            is_cut.append(True)
-            # All answers have arrived, so the cut finds none on its way.
-            while len(received) < num_served:
-                await anyio.lowlevel.checkpoint()
-            raise PowerCutError
-
-    post, received, is_cut = AiohttpChannel.post, list[HttpReply](), list[bool]()
-    monkeypatch.setattr(AiohttpChannel, "post", receive)
-    first = ScriptedTeacher(tool_turns=2, before=cut)
+    first = PowerCut(received, num_served, tool_turns=2).teacher
     with pytest.RaisesGroup(PowerCutError, flatten_subgroups=True):
         run_of(workspace, first, concurrency=2)
     second = ScriptedTeacher(tool_turns=2)
@@ -212,22 +231,13 @@ def test_after_an_abort_at_any_call_no_finished_call_is_made_again(
 
 @pytest.mark.parametrize("num_served", range(1, 3 * NUM_PROMPTS, 2))
 def test_a_nudged_run_that_was_cut_goes_on_as_the_unbroken_one(
-    workspace: Workspace, tmp_path: Path, num_served: int
+    workspace: Workspace, tmp_path: Path, num_served: int, received: list[HttpReply]
 ) -> None:
     nudged: Any = {"termination_policy": "max_turns", "max_turns": 3, "nudge": "Sure?"}
     whole = ScriptedTeacher()
     run_of(Workspace(shutil.copytree(workspace.root, tmp_path / "whole")), whole, **nudged)
 
-    async def cut(_served: Served) -> None:
-        if len(first.served) == num_served:
-            if is_cut:
-                # Two requests may arrive at the cut, and a power cut happens once.
-                await anyio.sleep_forever()
-            is_cut.append(True)
-            raise PowerCutError
-
-    is_cut: list[bool] = []
-    first, second = ScriptedTeacher(before=cut), ScriptedTeacher()
+    first, second = PowerCut(received, num_served).teacher, ScriptedTeacher()
     with pytest.RaisesGroup(PowerCutError, flatten_subgroups=True):
         run_of(workspace, first, **nudged)
     with pytest.raises(InputError, match="begun with other settings: nudge was 'Sure\\?'"):
