@@ -49,48 +49,48 @@ class Workspace:
             ) from error
         return path
 
-    def existing(self, name: str | Path, *, what: str) -> Path:
+    def existing(self, name: str | Path, *, label: str) -> Path:
         """Returns the path of a file or folder to read, or of a version (`name@tag`, `name@hash`).
 
-        Raises InputError if it does not exist; `what` is what the error calls it, e.g. "path".
+        Raises InputError if it does not exist; `label` is what the error calls it, e.g. "path".
         """
         path = self.path(name)
         if not path.exists() and (version := find_version(self.root, path)) is not None:
             return version
         if not path.exists():
             raise InputError(
-                f"{what} {str(name)!r} does not exist (looked at {path})",
+                f"{label} {str(name)!r} does not exist (looked at {path})",
                 _nearby_files(path) or f"create it, or give a path relative to {self.root}",
             )
         return path
 
-    def writable(self, name: str | Path, *, what: str) -> Path:
+    def writable(self, name: str | Path, *, label: str) -> Path:
         """Returns the path of an output. Raises InputError if it is outside the workspace."""
         path = self.path(name)
         # resolve() follows links, so a link that leads outside the workspace is refused.
         resolved = path.resolve()
         if not resolved.is_relative_to(self.root.resolve()):
             raise InputError(
-                f"{what} {str(name)!r} is outside the workspace {self.root}",
+                f"{label} {str(name)!r} is outside the workspace {self.root}",
                 "give a path inside the workspace, or start stillroom with --workspace set to a "
                 "folder that holds it",
             )
         return resolved
 
-    def output_file(self, name: str | Path, *, what: str) -> Path:
+    def output_file(self, name: str | Path, *, label: str) -> Path:
         """Returns the path of a file to write.
 
         Raises InputError if it is outside the workspace, a folder, or below a file.
         """
-        path = self.writable(name, what=what)
+        path = self.writable(name, label=label)
         if path.is_dir():
             raise InputError(
-                f"{what} {str(name)!r} is a folder", "give the path of a file, e.g. in that folder"
+                f"{label} {str(name)!r} is a folder", "give the path of a file, e.g. in that folder"
             )
         above = next((parent for parent in path.parents if parent.exists()), path)
         if not above.is_dir():
             raise InputError(
-                f"{what} {str(name)!r} would be inside {self.shown(above)}, which is a file",
+                f"{label} {str(name)!r} would be inside {self.shown(above)}, which is a file",
                 "give the path of a file in a folder",
             )
         return path

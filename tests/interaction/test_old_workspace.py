@@ -112,7 +112,7 @@ def test_a_tag_still_names_the_content_it_was_given_for(workspace: Workspace) ->
     before = (workspace.root / "train.jsonl").read_bytes()
     (workspace.root / "train.jsonl").write_text("", encoding="utf-8")
 
-    kept = workspace.existing("train@v1", what="input")
+    kept = workspace.existing("train@v1", label="input")
 
     assert kept.read_bytes() == before
 

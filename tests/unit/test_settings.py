@@ -26,7 +26,7 @@ def test_a_path_no_system_takes_is_an_error_with_a_fix(tmp_path: Path, given: st
 
     for use in (workspace.existing, workspace.writable):
         with pytest.raises(InputError):
-            use(given, what="input")
+            use(given, label="input")
 
 
 def test_a_relative_path_is_one_inside_the_workspace(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_missing_file_is_answered_with_the_names_that_are_there(tmp_path: Path
         (tmp_path / name).touch()
 
     with pytest.raises(InputError) as caught:
-        Workspace(tmp_path).existing("promts.jsonl", what="input")
+        Workspace(tmp_path).existing("promts.jsonl", label="input")
 
     assert "input 'promts.jsonl' does not exist" in caught.value.problem
     assert "a, b, c, d, e, f, g, h, …" in caught.value.fix
@@ -52,7 +52,7 @@ def test_a_missing_file_is_answered_with_the_names_that_are_there(tmp_path: Path
 @pytest.mark.parametrize("given", ["missing.jsonl", "no/such/folder/x"])
 def test_a_missing_file_in_an_empty_place_has_a_fix_too(tmp_path: Path, given: str) -> None:
     with pytest.raises(InputError, match="relative to"):
-        Workspace(tmp_path).existing(given, what="input")
+        Workspace(tmp_path).existing(given, label="input")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_nothing_is_written_outside_the_workspace(tmp_path: Path, given: str) ->
     (root / "dangling").symlink_to(tmp_path / "not there yet")
 
     with pytest.raises(InputError, match="outside the workspace"):
-        Workspace(root).writable(given, what="output")
+        Workspace(root).writable(given, label="output")
 
 
 @pytest.mark.parametrize("given", ["", ".", "folder", "inner"])
@@ -76,7 +76,7 @@ def test_a_folder_is_no_output(tmp_path: Path, given: str) -> None:
     (tmp_path / "inner").symlink_to(tmp_path / "folder")
 
     with pytest.raises(InputError, match="folder"):
-        Workspace(tmp_path).output_file(given, what="output")
+        Workspace(tmp_path).output_file(given, label="output")
 
 
 def test_a_link_that_leads_to_itself_is_an_error_with_a_fix(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_link_that_leads_to_itself_is_an_error_with_a_fix(tmp_path: Path) -> N
 
     for use in (Workspace(tmp_path).existing, Workspace(tmp_path).writable):
         with pytest.raises(InputError):
-            use("loop", what="output")
+            use("loop", label="output")
 
 
 def test_paths_inside_the_workspace_can_be_written(tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ def test_paths_inside_the_workspace_can_be_written(tmp_path: Path) -> None:
 
     workspace = Workspace(tmp_path / "way in")
 
-    assert workspace.writable("new/out.jsonl", what="output") == root / "new" / "out.jsonl"
-    assert workspace.writable("inner/x", what="output") == root / "real" / "x"
-    assert workspace.writable(root / "ünï", what="output") == root / "ünï"
+    assert workspace.writable("new/out.jsonl", label="output") == root / "new" / "out.jsonl"
+    assert workspace.writable("inner/x", label="output") == root / "real" / "x"
+    assert workspace.writable(root / "ünï", label="output") == root / "ünï"
 
 
 def test_a_path_is_shown_relative_to_the_workspace(tmp_path: Path) -> None:
@@ -187,6 +187,6 @@ def test_a_file_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("x", encoding="utf-8")
 
     with pytest.raises(InputError, match="inside notes, which is a file"):
-        Workspace(tmp_path).output_file("notes/a/b.jsonl", what="output")
-    made = Workspace(tmp_path).output_file("new/folder/b.jsonl", what="output")
+        Workspace(tmp_path).output_file("notes/a/b.jsonl", label="output")
+    made = Workspace(tmp_path).output_file("new/folder/b.jsonl", label="output")
     assert made == tmp_path / "new" / "folder" / "b.jsonl"

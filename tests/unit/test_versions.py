@@ -26,12 +26,12 @@ def test_a_tag_finds_the_content_after_the_file_was_replaced(workspace: Workspac
     path = write_lines(workspace.root / "data" / "train.jsonl", [b"old"])
     version = tag(workspace, "data/train.jsonl", "v1.0")
     assert version.name == "data/train@v1.0"
-    assert workspace.existing("data/train@v1.0", what="input") == path
+    assert workspace.existing("data/train@v1.0", label="input") == path
 
     write_lines(path, [b"new"])
 
     for given in ("data/train@v1.0", "data/train.jsonl@v1.0", str(path) + "@v1.0"):
-        kept = workspace.existing(given, what="input")
+        kept = workspace.existing(given, label="input")
         assert kept == copy_of(workspace.root, version)
         assert kept.read_bytes() == b"old\n"
     assert kept.suffix == ".jsonl"
@@ -43,16 +43,16 @@ def test_a_kept_copy_does_not_change_with_the_file(workspace: Workspace, edit: s
     tag(workspace, "train.jsonl", "v1")
     with path.open("ab" if edit == "append" else "r+b") as stream:
         stream.write(b"new")
-    assert workspace.existing("train@v1", what="input").read_bytes() == b"old\n"
+    assert workspace.existing("train@v1", label="input").read_bytes() == b"old\n"
 
 
 def test_a_content_is_found_by_its_hash_now_and_later(workspace: Workspace) -> None:
     path = write_lines(workspace.root / "train.jsonl", [b"old"])
     digits = file_sha256(path)[:8]
-    assert workspace.existing(f"train@{digits}", what="input") == path
+    assert workspace.existing(f"train@{digits}", label="input") == path
     tag(workspace, "train.jsonl", "v1")
     write_lines(path, [b"new"])
-    assert workspace.existing(f"train@{digits}", what="input").read_bytes() == b"old\n"
+    assert workspace.existing(f"train@{digits}", label="input").read_bytes() == b"old\n"
 
 
 def test_other_content_than_the_hash_says_is_refused_and_what_there_is_is_told(
@@ -65,7 +65,7 @@ def test_other_content_than_the_hash_says_is_refused_and_what_there_is_is_told(
     now = file_sha256(path)[:8]
 
     with pytest.raises(InputError, match="has other content, and no tag keeps") as refused:
-        workspace.existing("train@00000000", what="input")
+        workspace.existing("train@00000000", label="input")
 
     assert f"train@{now} (as it is now)" in refused.value.fix
     assert f"train@v1 ({digits})" in refused.value.fix
@@ -92,7 +92,7 @@ def test_a_damaged_copy_is_refused(workspace: Workspace) -> None:
     copy.chmod(0o644)
     copy.write_bytes(b"odd\n")
     with pytest.raises(InputError, match="damaged or gone"):
-        workspace.existing("train@v1", what="input")
+        workspace.existing("train@v1", label="input")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_file_whose_own_name_has_an_at_sign_is_that_file(workspace: Workspace)
     path = write_lines(workspace.root / "train@v1", [b"own"])
     write_lines(workspace.root / "train.jsonl", [b"old"])
     tag(workspace, "train.jsonl", "v1")
-    assert workspace.existing("train@v1", what="input") == path
+    assert workspace.existing("train@v1", label="input") == path
 
 
 def test_names_without_a_version_are_no_versions(workspace: Workspace) -> None:
@@ -135,7 +135,7 @@ def test_an_unknown_version_says_which_there_are(workspace: Workspace) -> None:
     write_lines(workspace.root / "train.jsonl", [b"old"])
     tag(workspace, "train.jsonl", "v1")
     with pytest.raises(InputError, match=r"no version 'train@v2'|no version") as refused:
-        workspace.existing("train@v2", what="input")
+        workspace.existing("train@v2", label="input")
     assert "train@v1" in refused.value.fix
 
 

@@ -29,7 +29,7 @@ def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult
     """
     if not request.is_heavy:
         return filters.filter_dataset(workspace, request)
-    workspace.existing(request.input, what="input")
+    workspace.existing(request.input, label="input")
     if request.model is not None:
         locate_model(workspace, request.model)
     return run_in_child(
@@ -113,8 +113,8 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Examples
 
     With a model the rows show which tokens are trained, rendered in a child process.
     """
-    page = workspace.output_file(request.html, what="html") if request.html else None
-    workspace.existing(request.path, what="path")
+    page = workspace.output_file(request.html, label="html") if request.html else None
+    workspace.existing(request.path, label="path")
     if request.model is None:
         inspected = inspection.inspect_examples(workspace, request)
     else:

@@ -10,7 +10,7 @@ def write_report(workspace: Workspace, output: str) -> str:
     # Imported here, so that the server loads the code that draws pages only when it needs it.
     from stillroom.report import write_report as write_page
 
-    path = workspace.writable(output, what="output")
+    path = workspace.writable(output, label="output")
     # Reading a run whose process is gone marks it as interrupted, which the report then shows.
     for folder in all_runs(workspace):
         read_run(folder)

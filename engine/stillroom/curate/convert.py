@@ -69,7 +69,7 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
     """
     sources = source_files(workspace, request.input)
     files = [source.path for source in sources]
-    output = workspace.output_file(request.output, what="output")
+    output = workspace.output_file(request.output, label="output")
     check_output(output, files)
     with Recording(files) as recording:
         with atomic_output(output) as rows:

@@ -126,7 +126,7 @@ class Pairing:
 
     def __init__(self, workspace: Workspace, request: MakeDpoPairs) -> None:
         self._workspace, self._request = workspace, request
-        self.output = workspace.output_file(request.output, what="output")
+        self.output = workspace.output_file(request.output, label="output")
         names = [n for n in (request.input, request.chosen_from, request.rejected_from) if n]
         self.sides = [[file.path for file in source_files(workspace, name)] for name in names]
         """The files to compare with each other, or two lists: the chosen and the rejected side."""

@@ -116,8 +116,8 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> Sampled
     verdicts.
     """
     files = [source.path for source in source_files(workspace, request.input)]
-    output = workspace.output_file(request.output, what="output")
-    page = workspace.output_file(output.with_suffix(".html"), what="output")
+    output = workspace.output_file(request.output, label="output")
+    page = workspace.output_file(output.with_suffix(".html"), label="output")
     check_output(output, files)
     _check_unreviewed(output)
     pool = _Pool(request)

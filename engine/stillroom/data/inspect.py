@@ -82,7 +82,7 @@ def inspect_examples(
 
     Raises InputError if `start` is beyond the last row.
     """
-    path = workspace.existing(request.path, what="path")
+    path = workspace.existing(request.path, label="path")
     renderer = None
     if tokenizer is not None:
         renderer = ChatRenderer(tokenizer, include_thinking=request.include_thinking)

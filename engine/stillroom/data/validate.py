@@ -116,7 +116,7 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> DatasetV
     written to a file beside the page. Raises DataError if the file is empty or none of its rows has
     a known format.
     """
-    path = workspace.existing(request.path, what="path")
+    path = workspace.existing(request.path, label="path")
     row_format = _format_of(path, request.format)
     page = _page_path(workspace, path, request.report)
     side = page.with_suffix(".problems.jsonl") if page else None
@@ -159,10 +159,10 @@ def _page_path(workspace: Workspace, path: Path, requested: str) -> Path | None:
     if requested == NONE:
         return None
     if requested != AUTO:
-        return workspace.output_file(requested, what="report")
+        return workspace.output_file(requested, label="report")
     is_inside = path.resolve().is_relative_to(workspace.root.resolve())
     folder = path.resolve().parent if is_inside and path != workspace.root else workspace.root
-    return workspace.output_file(folder / "reports" / f"{path.name or 'data'}.html", what="report")
+    return workspace.output_file(folder / "reports" / f"{path.name or 'data'}.html", label="report")
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def plan_evaluation(workspace: Workspace, request: EvaluateModel) -> EvaluationP
 
     Raises InputError for everything that can be found wrong before a process is started.
     """
-    data = workspace.existing(request.data, what="data")
+    data = workspace.existing(request.data, label="data")
     rollouts = plan_rollouts(workspace, request, prompts=data)
     if request.teacher is None:
         return EvaluationPlan(request, rollouts, None)

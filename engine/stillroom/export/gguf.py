@@ -40,9 +40,9 @@ def find_converter(workspace: Workspace, checkout: str | None) -> Converter:
     Raises InputError, which says where to get it.
     """
     if checkout is not None:
-        return _in_checkout(workspace.existing(checkout, what="llama_cpp"))
+        return _in_checkout(workspace.existing(checkout, label="llama_cpp"))
     if (named := llama_cpp_variable()) is not None:
-        return _in_checkout(workspace.existing(named, what="LLAMA_CPP"))
+        return _in_checkout(workspace.existing(named, label="LLAMA_CPP"))
     installed = next((path for name in _NAMES if (path := shutil.which(name))), None)
     if installed is not None:
         # Its own first line names the Python that has what it needs.

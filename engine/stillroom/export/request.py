@@ -57,7 +57,7 @@ def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
         raise missing_extra("train", "exporting a model")
     checkpoint = _checkpoint(workspace, request.model)
     base = adapter_base(workspace, checkpoint) if checkpoint.is_adapter else None
-    output = workspace.writable(request.output, what="output")
+    output = workspace.writable(request.output, label="output")
     converter = None
     if request.format == "adapter":
         _check_adapter(request, checkpoint)

@@ -41,7 +41,7 @@ class ProjectResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def create_project(workspace: Workspace, request: CreateProject) -> ProjectResult:
     """Writes the template's files. Raises InputError if one of them exists already."""
-    folder = workspace.writable(request.path, what="path")
+    folder = workspace.writable(request.path, label="path")
     files = dict(_files(request))
     existing = sorted(name for name in files if (folder / name).exists())
     if existing:

@@ -214,8 +214,8 @@ def plan_generation(workspace: Workspace, request: GenerateRollouts) -> Generati
     Raises InputError for everything that can be found wrong before a process is started, including
     a budget in dollars while a price is unknown.
     """
-    prompts = workspace.existing(request.input, what="input")
-    output = workspace.output_file(request.output, what="output")
+    prompts = workspace.existing(request.input, label="input")
+    output = workspace.output_file(request.output, label="output")
     plan = plan_rollouts(workspace, request, prompts=prompts)
     has_budget = request.budget_usd is not None
     if plan.judge is not None and plan.judge.price is None and has_budget:
@@ -231,7 +231,7 @@ def user_file(workspace: Workspace, name: str, *, kind: str) -> Path | None:
     """Returns the path of a tools or rewards file, or None if its name is `none`."""
     if name == NO_FILE:
         return None
-    path = workspace.existing(name, what=f"{kind} file")
+    path = workspace.existing(name, label=f"{kind} file")
     if path.suffix != ".py" or not path.is_file():
         raise InputError(f"{kind} file {name!r} is not a Python file", "give a .py file, or none")
     return path

@@ -26,7 +26,7 @@ def subject_of(workspace: Workspace, origins: Origins, given: str) -> Origin:
     if not path.exists() and "/" not in given and "@" not in given and not path.suffix:
         path = output_of(workspace, find_run(workspace, given))
     else:
-        path = workspace.existing(given, what="path")
+        path = workspace.existing(given, label="path")
     if (run := RunFolder(path)).is_run:
         path = output_of(workspace, run)
     if path.is_dir():

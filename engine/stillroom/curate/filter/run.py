@@ -90,11 +90,11 @@ class Filtering:
 
     def __init__(self, workspace: Workspace, request: FilterDataset) -> None:
         self._workspace, self._request = workspace, request
-        self.source = workspace.existing(request.input, what="input")
-        self.output = workspace.output_file(request.output, what="output")
+        self.source = workspace.existing(request.input, label="input")
+        self.output = workspace.output_file(request.output, label="output")
         self.dropped_file = self.output.with_name(self.output.name + ".dropped")
         names = [*request.decontaminate, *([request.verdicts] if request.verdicts else [])]
-        others = [workspace.existing(name, what="file") for name in names]
+        others = [workspace.existing(name, label="file") for name in names]
         for path in (self.output, self.dropped_file):
             check_output(path, [self.source, *others])
         self.other_files = [file for path in others for file in rollout_files(path)]
@@ -175,7 +175,7 @@ class TaskSurvey:
 
 def evaluation_index(workspace: Workspace, request: FilterDataset) -> ContaminationIndex | None:
     """Returns a new index of the request's evaluation prompts; None if it names no such file."""
-    paths = [workspace.existing(name, what="file") for name in request.decontaminate]
+    paths = [workspace.existing(name, label="file") for name in request.decontaminate]
     prompts = [prompt for path in paths for prompt in evaluation_prompts(path)]
     return ContaminationIndex(prompts) if prompts else None
 
@@ -184,7 +184,7 @@ def review_verdicts(workspace: Workspace, request: FilterDataset) -> dict[str, R
     """Returns the verdicts in the file that a request names, by row id; {} if it names none."""
     if request.verdicts is None:
         return {}
-    return read_verdicts(workspace.existing(request.verdicts, what="verdicts"))
+    return read_verdicts(workspace.existing(request.verdicts, label="verdicts"))
 
 
 def _knowledge(

@@ -38,7 +38,7 @@ class _Part:
 def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
     """Does what `convert_rollouts` does, with one Ray task per file."""
     sources = source_files(workspace, request.input)
-    output = workspace.output_file(request.output, what="output")
+    output = workspace.output_file(request.output, label="output")
     check_output(output, [source.path for source in sources])
     with ray_parts(request.ray_address, output) as parts, atomic_output(output) as rows:
         conversion = Conversion(rows, include_failed=request.include_failed)

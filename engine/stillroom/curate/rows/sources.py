@@ -31,7 +31,7 @@ def source_files(workspace: Workspace, inputs: str | Sequence[str]) -> list[Sour
     sources: dict[Path, SourceFile] = {}
     for name in [inputs] if isinstance(inputs, str) else inputs:
         run = _run_folder(workspace, name)
-        path = workspace.existing(name, what="input") if run is None else _output(workspace, run)
+        path = workspace.existing(name, label="input") if run is None else _output(workspace, run)
         for file in rollout_files(path):
             shown = workspace.shown(file)
             source = SourceFile(file, shown if run is None else f"{run.run_id}: {shown}")

@@ -61,8 +61,8 @@ def check_scoring(workspace: Workspace, request: ScoreRollouts) -> Path:
 
     Raises InputError for everything that can be seen to be wrong before anything is spent.
     """
-    source = workspace.existing(request.input, what="input")
-    output = workspace.output_file(request.output, what="output")
+    source = workspace.existing(request.input, label="input")
+    output = workspace.output_file(request.output, label="output")
     user_file(workspace, request.rewards, kind="rewards")
     plan_judge(workspace, request)
     if output.resolve() in {file.resolve() for file in rollout_files(source)}:
@@ -90,7 +90,7 @@ async def score_rollouts(
     Raises RunCancelledError between batches of rows if the run is cancelled, and RunError if no
     reward at all could be computed.
     """
-    source = workspace.existing(request.input, what="input")
+    source = workspace.existing(request.input, label="input")
     output = check_scoring(workspace, request)
     rewards = user_file(workspace, request.rewards, kind="rewards")
     judge_plan = plan_judge(workspace, request)

@@ -209,7 +209,7 @@ def rubric_text(workspace: Workspace, rubric: str) -> str:
     """
     text = rubric
     if re.fullmatch(r"[^\n]{1,400}\.(?:md|txt)", rubric.strip()):
-        path = workspace.existing(rubric.strip(), what="rubric")
+        path = workspace.existing(rubric.strip(), label="rubric")
         try:
             if path.stat().st_size > _MAX_RUBRIC_BYTES:
                 raise InputError(f"{path} is over 1 MB", "give a shorter rubric")

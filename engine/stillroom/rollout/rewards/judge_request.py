@@ -94,7 +94,7 @@ def plan_judge(workspace: Workspace, options: JudgeOptions) -> JudgePlan | None:
     """
     if options.judge == _NO_JUDGE:
         return None
-    path = workspace.existing(options.judge, what="judge")
+    path = workspace.existing(options.judge, label="judge")
     file = _read(path)
     endpoint = endpoint_for(
         workspace, file.provider, base_url=file.base_url, api_key_env=file.api_key_env

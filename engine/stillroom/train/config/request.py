@@ -92,7 +92,7 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
 
     No model is loaded. Raises an EngineError that says what is wrong and how to fix it.
     """
-    config_file = workspace.existing(request.config, what="config")
+    config_file = workspace.existing(request.config, label="config")
     config = load_config(config_file, request.overrides)
     folder = config_file.parent
     kind = _FORMATS[config.dataset_type]
@@ -143,7 +143,7 @@ def _rows_file(
     folder = config_file.parent
     path = folder / name
     if "@" in path.name:
-        path = workspace.existing(path, what=key)
+        path = workspace.existing(path, label=key)
     if not path.is_file():
         raise ConfigError(
             f"{config_file}: {key} {name!r} does not exist in {folder}",

@@ -21,7 +21,7 @@ def requests_per_model(workspace: Workspace, request: _Request) -> list[_Request
     Each of several requests names its model in an override. Raises ConfigError for a list that
     holds anything but names, or a name twice.
     """
-    config_file = workspace.existing(request.config, what="config")
+    config_file = workspace.existing(request.config, label="config")
     paths = _model_paths(config_file, request.overrides)
     if paths is None:
         return [request]
