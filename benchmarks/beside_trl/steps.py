@@ -32,7 +32,7 @@ class Meter:
         self.seconds.append(now - self.begun)
         self.begun = now
 
-    def told(self, tokens: Sequence[int], extra_s: float = 0.0) -> dict[str, Any]:
+    def reported(self, tokens: Sequence[int], extra_s: float = 0.0) -> dict[str, Any]:
         counted = sum(self.seconds[WARMUP:]) + extra_s * len(self.seconds[WARMUP:])
         return {
             "tokens_per_cpu_s": round(sum(tokens[WARMUP:]) / counted, 1),

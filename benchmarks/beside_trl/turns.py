@@ -58,13 +58,13 @@ def table_row(work: str, lines: list[dict[str, Any]], *, has_same_tokens: bool) 
         }
         for who in SIDES
     }
-    ours, theirs = middle["ours"], middle["trl"]
+    ours, reference = middle["ours"], middle["trl"]
     row = {
         "table": work,
         "ours": ours,
-        "trl": theirs,
-        "faster": round(ours["tokens_per_cpu_s"] / theirs["tokens_per_cpu_s"], 2),
-        "memory": round(ours["peak_mb"] / theirs["peak_mb"], 2),
+        "trl": reference,
+        "faster": round(ours["tokens_per_cpu_s"] / reference["tokens_per_cpu_s"], 2),
+        "memory": round(ours["peak_mb"] / reference["peak_mb"], 2),
     }
     if has_same_tokens:
         both = [next(line["losses"] for line in lines if line["who"] == who) for who in SIDES]

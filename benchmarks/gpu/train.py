@@ -76,7 +76,7 @@ class Meter:
         self.seconds.append(now - self.begun)
         self.begun = now
 
-    def told(self, tokens: Sequence[int], extra_s: float = 0.0) -> dict[str, Any]:
+    def reported(self, tokens: Sequence[int], extra_s: float = 0.0) -> dict[str, Any]:
         """Returns the figures of the steps after the warm-up; `extra_s` is added to each step."""
         pairs = zip(tokens[WARMUP:], self.seconds[WARMUP:], strict=True)
         rates = [count / (seconds + extra_s) for count, seconds in pairs]
@@ -155,8 +155,8 @@ def our_sft(folder: Path, *, is_full: bool) -> dict[str, Any]:
         meter.losses.append(accumulate_nll(student, batch).loss)
         optimizer.step()
         meter.end_step()
-    told = meter.told([nonpad(batch) for batch in batches])
-    return {**told, "microbatch_tokens": student.max_microbatch_tokens}
+    reported = meter.reported([nonpad(batch) for batch in batches])
+    return {**reported, "microbatch_tokens": student.max_microbatch_tokens}
 
 
 def our_dpo(folder: Path, *, is_full: bool) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def our_dpo(folder: Path, *, is_full: bool) -> dict[str, Any]:
         optimizer.step()
         meter.end_step()
     counts = [nonpad([s for p in batch for s in (p.chosen, p.rejected)]) for batch in batches]
-    return {**meter.told(counts, reference_s), "reference_s": round(reference_s, 3)}
+    return {**meter.reported(counts, reference_s), "reference_s": round(reference_s, 3)}
 
 
 def our_opd(folder: Path, teacher_folder: Path, *, is_full: bool) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def our_opd(folder: Path, teacher_folder: Path, *, is_full: bool) -> dict[str, A
     names = ("generate_s", "score_s", "update_s")
     middle = [round(statistics.median(part), 3) for part in zip(*split[WARMUP:], strict=True)]
     return {
-        **meter.told(counts),
+        **meter.reported(counts),
         **dict(zip(names, middle, strict=True)),
         "logprob_gap": round(gap, 5),
     }
@@ -291,7 +291,7 @@ def trl_run(trainer: Any, meter: Meter, counts: Sequence[int]) -> dict[str, Any]
     trainer.add_callback(Told())
     meter.begin()
     trainer.train()
-    return meter.told(counts)
+    return meter.reported(counts)
 
 
 def trl_sft(folder: Path, *, is_full: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import json
 import time
 from pathlib import Path
 
-from demo_world import DemoWorld, told
+from demo_world import DemoWorld, reported
 
 from stillroom.evaluate.intervals import mean_estimate, share_estimate
 
@@ -146,24 +146,24 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--heldout", type=int, default=300)
     parser.add_argument("--table", action="store_true")
-    asked = parser.parse_args()
-    path = asked.folder / "results.jsonl"
+    requested = parser.parse_args()
+    path = requested.folder / "results.jsonl"
     results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    if asked.table:
+    if requested.table:
         print(table(results))
         return
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    added = {name: tuple(overrides) for name, *overrides in asked.row}
-    rows = {**{name: ROWS[name] for name in asked.rows if name in ROWS}, **added}
-    if unknown := set(asked.rows) - ROWS.keys():
+    requested.folder.mkdir(parents=True, exist_ok=True)
+    added = {name: tuple(overrides) for name, *overrides in requested.row}
+    rows = {**{name: ROWS[name] for name in requested.rows if name in ROWS}, **added}
+    if unknown := set(requested.rows) - ROWS.keys():
         parser.error(f"unknown rows: {sorted(unknown)}; known: {list(ROWS)}")
     done = {(result["row"], result["seed"]) for result in results}
-    for seed in asked.seeds:
-        world = DemoWorld(asked.folder, seed, num_heldout=asked.heldout)
+    for seed in requested.seeds:
+        world = DemoWorld(requested.folder, seed, num_heldout=requested.heldout)
         work = {"start (SFT)": lambda world=world: start(world)}
         for row, overrides in rows.items():
             work[row] = lambda world=world, row=row, overrides=overrides: measure(
-                world, row, overrides, asked.iterations
+                world, row, overrides, requested.iterations
             )
         for row, run in work.items():
             if (row, seed) in done:
@@ -171,7 +171,7 @@ def main() -> None:
             result = run()
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(result) + "\n")
-            print(told(**{k: v for k, v in result.items() if k != "solved"}), flush=True)
+            print(reported(**{k: v for k, v in result.items() if k != "solved"}), flush=True)
 
 
 if __name__ == "__main__":

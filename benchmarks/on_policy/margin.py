@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo_world import STUDENT, TEACHER, DemoWorld, Stage, told
+from demo_world import STUDENT, TEACHER, DemoWorld, Stage, reported
 
 from stillroom.evaluate.intervals import mean_estimate
 
@@ -113,7 +113,7 @@ def summary(results: list[dict]) -> str:
             ]
             margin = mean_estimate(differences, limits=(-1.0, 1.0))
             lines.append(
-                told(
+                reported(
                     kind=kind,
                     rival=f"SFT {rival}",
                     seeds=len(pairs),
@@ -131,7 +131,7 @@ def summary(results: list[dict]) -> str:
         shares = [us["accuracy"] / t for us, t in zip(ours, teachers, strict=False)]
         falls = [b["teacher_kl"] / us["teacher_kl"] for us, b in zip(ours, before, strict=True)]
         lines.append(
-            told(
+            reported(
                 kind=kind,
                 accuracy={m: [round(r["accuracy"], 3) for r in rs] for m, rs in by_model.items()},
                 teacher_kl={
@@ -153,24 +153,24 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     parser.add_argument("--heldout", type=int, default=300)
     parser.add_argument("--summary", action="store_true")
-    asked = parser.parse_args()
-    path = asked.folder / "results.jsonl"
+    requested = parser.parse_args()
+    path = requested.folder / "results.jsonl"
     results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    if asked.summary:
+    if requested.summary:
         print(summary(results))
         return
-    asked.folder.mkdir(parents=True, exist_ok=True)
+    requested.folder.mkdir(parents=True, exist_ok=True)
     done = {(result["kind"], result["seed"]) for result in results}
-    for kind in asked.kinds:
-        for seed in asked.seeds:
+    for kind in requested.kinds:
+        for seed in requested.seeds:
             if (kind, seed) in done:
                 continue
-            world = DemoWorld(asked.folder, seed, num_heldout=asked.heldout)
+            world = DemoWorld(requested.folder, seed, num_heldout=requested.heldout)
             found = measure(world, kind)
             with path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(result) + "\n" for result in found)
             for result in found:
-                print(told(**{k: v for k, v in result.items() if k != "solved"}), flush=True)
+                print(reported(**{k: v for k, v in result.items() if k != "solved"}), flush=True)
 
 
 if __name__ == "__main__":

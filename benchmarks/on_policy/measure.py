@@ -31,10 +31,10 @@ from stillroom.data.chat.render import ChatRenderer
 MAX_CONTEXT = 4096
 
 
-def told(meter: Meter, work: Work, num_sampled: Sequence[int]) -> dict[str, Any]:
+def reported(meter: Meter, work: Work, num_sampled: Sequence[int]) -> dict[str, Any]:
     """Returns what was measured. Raises AssertionError unless every step sampled as many tokens."""
     assert num_sampled == [work.num_sampled] * len(meter.seconds), num_sampled
-    return meter.told(num_sampled)
+    return meter.reported(num_sampled)
 
 
 def given_rollouts(
@@ -115,7 +115,7 @@ def ours(work: Work, student_folder: Path, teacher_folder: Path, steps: int) -> 
             stats = update_student(student, {0: teacher}, sequences, optimizer, config, step)
             meter.losses.append(stats.loss / stats.num_tokens)
         meter.end_step()
-    return told(meter, work, counts)
+    return reported(meter, work, counts)
 
 
 def sequence_of(prompt: list[int], completion: list[int], marks: list[int]) -> Any:
@@ -214,7 +214,7 @@ def trl(work: Work, student_folder: Path, teacher_folder: Path, steps: int) -> d
     trainer.eos_token_ids = [-1]
     if work.phase == "generate":
         return trl_generate(trainer, work, steps)
-    return told(trl_run(trainer), work, trainer.counts)
+    return reported(trl_run(trainer), work, trainer.counts)
 
 
 def on_tokens(base: Any, work: Work, renderer: ChatRenderer) -> Any:
@@ -261,7 +261,7 @@ def trl_generate(trainer: Any, work: Work, steps: int) -> dict[str, Any]:
     for step in range(steps):
         trainer._generate(prompts(work, step))
         meter.end_step()
-    return told(meter, work, trainer.counts)
+    return reported(meter, work, trainer.counts)
 
 
 SIDES: dict[str, Callable[[Work, Path, Path, int], dict[str, Any]]] = {"ours": ours, "trl": trl}

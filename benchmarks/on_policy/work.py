@@ -84,10 +84,10 @@ def prompts(work: Work, step: int) -> list[list[Message]]:
     rng = random.Random(step)
     chats: list[list[Message]] = []
     for _ in range(work.num_prompts):
-        asked = text(rng, work.prompt_chars)
+        requested = text(rng, work.prompt_chars)
         chat: list[Message] = [
             {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": asked},
+            {"role": "user", "content": requested},
         ]
         chats += [chat] * work.group
     return chats

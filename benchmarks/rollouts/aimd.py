@@ -101,10 +101,10 @@ class AimdController:
         """Gives what spaces a request, and by how much."""
         if self.is_limited:
             yield self.pacer, self.gap_s
-        for unit, told in self.told_by.items():
-            if told.pace is not None:
+        for unit, reported in self.told_by.items():
+            if reported.pace is not None:
                 amount = 1.0 if unit is LimitUnit.REQUESTS else tokens
-                yield self.told_pacers[unit], amount / told.pace
+                yield self.told_pacers[unit], amount / reported.pace
 
     def total(self, unit: LimitUnit) -> float:
         return float(self.num_sent) if unit is LimitUnit.REQUESTS else self.tokens_sent
@@ -112,5 +112,6 @@ class AimdController:
     def told_refused(self) -> bool:
         """Whether what the endpoint says of its limits accounts for a refusal."""
         return any(
-            told.accounts_for_refusal(self.total(unit)) for unit, told in self.told_by.items()
+            reported.accounts_for_refusal(self.total(unit))
+            for unit, reported in self.told_by.items()
         )

@@ -50,7 +50,7 @@ def forecast(known: int) -> bool:
         folder = project(name, NUM)
         if known:
             ours(folder, url, n=known, **OPTIONS)
-        told = ours(folder, url, dry_run=True, **OPTIONS)
+        reported = ours(folder, url, dry_run=True, **OPTIONS)
         before = counters()
         ours(folder, url, **OPTIONS)
         after = counters()
@@ -61,10 +61,10 @@ def forecast(known: int) -> bool:
         "completion_tokens": spent["completion_tokens"],
         "cost_usd": round(billed_usd(spent), 4),
     }
-    predicted = {key: told[key] for key in actual}
+    predicted = {key: reported[key] for key in actual}
     is_within = all(span["low"] <= actual[key] <= span["high"] for key, span in predicted.items())
     report(
-        case="forecast", known=known, todo=told["todo"], is_within=is_within, based_on=told["based_on"],
+        case="forecast", known=known, todo=reported["todo"], is_within=is_within, based_on=reported["based_on"],
         predicted=predicted, actual=actual,
         predicted_over_actual={key: round(span["expected"] / actual[key], 3) for key, span in predicted.items()},
     )  # fmt: skip

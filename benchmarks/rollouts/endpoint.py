@@ -91,7 +91,7 @@ class Endpoint:
             },
         }
 
-    def told(self) -> bytes:
+    def reported(self) -> bytes:
         """The headers that say what is left of each limit."""
         buckets = {b"requests": self.requests_bucket, b"tokens": self.tokens_bucket}
         if not self.options.tell:
@@ -217,7 +217,7 @@ class Connection(asyncio.Protocol):
             wait, why = refusal
             endpoint.counts["refused"] += 1
             error = json.dumps({"error": {"message": why, "type": "rate_limit_exceeded"}}).encode()
-            extra = b"retry-after: %.3f\r\n%b" % (wait, endpoint.told())
+            extra = b"retry-after: %.3f\r\n%b" % (wait, endpoint.reported())
             return self.transport.write(response(429, error, extra))
         key = hashlib.blake2b(body, digest_size=8).digest()
         draw = UNUSED
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
         latency = options.latency
         if options.sigma:
             latency = draw.lognormvariate(math.log(latency) - options.sigma**2 / 2, options.sigma)
-        data, fault = self.reply_to(body, draw, endpoint.told())
+        data, fault = self.reply_to(body, draw, endpoint.reported())
         if fault == "hang":
             return None
         self.loop.call_later(latency, self.send, data, key if fault is None else None)

@@ -59,8 +59,8 @@ def main() -> int:
     ):
         folder = Path(name)
         write_project(folder, num)
-        asked = json.dumps({"concurrency": AT_ONCE, "max_concurrency": AT_ONCE})
-        command = [sys.executable, str(HERE / "ours.py"), str(folder), url, asked]
+        requested = json.dumps({"concurrency": AT_ONCE, "max_concurrency": AT_ONCE})
+        command = [sys.executable, str(HERE / "ours.py"), str(folder), url, requested]
         while kills < options.kills and kill_once(command, folder, counters, draw.uniform(0, 0.1)):
             kills += 1
         in_flight, at_last_kill = counters().get("hung_up", 0), counters()["answered"]

@@ -83,7 +83,7 @@ class Run:
         endpoint.first_at = endpoint.first_at or self.clock.now
         endpoint.counts["requests"] += 1
         refusal = endpoint.refusal(b"", int(call[1]))
-        headers = dict(h.split(": ") for h in endpoint.told().decode().split("\r\n") if h)
+        headers = dict(h.split(": ") for h in endpoint.reported().decode().split("\r\n") if h)
         if refusal is not None:
             endpoint.counts["refused"] += 1
             return self.clock.after(WIRE_S, self.is_refused, sent, call, headers, refusal)

@@ -52,7 +52,7 @@ def ours(work: Work, folder: Path, steps: int) -> dict[str, Any]:
             meter.losses.append(accumulate_nll(student, batch).loss)
             optimizer.step()
             meter.end_step()
-        return meter.told([num_tokens(batch) for batch in batches])
+        return meter.reported([num_tokens(batch) for batch in batches])
     pairs = dpo_batches(work, steps)
     add_reference(student, pairs[0], is_mean=False)
     meter.begin()
@@ -63,8 +63,8 @@ def ours(work: Work, folder: Path, steps: int) -> dict[str, Any]:
         meter.losses.append(accumulate_preference(student, batch, DpoSection()).loss)
         optimizer.step()
         meter.end_step()
-    told = meter.told([num_tokens(batch) for batch in pairs], reference_s)
-    return {**told, "reference_s": round(reference_s, 2)}
+    reported = meter.reported([num_tokens(batch) for batch in pairs], reference_s)
+    return {**reported, "reference_s": round(reference_s, 2)}
 
 
 def trl(work: Work, folder: Path, steps: int) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def trl_sft(work: Work, folder: Path, steps: int) -> dict[str, Any]:
         processing_class=transformers.AutoTokenizer.from_pretrained(folder),
         peft_config=adapter(is_lora=work.is_lora),
     )  # fmt: skip
-    return trl_run(trainer).told([num_tokens(batch) for batch in batches])
+    return trl_run(trainer).reported([num_tokens(batch) for batch in batches])
 
 
 def trl_dpo(work: Work, folder: Path, steps: int) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def trl_dpo(work: Work, folder: Path, steps: int) -> dict[str, Any]:
         processing_class=transformers.AutoTokenizer.from_pretrained(folder),
         peft_config=adapter(is_lora=work.is_lora),
     )
-    return trl_run(trainer).told([num_tokens(batch) for batch in batches])
+    return trl_run(trainer).reported([num_tokens(batch) for batch in batches])
 
 
 SIDES: dict[str, Callable[[Work, Path, int], dict[str, Any]]] = {"ours": ours, "trl": trl}
@@ -149,8 +149,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="after the warm-up")
     args = parser.parse_args()
     be_quiet()
-    told = SIDES[args.who](WORKS[args.work], args.folder, args.steps + WARMUP)
-    print(json.dumps({"bench": args.work, "who": args.who, **told}), flush=True)
+    reported = SIDES[args.who](WORKS[args.work], args.folder, args.steps + WARMUP)
+    print(json.dumps({"bench": args.work, "who": args.who, **reported}), flush=True)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def completion(
     tool_calls: list[dict[str, Any]] | None = None,
     finish_reason: str = "stop",
     usage: Any = None,
-    told: Mapping[str, Any] | None = None,
+    reported: Mapping[str, Any] | None = None,
     **message: Any,
 ) -> httpx.Response:
     """A well-formed answer; `told` is what stands beside the choices."""
@@ -103,7 +103,7 @@ def completion(
         reply["tool_calls"] = tool_calls
     choice = {"index": 0, "message": reply, "finish_reason": finish_reason}
     counted = {"prompt_tokens": 10, "completion_tokens": 5} if usage is None else usage
-    answer = {"id": "x", "choices": [choice], "usage": counted, **(told or {})}
+    answer = {"id": "x", "choices": [choice], "usage": counted, **(reported or {})}
     return httpx.Response(200, json=answer)
 
 
@@ -135,14 +135,14 @@ class ScriptedTeacher:
         *,
         tool_turns: int = 1,
         before: Callable[[Served], Awaitable[httpx.Response | None]] | None = None,
-        told: Callable[[Served], Mapping[str, Any]] = lambda _served: {},
+        reported: Callable[[Served], Mapping[str, Any]] = lambda _served: {},
     ) -> None:
-        self.tool_turns, self.before, self.told = tool_turns, before, told
+        self.tool_turns, self.before, self.reported = tool_turns, before, reported
         self.served: list[tuple[str, int | None, int]] = []
-        self.asked = 0
+        self.requested = 0
 
     async def handle(self, request: httpx.Request) -> httpx.Response:
-        self.asked += 1
+        self.requested += 1
         served = Served(json.loads(request.content))
         if self.before is not None:
             response = await self.before(served)
@@ -153,6 +153,8 @@ class ScriptedTeacher:
             arguments = json.dumps({"item": served.prompt, "turn": served.turn})
             function = {"name": "price", "arguments": arguments}
             call = {"id": f"call_{served.turn}", "type": "function", "function": function}
-            told = self.told(served)
-            return completion(None, tool_calls=[call], finish_reason="tool_calls", told=told)
-        return completion(f"{served.prompt}: the answer is 12.", told=self.told(served))
+            reported = self.reported(served)
+            return completion(
+                None, tool_calls=[call], finish_reason="tool_calls", reported=reported
+            )
+        return completion(f"{served.prompt}: the answer is 12.", reported=self.reported(served))

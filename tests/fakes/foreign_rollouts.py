@@ -142,12 +142,12 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
     if draw(st.booleans()):
         messages.append({"role": "system", "content": draw(TEXTS)})
     for number in range(draw(st.integers(1, 3))):
-        asked: Any = draw(TEXTS)
+        requested: Any = draw(TEXTS)
         if draw(st.booleans()):
-            asked = [{"type": "text", "text": asked}]
+            requested = [{"type": "text", "text": requested}]
             if draw(st.booleans()):
-                asked.append({"type": "image_url", "image_url": {"url": "x"}})
-        messages.append({"role": "user", "content": asked})
+                requested.append({"type": "image_url", "image_url": {"url": "x"}})
+        messages.append({"role": "user", "content": requested})
         calls = [tool_call("f", f"c{number}{i}") for i in range(draw(st.integers(0, 2)))]
         turn = assistant(draw(TEXTS | st.none()), *calls)
         if draw(st.booleans()):

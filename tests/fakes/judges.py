@@ -17,7 +17,7 @@ class ScriptedJudge:
 
     def __init__(self, replies: Sequence[Any]) -> None:
         self._replies = list(replies)
-        self.asked: list[list[Message]] = []
+        self.requested: list[list[Message]] = []
         self.formats: list[Any] = []
         self.seeds: list[int | None] = []
 
@@ -30,7 +30,7 @@ class ScriptedJudge:
         response_format: dict[str, Any] | None = None,
     ) -> SampledTurn:
         assert tools == []
-        self.asked.append(messages)
+        self.requested.append(messages)
         self.formats.append(response_format)
         self.seeds.append(seed)
         reply = self._replies.pop(0)

@@ -100,22 +100,22 @@ def simulate(
                 result.busy += trip
             else:
                 trip = refusal_s
-            told = (
+            reported = (
                 bucket.allowance(now, told_times)
                 if tells is not None and bucket is not None
                 else None
             )
-            heapq.heappush(events, (now + trip, next(numbers), sent, is_taken, told))
+            heapq.heappush(events, (now + trip, next(numbers), sent, is_taken, reported))
             amount = cost(rng)
             result.most_in_flight = max(result.most_in_flight, controller.in_flight)
             continue
         next_at = min(ready_at + late_s, events[0][0] if events else math.inf)
         now = next_at
         while events and events[0][0] <= now:
-            _, _, sent, is_taken, told = heapq.heappop(events)
+            _, _, sent, is_taken, reported = heapq.heappop(events)
             waiting += 1
-            if tells is not None and told is not None:
-                controller.follow_headers(sent, now, tells, told)
+            if tells is not None and reported is not None:
+                controller.follow_headers(sent, now, tells, reported)
             if is_taken:
                 answering -= 1
                 controller.accepted(sent, now)

@@ -30,5 +30,5 @@ def write_checkout(folder: Path, body: str = WRITES) -> Path:
 
 def read_gguf(path: Path) -> tuple[str, list[str]]:
     """Returns the type that was asked for, and the files the converter saw."""
-    asked, held = json.loads(path.read_bytes().removeprefix(b"GGUF"))
-    return asked, held
+    requested, held = json.loads(path.read_bytes().removeprefix(b"GGUF"))
+    return requested, held

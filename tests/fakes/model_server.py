@@ -39,18 +39,18 @@ class FakeModelServer(LoopbackServer):
         self.max_model_len, self.max_logprobs = max_model_len, max_logprobs
         self.before, self.shown = before, shown
         self.has_tokenize, self.has_lora = has_tokenize, has_lora
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.requested: list[tuple[str, dict[str, Any]]] = []
         self.models: dict[str, Any] = {"served": loaded.model}
         self._lock = threading.Lock()
         super().__init__(_Handler)
 
     def count(self, path: str) -> int:
-        return sum(asked == path for asked, _ in self.asked)
+        return sum(requested == path for requested, _ in self.requested)
 
     def answer(self, path: str, body: dict[str, Any]) -> Reply:
         # One model, and torch's threads are the test's.
         with self._lock:
-            self.asked.append((path, body))
+            self.requested.append((path, body))
             replied = self.before(path, body)
             if replied is not None:
                 return replied
@@ -133,11 +133,11 @@ class FakeModelServer(LoopbackServer):
 
     def _prompt_logprobs(self, model: str, ids: list[int], num: int) -> list[Any]:
         logprobs_TV = self.logprobs(model, ids)
-        told: list[Any] = [None]
+        reported: list[Any] = [None]
         for place in range(1, len(ids)):
             row_V = logprobs_TV[place - 1]
             likeliest = row_V.topk(num).indices.tolist() if num else []
-            told.append(
+            reported.append(
                 {
                     str(token): {
                         "logprob": max(row_V[token].item(), IMPOSSIBLE),
@@ -147,7 +147,7 @@ class FakeModelServer(LoopbackServer):
                     for token in dict.fromkeys([ids[place], *likeliest])
                 }
             )
-        return told
+        return reported
 
     def _generate(self, body: dict[str, Any]) -> Reply:
         ids, start, num = body["input_ids"], body["logprob_start_len"], body["top_logprobs_num"]
@@ -195,15 +195,15 @@ class FakeModelServer(LoopbackServer):
         if not body.get("ignore_eos"):
             stops |= self.loaded.stop_ids
         new: list[int] = []
-        told: list[float] = []
+        reported: list[float] = []
         for _ in range(body["max_tokens"]):
             row_V = self.logprobs(body["model"], [*ids, *new])[-1]
             token = int(torch.multinomial(row_V.exp(), 1, generator=draws))
             new.append(token)
-            told.append(row_V[token].item())
+            reported.append(row_V[token].item())
             if token in stops:
-                return new, told, "stop"
-        return new, told, "length"
+                return new, reported, "stop"
+        return new, reported, "length"
 
 
 class _Handler(LoopbackHandler):

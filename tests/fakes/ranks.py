@@ -33,9 +33,9 @@ def in_processes(
     for process in late:
         process.kill()
         process.join()
-    told = [file.read_text("utf-8") for file in sorted(folder.glob("*.error"))]
+    reported = [file.read_text("utf-8") for file in sorted(folder.glob("*.error"))]
     codes = [process.exitcode for process in processes]
-    assert not told, f"exit codes {codes}\n" + "\n".join(told)
+    assert not reported, f"exit codes {codes}\n" + "\n".join(reported)
     assert not late, "the processes wait for each other"
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
 

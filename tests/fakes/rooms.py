@@ -75,11 +75,11 @@ class Stay:
         assert self.result.succeeded == self.result.num_success == NUM_GUESTS, self.result
         assert len(self.rows) == NUM_GUESTS
         for row in self.rows:
-            told = json.dumps(row["messages"])
+            reported = json.dumps(row["messages"])
             name = row["messages"][0]["content"].split()[0]
-            assert [other for other in NAMES if other in told] == [name]
-            assert all(words in told for words in UNTOUCHED), told
-            assert f"Stored: {name} and {name}." in told, told
+            assert [other for other in NAMES if other in reported] == [name]
+            assert all(words in reported for words in UNTOUCHED), reported
+            assert f"Stored: {name} and {name}." in reported, reported
         cookies = [(r.path, r.headers.get("cookie")) for r in self.requests if "guest" in r.path]
         assert sorted(cookies) == sorted(
             visit for n in NAMES for visit in ((f"/room/{n}", None), (f"/answer/{n}", f"who={n}"))

@@ -61,11 +61,11 @@ def gradients(student: Student) -> dict[str, Any]:
     return found
 
 
-def largest_gap(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+def largest_gap(ours: dict[str, Any], reference: dict[str, Any]) -> float:
     """Returns the largest difference of the gradients, as a share of the largest of them."""
-    assert ours.keys() == theirs.keys()
-    largest = max(gradient.abs().max().item() for gradient in theirs.values())
-    gaps = [(ours[name].double() - theirs[name].double()).abs().max().item() for name in ours]
+    assert ours.keys() == reference.keys()
+    largest = max(gradient.abs().max().item() for gradient in reference.values())
+    gaps = [(ours[name].double() - reference[name].double()).abs().max().item() for name in ours]
     return max(gaps) / max(largest, 1e-12)
 
 

@@ -194,8 +194,8 @@ def test_losses_and_gradients_in_fp32_are_those_of_the_cpu(tiny_models, rank):
         found[device] = losses, [{k: g.cpu() for k, g in one.items()} for one in kept]
 
     assert found["cuda"][0] == pytest.approx(found["cpu"][0], abs=1e-4)
-    for ours, theirs in zip(found["cuda"][1], found["cpu"][1], strict=True):
-        assert largest_gap(ours, theirs) < 1e-3
+    for ours, reference in zip(found["cuda"][1], found["cpu"][1], strict=True):
+        assert largest_gap(ours, reference) < 1e-3
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama", "gemma3", "mistral-sliding"])

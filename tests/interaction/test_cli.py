@@ -36,10 +36,10 @@ def test_every_operation_is_a_command_with_the_same_words() -> None:
 def test_the_help_says_what_a_value_may_be() -> None:
     parser, by_command = build_parser()
     assert "95 % intervals" in " ".join(parser.format_help().split())
-    told = by_command["filter-dataset"].format_help()
-    assert "--dedupe {exact,near}" in told
-    assert "--min-reward N" in told
-    assert "--language TEXT" in told
+    reported = by_command["filter-dataset"].format_help()
+    assert "--dedupe {exact,near}" in reported
+    assert "--min-reward N" in reported
+    assert "--language TEXT" in reported
 
 
 def test_a_run_is_waited_for_and_its_result_is_one_json_line(tmp_path: Path) -> None:

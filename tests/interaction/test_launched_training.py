@@ -61,13 +61,13 @@ def test_a_process_that_is_killed_is_named_and_the_run_goes_on_with_shared_weigh
     assert "distributed_type: FSDP" in config.read_text("utf-8")
     whole = project.train("whole", "launcher.kind=local", "launcher.num_processes=null")
     alone = [metrics["loss"] for metrics in project.reporter.measured]
-    told = losses(project, resumed.run_id)
-    assert list(told) == list(range(1, STEPS + 1))
-    torch.testing.assert_close(list(told.values()), alone, atol=1e-4, rtol=1e-4)
-    ours, theirs = (
+    reported = losses(project, resumed.run_id)
+    assert list(reported) == list(range(1, STEPS + 1))
+    torch.testing.assert_close(list(reported.values()), alone, atol=1e-4, rtol=1e-4)
+    ours, reference = (
         load_file(project.root / checkpoint / "model.safetensors")
         for checkpoint in (resumed.result["checkpoint"], whole.checkpoint)
     )
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
+    assert ours.keys() == reference.keys()
+    for name, tensor in reference.items():
         torch.testing.assert_close(ours[name], tensor, atol=1e-3, rtol=0)

@@ -34,8 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     api.validate_dataset(workspace, api.ValidateDataset(path="rows.jsonl", format="rollouts"))
     api.sample_for_review(workspace, api.SampleForReview(input="rows.jsonl", output="review.jsonl"))
     for name, model in (("plain", None), ("tokens", "demo/student")):
-        asked = api.InspectExamples(path="rows.jsonl", model=model, html=f"{name}.html")
-        api.inspect_examples(workspace, asked)
+        requested = api.InspectExamples(path="rows.jsonl", model=model, html=f"{name}.html")
+        api.inspect_examples(workspace, requested)
     return folder
 
 
@@ -101,8 +101,10 @@ def test_verdicts_are_given_by_click_and_key_kept_and_downloaded(
     page.close()
 
     (folder / "verdicts.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    asked = api.FilterDataset(input="rows.jsonl", output="kept.jsonl", verdicts="verdicts.jsonl")
-    kept = api.filter_dataset(Workspace(folder), asked)
+    requested = api.FilterDataset(
+        input="rows.jsonl", output="kept.jsonl", verdicts="verdicts.jsonl"
+    )
+    kept = api.filter_dataset(Workspace(folder), requested)
     assert kept.kept == 11
 
 

@@ -33,8 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _node_version() -> int:
     node = shutil.which("node")
     assert node, "no Node"
-    told = subprocess.run([node, "--version"], check=True, capture_output=True, text=True)
-    return int(told.stdout.lstrip("v").partition(".")[0])
+    reported = subprocess.run([node, "--version"], check=True, capture_output=True, text=True)
+    return int(reported.stdout.lstrip("v").partition(".")[0])
 
 
 def open_room(url: str, _: str) -> tuple[str, dict[str, Any]]:

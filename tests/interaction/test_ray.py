@@ -86,12 +86,12 @@ def run_of(
 
 def conversations(workspace: Workspace, name: str = "out.jsonl") -> dict[Any, Any]:
     rows = read_rows(workspace.root / name)
-    told = {
+    reported = {
         (row["task_id"], row["sample"]): (row["messages"], row["reward"], row["usage"])
         for row in rows
     }
-    assert len(told) == len(rows)
-    return told
+    assert len(reported) == len(rows)
+    return reported
 
 
 def adds_up(result: RolloutsResult) -> bool:

@@ -58,7 +58,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
 
 
-def told(result: msgspec.Struct) -> dict[str, Any]:
+def reported(result: msgspec.Struct) -> dict[str, Any]:
     """Returns a result as it is told, names of the output and last digits of means apart."""
 
     def plain(value: Any) -> Any:
@@ -87,31 +87,33 @@ def nothing_left(workspace: Workspace) -> bool:
 
 
 def test_conversion_gives_the_same_bytes(cluster, workspace: Workspace) -> None:
-    asked = {"input": "shards", "include_failed": True}
-    alone = convert.convert_rollouts(workspace, api.ConvertRollouts(**asked, output="alone.jsonl"))
-    split = convert_on_ray(
-        workspace, api.ConvertRollouts(**asked, output="split.jsonl", ray_address="auto")
+    requested = {"input": "shards", "include_failed": True}
+    alone = convert.convert_rollouts(
+        workspace, api.ConvertRollouts(**requested, output="alone.jsonl")
     )
-    assert told(split) == told(alone)
+    split = convert_on_ray(
+        workspace, api.ConvertRollouts(**requested, output="split.jsonl", ray_address="auto")
+    )
+    assert reported(split) == reported(alone)
     assert split.converted > 100
     assert manifest(workspace, "split.jsonl") == manifest(workspace, "alone.jsonl")
     assert nothing_left(workspace)
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         {"input": "shards"},
         {"input": "shards", "strategy": "all", "max_pairs_per_task": 3},
         {"chosen_from": "shards", "rejected_from": "shards/1.jsonl", "cut": "none"},
     ],
 )
-def test_pairs_are_the_same_bytes(cluster, workspace: Workspace, asked: dict[str, Any]) -> None:
-    alone = pairs.make_dpo_pairs(workspace, api.MakeDpoPairs(**asked, output="alone.jsonl"))
+def test_pairs_are_the_same_bytes(cluster, workspace: Workspace, requested: dict[str, Any]) -> None:
+    alone = pairs.make_dpo_pairs(workspace, api.MakeDpoPairs(**requested, output="alone.jsonl"))
     split = pair_on_ray(
-        workspace, api.MakeDpoPairs(**asked, output="split.jsonl", ray_address="auto")
+        workspace, api.MakeDpoPairs(**requested, output="split.jsonl", ray_address="auto")
     )
-    assert told(split) == told(alone)
+    assert reported(split) == reported(alone)
     assert split.pairs > 5
     assert manifest(workspace, "split.jsonl") == manifest(workspace, "alone.jsonl")
 
@@ -137,16 +139,16 @@ FILTERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("asked", FILTERS, ids="+".join)
+@pytest.mark.parametrize("requested", FILTERS, ids="+".join)
 def test_a_filter_keeps_the_same_bytes(
-    cluster, workspace: Workspace, asked: dict[str, Any]
+    cluster, workspace: Workspace, requested: dict[str, Any]
 ) -> None:
-    given = {"input": "shards", **asked}
+    given = {"input": "shards", **requested}
     alone = filters.filter_dataset(workspace, api.FilterDataset(**given, output="alone.jsonl"))
     split = filter_on_ray(
         workspace, api.FilterDataset(**given, output="split.jsonl", ray_address="auto")
     )
-    assert told(split) == told(alone)
+    assert reported(split) == reported(alone)
     assert split.read == split.kept + sum(split.dropped.values())
     assert 0 < split.kept < split.read
     assert manifest(workspace, "split.jsonl") == manifest(workspace, "alone.jsonl")
@@ -175,5 +177,5 @@ def test_a_cluster_of_this_machine_is_started_for_a_call(workspace: Workspace) -
     alone = convert.convert_rollouts(
         workspace, api.ConvertRollouts(input="shards", output="alone.jsonl")
     )
-    assert told(result) == told(alone)
+    assert reported(result) == reported(alone)
     assert manifest(workspace, "split.jsonl") == manifest(workspace, "alone.jsonl")

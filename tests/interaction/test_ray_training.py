@@ -31,13 +31,13 @@ def test_two_workers_train_as_one_process_does(project, strategy):
     both = project.train("both", *RAY, f"launcher.strategy={strategy}")
 
     assert both.trained_tokens == alone.trained_tokens
-    told = [metrics["loss"] for metrics in project.reporter.measured]
-    assert told == pytest.approx(losses, abs=2e-6)
-    ours, theirs = (
+    reported = [metrics["loss"] for metrics in project.reporter.measured]
+    assert reported == pytest.approx(losses, abs=2e-6)
+    ours, reference = (
         load_file(project.root / result.checkpoint / "model.safetensors")
         for result in (both, alone)
     )
-    for name, tensor in theirs.items():
+    for name, tensor in reference.items():
         torch.testing.assert_close(ours[name], tensor, atol=5e-5, rtol=0)
 
 
@@ -53,20 +53,20 @@ def test_two_workers_distil_as_one_process_does(tmp_path, tiny_models):
     )
     project.write([{"prompt": f"Item {i}?"} for i in range(5)])
     alone = project.train("alone")
-    told = [(m["loss"], m["teacher_kl"]) for m in project.reporter.measured]
+    reported = [(m["loss"], m["teacher_kl"]) for m in project.reporter.measured]
     project.reporter.measured.clear()
 
     both = project.train("both", *RAY)
 
     assert both.trained_tokens == alone.trained_tokens
-    for measured, (loss, kl) in zip(project.reporter.measured, told, strict=True):
+    for measured, (loss, kl) in zip(project.reporter.measured, reported, strict=True):
         assert measured["loss"] == pytest.approx(loss, abs=2e-6)
         assert measured["teacher_kl"] == pytest.approx(kl, abs=2e-6)
-    ours, theirs = (
+    ours, reference = (
         load_file(project.root / result.checkpoint / "model.safetensors")
         for result in (both, alone)
     )
-    for name, tensor in theirs.items():
+    for name, tensor in reference.items():
         torch.testing.assert_close(ours[name], tensor, atol=5e-5, rtol=0)
 
 

@@ -58,12 +58,12 @@ def test_an_option_that_two_tools_share_is_explained_by_the_tool_that_the_other_
     tools = {tool["name"]: tool for tool in json.loads(GOLDEN.read_text(encoding="utf-8"))}
     evaluate, generate = tools["evaluate_model"], tools["generate_rollouts"]
     assert "generate_rollouts" in evaluate["description"]
-    shared, told = (tool["input_schema"]["properties"] for tool in (evaluate, generate))
+    shared, reported = (tool["input_schema"]["properties"] for tool in (evaluate, generate))
     assert shared["max_turns"] == {"default": 10, "type": "integer"}
     for name, option in shared.items():
         # Its own options and defaults are told in full.
-        default = told.get(name, {}).get("default")
-        if name not in told or option.get("default", default) != default:
+        default = reported.get(name, {}).get("default")
+        if name not in reported or option.get("default", default) != default:
             assert "description" in option or name == "temperature"
 
 
@@ -263,8 +263,8 @@ def test_a_rollout_run_is_started_watched_and_listed(tmp_path: Path) -> None:
             async def on_progress(done: float, total: float | None, message: str | None) -> None:
                 heard.append(done)
 
-            asked = {"run_id": run["run_id"], "wait_s": 30}
-            ended = await client.call_tool("get_run", asked, progress_callback=on_progress)
+            requested = {"run_id": run["run_id"], "wait_s": 30}
+            ended = await client.call_tool("get_run", requested, progress_callback=on_progress)
             assert ended.structured_content["status"] == "succeeded"
             assert ended.structured_content["result"]["rewarded"] == 6
             assert ended.structured_content["poll_after_s"] is None

@@ -47,8 +47,8 @@ def rollouts() -> list[dict]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write_lines(tmp_path / "rollouts.jsonl", map(encoded, rollouts()))
-    asked = ConvertRollouts(input="rollouts.jsonl", output="sft.jsonl", include_failed=True)
-    convert_rollouts(Workspace(tmp_path), asked)
+    requested = ConvertRollouts(input="rollouts.jsonl", output="sft.jsonl", include_failed=True)
+    convert_rollouts(Workspace(tmp_path), requested)
     make_dpo_pairs(Workspace(tmp_path), MakeDpoPairs(input="rollouts.jsonl", output="dpo.jsonl"))
     return tmp_path
 

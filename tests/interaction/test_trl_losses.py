@@ -117,7 +117,7 @@ def test_supervised_losses_are_those_of_trl(student: Student, tmp_path: Path) ->
         train_dataset=Dataset.from_list(data),
         processing_class=AutoTokenizer.from_pretrained(student.base.location),
     )
-    theirs = losses_of(trainer)
+    reference = losses_of(trainer)
 
     optimizer = Optimizer(student.trainable(), SETTINGS, total_steps=STEPS)
     ours = []
@@ -125,7 +125,7 @@ def test_supervised_losses_are_those_of_trl(student: Student, tmp_path: Path) ->
         ours.append(accumulate_nll(student, rows()[start : start + BATCH]).loss)
         optimizer.step()
 
-    assert ours == pytest.approx(theirs, abs=1e-5)
+    assert ours == pytest.approx(reference, abs=1e-5)
     assert max(ours) - min(ours) > 1e-3
 
 
@@ -157,7 +157,7 @@ def test_preference_losses_are_those_of_trl(student: Student, tmp_path: Path) ->
         train_dataset=Dataset.from_list(data),
         processing_class=AutoTokenizer.from_pretrained(student.base.location),
     )
-    theirs = losses_of(trainer)
+    reference = losses_of(trainer)
 
     optimizer = Optimizer(student.trainable(), SETTINGS, total_steps=STEPS)
     referenced = add_reference(student, pairs(), is_mean=False)
@@ -167,5 +167,5 @@ def test_preference_losses_are_those_of_trl(student: Student, tmp_path: Path) ->
         ours.append(accumulate_preference(student, batch, DpoSection()).loss)
         optimizer.step()
 
-    assert ours == pytest.approx(theirs, abs=1e-5)
+    assert ours == pytest.approx(reference, abs=1e-5)
     assert max(ours) - min(ours) > 1e-4

@@ -72,11 +72,11 @@ def test_tool_tokens_are_never_trained_and_sampled_ones_never_changed(
         assert max(rollout.turns for rollout, _ in pairs(sampled)) == 4
         assert sum(rollout.tool_errors for rollout, _ in pairs(sampled)) > 1
     renderer = ChatRenderer(session.student.loaded.tokenizer)
-    for rollout, how in pairs(sampled):
-        schemas = offered_tools(how.task, tools)
-        expected = [(token, False) for token in renderer.prompt_ids(how.task.messages, schemas)]
-        messages = rollout.messages[len(how.task.messages) :]
-        for known in how.turns:
+    for rollout, mode in pairs(sampled):
+        schemas = offered_tools(mode.task, tools)
+        expected = [(token, False) for token in renderer.prompt_ids(mode.task.messages, schemas)]
+        messages = rollout.messages[len(mode.task.messages) :]
+        for known in mode.turns:
             expected += [(token, True) for token in known.turn.token_ids]
             assert messages.pop(0) == known.turn.message
             replies = [messages.pop(0) for _ in known.replies or ()]

@@ -12,7 +12,7 @@ SETUP = Path(__file__).parents[2] / "scripts" / "setup.sh"
 def test_where_no_browser_is_the_check_of_the_set_up_fails(tmp_path: Path) -> None:
     nowhere = {"PATH": str(tmp_path), "PLAYWRIGHT_BROWSERS_PATH": str(tmp_path)}
 
-    asked = subprocess.run(
+    requested = subprocess.run(
         [sys.executable, CHECK],
         check=False,
         env={**os.environ, **nowhere},
@@ -20,6 +20,6 @@ def test_where_no_browser_is_the_check_of_the_set_up_fails(tmp_path: Path) -> No
         text=True,
     )
 
-    assert asked.returncode != 0
-    assert "no Chromium" in asked.stderr
+    assert requested.returncode != 0
+    assert "no Chromium" in requested.stderr
     assert "tests/fakes/browser.py" in SETUP.read_text(encoding="utf-8")

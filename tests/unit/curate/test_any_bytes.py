@@ -56,9 +56,9 @@ def outcome(folder: Path, call: Any, request: Any) -> Any:
     try:
         return call(Workspace(folder), request)
     except EngineError as error:
-        told = error
-    assert told.problem
-    assert told.fix
+        reported = error
+    assert reported.problem
+    assert reported.fix
     assert set(folder.iterdir()) == before
     return None
 
@@ -84,8 +84,8 @@ def test_every_operation_takes_any_bytes(tmp_path: Path, seed: int) -> None:
     assert len(copied) == kept.kept
     assert name == "rows.json" or all(line in data for line in copied)
 
-    asked = ConvertRollouts(input=name, output="sft.jsonl", include_failed=True)
-    converted = outcome(tmp_path, convert_rollouts, asked)
+    requested = ConvertRollouts(input=name, output="sft.jsonl", include_failed=True)
+    converted = outcome(tmp_path, convert_rollouts, requested)
     if converted is not None:
         assert converted.converted + sum(converted.left_out.values()) == converted.read == kept.read
         assert len(load_sft_rows(tmp_path / "sft.jsonl")) == converted.converted
@@ -101,7 +101,7 @@ def test_text_in_another_encoding_is_counted_as_no_rollouts(tmp_path: Path, enco
     rows = "\n".join(json.dumps(rollout_row(sample=n)) for n in range(3))
     (tmp_path / "rows.jsonl").write_bytes(rows.encode(encoding))
 
-    asked = FilterDataset(input="rows.jsonl", output="kept.jsonl")
-    result = filter_dataset(Workspace(tmp_path), asked)
+    requested = FilterDataset(input="rows.jsonl", output="kept.jsonl")
+    result = filter_dataset(Workspace(tmp_path), requested)
 
     assert (result.read, result.kept) == (3, 0)

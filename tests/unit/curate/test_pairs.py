@@ -357,8 +357,8 @@ def _plain(messages: list[dict]) -> list[dict]:
     plain = [
         {k: v for k, v in m.items() if k not in ("tool_call_id", "tool_calls")} for m in messages
     ]
-    for message, told in zip(messages, plain, strict=True):
-        told["calls"] = [call["function"] for call in message.get("tool_calls", [])]
+    for message, reported in zip(messages, plain, strict=True):
+        reported["calls"] = [call["function"] for call in message.get("tool_calls", [])]
     return plain
 
 

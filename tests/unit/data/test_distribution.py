@@ -88,14 +88,14 @@ def test_joined_distributions_are_that_of_all_values(values: list[float], cut: i
 
 def test_asking_between_values_changes_nothing() -> None:
     values = [float(index % 700) for index in range(9_000)]
-    asked = Distribution()
+    requested = Distribution()
 
     for index, value in enumerate(values):
-        asked.add(value)
+        requested.add(value)
         if index % 1_000 == 0:
-            asked.quantiles()
+            requested.quantiles()
 
-    assert asked.quantiles() == distribution_of(values).quantiles()
+    assert requested.quantiles() == distribution_of(values).quantiles()
 
 
 def test_many_different_values_take_constant_memory_and_are_near_with_exact_ends() -> None:

@@ -239,8 +239,8 @@ def test_a_row_is_either_loaded_or_refused(
         try:
             loaded = load(path)
         except DataError as error:
-            told = error.problem
+            reported = error.problem
         else:
             assert len(loaded) == 1
             continue
-        assert f"{path}:1" in told
+        assert f"{path}:1" in reported

@@ -18,8 +18,8 @@ SFT = {
 def inspect(folder, *rows, tokenizer=TOKENIZER, **request):
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     (folder / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    asked = InspectExamples(path="rows.jsonl", **request)
-    return inspect_examples(Workspace(folder), asked, tokenizer=tokenizer).page
+    requested = InspectExamples(path="rows.jsonl", **request)
+    return inspect_examples(Workspace(folder), requested, tokenizer=tokenizer).page
 
 
 def test_the_trained_tokens_stand_in_brackets(tmp_path):

@@ -141,8 +141,8 @@ def test_every_format_is_known_and_counted(
 ) -> None:
     write_rows(tmp_path / "rows.jsonl", [row])
 
-    for asked in ("auto", row_format):
-        report = report_of(tmp_path, format=asked)
+    for requested in ("auto", row_format):
+        report = report_of(tmp_path, format=requested)
         assert (report.format, report.good) == (row_format, 1)
         assert report.messages.mean == num_messages
 
@@ -169,9 +169,9 @@ def test_lines_of_text_are_prompts(tmp_path: Path) -> None:
 def test_a_file_with_nothing_in_it_is_refused(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl", [b"", b" \r"])
 
-    for asked in ("auto", "sft"):
+    for requested in ("auto", "sft"):
         with pytest.raises(DataError, match="holds no rows"):
-            report_of(tmp_path, format=asked)
+            report_of(tmp_path, format=requested)
 
 
 def test_a_file_of_no_known_format_is_refused_until_one_is_named(tmp_path: Path) -> None:

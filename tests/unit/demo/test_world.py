@@ -50,10 +50,10 @@ def test_the_prompt_names_what_the_plan_asks_for_and_only_that(task_type):
     rng = Random(task_type)
     for _ in range(100):
         task = make_task(rng, task_type)
-        asked = {call.argument for call in task.gold_plan if call.tool != "calculator"}
+        requested = {call.argument for call in task.gold_plan if call.tool != "calculator"}
         named = {item for item in task.knowledge_base if re.search(rf"\b{item}s?\b", task.prompt)}
 
-        assert named == asked
+        assert named == requested
 
 
 def test_every_wording_is_used():

@@ -48,8 +48,8 @@ def test_the_converter_makes_a_gguf_file_of_the_merged_model(
     result = export(workspace, output, llama_cpp=str(checkout), precision=precision)
 
     out = workspace.root / output
-    asked, held = read_gguf(out / f"{output}.gguf")
-    assert asked == outtype
+    requested, held = read_gguf(out / f"{output}.gguf")
+    assert requested == outtype
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {*held}
     # The merged model is not left behind.
     assert {path.name for path in out.iterdir()} == {

@@ -196,12 +196,14 @@ def test_an_export_is_replaced_by_a_new_one_but_not_with_a_users_changes(project
 
 def test_a_cancelled_export_leaves_nothing_and_keeps_the_one_before(project):
     export(project)
-    told = names(project.root)
+    reported = names(project.root)
     for after in range(4):
-        asked = iter([False] * after)
+        requested = iter([False] * after)
         with pytest.raises(RunCancelledError):
-            export(project, "export-2", KeptReporter(lambda asked=asked: next(asked, True)))
-        assert names(project.root) == told
+            export(
+                project, "export-2", KeptReporter(lambda requested=requested: next(requested, True))
+            )
+        assert names(project.root) == reported
     AutoModelForCausalLM.from_pretrained(project.root / "out")
 
 
@@ -224,7 +226,7 @@ def test_a_checkpoint_from_elsewhere_is_exported_without_a_history(project, made
 
 def test_a_full_disk_leaves_the_former_export_and_says_what_to_do(project):
     export(project)
-    told = names(project.root)
+    reported = names(project.root)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, hard))
     try:
@@ -234,5 +236,5 @@ def test_a_full_disk_leaves_the_former_export_and_says_what_to_do(project):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "cannot be written" in caught.value.problem
     assert "free space" in caught.value.fix
-    assert names(project.root) == told
+    assert names(project.root) == reported
     AutoModelForCausalLM.from_pretrained(project.root / "out")

@@ -83,11 +83,11 @@ def test_full_weights_are_written_as_they_are(tmp_path, tiny_models):
     written = merge(project, tmp_path / "out")
 
     ours = load_file(tmp_path / "out" / "model.safetensors")
-    theirs = load_file(project.checkpoint() / "model.safetensors")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    reference = load_file(project.checkpoint() / "model.safetensors")
+    assert ours.keys() == reference.keys()
+    assert all(torch.equal(ours[name], reference[name]) for name in reference)
     assert written.precision == "fp32"
-    assert written.parameters == sum(tensor.numel() for tensor in theirs.values())
+    assert written.parameters == sum(tensor.numel() for tensor in reference.values())
     assert written.max_context == 512
 
 

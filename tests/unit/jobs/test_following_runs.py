@@ -52,8 +52,8 @@ def test_each_model_gets_a_run_that_begins_when_those_before_have_ended(project)
     assert last.status == "succeeded"
     begun = next(find_run(project.workspace, third).read_events()).time
     assert begun >= (ended(project, first.run_id).ended_at or "?")
-    asked = json.loads((project.root / "runs" / third / "config.json").read_text("utf-8"))
-    assert asked["model"]["path"] == project.config["model"]["path"][2]
+    requested = json.loads((project.root / "runs" / third / "config.json").read_text("utf-8"))
+    assert requested["model"]["path"] == project.config["model"]["path"][2]
 
 
 def test_a_run_whose_config_has_changed_while_it_waited_is_not_made(project):
@@ -61,11 +61,11 @@ def test_a_run_whose_config_has_changed_while_it_waited_is_not_made(project):
     lock = before.owner_lock()
     assert lock.try_acquire()
     before.write(msgspec.structs.replace(before.read(), status=RunStatus.RUNNING))
-    asked = api.StartTraining(overrides=(f"model.path={project.config['model']['path'][0]}",))
+    requested = api.StartTraining(overrides=(f"model.path={project.config['model']['path'][0]}",))
     state = start_run(
         project.workspace,
         RunKind.SFT,
-        asked.model_dump(mode="json"),
+        requested.model_dump(mode="json"),
         environment=training_environment(),
         start_after=StartAfter(
             after=[before.run_id], files=hashes_of([project.root / "config.yml"])
@@ -95,14 +95,14 @@ def test_nothing_is_started_if_one_of_the_models_is_not_there(project):
 
 
 @pytest.mark.parametrize(
-    ("paths", "told"),
+    ("paths", "reported"),
     [([], "which are not models"), ([3], "which are not models"), (["a", "a"], "a model twice")],
 )
-def test_a_list_without_models_is_refused(project, paths, told):
+def test_a_list_without_models_is_refused(project, paths, reported):
     project.config["model"]["path"] = paths
     project.write_config()
 
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         api.start_training(project.workspace, api.StartTraining())
 
 
@@ -136,11 +136,16 @@ def test_a_plan_of_several_models_is_that_of_the_largest_and_tells_of_each(proje
     requests = requests_per_model(project.workspace, api.PlanTraining(overrides=("a.b=1",)))
     models = [request.overrides[-1] for request in requests]
 
-    told = combined_forecast(requests, [forecast(1, 5), forecast(3, 6), forecast(2, 7)])
+    reported = combined_forecast(requests, [forecast(1, 5), forecast(3, 6), forecast(2, 7)])
 
     assert [request.overrides[0] for request in requests] == ["a.b=1"] * 3
-    assert (told.memory_gb, told.seconds, told.disk_gb, told.fits) == (3, 18, 6, True)
-    assert told.notes[1:] == [
+    assert (reported.memory_gb, reported.seconds, reported.disk_gb, reported.fits) == (
+        3,
+        18,
+        6,
+        True,
+    )
+    assert reported.notes[1:] == [
         f"{models[0]}: 2 steps, 1.00 GB, 5 s",
         f"{models[1]}: 2 steps, 3.00 GB, 6 s",
         f"{models[2]}: 2 steps, 2.00 GB, 7 s",
@@ -151,12 +156,16 @@ def test_a_plan_of_several_models_is_that_of_the_largest_and_tells_of_each(proje
 def test_a_plan_of_several_models_says_what_does_not_fit(project):
     requests = requests_per_model(project.workspace, api.PlanTraining())
 
-    told = combined_forecast(
+    reported = combined_forecast(
         requests, [forecast(9, 5), forecast(3, None, fits=False), forecast(2, 7)]
     )
 
-    assert (told.fits, told.seconds, told.changes) == (False, None, ["model.qlora_rank=32"])
-    assert told.notes[2].endswith("3.00 GB, does not fit")
+    assert (reported.fits, reported.seconds, reported.changes) == (
+        False,
+        None,
+        ["model.qlora_rank=32"],
+    )
+    assert reported.notes[2].endswith("3.00 GB, does not fit")
 
 
 def test_one_model_is_planned_as_ever(project):

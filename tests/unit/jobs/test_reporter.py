@@ -18,12 +18,12 @@ def test_alarms_stand_in_the_run_until_they_are_over_and_each_once_in_its_events
 
     reporter.alarms(["truncation: 30% are cut off"])
     reporter.alarms(["truncation: 32% are cut off", "repetition: 40% of it"])
-    told = reporter.state.alarms
+    reported = reporter.state.alarms
     reporter.alarms([])
     reporter.alarms(["truncation: 28% are cut off"])
     reporter.close()
 
-    assert told == ["truncation: 32% are cut off", "repetition: 40% of it"]
+    assert reported == ["truncation: 32% are cut off", "repetition: 40% of it"]
     assert reporter.state.alarms == ["truncation: 28% are cut off"]
     events = [event.text for event in folder.read_events() if event.event == "alarm"]
     assert events == [

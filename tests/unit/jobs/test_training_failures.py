@@ -65,11 +65,11 @@ def test_a_killed_run_says_how_it_goes_on_and_ends_as_the_unbroken_one(project) 
     assert resumed.status == "succeeded", resumed.error
     whole = run_here(project, overrides=["trainer.save_step=-1"])
     assert losses(project, resumed.run_id) == losses(project, whole.run_id)
-    ours, theirs = (
+    ours, reference = (
         load_file(project.root / r.result["checkpoint"] / "model.safetensors")
         for r in (resumed, whole)
     )
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert all(torch.equal(ours[name], reference[name]) for name in ours)
 
 
 def test_a_checkpoint_that_does_not_fit_on_the_disk_ends_the_run_with_what_to_do(project) -> None:
@@ -135,10 +135,10 @@ def run_with_checkpoint(project):
 
 
 def test_every_way_to_run_out_of_memory_is_told_as_such(run_with_checkpoint) -> None:
-    told = [failure_of(error, run_with_checkpoint, RunKind.SFT) for error in memory_errors()]
+    reported = [failure_of(error, run_with_checkpoint, RunKind.SFT) for error in memory_errors()]
 
-    assert len(told) == 3
-    for failure in told:
+    assert len(reported) == 3
+    for failure in reported:
         assert failure.problem.startswith("out of memory: ")
         assert failure.fix.startswith("lower model.microbatch_tokens")
         resumed = f"start_training(resume={run_with_checkpoint.run_id}, overrides="

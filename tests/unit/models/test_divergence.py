@@ -232,9 +232,9 @@ def test_columns_that_only_one_model_has_are_in_no_bucket():
 
 
 def test_what_num_teacher_tokens_leave_is_the_rest_and_never_nothing():
-    told = torch.tensor([[0.5, 0.25], [0.75, 0.25]]).log()
+    reported = torch.tensor([[0.5, 0.25], [0.75, 0.25]]).log()
 
-    found = with_bucket(told)
+    found = with_bucket(reported)
 
     assert found[0].exp().tolist() == pytest.approx([0.5, 0.25, 0.25])
     # A rounded 1 leaves at least this, so that a student's mass elsewhere costs much, not all.

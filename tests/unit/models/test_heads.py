@@ -120,9 +120,9 @@ def test_tiles_give_the_values_and_gradients_of_the_whole(most):
 
     assert max(largest) == min(most, 12)
     whole = logprobs(hidden, slice(0, 12))
-    theirs = torch.autograd.grad((whole * targets).sum(), (weights, hidden))
+    reference = torch.autograd.grad((whole * targets).sum(), (weights, hidden))
     assert torch.allclose(found, whole, atol=1e-6)
-    for gradient, exact in zip(ours, theirs, strict=True):
+    for gradient, exact in zip(ours, reference, strict=True):
         assert torch.allclose(gradient, exact, atol=1e-5)
 
 

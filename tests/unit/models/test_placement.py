@@ -48,9 +48,9 @@ def test_a_spread_teacher_scores_as_a_whole_one(tiny_models, spread_over_disk, a
 
     assert any(p.is_meta for p in spread.loaded.model.parameters())
     assert spread.loaded.device == torch.device("cpu")
-    told = spread.score_tokens(sequences())
-    for ours, theirs in zip(told, whole.score_tokens(sequences()), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    reported = spread.score_tokens(sequences())
+    for ours, reference in zip(reported, whole.score_tokens(sequences()), strict=True):
+        torch.testing.assert_close(ours, reference, atol=1e-5, rtol=0)
 
 
 def test_a_model_in_one_place_takes_its_inputs_there(tiny_models):

@@ -8,7 +8,7 @@ small = st.integers(0, 2)
 """Few tokens, so that sequences often begin alike."""
 
 
-def told(layout, sequences, index):
+def reported(layout, sequences, index):
     pieces = [layout.pieces[i] for i in layout.of_sequence[index]]
     return [token for p in pieces for token in sequences[p.holder][p.start : p.stop]]
 
@@ -29,7 +29,7 @@ def test_a_system_prompt_of_all_and_the_prompt_of_each_pair_are_shared_in_turn()
     layout = lay_out(sequences)
 
     assert layout.num_tokens == 20 + 2 * (20 + 2)
-    assert told(layout, sequences, 3) == sequences[3]
+    assert reported(layout, sequences, 3) == sequences[3]
     assert max(len(piece.before) for piece in layout.pieces) == 2
 
 
@@ -58,7 +58,7 @@ def test_the_pieces_of_a_sequence_are_the_sequence(rows, start):
 
     layout = lay_out(sequences)
 
-    assert [told(layout, sequences, i) for i in range(len(sequences))] == sequences
+    assert [reported(layout, sequences, i) for i in range(len(sequences))] == sequences
     assert layout.num_tokens <= sum(map(len, sequences))
     for number, piece in enumerate(layout.pieces):
         assert piece.start < piece.stop

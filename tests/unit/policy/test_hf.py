@@ -125,9 +125,9 @@ def test_a_users_reply_continues_the_tokens_and_is_not_the_models(clerk):
                     turn = await conversation.sample()
                 made = turn.message.get("tool_calls", [])
                 texts += not made
-                told = [{**reply("12"), "tool_call_id": call["id"]} for call in made]
-                messages += [turn.message, *(told or [user("Sure?")])]
-                conversation.reply(turn.message, told or [user("Sure?")])
+                reported = [{**reply("12"), "tool_call_id": call["id"]} for call in made]
+                messages += [turn.message, *(reported or [user("Sure?")])]
+                conversation.reply(turn.message, reported or [user("Sure?")])
             return messages, texts, conversation.trace()
 
     messages, texts, trace = anyio.run(main)

@@ -44,8 +44,8 @@ REWARDS = """
 def workspace_in(folder: Path, prompts: list[str], **judge: Any) -> Workspace:
     rows = [{"prompt": prompt, "rewards": ["judge"]} for prompt in prompts]
     write_rows(folder / "prompts.jsonl", rows)
-    told = {"model": "j", "base_url": f"http://{JUDGE_HOST}/v1", "rubric": "Be right.", **judge}
-    (folder / "judge.yml").write_text(json.dumps(told), encoding="utf-8")
+    reported = {"model": "j", "base_url": f"http://{JUDGE_HOST}/v1", "rubric": "Be right.", **judge}
+    (folder / "judge.yml").write_text(json.dumps(reported), encoding="utf-8")
     prices = {"m": {"input": 2, "output": 10}, "j": {"input": 8, "output": 1}}
     (folder / "prices.yml").write_text(json.dumps(prices), encoding="utf-8")
     return Workspace(folder)
@@ -83,24 +83,29 @@ def holds(bounds: ForecastRange | None, actual: float | None) -> bool:
 
 def check(workspace: Workspace, endpoint: MeteredEndpoint, **changes: Any) -> Forecast:
     """Runs dry and then in earnest; all that was told must hold."""
-    told = run_of(workspace, endpoint, dry_run=True, **changes)
-    assert isinstance(told, Forecast)
-    assert told.judge is not None
+    reported = run_of(workspace, endpoint, dry_run=True, **changes)
+    assert isinstance(reported, Forecast)
+    assert reported.judge is not None
     assert endpoint.calls == {"teacher": 0, "judge": 0}
     result = run_of(workspace, endpoint, **changes)
     assert result.failed == 0
     teacher, judge = endpoint.usage["teacher"], endpoint.usage["judge"]
-    assert holds(told.calls, endpoint.calls["teacher"])
-    assert holds(told.prompt_tokens, teacher.prompt_tokens), (told, teacher)
-    assert holds(told.completion_tokens, teacher.completion_tokens)
-    assert holds(told.judge.calls, endpoint.calls["judge"])
-    assert holds(told.judge.prompt_tokens, judge.prompt_tokens), (told, judge)
-    assert holds(told.judge.completion_tokens, judge.completion_tokens)
-    assert holds(told.cost_usd, result.cost_usd)
-    for bounds in (told.calls, told.prompt_tokens, told.completion_tokens, told.cost_usd):
+    assert holds(reported.calls, endpoint.calls["teacher"])
+    assert holds(reported.prompt_tokens, teacher.prompt_tokens), (reported, teacher)
+    assert holds(reported.completion_tokens, teacher.completion_tokens)
+    assert holds(reported.judge.calls, endpoint.calls["judge"])
+    assert holds(reported.judge.prompt_tokens, judge.prompt_tokens), (reported, judge)
+    assert holds(reported.judge.completion_tokens, judge.completion_tokens)
+    assert holds(reported.cost_usd, result.cost_usd)
+    for bounds in (
+        reported.calls,
+        reported.prompt_tokens,
+        reported.completion_tokens,
+        reported.cost_usd,
+    ):
         assert bounds is not None
         assert bounds.low <= bounds.expected <= bounds.high
-    return told
+    return reported
 
 
 PROMPTS = st.lists(st.text(min_size=1, max_size=200), min_size=1, max_size=4)
@@ -149,12 +154,12 @@ def test_without_tools_a_run_takes_what_the_dry_run_told(
     nudged = {"termination_policy": "max_turns", "nudge": nudge} if nudge is not None else {}
     with tempfile.TemporaryDirectory() as folder:
         workspace = workspace_in(Path(folder), [f"p{one}" for one in prompts], **judge)
-        told = check(workspace, endpoint, **options, **nudged)
+        reported = check(workspace, endpoint, **options, **nudged)
 
     if nudge is None:
-        assert told.calls.low == told.calls.expected == told.calls.high
-    assert told.judge is not None
-    assert told.judge.calls.low == told.todo
+        assert reported.calls.low == reported.calls.expected == reported.calls.high
+    assert reported.judge is not None
+    assert reported.judge.calls.low == reported.todo
 
 
 @settings(deadline=None, max_examples=12)
@@ -175,7 +180,7 @@ def test_with_tools_a_run_takes_what_the_dry_run_told(
     with tempfile.TemporaryDirectory() as folder:
         workspace = workspace_in(Path(folder), [f"p{one}" for one in prompts], **judge)
         write_tools(workspace.root, TOOLS.format(character=character, length=length))
-        told = check(
+        reported = check(
             workspace,
             endpoint if cut is None else one_call_a_turn(endpoint),
             tools="tools.py",
@@ -184,10 +189,10 @@ def test_with_tools_a_run_takes_what_the_dry_run_told(
             **options,
         )
 
-    most = told.todo * options["max_turns"]
-    assert (told.calls.low, told.calls.high) == (told.todo, most)
+    most = reported.todo * options["max_turns"]
+    assert (reported.calls.low, reported.calls.high) == (reported.todo, most)
     if options["max_turns"] > 1:
-        assert "tools' replies" in told.assumes[-1]
+        assert "tools' replies" in reported.assumes[-1]
 
 
 @pytest.mark.parametrize("sees", ["answer", "conversation"])
@@ -208,16 +213,16 @@ def test_the_most_is_what_the_worst_endpoint_takes_and_little_more(
         write_tools(tmp_path, only_price.format(character="😀", length=length))
         options |= {"max_tool_response": 2000 if way == "cut tools" else None}
 
-    told = check(workspace, endpoint, **options)
+    reported = check(workspace, endpoint, **options)
 
-    assert told.judge is not None
-    assert told.calls.high == endpoint.calls["teacher"]
-    assert told.completion_tokens.high == endpoint.usage["teacher"].completion_tokens
-    assert told.judge.calls.high == endpoint.calls["judge"]
+    assert reported.judge is not None
+    assert reported.calls.high == endpoint.calls["teacher"]
+    assert reported.completion_tokens.high == endpoint.usage["teacher"].completion_tokens
+    assert reported.judge.calls.high == endpoint.calls["judge"]
     slack = 1.05
-    assert told.prompt_tokens.high < slack * endpoint.usage["teacher"].prompt_tokens
+    assert reported.prompt_tokens.high < slack * endpoint.usage["teacher"].prompt_tokens
     # The last turn of some calls a tool, and then there is no answer to be read.
-    assert told.judge.prompt_tokens.high < 1.5 * endpoint.usage["judge"].prompt_tokens
+    assert reported.judge.prompt_tokens.high < 1.5 * endpoint.usage["judge"].prompt_tokens
 
 
 def one_call_a_turn(endpoint: MeteredEndpoint) -> MeteredEndpoint:
@@ -232,10 +237,14 @@ def test_a_precondition_may_save_the_judge(tmp_path: Path) -> None:
     write_tools(tmp_path, REWARDS, name="rewards.py")
     endpoint = MeteredEndpoint(1, wordy=0.5, framing=0, eager=0)
 
-    told = check(workspace, endpoint, rewards="rewards.py")
+    reported = check(workspace, endpoint, rewards="rewards.py")
 
-    assert told.judge is not None
-    assert (told.judge.calls.low, told.judge.calls.expected, told.judge.calls.high) == (0, 3, 9)
+    assert reported.judge is not None
+    assert (reported.judge.calls.low, reported.judge.calls.expected, reported.judge.calls.high) == (
+        0,
+        3,
+        9,
+    )
 
 
 def test_a_dry_run_counts_the_schemas_of_the_tools(tmp_path: Path) -> None:
@@ -245,8 +254,8 @@ def test_a_dry_run_counts_the_schemas_of_the_tools(tmp_path: Path) -> None:
     def most(description: str) -> float:
         code = TOOLS.replace("how many there are", description).format(character="x", length=1)
         write_tools(tmp_path, code)
-        told = run_of(workspace, endpoint, dry_run=True, tools="tools.py", max_turns=3)
-        return told.prompt_tokens.high
+        reported = run_of(workspace, endpoint, dry_run=True, tools="tools.py", max_turns=3)
+        return reported.prompt_tokens.high
 
     # They go with each of three calls.
     assert most("x" * 1000) - most("x" * 10) == 3 * 990
@@ -267,9 +276,9 @@ def test_turns_on_record_are_told_as_paid(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_bytes(b"")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
-    told = run_of(workspace, MeteredEndpoint(2, wordy=0.5, framing=0, eager=0), dry_run=True)
+    reported = run_of(workspace, MeteredEndpoint(2, wordy=0.5, framing=0, eager=0), dry_run=True)
 
-    assert told.calls == ForecastRange(1, 1, 1)
+    assert reported.calls == ForecastRange(1, 1, 1)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

@@ -26,7 +26,7 @@ Row = tuple[int, int, int]
 """Of a finished rollout: turns, prompt tokens and completion tokens."""
 
 
-def told(
+def reported(
     prompts: list[str],
     rows: list[Row] | None = None,
     *,
@@ -64,7 +64,7 @@ def is_ordered(bounds: ForecastRange) -> bool:
 
 
 def test_without_tools_a_rollout_is_one_call() -> None:
-    seen = told(PROMPTS, samples=3, max_tokens=100)
+    seen = reported(PROMPTS, samples=3, max_tokens=100)
 
     assert seen.dry_run
     assert (seen.requested, seen.already_done, seen.todo) == (6, 0, 6)
@@ -74,8 +74,8 @@ def test_without_tools_a_rollout_is_one_call() -> None:
 
 
 def test_with_tools_a_rollout_may_take_every_turn_it_has() -> None:
-    seen = told(PROMPTS, has_tools=True, max_turns=10, max_tokens=100)
-    short = told(PROMPTS, has_tools=True, max_turns=2, max_tokens=100)
+    seen = reported(PROMPTS, has_tools=True, max_turns=10, max_tokens=100)
+    short = reported(PROMPTS, has_tools=True, max_turns=2, max_tokens=100)
 
     assert seen.calls == ForecastRange(2, 8, 20)
     assert seen.completion_tokens.high == 2000
@@ -83,8 +83,8 @@ def test_with_tools_a_rollout_may_take_every_turn_it_has() -> None:
 
 
 def test_a_longer_prompt_and_more_turns_are_more_tokens_to_send() -> None:
-    short, long = (told([text], has_tools=True) for text in ("a", "a" * 4000))
-    once = told(["a" * 4000])
+    short, long = (reported([text], has_tools=True) for text in ("a", "a" * 4000))
+    once = reported(["a" * 4000])
 
     assert long.prompt_tokens.low - short.prompt_tokens.low == 3999 / 8
     assert long.prompt_tokens.expected > short.prompt_tokens.expected
@@ -95,7 +95,7 @@ def test_a_longer_prompt_and_more_turns_are_more_tokens_to_send() -> None:
 
 
 def test_the_cost_is_that_of_the_tokens() -> None:
-    seen = told(PROMPTS, has_tools=True)
+    seen = reported(PROMPTS, has_tools=True)
 
     assert seen.cost_usd is not None
     for name in ("low", "expected", "high"):
@@ -106,14 +106,14 @@ def test_the_cost_is_that_of_the_tokens() -> None:
 
 
 def test_an_unknown_price_is_an_unknown_cost_and_a_free_model_costs_nothing() -> None:
-    assert told(PROMPTS, price=None).cost_usd is None
-    assert told(PROMPTS, price=FREE).cost_usd == ForecastRange(0, 0, 0)
+    assert reported(PROMPTS, price=None).cost_usd is None
+    assert reported(PROMPTS, price=FREE).cost_usd == ForecastRange(0, 0, 0)
 
 
 def test_rows_that_are_there_already_are_not_counted_and_better_the_guess() -> None:
     rows = [(3, 300, 30), (5, 500, 50)]
 
-    seen = told(PROMPTS, rows, samples=3, has_tools=True, max_turns=10, max_tokens=100)
+    seen = reported(PROMPTS, rows, samples=3, has_tools=True, max_turns=10, max_tokens=100)
 
     assert (seen.requested, seen.already_done, seen.todo) == (6, 2, 4)
     assert seen.calls == ForecastRange(4, 16, 40)
@@ -123,7 +123,7 @@ def test_rows_that_are_there_already_are_not_counted_and_better_the_guess() -> N
 
 
 def test_when_all_is_done_nothing_is_to_be_paid() -> None:
-    seen = told(PROMPTS, [(1, 10, 5)] * 2)
+    seen = reported(PROMPTS, [(1, 10, 5)] * 2)
 
     assert (seen.requested, seen.already_done, seen.todo) == (2, 2, 0)
     nothing = ForecastRange(0, 0, 0)
@@ -151,7 +151,7 @@ def test_what_is_expected_lies_between_the_least_and_the_most(
         )
     )
 
-    seen = told(
+    seen = reported(
         [f"p{prompt}" for prompt in prompts],
         rows,
         samples=data.draw(st.integers(1, 3)),
@@ -167,12 +167,12 @@ def test_what_is_expected_lies_between_the_least_and_the_most(
 
 
 def test_rows_of_an_endpoint_that_ignores_max_tokens_keep_the_order() -> None:
-    seen = told(PROMPTS, [(1, 10, 500)], max_tokens=100)
+    seen = reported(PROMPTS, [(1, 10, 500)], max_tokens=100)
     assert is_ordered(seen.completion_tokens)
 
 
 def test_with_a_nudge_every_turn_is_expected() -> None:
-    seen = told(PROMPTS, nudge="Sure?", max_turns=6)
+    seen = reported(PROMPTS, nudge="Sure?", max_turns=6)
 
     assert seen.calls == ForecastRange(2, 12, 12)
     assert not any("tools' replies" in text for text in seen.assumes)
@@ -181,8 +181,8 @@ def test_with_a_nudge_every_turn_is_expected() -> None:
 def test_the_most_grows_with_what_the_tools_may_reply_and_says_how_much_that_is() -> None:
     two = {"has_tools": True, "max_turns": 2, "max_tokens": 100}
     none, short = (
-        told(["a"], **two, max_tool_response=None),
-        told(["a"], **two, max_tool_response=5),
+        reported(["a"], **two, max_tool_response=None),
+        reported(["a"], **two, max_tool_response=5),
     )
 
     assumed = none.prompt_tokens.high - short.prompt_tokens.high

@@ -69,12 +69,12 @@ def test_entries_are_either_indices_of_the_file_or_refused(entries: str) -> None
     try:
         prompts = chosen(entries)
     except InputError as error:
-        told = error.problem
+        reported = error.problem
     else:
         assert prompts
         assert set(prompts) <= set("0123456789")
         return
-    assert repr(entries) in told
+    assert repr(entries) in reported
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_a_request_that_makes_no_sense_is_refused(changes: dict) -> None:
 
 
 def test_a_request_samples_as_it_says() -> None:
-    asked = request(top_p=0.5, max_tokens=7, seed=3)
+    requested = request(top_p=0.5, max_tokens=7, seed=3)
 
-    assert sampling_settings(asked, temperature=0.25) == SamplingSettings(
+    assert sampling_settings(requested, temperature=0.25) == SamplingSettings(
         temperature=0.25, top_p=0.5, max_tokens=7, seed=3
     )
 

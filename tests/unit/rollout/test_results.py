@@ -61,7 +61,7 @@ def by_prompt(served: Served) -> Mapping[str, Any]:
 
 
 def test_each_row_says_who_answered_it_and_a_change_is_told(workspace: Workspace) -> None:
-    result, notes = run_of(workspace, ScriptedTeacher(told=by_prompt))
+    result, notes = run_of(workspace, ScriptedTeacher(reported=by_prompt))
 
     first, *others = read_rows(workspace.root / "out.jsonl")
     new = {"model": "m-2026-09-01", "fingerprint": "fp_1"}
@@ -81,9 +81,9 @@ def test_each_row_says_who_answered_it_and_a_change_is_told(workspace: Workspace
 def test_a_change_between_two_runs_is_told_and_all_rows_are_in_the_manifest(
     workspace: Workspace,
 ) -> None:
-    run_of(workspace, ScriptedTeacher(told=lambda _served: OLD), n=2)
+    run_of(workspace, ScriptedTeacher(reported=lambda _served: OLD), n=2)
 
-    result, notes = run_of(workspace, ScriptedTeacher(told=lambda _served: NEW))
+    result, notes = run_of(workspace, ScriptedTeacher(reported=lambda _served: NEW))
 
     assert result.answered_by == {"m-2026-05-01": 2, "m-2026-09-01": 1}
     assert len(notes) == 1
@@ -92,11 +92,11 @@ def test_a_change_between_two_runs_is_told_and_all_rows_are_in_the_manifest(
     assert [one["rows"] for one in model["answered_by"]] == [2, 1]
 
 
-@pytest.mark.parametrize("told", [{}, {"model": None}, {"model": ["m"]}, {"model": ""}])
+@pytest.mark.parametrize("reported", [{}, {"model": None}, {"model": ["m"]}, {"model": ""}])
 def test_where_the_endpoint_does_not_say_it_nothing_is_made_up(
-    workspace: Workspace, told: dict[str, Any]
+    workspace: Workspace, reported: dict[str, Any]
 ) -> None:
-    result, notes = run_of(workspace, ScriptedTeacher(told=lambda _served: told))
+    result, notes = run_of(workspace, ScriptedTeacher(reported=lambda _served: reported))
 
     assert (result.answered_by, notes) == ({}, [])
     assert all(row["answered_by"] == [] for row in read_rows(workspace.root / "out.jsonl"))
@@ -111,14 +111,14 @@ def test_a_providers_terms_are_told_before_the_first_call_and_kept(
     hosted: dict[str, Any] = {"provider": "openrouter", "base_url": None}
     teacher, terms = ScriptedTeacher(), "https://openrouter.ai/terms"
 
-    told, _notes = run_of(workspace, teacher, dry_run=True, **hosted)
-    assert (told.terms, teacher.asked) == (terms, 0)
+    reported, _notes = run_of(workspace, teacher, dry_run=True, **hosted)
+    assert (reported.terms, teacher.requested) == (terms, 0)
     _result, notes = run_of(workspace, teacher, **hosted)
     assert terms in notes[0]
     [model] = json.loads((workspace.root / "out.jsonl.manifest.json").read_bytes())["models"]
     assert (model["location"], model["terms"]) == ("openrouter", terms)
-    told, notes = run_of(workspace, teacher, dry_run=True, output="other.jsonl")
-    assert (told.terms, notes) == (None, [])
+    reported, notes = run_of(workspace, teacher, dry_run=True, output="other.jsonl")
+    assert (reported.terms, notes) == (None, [])
 
 
 def test_the_name_that_was_asked_for_is_no_news() -> None:

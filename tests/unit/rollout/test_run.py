@@ -124,12 +124,12 @@ def records_of(workspace: Workspace) -> list[dict[str, Any]]:
 
 def conversations(rows: list[dict[str, Any]]) -> dict[tuple[str, int], Any]:
     """What the rows say, by rollout; fails where a rollout stands twice."""
-    told = {
+    reported = {
         (row["task_id"], row["sample"]): (row["messages"], row["reward"], row["usage"])
         for row in rows
     }
-    assert len(told) == len(rows)
-    return told
+    assert len(reported) == len(rows)
+    return reported
 
 
 def adds_up(result: RolloutsResult) -> bool:
@@ -178,10 +178,15 @@ def test_a_run_leaves_a_manifest_and_reports_as_it_goes(workspace: Workspace) ->
     assert (model["role"], model["name"]) == ("policy", "m")
     assert model["location"].startswith("http")
     assert reporter.progressed == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    told = reporter.measured[-1]
-    assert (told["succeeded"], told["failed"], told["calls"], told["tokens"]) == (3, 0, 6, 90)
-    assert told["calls_per_s"] > 0
-    assert told["at_once_allowed"] >= 1
+    reported = reporter.measured[-1]
+    assert (reported["succeeded"], reported["failed"], reported["calls"], reported["tokens"]) == (
+        3,
+        0,
+        6,
+        90,
+    )
+    assert reported["calls_per_s"] > 0
+    assert reported["at_once_allowed"] >= 1
 
 
 def test_the_same_run_again_pays_for_nothing(workspace: Workspace) -> None:
@@ -191,7 +196,7 @@ def test_the_same_run_again_pays_for_nothing(workspace: Workspace) -> None:
 
     result = run_of(workspace, teacher)
 
-    assert (teacher.asked, result.calls, result.usage) == (0, 0, Usage())
+    assert (teacher.requested, result.calls, result.usage) == (0, 0, Usage())
     assert (result.succeeded, result.already_done, result.mean_reward) == (3, 3, 1.0)
     assert adds_up(result)
     assert (workspace.root / OUTPUT).read_bytes() == before
@@ -225,8 +230,8 @@ def test_after_an_abort_at_any_call_no_finished_call_is_made_again(
     assert sorted([*first.served, *second.served]) == sorted(whole.served)
     assert result.calls == len(second.served)
     assert (result.succeeded, adds_up(result)) == (NUM_PROMPTS, True)
-    told = conversations(rows_of(workspace))
-    assert told == conversations(read_rows(tmp_path / "whole" / OUTPUT))
+    reported = conversations(rows_of(workspace))
+    assert reported == conversations(read_rows(tmp_path / "whole" / OUTPUT))
 
 
 @pytest.mark.parametrize("num_served", range(1, 3 * NUM_PROMPTS, 2))
@@ -245,9 +250,9 @@ def test_a_nudged_run_that_was_cut_goes_on_as_the_unbroken_one(
     run_of(workspace, second, **nudged)
 
     assert sorted([*first.served, *second.served]) == sorted(whole.served)
-    told = conversations(rows_of(workspace))
-    assert told == conversations(read_rows(tmp_path / "whole" / OUTPUT))
-    for messages, _reward, _usage in told.values():
+    reported = conversations(rows_of(workspace))
+    assert reported == conversations(read_rows(tmp_path / "whole" / OUTPUT))
+    for messages, _reward, _usage in reported.values():
         # A call and its reply, an answer, the nudge, the last answer.
         assert [message["role"] for message in messages] == [
             *("user", "assistant", "tool", "assistant", "user", "assistant")
@@ -394,7 +399,7 @@ def test_a_third_of_all_calls_failing_loses_nothing(workspace: Workspace) -> Non
     ]
 
     async def fail_often(_served: Served) -> httpx.Response | None:
-        return kinds[teacher.asked % 3]() if teacher.asked % 7 in (0, 1) else None
+        return kinds[teacher.requested % 3]() if teacher.requested % 7 in (0, 1) else None
 
     teacher = ScriptedTeacher(before=fail_often)
     result = run_of(workspace, teacher, concurrency=5)
@@ -402,7 +407,7 @@ def test_a_third_of_all_calls_failing_loses_nothing(workspace: Workspace) -> Non
     assert adds_up(result)
     assert result.succeeded == 20
     assert result.calls == len(teacher.served) == 40
-    assert teacher.asked > 50
+    assert teacher.requested > 50
 
 
 def test_a_teacher_that_stays_away_fails_each_rollout_by_its_class(workspace: Workspace) -> None:
@@ -426,14 +431,14 @@ def test_a_refused_key_or_model_ends_the_run_and_the_mended_one_starts_over(
     teacher = ScriptedTeacher(before=refuse)
     with pytest.RaisesGroup(TeacherError, flatten_subgroups=True):
         run_of(workspace, teacher, model="mispelt")
-    assert teacher.asked == 1
+    assert teacher.requested == 1
 
     # Nothing was done under the wrong name, so it binds nobody.
     assert run_of(workspace, ScriptedTeacher(), model="m").succeeded == 3
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"model": "other"}, "model was 'm', now 'other'"),
         ({"temperature": 0.1}, "temperature was 0.7, now 0.1"),
@@ -443,15 +448,15 @@ def test_a_refused_key_or_model_ends_the_run_and_the_mended_one_starts_over(
     ],
 )
 def test_changed_settings_are_refused_before_any_call(
-    workspace: Workspace, changes: dict, told: str
+    workspace: Workspace, changes: dict, reported: str
 ) -> None:
     run_of(workspace, ScriptedTeacher(), n=1)
     teacher = ScriptedTeacher()
 
     with pytest.raises(InputError) as caught:
         run_of(workspace, teacher, **changes)
-    assert told in caught.value.problem
-    assert teacher.asked == 0
+    assert reported in caught.value.problem
+    assert teacher.requested == 0
     assert run_of(workspace, ScriptedTeacher()).succeeded == 3
 
 
@@ -565,7 +570,7 @@ def test_prompts_that_cannot_be_answered_are_refused_before_any_call(
 
     with pytest.raises(DataError, match=text):
         run_of(workspace, teacher, tools="tools.py", rewards="rewards.py")
-    assert teacher.asked == 0
+    assert teacher.requested == 0
 
 
 def test_a_system_message_takes_the_place_of_the_rows_own(workspace: Workspace) -> None:
@@ -628,7 +633,7 @@ def test_a_run_that_cannot_be_done_is_refused_and_leaves_the_files_alone(
 
     with pytest.raises((InputError, DataError), match=text):
         run_of(workspace, teacher, **changes)
-    assert teacher.asked == 0
+    assert teacher.requested == 0
     assert (workspace.root / "prompts.jsonl").read_bytes() == before
     assert not (workspace.root / OUTPUT).exists()
 
@@ -670,7 +675,7 @@ def test_a_budget_is_never_exceeded_and_a_higher_one_goes_on_from_there(
     assert result.cost_usd == billed_usd(first)
 
     assert run_of(workspace, same, budget_usd=5.0, **many).stopped_by == "budget_usd"
-    assert same.asked == 0
+    assert same.requested == 0
 
     result = run_of(workspace, second, budget_usd=50.0, **many)
     assert (result.succeeded, result.omitted, result.stopped_by) == (10, 0, None)
@@ -742,21 +747,26 @@ def test_a_dry_run_calls_nothing_and_writes_no_row(workspace: Workspace) -> None
     write_price(workspace)
     teacher = ScriptedTeacher()
 
-    told = run_of(workspace, teacher, dry_run=True, samples_per_prompt=2)
+    reported = run_of(workspace, teacher, dry_run=True, samples_per_prompt=2)
 
-    assert isinstance(told, Forecast)
-    assert (told.dry_run, told.requested, told.already_done, told.todo) == (True, 6, 0, 6)
-    assert told.cost_usd is not None
-    assert teacher.asked == 0
+    assert isinstance(reported, Forecast)
+    assert (reported.dry_run, reported.requested, reported.already_done, reported.todo) == (
+        True,
+        6,
+        0,
+        6,
+    )
+    assert reported.cost_usd is not None
+    assert teacher.requested == 0
     assert not (workspace.root / OUTPUT).exists() or rows_of(workspace) == []
 
     run_of(workspace, ScriptedTeacher(), n=1, samples_per_prompt=2)
     before = (workspace.root / OUTPUT).read_bytes()
-    told = run_of(workspace, teacher, dry_run=True, samples_per_prompt=2)
+    reported = run_of(workspace, teacher, dry_run=True, samples_per_prompt=2)
 
-    assert isinstance(told, Forecast)
-    assert (told.already_done, told.todo) == (2, 4)
-    assert teacher.asked == 0
+    assert isinstance(reported, Forecast)
+    assert (reported.already_done, reported.todo) == (2, 4)
+    assert teacher.requested == 0
     assert (workspace.root / OUTPUT).read_bytes() == before
 
 
@@ -824,7 +834,7 @@ def test_a_budget_in_dollars_without_a_price_is_refused_before_any_call(
     with pytest.raises(InputError, match=r"budget_usd needs the price of 'm'") as caught:
         run_of(workspace, teacher, budget_usd=5.0)
     assert "prices.yml" in caught.value.fix
-    assert teacher.asked == 0
+    assert teacher.requested == 0
 
     write_price(workspace)
     assert run_of(workspace, teacher, budget_usd=50.0, max_tokens=20).succeeded == NUM_PROMPTS
@@ -836,12 +846,12 @@ def test_calls_that_may_have_been_billed_count_in_the_next_run(workspace: Worksp
     async def slow(_served: Served) -> httpx.Response:
         raise NoAnswerError
 
-    asked = 0
+    call_request = 0
     for _ in range(3):
         teacher = ScriptedTeacher(before=slow)
         run_of(workspace, teacher, budget_usd=5.0, max_tokens=20, max_concurrency=1)
-        asked += teacher.asked
-    assert 1 <= asked <= 2
+        call_request += teacher.requested
+    assert 1 <= call_request <= 2
 
 
 def test_a_resumed_run_is_not_given_up_for_prompts_that_always_fail(workspace: Workspace) -> None:
@@ -860,8 +870,8 @@ def test_a_resumed_run_is_not_given_up_for_prompts_that_always_fail(workspace: W
 def test_a_dry_run_knows_of_tools_from_servers_and_writes_nothing(workspace: Workspace) -> None:
     before = sorted(workspace.root.rglob("*"))
     server = shlex.join(odd_server())
-    told = run_of(workspace, ScriptedTeacher(), dry_run=True, mcp_servers=(server,))
-    assert told.calls.high > NUM_PROMPTS
+    reported = run_of(workspace, ScriptedTeacher(), dry_run=True, mcp_servers=(server,))
+    assert reported.calls.high > NUM_PROMPTS
     assert [path for path in sorted(workspace.root.rglob("*")) if path not in before] in (
         [],
         [workspace.root / "run"],

@@ -69,9 +69,9 @@ class Served:
             return await self.teacher.handle(request)
         usage = {"prompt_tokens": 100, "completion_tokens": 7}
         about = [name for prompt, name in self._judges.items() if prompt in messages[1]["content"]]
-        told = {"model": about[0]} if about else {}
+        reported = {"model": about[0]} if about else {}
         text = judgement(0.75) if len(messages) > 2 else "Well"
-        return completion(text, usage=usage, told=told)
+        return completion(text, usage=usage, reported=reported)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
 
 
-def asked(endpoint: ScriptedEndpoint, **changes: Any) -> dict[str, Any]:
+def requested(endpoint: ScriptedEndpoint, **changes: Any) -> dict[str, Any]:
     return {
         "input": "prompts.jsonl",
         "output": "out.jsonl",
@@ -78,15 +78,15 @@ def finished(workspace: Workspace, request: dict[str, Any]) -> tuple[RolloutsRes
 
     async def main() -> Any:
         folder = workspace.runs / "run"
-        asked = GenerateRollouts(**request)
-        return await generate_rollouts(workspace, asked, folder=folder, reporter=reporter)
+        requested = GenerateRollouts(**request)
+        return await generate_rollouts(workspace, requested, folder=folder, reporter=reporter)
 
     return run_async(main, within_s=30), reporter.notes
 
 
 def test_a_killed_run_and_those_after_it_keep_to_the_budget_together(workspace: Workspace) -> None:
     with ScriptedEndpoint(tool_turns=0) as endpoint:
-        request = asked(endpoint, budget_usd=6.0)
+        request = requested(endpoint, budget_usd=6.0)
         endpoint.hold_after(3)
         killed(workspace, endpoint, request)
         assert endpoint.num_asked == 7
@@ -109,12 +109,12 @@ def test_a_killed_run_and_those_after_it_keep_to_the_budget_together(workspace: 
 def test_a_budget_that_comes_after_the_kill_counts_what_was_out_too(workspace: Workspace) -> None:
     with ScriptedEndpoint(tool_turns=0) as endpoint:
         endpoint.hold_after(0)
-        killed(workspace, endpoint, asked(endpoint))
+        killed(workspace, endpoint, requested(endpoint))
         endpoint.hold.set()
-        result, _notes = finished(workspace, asked(endpoint, max_total_tokens=10_000))
+        result, _notes = finished(workspace, requested(endpoint, max_total_tokens=10_000))
 
-        told = 4 * (5 + len(json.dumps({"model": "m", "messages": []})))
+        reported = 4 * (5 + len(json.dumps({"model": "m", "messages": []})))
         assert result.lost_calls >= 4
         journal = read_rows(workspace.root / ".out.jsonl" / "journal.jsonl")
         assert [record["type"] for record in journal] == ["unconfirmed"]
-        assert journal[0]["tokens"] >= told
+        assert journal[0]["tokens"] >= reported

@@ -32,7 +32,7 @@ def trace(length=24, *, seed=0, tail=0):
 
 def score(server, traces, *, provider="vllm", top_k=None, key=None, concurrency=8):
     """Returns what the served teacher says of each trace, all asked at once."""
-    told = [None] * len(traces)
+    reported = [None] * len(traces)
     failed = []
 
     async def no_sleep(_seconds):
@@ -49,7 +49,7 @@ def score(server, traces, *, provider="vllm", top_k=None, key=None, concurrency=
 
         async def one(index):
             try:
-                told[index] = await teacher.score(traces[index])
+                reported[index] = await teacher.score(traces[index])
             except (CallFailedError, TeacherError) as error:
                 failed.append(error)
 
@@ -61,7 +61,7 @@ def score(server, traces, *, provider="vllm", top_k=None, key=None, concurrency=
     anyio.run(ask)
     if failed:
         raise failed[0]
-    return told
+    return reported
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -69,11 +69,11 @@ def test_the_scores_are_those_of_the_model_in_this_process(loaded, provider):
     traces = [trace(), trace(30, seed=1, tail=4), trace(19, seed=2)]
 
     with FakeModelServer(loaded) as server:
-        told = score(server, traces, provider=provider)
+        reported = score(server, traces, provider=provider)
 
     exact = LocalTeacher(loaded).score_tokens([sampled_sequence(one) for one in traces])
-    for ours, theirs, one in zip(told, exact, traces, strict=True):
-        assert ours.logprobs == pytest.approx(theirs.tolist(), abs=1e-5)
+    for ours, reference, one in zip(reported, exact, traces, strict=True):
+        assert ours.logprobs == pytest.approx(reference.tolist(), abs=1e-5)
         assert len(ours.logprobs) == sum(one.sampled)
         assert ours.top_ids is ours.top_logprobs is None
 
@@ -84,14 +84,14 @@ def test_the_likeliest_tokens_are_those_of_the_model_in_this_process(loaded, pro
     one = trace()
 
     with FakeModelServer(loaded) as server:
-        (told,) = score(server, [one], provider=provider, top_k=top_k)
+        (reported,) = score(server, [one], provider=provider, top_k=top_k)
         logprobs_TV = server.logprobs("served", one.ids)
 
     places = [i - 1 for i, is_sampled in enumerate(one.sampled) if is_sampled]
     likeliest = logprobs_TV[places].topk(top_k)
-    assert told.top_ids == likeliest.indices.tolist()
-    for ours, theirs in zip(told.top_logprobs, likeliest.values.tolist(), strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-5)
+    assert reported.top_ids == likeliest.indices.tolist()
+    for ours, reference in zip(reported.top_logprobs, likeliest.values.tolist(), strict=True):
+        assert ours == pytest.approx(reference, abs=1e-5)
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -99,7 +99,7 @@ def test_tokens_after_the_last_sampled_one_are_not_sent(loaded, provider):
     with FakeModelServer(loaded) as server:
         score(server, [trace(24, tail=9)], provider=provider)
 
-    body = server.asked[0][1]
+    body = server.requested[0][1]
     assert len(body["prompt" if provider == "vllm" else "input_ids"]) == 24
 
 
@@ -113,10 +113,10 @@ def test_a_call_that_fails_is_made_again(loaded, provider, status):
         return (failing, {"error": "busy"}) if failing else None
 
     with FakeModelServer(loaded, before=before) as server:
-        (told,) = score(server, [trace()], provider=provider)
+        (reported,) = score(server, [trace()], provider=provider)
 
-    assert len(told.logprobs) == 13
-    assert len(server.asked) == 3
+    assert len(reported.logprobs) == 13
+    assert len(server.requested) == 3
 
 
 def moved(path, answer):
@@ -159,7 +159,7 @@ def test_an_answer_that_is_not_about_these_tokens_is_never_used(loaded, provider
         with pytest.raises(CallFailedError, match=words) as caught:
             score(server, [trace()], provider=provider)
         assert caught.value.kind is FailureClass.BAD_RESPONSE
-        assert len(server.asked) == MAX_ATTEMPTS
+        assert len(server.requested) == MAX_ATTEMPTS
 
 
 def test_a_rollout_that_the_server_does_not_take_is_not_sent_again(loaded):
@@ -167,7 +167,7 @@ def test_a_rollout_that_the_server_does_not_take_is_not_sent_again(loaded):
         with pytest.raises(CallFailedError, match="maximum context length is 24") as caught:
             score(server, [trace(24)])
         assert caught.value.kind is FailureClass.BAD_REQUEST
-        assert len(server.asked) == 1
+        assert len(server.requested) == 1
 
 
 def test_the_key_is_sent_and_a_refused_one_ends_the_run_unseen(loaded):

@@ -241,8 +241,8 @@ ORDERS = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=300)
 def test_what_is_out_is_never_more_than_was_told_before(
     calls: list[tuple[int, bool]], seed: int, limit: float
 ) -> None:
-    told = [Outstanding()]
-    budget = Budget(tokens=limit, usd=limit / 8, on_outstanding=told.append)
+    reported = [Outstanding()]
+    budget = Budget(tokens=limit, usd=limit / 8, on_outstanding=reported.append)
     order, out = random.Random(seed), list[Cost]()
 
     async def main() -> None:
@@ -259,17 +259,17 @@ def test_what_is_out_is_never_more_than_was_told_before(
             # Answered calls leave more room than their worst case.
             while out and order.random() < 0.45:
                 budget.settle(done := out.pop(order.randrange(len(out))), Cost(done.tokens // 2))
-            assert told[-1].calls >= len(out)
-            assert told[-1].worst.tokens >= sum(cost.tokens for cost in out)
-            assert told[-1].worst.usd >= sum(cost.usd for cost in out)
+            assert reported[-1].calls >= len(out)
+            assert reported[-1].worst.tokens >= sum(cost.tokens for cost in out)
+            assert reported[-1].worst.usd >= sum(cost.usd for cost in out)
 
     run_async(main, within_s=5)
 
 
 def told_of(waves: list[int], *, usd: float = math.inf) -> list[Outstanding]:
     """What is told of so many calls out at once, a wave after the other."""
-    told: list[Outstanding] = []
-    budget = Budget(usd=usd, on_outstanding=told.append)
+    reported: list[Outstanding] = []
+    budget = Budget(usd=usd, on_outstanding=reported.append)
 
     async def main() -> None:
         for wave in waves:
@@ -280,15 +280,15 @@ def told_of(waves: list[int], *, usd: float = math.inf) -> list[Outstanding]:
                 budget.settle(WORST, Cost())
 
     run_async(main, within_s=5)
-    return told
+    return reported
 
 
 def test_it_is_told_seldom_and_not_much_too_high() -> None:
-    told = told_of([256] * 20)
+    reported = told_of([256] * 20)
 
-    assert len(told) <= 30
-    assert told[-1].calls <= 1.25 * 256 + 1
-    assert told[-1].worst.usd <= 1.25 * told[-1].calls * WORST.usd
+    assert len(reported) <= 30
+    assert reported[-1].calls <= 1.25 * 256 + 1
+    assert reported[-1].worst.usd <= 1.25 * reported[-1].calls * WORST.usd
 
 
 def test_a_peak_is_forgotten_after_a_while() -> None:

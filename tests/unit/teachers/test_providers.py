@@ -79,7 +79,7 @@ AZURE_HOST = "https://lab.openai.azure.com"
 
 
 @pytest.mark.parametrize(
-    ("base_url", "asked"),
+    ("base_url", "requested"),
     [
         (
             f"{AZURE_HOST}/openai/deployments/four?api-version=2024-10-21",
@@ -97,7 +97,7 @@ AZURE_HOST = "https://lab.openai.azure.com"
     ],
 )
 def test_a_resource_at_azure_is_asked_as_azure_wants_it(
-    monkeypatch: pytest.MonkeyPatch, base_url: str, asked: str
+    monkeypatch: pytest.MonkeyPatch, base_url: str, requested: str
 ) -> None:
     with pytest.raises(InputError, match="AZURE_OPENAI_API_KEY"):
         endpoint_for(WORKSPACE, "openai", base_url=base_url, api_key_env=None)
@@ -105,7 +105,7 @@ def test_a_resource_at_azure_is_asked_as_azure_wants_it(
 
     endpoint = endpoint_for(WORKSPACE, "openai", base_url=base_url, api_key_env=None)
 
-    assert endpoint.chat_url == asked
+    assert endpoint.chat_url == requested
     assert endpoint.key_headers("canary") == {"api-key": "canary"}
     assert "AZURE_OPENAI_API_KEY" in TEACHER_KEYS
     fields = sampling_fields(endpoint, "gpt-5-mini", SamplingSettings(max_tokens=7))

@@ -76,9 +76,9 @@ def test_served_teachers_of_two_datasets_score_as_those_in_this_process(tmp_path
         there = distill(tmp_path / "there", student, teacher)
         there.train()
 
-    ours, theirs = there.reporter.measured[0], here.reporter.measured[0]
+    ours, reference = there.reporter.measured[0], here.reporter.measured[0]
     for name in ("teacher_kl/dataset_0", "teacher_kl/dataset_1", "teacher_kl", "loss"):
-        assert ours[name] == pytest.approx(theirs[name], abs=1e-5)
+        assert ours[name] == pytest.approx(reference[name], abs=1e-5)
 
 
 def test_a_teacher_of_several_datasets_is_loaded_once(tmp_path, tiny_models):
@@ -113,11 +113,11 @@ def test_a_plan_counts_all_datasets_and_checks_all_teachers(tmp_path, tiny_model
     other = tiny_models.folder("llama", "chatml", seed=1)
     project = distill(tmp_path, student, {"path": [str(student), str(other)]}, sizes=(6, 2))
 
-    told = plan_training(project.workspace, PlanTraining())
+    reported = plan_training(project.workspace, PlanTraining())
 
-    assert (told.rows, told.steps) == (8, 2)
-    assert told.memory_parts_gb["teacher"] == 2 * told.memory_parts_gb["weights"]
-    assert len(told.checks) == 2
+    assert (reported.rows, reported.steps) == (8, 2)
+    assert reported.memory_parts_gb["teacher"] == 2 * reported.memory_parts_gb["weights"]
+    assert len(reported.checks) == 2
 
 
 @pytest.mark.parametrize(

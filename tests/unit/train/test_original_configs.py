@@ -87,11 +87,11 @@ def test_a_documented_configuration_runs_unchanged(tmp_path, tiny_models, loss):
     result = project.train()
 
     assert (result.method, result.steps, result.rows) == ("distill", 1, 2)
-    (told,) = project.reporter.measured
-    assert told["turns"] >= 1
-    assert told["reward"] > 0
-    assert {"teacher_kl", "ratio", "entropy", "response_tokens"} <= told.keys()
-    assert ("advantage" in told) == bool(loss)
+    (reported,) = project.reporter.measured
+    assert reported["turns"] >= 1
+    assert reported["reward"] > 0
+    assert {"teacher_kl", "ratio", "entropy", "response_tokens"} <= reported.keys()
+    assert ("advantage" in reported) == bool(loss)
 
 
 def test_the_shortest_documented_configuration_runs_too(tmp_path, tiny_models):

@@ -86,12 +86,12 @@ def test_it_trains_and_the_checkpoint_is_an_adapter_of_the_base_as_it_is(
 
     losses = [metrics["loss"] for metrics in project.reporter.measured]
     assert losses[-1] < 0.9 * losses[0]
-    theirs = AutoPeftModelForCausalLM.from_pretrained(project.checkpoint()).eval()
+    reference = AutoPeftModelForCausalLM.from_pretrained(project.checkpoint()).eval()
     merged = load_model(project.workspace, locate_model(project.workspace, "run-1"))
     plain = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
-        assert torch.allclose(merged.model(IDS).logits, theirs(IDS).logits, atol=1e-4)
-        assert not torch.allclose(theirs(IDS).logits, plain(IDS).logits, atol=1e-2)
+        assert torch.allclose(merged.model(IDS).logits, reference(IDS).logits, atol=1e-4)
+        assert not torch.allclose(reference(IDS).logits, plain(IDS).logits, atol=1e-2)
         assert merged.model.generate(IDS[:1], max_new_tokens=4, do_sample=False).shape[1] > 20
 
 

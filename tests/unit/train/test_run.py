@@ -341,15 +341,15 @@ def test_dropout_of_the_model_does_not_blur_the_preference(tmp_path, tiny_models
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "reported"),
     [
         ([{"messages": [user("a")]}], "messages"),
         ([{"messages": [user("a"), {"role": "robot", "content": "b"}]}], "robot"),
         ([{"messages": [user("a" * 2000), answer("b")]}], "no row is left"),
     ],
 )
-def test_bad_rows_are_refused(tmp_path, llama, rows, told):
-    with pytest.raises(DataError, match=told):
+def test_bad_rows_are_refused(tmp_path, llama, rows, reported):
+    with pytest.raises(DataError, match=reported):
         sft(tmp_path, llama, rows).train()
 
 

@@ -155,6 +155,6 @@ def test_a_plans_process_is_given_the_servers_key(tmp_path, tiny_models, monkeyp
         project = distill(tmp_path, tiny_models.folder("llama", "chatml"), teacher)
         project.write_config()
 
-        told = api.plan_training(project.workspace, api.PlanTraining())
+        reported = api.plan_training(project.workspace, api.PlanTraining())
 
-    assert "tokens and chat template are the student's" in told.checks[0]
+    assert "tokens and chat template are the student's" in reported.checks[0]

@@ -27,8 +27,8 @@ def prompts(tmp_path):
 
 def tokens_of(sampled):
     return {
-        (how.iteration, how.index): (outcome.tokens.ids, outcome.tokens.sampled)
-        for outcome, how in pairs(sampled)
+        (mode.iteration, mode.index): (outcome.tokens.ids, outcome.tokens.sampled)
+        for outcome, mode in pairs(sampled)
     }
 
 
@@ -73,8 +73,8 @@ def test_a_turn_goes_on_in_its_middle_under_the_new_weights(tmp_path, tiny_model
 
     place = next(
         i
-        for i, how in enumerate(one.rollout for one in second.ended)
-        if (how.iteration, how.index) == (0, begun.index)
+        for i, mode in enumerate(one.rollout for one in second.ended)
+        if (mode.iteration, mode.index) == (0, begun.index)
     )
     trace = second.outcomes[place].tokens
     start = trace.sampled.index(True)
@@ -100,7 +100,7 @@ def test_what_takes_too_many_iterations_is_dropped_and_counted(tmp_path, tiny_mo
 
     sampled = sample(session, prompts, 1, carried=old)
 
-    ended = [how for _, how in pairs(sampled) if how.iteration == 0]
+    ended = [mode for _, mode in pairs(sampled) if mode.iteration == 0]
     assert len(ended) + sampled.num_dropped == 6
     assert sampled.num_dropped > 0
     assert all(carried.iteration == 1 for carried in sampled.carried)
@@ -126,7 +126,7 @@ def test_tools_with_a_state_have_a_straggler_begin_anew(tmp_path, tiny_models, p
 
     assert replied
     for each in replied:
-        place = [(how.iteration, how.index) for _, how in pairs(second)].index((0, each.index))
+        place = [(mode.iteration, mode.index) for _, mode in pairs(second)].index((0, each.index))
         said = [m["content"] for m in second.outcomes[place].messages if m["role"] == "tool"]
         assert "12" not in said
 
@@ -172,8 +172,8 @@ def test_a_killed_run_goes_on_with_its_unfinished_rollouts_bit_for_bit(
     assert (whole.steps, len(unbroken)) == (9, 9)
     assert max(metrics["staleness"] for metrics in unbroken) > 0
     assert measured(project) == unbroken[step - 1 :]
-    ours, theirs = weights(project, "resumed"), weights(project, "whole")
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, reference = weights(project, "resumed"), weights(project, "whole")
+    assert all(torch.equal(ours[name], reference[name]) for name in ours)
 
 
 def test_a_fresh_token_has_no_gap_and_an_old_one_may(tmp_path, tiny_models):
@@ -181,9 +181,9 @@ def test_a_fresh_token_has_no_gap_and_an_old_one_may(tmp_path, tiny_models):
 
     project.train()
 
-    told = project.reporter.measured
-    fresh = [metrics["logprob_gap"] for metrics in told if metrics["staleness"] == 0]
-    stale = [metrics["logprob_gap"] for metrics in told if metrics["staleness"] > 0]
+    reported = project.reporter.measured
+    fresh = [metrics["logprob_gap"] for metrics in reported if metrics["staleness"] == 0]
+    stale = [metrics["logprob_gap"] for metrics in reported if metrics["staleness"] > 0]
     assert all(gap < 1e-5 for gap in fresh)
     assert fresh
     assert max(stale) > 1e-4

@@ -137,7 +137,7 @@ def test_a_long_text_with_many_changes_is_found_by_its_runs() -> None:
 
 
 def test_questions_that_were_put_in_other_words_are_found() -> None:
-    asked = [
+    requested = [
         "Natalia sold clips to 48 friends in April, and then half as many in May. How many in all?",
         "Weng earns $12 an hour for babysitting. Yesterday, she just did 50 minutes. How much?",
     ]
@@ -147,5 +147,5 @@ def test_questions_that_were_put_in_other_words_are_found() -> None:
     ]
     other = "Tom sold apples to 12 of his neighbours. How many did he sell in March and in May?"
 
-    assert num_found(asked, [*reworded, other]) == 2
-    assert index_of(asked, [other]).find([other]) is None
+    assert num_found(requested, [*reworded, other]) == 2
+    assert index_of(requested, [other]).find([other]) is None

@@ -63,8 +63,8 @@ def test_a_broken_template_is_an_error_of_the_model():
 def test_answers_begin_without_thinking_also_after_tools():
     renderer = ChatRenderer(build_tokenizer("qwen3"), variables=reasoning_variables(SWITCH, "none"))
 
-    asked = renderer.decode(renderer.prompt_ids([user("How much?")], []))
+    requested = renderer.decode(renderer.prompt_ids([user("How much?")], []))
     replied = renderer.decode(renderer.reply_ids(calls(LAMP), [reply("12")], []))
 
-    assert asked.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert requested.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert replied.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")

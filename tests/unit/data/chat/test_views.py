@@ -71,9 +71,11 @@ def test_a_character_of_several_tokens_comes_in_one_piece(name):
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(["chatml", "phi"]), st.text(max_size=20), st.text(max_size=20))
-def test_the_pieces_add_up_to_the_text_whatever_is_said(name, asked, answered):
-    view = view_of([system("s"), user(asked), answer(answered)], name=name)
+def test_the_pieces_add_up_to_the_text_whatever_is_said(name, requested, answered):
+    view = view_of([system("s"), user(requested), answer(answered)], name=name)
 
-    rendered = RENDERERS[name].conversation([system("s"), user(asked), answer(answered)], [PRICE])
+    rendered = RENDERERS[name].conversation(
+        [system("s"), user(requested), answer(answered)], [PRICE]
+    )
     assert "".join(piece.text for piece in view.pieces) == rendered.text
     assert sum(len(p.ids) for p in view.pieces if p.is_trained) == view.num_trained

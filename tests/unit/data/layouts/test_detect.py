@@ -69,7 +69,7 @@ def test_a_rollout_of_rnow_is_read_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind", "told"),
+    ("changes", "kind", "reported"),
     [
         ({"completed": "error", "success": False, "error": "boom"}, "internal", "boom"),
         ({"completed": "error", "errors": ["late", "very"]}, "internal", "late; very"),
@@ -78,20 +78,20 @@ def test_a_rollout_of_rnow_is_read_whole() -> None:
         ({"rewards": {"b": "error"}, "errors": ["b: boom"]}, "reward", "b: boom"),
     ],
 )
-def test_a_failure_of_rnow_is_no_reward_of_zero(changes: Row, kind: str, told: str) -> None:
+def test_a_failure_of_rnow_is_no_reward_of_zero(changes: Row, kind: str, reported: str) -> None:
     ours = as_rollout({**RNOW_ROW, "total_reward": 0, **changes})
 
     assert (ours["reward"], ours["success"], ours["stop_reason"]) == (None, None, "error")
     assert ours["error"]["class"] == kind
-    assert told in ours["error"]["message"]
+    assert reported in ours["error"]["message"]
 
 
 def test_a_rollout_of_nemo_gym_becomes_chat_messages() -> None:
     ours = as_rollout(GYM_ROW)
 
-    system, asked, calls, price, stock, answer = ours["messages"]
+    system, requested, calls, price, stock, answer = ours["messages"]
     assert system == {"role": "system", "content": "You mind a shop."}
-    assert asked == {"role": "user", "content": "What is a lamp?"}
+    assert requested == {"role": "user", "content": "What is a lamp?"}
     assert calls["reasoning_content"] == "I look it up."
     assert [(c["id"], c["function"]["arguments"]) for c in calls["tool_calls"]] == [
         ("call_1", '{"item": "lamp"}'),
@@ -184,11 +184,11 @@ def test_a_row_survives_a_way_through_the_other_layout(row: Row) -> None:
 @settings(deadline=None)
 @given(own_rollouts(), st.sampled_from(FOREIGN))
 def test_a_row_of_ours_survives_the_way_there_and_back(row: Row, layout: RolloutLayout) -> None:
-    theirs = RULES[layout].write(row)
+    reference = RULES[layout].write(row)
 
-    assert layout_of(theirs) is layout
-    assert RULES[layout].read(theirs) == row
-    assert RULES[layout].read(json.loads(json.dumps(theirs))) == row
+    assert layout_of(reference) is layout
+    assert RULES[layout].read(reference) == row
+    assert RULES[layout].read(json.loads(json.dumps(reference))) == row
 
 
 @settings(deadline=None)
@@ -212,15 +212,15 @@ def test_what_was_changed_since_is_written_back_and_the_rest_is_kept(row: Row) -
     ours = RULES[layout].read(row)
     scored = {**ours, "reward": 0.5, "rewards": {"judge": 0.5}, "success": True}
 
-    theirs = RULES[layout].write(scored)
+    reference = RULES[layout].write(scored)
 
-    assert theirs["total_reward" if layout == "rnow" else "reward"] == 0.5
-    assert theirs["success"] is True
+    assert reference["total_reward" if layout == "rnow" else "reward"] == 0.5
+    assert reference["success"] is True
     touched = {"total_reward", "reward", "rewards", "success"}
-    assert {k: v for k, v in theirs.items() if k not in touched} == {
+    assert {k: v for k, v in reference.items() if k not in touched} == {
         k: v for k, v in row.items() if k not in touched
     }
-    assert RULES[layout].read(theirs)["rewards"] == {"judge": 0.5}
+    assert RULES[layout].read(reference)["rewards"] == {"judge": 0.5}
     longer = {**scored, "messages": [*ours["messages"], user("Sure?"), assistant("Yes.")]}
     assert RULES[layout].read(RULES[layout].write(longer))["messages"] == longer["messages"]
     # What they have no place for is kept all the same.

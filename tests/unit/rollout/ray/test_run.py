@@ -102,7 +102,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(root)
 
 
-def asked(**changes) -> GenerateRollouts:
+def call_request(**changes) -> GenerateRollouts:
     given = {
         "input": "prompts.jsonl",
         "output": "out.jsonl",
@@ -121,7 +121,7 @@ def run_of(workspace: Workspace, teacher: ScriptedTeacher, request=None, **more)
             async with serve(teacher.handle):
                 return await generate_rollouts(
                     workspace,
-                    request or asked(),
+                    request or call_request(),
                     folder=workspace.runs / "run",
                     reporter=KeptReporter(),
                     **more,
@@ -134,7 +134,7 @@ class Sharded:
     """An output that is dealt out to shards, as the driver does it."""
 
     def __init__(self, workspace: Workspace, workers: int) -> None:
-        self.workspace, request = workspace, asked()
+        self.workspace, request = workspace, call_request()
         self.output = workspace.root / "out.jsonl"
         plan = plan_generation(workspace, request)
         origin = run_async(origin_of, plan.rollouts)
@@ -149,7 +149,7 @@ class Sharded:
 
     def do(self, number: int, teacher: ScriptedTeacher):
         part = RunPart(frozenset(self.shards[number].keys), Budget())
-        request = asked(output=str(shard_output(self.output, number)))
+        request = call_request(output=str(shard_output(self.output, number)))
         return run_of(self.workspace, teacher, request, part=part)
 
     def begin(self, number: int) -> RolloutKey:
@@ -193,7 +193,7 @@ def test_a_share_has_its_own_budget_in_place_of_the_requests(workspace: Workspac
     teacher = ScriptedTeacher(tool_turns=0)
     sharded = Sharded(workspace, 1)
     part = RunPart(frozenset(sharded.shards[0].keys), Budget(tokens=0))
-    request = asked(output=str(shard_output(sharded.output, 0)), max_total_tokens=100_000)
+    request = call_request(output=str(shard_output(sharded.output, 0)), max_total_tokens=100_000)
 
     result = run_of(workspace, teacher, request, part=part)
 
@@ -325,9 +325,9 @@ def test_what_a_killed_worker_had_out_counts_once(workspace: Workspace) -> None:
     sharded, most = Sharded(workspace, 2), Outstanding(3, Cost(tokens=300, usd=1.5))
     path = shard_output(sharded.output, 0)
     before = recorded_costs(path, sharded.settings)
-    told = OutstandingRecord(calls=3, tokens=300, usd=1.5, begins=True)
+    reported = OutstandingRecord(calls=3, tokens=300, usd=1.5, begins=True)
     with journal_path(path).open("ab") as journal:
-        journal.write(msgspec.json.encode(told) + b"\n")
+        journal.write(msgspec.json.encode(reported) + b"\n")
 
     since = recorded_costs(path, sharded.settings).since(before)
     assert (since.spent, since.lost.calls) == (most.worst, 3)
@@ -350,15 +350,15 @@ def test_a_dry_run_knows_what_the_shards_of_a_killed_driver_have(workspace: Work
     num_done = len(killed.shards[0].keys)
     before = {path: path.stat().st_mtime_ns for path in workspace.root.rglob("*")}
 
-    told = run_of(workspace, teacher, asked(dry_run=True))
+    reported = run_of(workspace, teacher, call_request(dry_run=True))
 
     assert {path: path.stat().st_mtime_ns for path in workspace.root.rglob("*")} == before
-    assert (told.already_done, told.todo) == (num_done, NUM_PROMPTS - num_done)
+    assert (reported.already_done, reported.todo) == (num_done, NUM_PROMPTS - num_done)
     # One of them has its turn on record.
-    assert told.calls.high == NUM_PROMPTS - num_done - 1
+    assert reported.calls.high == NUM_PROMPTS - num_done - 1
     asked_before = len(teacher.served)
     run_of(workspace, teacher)
-    assert len(teacher.served) - asked_before == told.calls.high
+    assert len(teacher.served) - asked_before == reported.calls.high
 
 
 def test_one_process_at_a_time_has_the_shards(workspace: Workspace) -> None:
@@ -402,7 +402,7 @@ def test_without_ray_the_error_names_the_command(
     async def main() -> None:
         await generate_on_ray(
             workspace,
-            asked(ray_address="local"),
+            call_request(ray_address="local"),
             folder=workspace.runs / "run",
             reporter=KeptReporter(),
         )

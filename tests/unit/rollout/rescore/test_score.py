@@ -56,9 +56,9 @@ def scored(
         options["judge"] = write_judge(folder, judge)
     request = ScoreRollouts(input=source, **{"output": "scored.jsonl", **options})
 
-    async def reply(asked: httpx.Request) -> httpx.Response:
+    async def reply(requested: httpx.Request) -> httpx.Response:
         assert answer is not None, "no judge may be asked"
-        return answer(json.loads(asked.content))
+        return answer(json.loads(requested.content))
 
     async def main() -> ScoreResult:
         async with serve(reply):
@@ -172,13 +172,15 @@ def test_a_judge_may_judge_and_its_cost_is_counted(tmp_path: Path) -> None:
     rows = [rollout("12"), rollout("13", task_id="b"), rollout("?", task_id="c")]
     write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
 
-    def answer(asked: dict[str, Any]) -> httpx.Response:
-        content = asked["messages"][1]["content"]
-        if len(asked["messages"]) == 2 and "\n13\n</answer" in content:
+    def answer(requested: dict[str, Any]) -> httpx.Response:
+        content = requested["messages"][1]["content"]
+        if len(requested["messages"]) == 2 and "\n13\n</answer" in content:
             return completion("hm")
         is_right = "\n12\n</answer" in content
-        told = {"model": "j-2026-09"}
-        return completion(judgement(0.75, "fine") if is_right else judgement(0.25), told=told)
+        reported = {"model": "j-2026-09"}
+        return completion(
+            judgement(0.75, "fine") if is_right else judgement(0.25), reported=reported
+        )
 
     result = scored(tmp_path, answer=answer, concurrency=1, judge=JUDGE)
 
@@ -196,11 +198,11 @@ def test_a_judge_may_judge_and_its_cost_is_counted(tmp_path: Path) -> None:
 def test_verdicts_that_were_paid_for_are_not_paid_for_again(tmp_path: Path) -> None:
     rows = [rollout(str(number), task_id=str(number)) for number in range(6)]
     write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
-    asked: list[str] = []
+    requested: list[str] = []
 
     def broken(body: dict[str, Any]) -> httpx.Response:
-        asked.append(body["messages"][1]["content"])
-        return completion(judgement(0.5)) if len(asked) <= 4 else refused(401)
+        requested.append(body["messages"][1]["content"])
+        return completion(judgement(0.5)) if len(requested) <= 4 else refused(401)
 
     with pytest.raises(BaseException) as caught:  # noqa: PT011
         scored(tmp_path, answer=broken, concurrency=1, judge=JUDGE)
@@ -290,16 +292,16 @@ def test_rollouts_of_other_systems_keep_their_layout(tmp_path: Path) -> None:
 def test_what_is_wrong_is_told_before_anything_is_spent(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout("12"))])
     (tmp_path / "link.jsonl").symlink_to(path)
-    for options, told in (
+    for options, reported in (
         ({"output": "rollouts.jsonl"}, "the input itself"),
         ({"output": "link.jsonl"}, "the input itself"),
         ({"rewards": "missing.py"}, "does not exist"),
         ({"judge": "missing.yml"}, "does not exist"),
     ):
         request = ScoreRollouts(input="rollouts.jsonl", **{"output": "o.jsonl", **options})
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=reported):
             check_scoring(Workspace(tmp_path), request)
-    for judge, told in (
+    for judge, reported in (
         ({"model": "m"}, "rubric"),
         ({"rubric": "x"}, "model"),
         ({**JUDGE, "rubrik": "x"}, "did you mean 'rubric'"),
@@ -310,7 +312,7 @@ def test_what_is_wrong_is_told_before_anything_is_spent(tmp_path: Path) -> None:
     ):
         name = write_judge(tmp_path, judge)
         request = ScoreRollouts(input="rollouts.jsonl", output="o.jsonl", judge=name)
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=reported):
             check_scoring(Workspace(tmp_path), request)
     with pytest.raises(ValidationError):
         ScoreRollouts(input="a", output="b", jugde="m")  # type: ignore[call-arg]

@@ -55,7 +55,7 @@ def test_a_judge_gives_a_score_with_its_reason_and_cost() -> None:
 def test_all_that_others_wrote_is_fenced() -> None:
     _, teacher = judged(judgement(1), sees="conversation")
 
-    [[system, question]] = teacher.asked
+    [[system, question]] = teacher.requested
     assert "Be right." in str(system["content"])
     assert "never follow" in str(system["content"])
     content = str(question["content"])
@@ -73,7 +73,7 @@ def test_all_that_others_wrote_is_fenced() -> None:
 def test_a_judge_sees_only_the_answer_unless_it_is_asked_for_more() -> None:
     _, teacher = judged(judgement(1))
 
-    assert "conversation-f00d" not in str(teacher.asked[0][1]["content"])
+    assert "conversation-f00d" not in str(teacher.requested[0][1]["content"])
 
 
 def test_each_judgement_has_a_fence_of_its_own() -> None:
@@ -86,7 +86,7 @@ def test_each_judgement_has_a_fence_of_its_own() -> None:
 
     run_async(main)
 
-    assert teacher.asked[0] != teacher.asked[1]
+    assert teacher.requested[0] != teacher.requested[1]
 
 
 def test_a_reply_that_is_no_judgement_is_asked_for_again_with_the_reason() -> None:
@@ -96,7 +96,7 @@ def test_a_reply_that_is_no_judgement_is_asked_for_again_with_the_reason() -> No
     assert (verdict.score, verdict.paid.calls) == (0.5, 3)
     assert verdict.paid.usage == Usage(prompt_tokens=30, completion_tokens=15)
     assert len(recorder.judged) == 3
-    second, third = teacher.asked[1], teacher.asked[2]
+    second, third = teacher.requested[1], teacher.requested[2]
     assert [message["role"] for message in third] == ["system", "user", *["assistant", "user"] * 2]
     assert "no JSON object" in str(second[-1]["content"])
     assert "between 0 and 1" in str(third[-1]["content"])
@@ -113,8 +113,8 @@ def test_no_judgement_after_all_tries_is_a_failure_and_not_a_reward_of_zero() ->
 
     # What it said is not asked for again, but neither does it stand for ever.
     verdict, teacher = judged(judgement(0.5), recorder=recorder)
-    assert (verdict.score, verdict.paid.calls, len(teacher.asked)) == (0.5, 4, 1)
-    assert [message["role"] for message in teacher.asked[0]] == ["system", "user"]
+    assert (verdict.score, verdict.paid.calls, len(teacher.requested)) == (0.5, 4, 1)
+    assert [message["role"] for message in teacher.requested[0]] == ["system", "user"]
 
 
 def all_tries(num_bad: int) -> list[str]:
@@ -131,10 +131,10 @@ def test_replies_that_were_paid_for_are_not_asked_for_again(num_bad: int, num_kn
     known = MemoryRecorder()
     known.judged = recorder.judged[:num_known]
 
-    again, asked = judged(*replies[num_known:], recorder=known)
+    again, requested = judged(*replies[num_known:], recorder=known)
 
     assert again == whole
-    assert asked.asked == teacher.asked[num_known:]
+    assert requested.requested == teacher.requested[num_known:]
     assert known.judged == recorder.judged
 
 
@@ -203,7 +203,7 @@ def test_a_reply_that_was_cut_off_says_so() -> None:
     cut = turn(assistant('{"reasoning": "it goes on and'), finish="length")
     _, teacher = judged(cut, judgement(1))
 
-    assert "cut off" in str(teacher.asked[1][-1]["content"])
+    assert "cut off" in str(teacher.requested[1][-1]["content"])
 
 
 @settings(deadline=None)

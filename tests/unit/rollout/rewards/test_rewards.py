@@ -194,7 +194,7 @@ def test_a_judge_comes_before_the_match_and_its_cost_is_told() -> None:
         assert result.judge is not None
         assert (result.judge.calls, result.judge.usage.prompt_tokens) == (1, 10)
         assert (result.reasoning, result.success) == ("kind", True)
-        assert len(teacher.asked) == 1
+        assert len(teacher.requested) == 1
 
     run_async(main)
 
@@ -214,7 +214,7 @@ def test_a_judge_counts_beside_others_where_it_is_named(tmp_path: Path) -> None:
             assert (blocked.total, blocked.judge) == (0.0, None)
             other = await rewarder.judge(task(rewards=["brief"]), said("please"))
             assert other.by_name == {"brief": 0.25}
-            assert len(teacher.asked) == 1
+            assert len(teacher.requested) == 1
 
     run_async(main)
 

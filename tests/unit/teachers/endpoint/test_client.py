@@ -577,12 +577,12 @@ def test_a_call_costs_what_its_tokens_cost() -> None:
 
 
 def test_without_a_price_only_the_endpoint_can_say_what_a_call_costs() -> None:
-    told = {"prompt_tokens": 10, "completion_tokens": 5, "cost": 0.25}
+    reported = {"prompt_tokens": 10, "completion_tokens": 5, "cost": 0.25}
     bench = Bench([completion()])
 
     assert bench.complete().cost_usd is None
     assert bench.teacher.spending.budget.spent == Cost(tokens=15)
-    assert Bench([completion(usage=told)]).complete().cost_usd == 0.25
+    assert Bench([completion(usage=reported)]).complete().cost_usd == 0.25
 
 
 @pytest.mark.parametrize(
@@ -633,8 +633,8 @@ def sent_back(bench: Bench, *, is_restored: bool) -> dict[str, Any]:
             await conversation.sample()
 
     run_async(main)
-    asked, answered, replied = bench.bodies[1]["messages"]
-    assert (asked, replied) == (user("hi"), tool_reply("7"))
+    requested, answered, replied = bench.bodies[1]["messages"]
+    assert (requested, replied) == (user("hi"), tool_reply("7"))
     return answered
 
 
@@ -775,8 +775,8 @@ UNCOUNTED: Any = [None, "free", {}, {"prompt_tokens": 9}]
 
 @pytest.mark.parametrize("usage", UNCOUNTED)
 def test_an_answer_that_does_not_say_what_it_took_counts_at_its_worst(usage: Any) -> None:
-    told = completion(usage=usage or {})
-    bench = Bench([told], spending=Spending(PRICE, Budget(usd=1.0)), max_tokens=20)
+    reported = completion(usage=usage or {})
+    bench = Bench([reported], spending=Spending(PRICE, Budget(usd=1.0)), max_tokens=20)
 
     assert bench.complete().cost_usd is None
     num_bytes = len(bench.requests[0].content)

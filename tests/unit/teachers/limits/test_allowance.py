@@ -24,8 +24,8 @@ def openai_headers(reset: str) -> dict[str, str]:
      ("2m59.56s", 179.56), ("0.25", 0.25), ("7", 7.0), ("1d", 86400.0)],
 )  # fmt: skip
 def test_what_is_left_is_read_as_it_is_written(reset: str, seconds: float) -> None:
-    told = allowances(openai_headers(reset), NOW)
-    assert told == {LimitUnit.TOKENS: Allowance(30000.0, 29000.0, pytest.approx(seconds))}
+    reported = allowances(openai_headers(reset), NOW)
+    assert reported == {LimitUnit.TOKENS: Allowance(30000.0, 29000.0, pytest.approx(seconds))}
 
 
 def test_a_moment_is_as_good_as_a_span_of_time() -> None:
@@ -58,16 +58,16 @@ def test_what_cannot_be_a_limit_says_nothing(limit: str, remaining: str) -> None
 
 @given(st.text(max_size=12) | st.from_regex(r"[0-9.]{0,4}[dhms]{0,2}[0-9.]{0,4}[ms]{0,2}"))
 def test_headers_of_any_shape_are_no_error(reset: str) -> None:
-    for told in allowances(openai_headers(reset), NOW).values():
-        assert 0 < told.reset_s <= 2 * 86_400
+    for reported in allowances(openai_headers(reset), NOW).values():
+        assert 0 < reported.reset_s <= 2 * 86_400
 
 
 def test_what_is_told_in_part_says_nothing() -> None:
     assert allowances({"x-ratelimit-remaining-requests": "3"}, NOW) == {}
 
 
-def follow(follower: AllowanceFollower, told: list[tuple[float, float, float]]) -> None:
-    for index, (at, remaining, reset_s) in enumerate(told):
+def follow(follower: AllowanceFollower, reported: list[tuple[float, float, float]]) -> None:
+    for index, (at, remaining, reset_s) in enumerate(reported):
         sent = Sent(number=10 * index + 1, at=at, in_flight=1, fills_window=False)
         allowance = Allowance(100.0, remaining, reset_s)
         follower.follow(allowance, sent, sent.number, LimitUnit.REQUESTS, at)

@@ -84,9 +84,9 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
     # The steps before it are told again from events.jsonl, which the fake reporter does not write.
     assert measured(project) == unbroken[saved:]
     assert (resumed.steps, resumed.trained_tokens) == (steps, whole.trained_tokens)
-    ours, theirs = weights(project, "resumed"), weights(project, "whole")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, reference = weights(project, "resumed"), weights(project, "whole")
+    assert ours.keys() == reference.keys()
+    assert all(torch.equal(ours[name], reference[name]) for name in ours)
 
 
 def test_a_run_that_was_resumed_goes_on_again(tmp_path, tiny_models):
@@ -102,8 +102,8 @@ def test_a_run_that_was_resumed_goes_on_again(tmp_path, tiny_models):
     assert find_resume_point(project.workspace, "second").run_id == "first"
     project.train("third", resume="second")
 
-    ours, theirs = weights(project, "third"), weights(project, "whole")
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, reference = weights(project, "third"), weights(project, "whole")
+    assert all(torch.equal(ours[name], reference[name]) for name in ours)
 
 
 def test_the_curves_of_a_resumed_run_are_whole(tmp_path, tiny_models):
@@ -122,20 +122,22 @@ def test_the_curves_of_a_resumed_run_are_whole(tmp_path, tiny_models):
 
     project.train("resumed", resume="killed")
 
-    told = project.reporter.measured
-    assert [m["loss"] for m in told[:4]] == [1.5, 2.5, 3.5, 4.5]
-    assert len(told) == 10
+    reported = project.reporter.measured
+    assert [m["loss"] for m in reported[:4]] == [1.5, 2.5, 3.5, 4.5]
+    assert len(reported) == 10
     assert "goes on from step 4 of killed" in project.reporter.notes
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (("trainer", "learning_rate", 2e-3), "trainer.learning_rate was 0.001 and is 0.002"),
         (("data", "batch_size", 5), "data.batch_size was 2 and is 5"),
     ],
 )
-def test_another_configuration_is_refused_with_the_difference(tmp_path, tiny_models, change, told):
+def test_another_configuration_is_refused_with_the_difference(
+    tmp_path, tiny_models, change, reported
+):
     project = project_of("sft", tmp_path, tiny_models)
     killed(project, "killed", 3)
     section, key, value = change
@@ -144,7 +146,7 @@ def test_another_configuration_is_refused_with_the_difference(tmp_path, tiny_mod
     with pytest.raises(RunError, match="cannot go on") as caught:
         project.train("resumed", resume="killed")
 
-    assert told in caught.value.problem
+    assert reported in caught.value.problem
 
 
 def test_other_rows_are_refused(tmp_path, tiny_models):
@@ -189,11 +191,11 @@ def test_what_was_asked_is_taken_from_the_run(tmp_path, tiny_models):
         project.train("killed", "trainer.seed=7")
 
     more = ("model.microbatch_tokens=60",)
-    asked = resolve_resume(project.workspace, StartTraining(resume="killed", overrides=more))
+    requested = resolve_resume(project.workspace, StartTraining(resume="killed", overrides=more))
 
-    assert asked.overrides == ("trainer.seed=7", *more)
+    assert requested.overrides == ("trainer.seed=7", *more)
     project.reporter = KeptReporter()
-    project.train("resumed", *asked.overrides, resume="killed")
+    project.train("resumed", *requested.overrides, resume="killed")
 
 
 def test_what_cannot_go_on_is_refused_with_what_to_do(tmp_path, tiny_models):
@@ -202,13 +204,13 @@ def test_what_cannot_go_on_is_refused_with_what_to_do(tmp_path, tiny_models):
     write_run_files(tmp_path / "runs" / "done", StartTraining(), RunStatus.SUCCEEDED)
     killed(project, "early", 1)
 
-    for run_id, error, told in (
+    for run_id, error, reported in (
         ("done", RunError, "is finished"),
         ("early", RunError, "has no checkpoint to go on from"),
         ("nothing", InputError, "there is no run 'nothing'"),
         ("../done", InputError, "there is no run"),
     ):
-        with pytest.raises(error, match=told):
+        with pytest.raises(error, match=reported):
             resolve_resume(project.workspace, StartTraining(resume=run_id))
 
 
@@ -291,8 +293,8 @@ def test_early_stopping_goes_on_over_a_kill(tmp_path, tiny_models, method):
     resumed = project.train("resumed", resume="killed")
 
     assert (resumed.kept_step, resumed.steps) == (whole.kept_step, whole.steps)
-    ours, theirs = weights(project, "resumed"), weights(project, "whole")
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, reference = weights(project, "resumed"), weights(project, "whole")
+    assert all(torch.equal(ours[name], reference[name]) for name in ours)
 
 
 def test_a_validation_counts_what_is_no_better():

@@ -323,7 +323,7 @@ def test_overrides_come_after_the_file_and_are_read_as_yaml(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "reported"),
     [
         ("trainer.num_epochs", "is not section.key=value"),
         ("=3", "is not section.key=value"),
@@ -334,8 +334,8 @@ def test_overrides_come_after_the_file_and_are_read_as_yaml(tmp_path):
         ("data.when=2020-13-45", "the value is not YAML"),
     ],
 )
-def test_an_override_that_cannot_be_used_is_refused(tmp_path, override, told):
-    assert told in refusal(tmp_path, SFT, override).problem
+def test_an_override_that_cannot_be_used_is_refused(tmp_path, override, reported):
+    assert reported in refusal(tmp_path, SFT, override).problem
 
 
 def test_small_numbers_may_be_written_as_everybody_writes_them(tmp_path):

@@ -213,7 +213,7 @@ def test_accelerate_is_told_what_was_asked():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ({"kind": "ray", "num_processes": 2}, "needs address"),
         ({"kind": "ray", "address": "auto"}, "num_processes"),
@@ -227,11 +227,11 @@ def test_accelerate_is_told_what_was_asked():
         ("slurm", "'local', 'accelerate' or 'ray'"),
     ],
 )
-def test_what_a_launcher_cannot_use_is_refused_by_name(project, given, told):
+def test_what_a_launcher_cannot_use_is_refused_by_name(project, given, reported):
     project.config["launcher"] = given
     project.write_config()
 
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         project.train()
 
 
@@ -251,18 +251,18 @@ def test_weights_of_4_bits_are_not_shared_out(project):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "rollout", "told"),
+    ("strategy", "rollout", "reported"),
     [
         ("fsdp2", {}, "fsdp2 splits the weights that distill samples from"),
         ("ddp", {"max_staleness": 1}, "rollout.max_staleness is for one process"),
     ],
 )
-def test_what_distill_does_in_one_process_only_is_refused(project, strategy, rollout, told):
+def test_what_distill_does_in_one_process_only_is_refused(project, strategy, rollout, reported):
     launcher = {"kind": "accelerate", "num_processes": 2, "strategy": strategy}
     project.config |= {"dataset_type": "distill", "teacher": {"path": "demo/teacher"}}
     project.config |= {"launcher": launcher, "rollout": rollout}
 
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         project.train()
 
 
@@ -287,9 +287,9 @@ def test_the_plan_is_that_of_all_processes(project):
     )
 
     assert both.steps == alone.steps
-    ours, theirs = both.memory_parts_gb, alone.memory_parts_gb
-    assert ours["weights"] == pytest.approx(2 * theirs["weights"])
-    assert ours["optimizer"] == pytest.approx(2 * theirs["optimizer"])
-    assert sharded.memory_parts_gb["optimizer"] == pytest.approx(theirs["optimizer"])
+    ours, reference = both.memory_parts_gb, alone.memory_parts_gb
+    assert ours["weights"] == pytest.approx(2 * reference["weights"])
+    assert ours["optimizer"] == pytest.approx(2 * reference["optimizer"])
+    assert sharded.memory_parts_gb["optimizer"] == pytest.approx(reference["optimizer"])
     assert sharded.memory_parts_gb["gathered"] > 0
     assert any(note.startswith("2 processes") for note in both.notes)

@@ -56,9 +56,9 @@ def measured(project, name):
 
 
 def test_the_student_is_evaluated_every_so_many_steps_and_at_the_end(make):
-    asked = {**EVAL, "pass4": True, "pass4_temperature": 0.5}
+    requested = {**EVAL, "pass4": True, "pass4_temperature": 0.5}
     trainer = {"num_epochs": 5, "learning_rate": 3e-2, "schedule": "constant"}
-    project = make("sft", asked, data={"batch_size": 8}, trainer=trainer)
+    project = make("sft", requested, data={"batch_size": 8}, trainer=trainer)
 
     project.train()
 
@@ -70,8 +70,8 @@ def test_the_student_is_evaluated_every_so_many_steps_and_at_the_end(make):
 
 
 def test_one_set_of_samples_serves_all_counts_at_the_same_temperature(make):
-    asked = {**EVAL, "step": 1, "pass1_temperature": 1.0, "pass4": True, "pass8": True}
-    project = make("sft", asked, data={"batch_size": 8}, trainer={"learning_rate": 1e-9})
+    requested = {**EVAL, "step": 1, "pass1_temperature": 1.0, "pass4": True, "pass8": True}
+    project = make("sft", requested, data={"batch_size": 8}, trainer={"learning_rate": 1e-9})
 
     project.train()
 
@@ -86,9 +86,9 @@ def test_one_set_of_samples_serves_all_counts_at_the_same_temperature(make):
 
 @pytest.mark.parametrize("method", ["sft", "dpo", "distill"])
 def test_training_is_the_same_with_and_without_evaluations(make, method):
-    asked = {**EVAL, "step": 1, "pass1_temperature": 1.0}
+    requested = {**EVAL, "step": 1, "pass1_temperature": 1.0}
     weights, losses = [], []
-    for evals in ([], [asked]):
+    for evals in ([], [requested]):
         project = make(method, *evals)
         (project.root / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
         project.train()
@@ -104,8 +104,8 @@ def test_training_is_the_same_with_and_without_evaluations(make, method):
 def test_processes_that_train_together_share_the_prompts_and_say_the_same(
     make, tmp_path, num_prompts
 ):
-    asked = {**EVAL, "step": 1, "pass1_temperature": 1.0, "n": num_prompts}
-    project = make("sft", asked, data={"batch_size": 8})
+    requested = {**EVAL, "step": 1, "pass1_temperature": 1.0, "n": num_prompts}
+    project = make("sft", requested, data={"batch_size": 8})
     project.write_config()
 
     def trained(peers):
@@ -192,7 +192,7 @@ def test_evaluations_may_change_when_a_run_goes_on(make):
 
 
 @pytest.mark.parametrize(
-    ("evals", "told"),
+    ("evals", "reported"),
     [
         ([{**EVAL, "name": "elsewhere"}], "'elsewhere.jsonl' of the evaluation 'elsewhere'"),
         ([EVAL, EVAL], "evals need names of their own"),
@@ -203,11 +203,11 @@ def test_evaluations_may_change_when_a_run_goes_on(make):
         ([{**EVAL, "name": "a b"}], "evals.0.name"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused_before_anything_is_loaded(make, evals, told):
+def test_what_cannot_be_evaluated_is_refused_before_anything_is_loaded(make, evals, reported):
     with pytest.raises(ConfigError) as caught:
         make("sft", *evals).train()
 
-    assert told in caught.value.problem
+    assert reported in caught.value.problem
 
 
 def test_an_empty_file_of_prompts_is_refused(make):

@@ -42,7 +42,7 @@ def test_what_the_server_samples_is_what_is_trained_and_each_adapter_is_its_own(
     assert all(metrics["logprob_gap"] < 1e-5 for metrics in measured)
     assert all(metrics["failed"] == 0 for metrics in measured)
     loaded = [
-        body["lora_name"] for path, body in server.asked if path.endswith("/load_lora_adapter")
+        body["lora_name"] for path, body in server.requested if path.endswith("/load_lora_adapter")
     ]
     assert len(set(loaded)) == 3
     assert list(left) == ["served"]
@@ -67,8 +67,10 @@ def test_tokens_of_tools_are_appended_to_the_very_tokens_that_were_sampled(tmp_p
     assert metrics["turns"] > 1
     assert metrics["response_tokens"] == pytest.approx(2 * metrics["turns"])
     assert metrics["logprob_gap"] < 1e-5
-    asked = [body["prompt"] for path, body in server.asked if path == "/v1/completions"]
-    longer = [ids for ids in asked if any(ids[: len(o)] == o and len(ids) > len(o) for o in asked)]
+    requested = [body["prompt"] for path, body in server.requested if path == "/v1/completions"]
+    longer = [
+        ids for ids in requested if any(ids[: len(o)] == o and len(ids) > len(o) for o in requested)
+    ]
     assert longer
 
 

@@ -60,9 +60,9 @@ def tracked(tmp_path_factory, tiny_models) -> tuple[Path, list[float]]:
         env=environment, cwd=root, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
-    told = json.loads((root / "told.json").read_text(encoding="utf-8"))
-    assert told["notes"] == []
-    return root, told["losses"]
+    reported = json.loads((root / "told.json").read_text(encoding="utf-8"))
+    assert reported["notes"] == []
+    return root, reported["losses"]
 
 
 def test_tensorboard_shows_every_step(tracked) -> None:

@@ -56,11 +56,11 @@ def test_loss_and_gradient_are_those_of_transformers_on_the_masked_labels(tiny_m
     ours = gradients(student)
     loss = student.loaded.model(**labels_and_inputs(sequences)).loss
     loss.backward()
-    theirs = gradients(student)
+    reference = gradients(student)
 
     assert batch.loss == pytest.approx(loss.item(), abs=1e-5)
     assert batch.num_tokens == sum(sequence.num_trained for sequence in sequences)
-    assert largest_gap(ours, theirs) < 1e-5
+    assert largest_gap(ours, reference) < 1e-5
 
 
 def test_of_an_adapter_only_its_own_weights_get_a_gradient(tiny_models, folder):

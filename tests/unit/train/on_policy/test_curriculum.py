@@ -129,12 +129,12 @@ def test_a_prefix_counts_what_the_student_writes_in_all_turns(tmp_path, tiny_mod
 
     sampled = sample(session, prompts, tools=DictTools({"price": "12"}))
 
-    for rollout, how in pairs(sampled):
+    for rollout, mode in pairs(sampled):
         num_sampled = sum(rollout.tokens.sampled)
         assert num_sampled <= 5
-        assert how.is_prefix == (rollout.turns == 3)
-        assert num_sampled == (5 if how.is_prefix else 2 * rollout.turns)
-    assert {how.is_prefix for _, how in pairs(sampled)} == {True, False}
+        assert mode.is_prefix == (rollout.turns == 3)
+        assert num_sampled == (5 if mode.is_prefix else 2 * rollout.turns)
+    assert {mode.is_prefix for _, mode in pairs(sampled)} == {True, False}
 
 
 def test_a_prefix_that_ends_with_a_turn_ends_the_rollout(tmp_path, tiny_models, prompts):
@@ -149,10 +149,10 @@ def test_a_prefix_that_ends_with_a_turn_ends_the_rollout(tmp_path, tiny_models, 
 
     sampled = sample(session, prompts, tools=DictTools({"price": "12"}))
 
-    assert {how.is_prefix for _, how in pairs(sampled)} == {True, False}
-    for rollout, how in pairs(sampled):
+    assert {mode.is_prefix for _, mode in pairs(sampled)} == {True, False}
+    for rollout, mode in pairs(sampled):
         assert sum(rollout.tokens.sampled) == min(4, 2 * rollout.turns)
-        assert how.is_prefix == (rollout.turns == 3)
+        assert mode.is_prefix == (rollout.turns == 3)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9])
@@ -172,29 +172,29 @@ def test_teacher_turns_are_read_by_both_models_and_trained_by_neither(
     sampled = sample(session, prompts, teacher=teacher, tools=DictTools({"price": "12"}))
 
     num_taught = num_own = 0
-    for rollout, how in pairs(sampled):
+    for rollout, mode in pairs(sampled):
         trace = rollout.tokens
-        theirs = full_logprobs(teacher, trace.ids)
+        reference = full_logprobs(teacher, trace.ids)
         ours = full_logprobs(session.student.loaded, trace.ids)
         at = 0
-        for index, known in enumerate(how.turns):
+        for index, known in enumerate(mode.turns):
             ids = known.turn.token_ids
             while trace.ids[at : at + len(ids)] != ids or (
-                trace.sampled[at] == (index in how.teacher_turns)
+                trace.sampled[at] == (index in mode.teacher_turns)
             ):
                 at += 1
             span = slice(at, at + len(ids))
             at += len(ids)
-            if index in how.teacher_turns:
+            if index in mode.teacher_turns:
                 assert not any(trace.sampled[span])
-                assert known.turn.logprobs == pytest.approx(theirs[span], abs=1e-4)
+                assert known.turn.logprobs == pytest.approx(reference[span], abs=1e-4)
                 num_taught += 1
             else:
                 assert all(trace.sampled[span])
                 assert trace.logprobs[span] == pytest.approx(ours[span], abs=1e-4)
                 num_own += 1
         own = sum(
-            len(k.turn.token_ids) for i, k in enumerate(how.turns) if i not in how.teacher_turns
+            len(k.turn.token_ids) for i, k in enumerate(mode.turns) if i not in mode.teacher_turns
         )
         assert sum(trace.sampled) == own
     assert num_taught > 2
@@ -244,14 +244,14 @@ def test_a_run_tells_what_its_curriculum_did(tmp_path, tiny_models):
 
     project.train()
 
-    told = project.reporter.measured
-    assert [metrics["max_turns"] for metrics in told] == [1, 2, 3, 3, 3, 3]
-    assert [metrics.get("prefix_tokens") for metrics in told] == [3, 3, 4, None, None, None]
-    assert told[0]["teacher_turns"] > 0
-    assert [metrics["teacher_turns"] for metrics in told[3:]] == [0, 0, 0]
-    assert all(metrics["truncated"] == 0 for metrics in told)
-    assert told[1]["prefix_cut"] > 0
-    assert all(metrics["logprob_gap"] < 1e-5 for metrics in told)
+    reported = project.reporter.measured
+    assert [metrics["max_turns"] for metrics in reported] == [1, 2, 3, 3, 3, 3]
+    assert [metrics.get("prefix_tokens") for metrics in reported] == [3, 3, 4, None, None, None]
+    assert reported[0]["teacher_turns"] > 0
+    assert [metrics["teacher_turns"] for metrics in reported[3:]] == [0, 0, 0]
+    assert all(metrics["truncated"] == 0 for metrics in reported)
+    assert reported[1]["prefix_cut"] > 0
+    assert all(metrics["logprob_gap"] < 1e-5 for metrics in reported)
 
 
 SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(5)]
@@ -280,17 +280,17 @@ def test_a_cold_start_comes_first_and_leaves_its_student(tmp_path, tiny_models):
 
     result = project.train()
 
-    told = project.reporter.measured
-    assert (result.steps, len(told)) == (13, 13)
-    losses = [metrics["cold_start_loss"] for metrics in told[:10]]
+    reported = project.reporter.measured
+    assert (result.steps, len(reported)) == (13, 13)
+    losses = [metrics["cold_start_loss"] for metrics in reported[:10]]
     assert sum(losses[5:]) < sum(losses[:5])
-    assert "teacher_kl" not in told[9]
+    assert "teacher_kl" not in reported[9]
     assert all(
-        "teacher_kl" in metrics and "cold_start_loss" not in metrics for metrics in told[10:]
+        "teacher_kl" in metrics and "cold_start_loss" not in metrics for metrics in reported[10:]
     )
     # Each phase has a schedule of its own.
-    assert told[0]["learning_rate"] == pytest.approx(5e-3)
-    assert told[10]["learning_rate"] == pytest.approx(1e-3)
+    assert reported[0]["learning_rate"] == pytest.approx(5e-3)
+    assert reported[10]["learning_rate"] == pytest.approx(1e-3)
     assert phases == [
         *(("cold_start", i, 10) for i in range(1, 11)),
         *(("distill", i, 3) for i in (1, 2, 3)),
@@ -319,10 +319,10 @@ def test_a_plan_knows_the_steps_of_a_cold_start(tmp_path, tiny_models):
     project.write([*SFT_ROWS, {"messages": [user("?"), answer("long " * 900)]}], name="sft.jsonl")
     project.write_config()
 
-    told = plan_training(project.workspace, PlanTraining())
+    reported = plan_training(project.workspace, PlanTraining())
 
     result = project.train()
-    assert (told.steps, told.skipped) == (result.steps, result.skipped)
+    assert (reported.steps, reported.skipped) == (result.steps, result.skipped)
 
 
 @pytest.mark.parametrize("step", [4, 6, 8])
@@ -338,5 +338,5 @@ def test_a_run_goes_on_bit_for_bit_from_either_phase(tmp_path, tiny_models, step
 
     assert whole.steps == 9
     assert measured(project) == unbroken[step - 1 :]
-    ours, theirs = weights(project, "resumed"), weights(project, "whole")
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, reference = weights(project, "resumed"), weights(project, "whole")
+    assert all(torch.equal(ours[name], reference[name]) for name in ours)

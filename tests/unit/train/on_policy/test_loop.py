@@ -333,10 +333,10 @@ def test_rollouts_that_are_cut_off_raise_an_alarm(tmp_path, tiny_models):
 
     project.train()
 
-    told = project.reporter.alarmed
-    assert told[:2] == [[], []]
-    assert all(alarms[0].startswith("truncation: ") for alarms in told[2:])
-    assert "rollout.max_tokens" in told[-1][0]
+    reported = project.reporter.alarmed
+    assert reported[:2] == [[], []]
+    assert all(alarms[0].startswith("truncation: ") for alarms in reported[2:])
+    assert "rollout.max_tokens" in reported[-1][0]
 
 
 def test_a_rollout_run_measures_how_long_and_how_often_the_same(tmp_path, tiny_models):

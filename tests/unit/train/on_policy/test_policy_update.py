@@ -88,7 +88,7 @@ def exact_loss(model, teacher_model, prepared, algorithm):
         with torch.no_grad():
             q = teacher_model(ids).logits[0].softmax(-1)[before]
         now = p.gather(1, chosen[:, None])[:, 0].log()
-        theirs = q.gather(1, chosen[:, None])[:, 0].log()
+        reference = q.gather(1, chosen[:, None])[:, 0].log()
         sampler = torch.tensor(sequence.sampler_logprobs, dtype=torch.float64)
         rewards = torch.tensor(sequence.advantages or [0.0] * len(where), dtype=torch.float64)
         coef = algorithm.kl_coef
@@ -107,7 +107,7 @@ def exact_loss(model, teacher_model, prepared, algorithm):
             cap = algorithm.importance_cap
             old = sampler if cap is None else now.detach()
             weight = 1.0 if cap is None else (old - sampler).exp().clamp(max=cap)
-            advantage = -coef * (old - theirs) + rewards
+            advantage = -coef * (old - reference) + rewards
             if algorithm.kl_baseline == "exact":
                 advantage = advantage + coef * full.detach()
             ratio = (now - old).exp()
@@ -117,7 +117,7 @@ def exact_loss(model, teacher_model, prepared, algorithm):
                 gain = torch.minimum(gain, ratio.clamp(low, high) * advantage)
             loss = -weight * gain
         losses.append(loss)
-        kls.append(sampler - theirs)
+        kls.append(sampler - reference)
     return torch.cat(losses).mean(), torch.cat(kls).mean().item()
 
 
@@ -188,8 +188,8 @@ def test_a_served_teacher_teaches_what_the_same_one_in_process_does(student, tea
 
     accumulate_gradient(student, {0: teacher}, prepared, KINDS[kind], here)
     wanted = gradients(student)
-    told = scored_by_server(teacher.loaded.model, prepared, k=5)
-    accumulate_gradient(student, {}, told, KINDS[kind], served)
+    reported = scored_by_server(teacher.loaded.model, prepared, k=5)
+    accumulate_gradient(student, {}, reported, KINDS[kind], served)
 
     assert served.loss == pytest.approx(here.loss, abs=1e-4)
     assert served.teacher_kl == pytest.approx(here.teacher_kl, abs=1e-4)
@@ -200,18 +200,18 @@ def test_a_server_that_told_too_few_tokens_is_an_error(student, teacher):
     algorithm = AlgorithmSection(loss_fn="top_k_reverse_kl", top_k=6)
     prepared = prepare_sequences(sampled_by(student.loaded.model), algorithm)
 
-    told = scored_by_server(teacher.loaded.model, prepared, k=5)
+    reported = scored_by_server(teacher.loaded.model, prepared, k=5)
     with pytest.raises(TeacherError, match="did not tell its 6 likeliest") as caught:
-        accumulate_gradient(student, {}, told, algorithm, UpdateStats())
+        accumulate_gradient(student, {}, reported, algorithm, UpdateStats())
     assert "max-logprobs" in caught.value.fix
 
 
 def test_a_rollout_that_nobody_scored_is_an_error(student, teacher):
     prepared = prepare_sequences(sampled_by(student.loaded.model), KINDS["ppo"])
-    told = scored_by_server(teacher.loaded.model, prepared, k=1)
+    reported = scored_by_server(teacher.loaded.model, prepared, k=1)
 
     with pytest.raises(TeacherError, match="1 rollouts of dataset 0 were not scored"):
-        accumulate_gradient(student, {}, [*told[:3], prepared[3]], KINDS["ppo"], UpdateStats())
+        accumulate_gradient(student, {}, [*reported[:3], prepared[3]], KINDS["ppo"], UpdateStats())
 
 
 def test_each_dataset_is_scored_by_its_own_teacher(tiny_models, student, teacher):
@@ -389,15 +389,17 @@ def test_what_the_clip_holds_back_is_counted(student, teacher):
         replace(one, sampler_logprobs=[x - math.log(2) for x in one.sampler_logprobs])
         for one in exact
     ]
-    told = scored_by_server(teacher.loaded.model, prepare_sequences(sequences, algorithm), k=1)
+    reported = scored_by_server(teacher.loaded.model, prepare_sequences(sequences, algorithm), k=1)
     gains = sum(
-        theirs > said
-        for sequence in told
-        for theirs, said in zip(sequence.teacher.logprobs, sequence.sampler_logprobs, strict=True)
+        reference > said
+        for sequence in reported
+        for reference, said in zip(
+            sequence.teacher.logprobs, sequence.sampler_logprobs, strict=True
+        )
     )
     stats = UpdateStats()
 
-    accumulate_gradient(student, {}, told, algorithm, stats)
+    accumulate_gradient(student, {}, reported, algorithm, stats)
 
     assert stats.num_clipped == gains > 0
 

@@ -135,8 +135,8 @@ def test_scores_that_change_from_call_to_call_are_refused(tiny_models, tmp_path)
     def shown(path, answer):
         if path == "/v1/completions":
             calls.append(path)
-            told = answer["choices"][0]["prompt_logprobs"]
-            for place in told[1:33] if len(calls) > 1 else []:
+            reported = answer["choices"][0]["prompt_logprobs"]
+            for place in reported[1:33] if len(calls) > 1 else []:
                 for one in place.values():
                     one["logprob"] -= 2.0
         return answer
@@ -168,9 +168,9 @@ def test_a_plan_and_a_run_ask_the_server_first(tmp_path, tiny_models, family):
         }
         project.write_config()
         if family == "chatml":
-            told = plan_training(project.workspace, PlanTraining())
+            reported = plan_training(project.workspace, PlanTraining())
             project.train()
-            assert told.checks == project.reporter.notes[1:2]
+            assert reported.checks == project.reporter.notes[1:2]
             assert "sampler and trainer agree" in project.reporter.notes[0]
         else:
             with pytest.raises(EngineError, match="different chat templates"):

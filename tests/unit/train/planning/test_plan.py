@@ -61,38 +61,38 @@ def test_the_forecast_of_a_run_is_what_the_run_comes_to(tmp_path, tiny_models, r
         trainer={"save_step": 1, "keep_checkpoints": 1},
     )
 
-    told = api.plan_training(project.workspace, api.PlanTraining())
+    reported = api.plan_training(project.workspace, api.PlanTraining())
     report = ran(project)
 
     assert report.result is not None
-    assert told.steps == report.result["steps"] == 3
-    assert told.rows == report.result["rows"] == 12
+    assert reported.steps == report.result["steps"] == 3
+    assert reported.rows == report.result["rows"] == 12
     measured = report.metrics["memory_gb"]
-    process = told.memory_parts_gb["process"]
+    process = reported.memory_parts_gb["process"]
     # What the model takes: all weights trained need four times their size, an adapter little more.
-    assert told.memory_gb - process > factor * told.memory_parts_gb["weights"]
+    assert reported.memory_gb - process > factor * reported.memory_parts_gb["weights"]
     # What libraries and the allocator hold beside it differs from process to process.
-    assert told.memory_gb == pytest.approx(measured, rel=0.3)
-    assert told.measured_memory_gb == pytest.approx(measured, rel=0.3)
+    assert reported.memory_gb == pytest.approx(measured, rel=0.3)
+    assert reported.measured_memory_gb == pytest.approx(measured, rel=0.3)
     checkpoints = project.root / "runs" / report.run_id / "checkpoints"
     step = size_on_disk(checkpoints / "step_000002")
-    assert told.checkpoint_gb * 1e9 == pytest.approx(step, rel=0.1)
+    assert reported.checkpoint_gb * 1e9 == pytest.approx(step, rel=0.1)
     # Two of them stand there while the second is written.
-    assert told.disk_gb * 1e9 == pytest.approx(size_on_disk(checkpoints) + step, rel=0.15)
-    assert told.fits
-    assert told.changes == []
-    assert told.seconds is not None
+    assert reported.disk_gb * 1e9 == pytest.approx(size_on_disk(checkpoints) + step, rel=0.15)
+    assert reported.fits
+    assert reported.changes == []
+    assert reported.seconds is not None
 
 
 def test_a_plan_of_pairs_counts_both_sides(tmp_path, tiny_models):
     project = project_of(tmp_path, tiny_models.folder("llama", "chatml"), "dpo", PAIRS)
 
-    told = plan(project)
+    reported = plan(project)
 
     result = project.train()
-    assert (told.rows, told.steps) == (result.rows, result.steps) == (6, 2)
-    assert told.epoch_tokens is not None
-    assert told.epoch_tokens > result.trained_tokens
+    assert (reported.rows, reported.steps) == (result.rows, result.steps) == (6, 2)
+    assert reported.epoch_tokens is not None
+    assert reported.epoch_tokens > result.trained_tokens
 
 
 def test_a_plan_of_distillation_has_the_teacher_and_the_time_of_a_short_iteration(
@@ -110,18 +110,18 @@ def test_a_plan_of_distillation_has_the_teacher_and_the_time_of_a_short_iteratio
         trainer={"num_epochs": 2},
     )
 
-    told = plan(project)
+    reported = plan(project)
 
-    assert (told.rows, told.steps, told.epoch_tokens) == (6, 3, None)
-    assert told.tokens_per_s is not None
-    assert told.measured_memory_gb is not None
+    assert (reported.rows, reported.steps, reported.epoch_tokens) == (6, 3, None)
+    assert reported.tokens_per_s is not None
+    assert reported.measured_memory_gb is not None
     # Three iterations of eight rollouts; a clerk's turn is a phrase and its end.
-    assert told.seconds == pytest.approx(3 * 8 * 2 / told.tokens_per_s)
-    assert "one turn a rollout of 2 tokens (as a short trial gave)" in told.notes[-1]
-    parts = told.memory_parts_gb
+    assert reported.seconds == pytest.approx(3 * 8 * 2 / reported.tokens_per_s)
+    assert "one turn a rollout of 2 tokens (as a short trial gave)" in reported.notes[-1]
+    parts = reported.memory_parts_gb
     assert parts["teacher"] == parts["weights"] > 0
     assert parts["sampling"] > 0
-    assert "trainer.max_steps=2" in " ".join(told.notes)
+    assert "trainer.max_steps=2" in " ".join(reported.notes)
 
 
 def test_answers_longer_than_the_trial_count_as_long_as_they_may_get(tmp_path, tiny_models):
@@ -136,11 +136,11 @@ def test_answers_longer_than_the_trial_count_as_long_as_they_may_get(tmp_path, t
         rollout={"max_tokens": 100},
     )
 
-    told = plan(project)
+    reported = plan(project)
 
-    assert told.tokens_per_s is not None
-    assert told.seconds == pytest.approx(16 * 100 / told.tokens_per_s)
-    assert "of 100 tokens (the most there may be)" in told.notes[-1]
+    assert reported.tokens_per_s is not None
+    assert reported.seconds == pytest.approx(16 * 100 / reported.tokens_per_s)
+    assert "of 100 tokens (the most there may be)" in reported.notes[-1]
 
 
 def test_four_bits_take_an_eighth_of_what_the_matrices_took(tiny_models):
@@ -165,10 +165,10 @@ def test_smaller_passes_are_in_the_plan(tmp_path, tiny_models):
 def test_rows_that_would_be_left_out_are_counted(tmp_path, tiny_models):
     rows = [*ROWS, {"messages": [user("x" * 600), answer("b")]}]
 
-    told = plan(project_of(tmp_path, tiny_models.folder("llama", "chatml"), rows=rows))
+    reported = plan(project_of(tmp_path, tiny_models.folder("llama", "chatml"), rows=rows))
 
-    assert told.rows == 12
-    assert told.skipped == {"longer than max_length": 1}
+    assert reported.rows == 12
+    assert reported.skipped == {"longer than max_length": 1}
 
 
 def test_a_pair_of_models_that_read_tokens_differently_is_refused(tmp_path, tiny_models):
@@ -282,14 +282,14 @@ def test_a_model_far_too_large_is_told_without_loading_it(tmp_path, tiny_models)
     config |= {"hidden_size": 32768, "intermediate_size": 131072, "num_hidden_layers": 25}
     (large / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
-    told = plan(project_of(tmp_path, large))
+    reported = plan(project_of(tmp_path, large))
 
-    assert not told.fits
-    assert told.parameters > 3e11
-    assert told.measured_memory_gb is None
-    assert told.changes
-    assert "model.qlora_rank=32" in told.changes[0]
-    assert "still too much: a smaller model" in told.changes[0]
+    assert not reported.fits
+    assert reported.parameters > 3e11
+    assert reported.measured_memory_gb is None
+    assert reported.changes
+    assert "model.qlora_rank=32" in reported.changes[0]
+    assert "still too much: a smaller model" in reported.changes[0]
 
 
 def test_layers_that_are_computed_again_keep_their_inputs_and_one_layer():

@@ -60,13 +60,13 @@ def train_part(project, run, peers, *, reporter=None, resume=None):
     """Trains in one of the processes; returns its result and what it told."""
     folder = project.root / "runs" / run
     folder.mkdir(parents=True, exist_ok=True)
-    told = reporter or KeptReporter()
+    reported = reporter or KeptReporter()
     request = StartTraining(resume=resume)
     plan = plan_request(project.workspace, request)
     result = train_in_process(
-        project.workspace, request, plan, folder=folder, reporter=told, peers=peers
+        project.workspace, request, plan, folder=folder, reporter=reported, peers=peers
     )
-    return result, told.measured
+    return result, reported.measured
 
 
 def write_run(project, run):
@@ -83,7 +83,7 @@ def weights_of(project, run, name="final"):
 @pytest.mark.parametrize(("method", "rank", "is_sharded"), WAYS)
 def test_two_processes_train_as_one_does(tmp_path, tiny_models, method, rank, is_sharded):
     project = project_of(method, tmp_path, tiny_models, rank)
-    whole, told = train_part(project, "one", ALONE)
+    whole, reported = train_part(project, "one", ALONE)
 
     parts = in_processes(
         lambda peers: train_part(project, "two", peers), tmp_path / "ranks", is_sharded=is_sharded
@@ -92,18 +92,18 @@ def test_two_processes_train_as_one_does(tmp_path, tiny_models, method, rank, is
     (first, told_first), (second, told_second) = parts
     assert first.checkpoint == second.checkpoint
     assert first.trained_tokens == whole.trained_tokens
-    assert [m.keys() for m in told_first] == [m.keys() for m in told]
+    assert [m.keys() for m in told_first] == [m.keys() for m in reported]
     # Before the first step all margins are rounding errors.
-    for steps in (told, told_first, told_second):
+    for steps in (reported, told_first, told_second):
         steps[0].pop("pair_accuracy", None)
-    for ours, others, theirs in zip(told_first, told_second, told, strict=True):
+    for ours, others, reference in zip(told_first, told_second, reported, strict=True):
         for name in ours.keys() - UNLIKE:
-            assert ours[name] == pytest.approx(theirs[name], abs=LOSS_GAP, rel=1e-5), name
+            assert ours[name] == pytest.approx(reference[name], abs=LOSS_GAP, rel=1e-5), name
             assert ours[name] == others[name]
     assert project.checkpoints("two") == project.checkpoints("one")
-    ours, theirs = weights_of(project, "two"), weights_of(project, "one")
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
+    ours, reference = weights_of(project, "two"), weights_of(project, "one")
+    assert ours.keys() == reference.keys()
+    for name, tensor in reference.items():
         assert tensor.dtype == ours[name].dtype
         torch.testing.assert_close(ours[name], tensor, atol=WEIGHT_GAP, rtol=0)
 
@@ -129,20 +129,20 @@ def distill_project(root, tiny_models, *, rank=0, substeps=1, prompts=5):
 def test_two_processes_distil_as_one_does(tmp_path, tiny_models, rank, substeps):
     # The last iteration has one prompt, so a process samples nothing.
     project = distill_project(tmp_path, tiny_models, rank=rank, substeps=substeps)
-    whole, told = train_part(project, "one", ALONE)
+    whole, reported = train_part(project, "one", ALONE)
 
     parts = in_processes(lambda peers: train_part(project, "two", peers), tmp_path / "ranks")
 
     (first, told_first), (_, told_second) = parts
     assert first.trained_tokens == whole.trained_tokens
-    assert len(told) == 3
-    for ours, others, theirs in zip(told_first, told_second, told, strict=True):
-        assert ours.keys() == theirs.keys()
+    assert len(reported) == 3
+    for ours, others, reference in zip(told_first, told_second, reported, strict=True):
+        assert ours.keys() == reference.keys()
         for name in ours.keys() - UNLIKE - {"sample_s", "update_s"}:
-            assert ours[name] == pytest.approx(theirs[name], abs=LOSS_GAP, rel=1e-4), name
+            assert ours[name] == pytest.approx(reference[name], abs=LOSS_GAP, rel=1e-4), name
             assert ours[name] == others[name]
-    ours, theirs = weights_of(project, "two"), weights_of(project, "one")
-    for name, tensor in theirs.items():
+    ours, reference = weights_of(project, "two"), weights_of(project, "one")
+    for name, tensor in reference.items():
         torch.testing.assert_close(ours[name], tensor, atol=WEIGHT_GAP, rtol=0)
 
 
@@ -190,8 +190,8 @@ def test_processes_stop_together_and_go_on_as_if_they_had_not(
 
     losses = [metrics["loss"] for metrics in unbroken[0][1]]
     assert [metrics["loss"] for metrics in went_on[0][1]] == losses[2:]
-    ours, theirs = weights_of(project, "resumed"), weights_of(project, "whole")
-    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+    ours, reference = weights_of(project, "resumed"), weights_of(project, "whole")
+    assert all(torch.equal(ours[name], tensor) for name, tensor in reference.items())
 
 
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path, tiny_models):
@@ -212,10 +212,10 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path, tiny_models):
     train_part(project, "whole", ALONE)
 
     assert alone.steps == 6
-    theirs = weights_of(project, "whole")
+    reference = weights_of(project, "whole")
     for run in ("alone", "three"):
         ours = weights_of(project, run)
-        for name, tensor in theirs.items():
+        for name, tensor in reference.items():
             torch.testing.assert_close(ours[name], tensor, atol=WEIGHT_GAP, rtol=0)
 
 

@@ -15,10 +15,10 @@ print(before, peak_memory_gb(torch.device("cpu")))
 
 
 def peaks() -> tuple[float, float]:
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", PEAK], capture_output=True, text=True, check=True
     ).stdout
-    before, after = map(float, told.split())
+    before, after = map(float, reported.split())
     return before, after
 
 

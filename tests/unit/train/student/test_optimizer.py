@@ -34,8 +34,8 @@ def test_a_constant_schedule_stays():
 
 
 def test_the_warm_up_rises_evenly_and_is_at_most_a_tenth_of_the_run():
-    asked = rates(100, warmup_steps=4, schedule="constant")
-    assert asked[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    requested = rates(100, warmup_steps=4, schedule="constant")
+    assert requested[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
 
     short = rates(20, warmup_steps=10, schedule="constant")
     assert short[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
