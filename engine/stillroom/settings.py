@@ -9,14 +9,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stillroom.errors import InputError
+from stillroom.secrecy.names import is_secret_name
+from stillroom.secrecy.readable import check_readable
 from stillroom.versions import find_version
 
 _WORKSPACE_VARIABLE = "STILLROOM_WORKSPACE"
 
-# Each word must end there, so AWS_ACCESS_KEY_ID and APIKEY match, TOKENIZERS_PARALLELISM does not.
-_SECRET_NAME = re.compile(
-    r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(?=_|\d|$)", re.IGNORECASE
-)
 _DOT_ENV_LINE = re.compile(r"\s*(export\s+)?(?P<name>[A-Za-z_]\w*)\s*=(?P<value>.*)")
 # Needed to download models, so a training worker keeps it.
 _HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
@@ -52,9 +50,11 @@ class Workspace:
     def existing(self, name: str | Path, *, label: str) -> Path:
         """Returns the path of a file or folder to read, or of a version (`name@tag`, `name@hash`).
 
-        Raises InputError if it does not exist; `label` is what the error calls it, e.g. "path".
+        Raises InputError if it does not exist, or must not be read (see `check_readable`);
+        `label` is what the error calls it, e.g. "path".
         """
         path = self.path(name)
+        check_readable(path)
         if not path.exists() and (version := find_version(self.root, path)) is not None:
             return version
         if not path.exists():
@@ -173,7 +173,7 @@ def training_environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name in _HUB_TOKENS or not _SECRET_NAME.search(name)
+        if name in _HUB_TOKENS or not is_secret_name(name)
     }
 
 

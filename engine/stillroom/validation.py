@@ -6,6 +6,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from stillroom.secrecy.names import is_secret_name
+
 
 def describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
     """Returns one text with all faults of a validation, without pydantic's links and type names."""
@@ -31,9 +33,18 @@ def _sentence(fault: Any, model: type[BaseModel]) -> str:
         case "value_error":
             return f"{where + ': ' if where else ''}{fault['ctx']['error']}"
         case _:
-            value = repr(fault["input"])
-            shown = value if len(value) <= 60 else value[:57] + "…"
-            return f"{where}: {fault['msg'][0].lower()}{fault['msg'][1:]}, not {shown}"
+            text = f"{fault['msg'][0].lower()}{fault['msg'][1:]}"
+            return f"{where}: {text}, not {_shown(fault['input'], path)}".lstrip(": ")
+
+
+def _shown(value: Any, path: Sequence[str]) -> str:
+    """Returns a wrong value as an error shows it: only if it is short and can be no secret."""
+    is_plain = isinstance(value, str | int | float | bool | None)
+    # Without a path the whole document is wrong: a file of keys taken for a config, perhaps.
+    if not is_plain or not path or any(map(is_secret_name, path)):
+        return type(value).__name__
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
 
 
 def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:

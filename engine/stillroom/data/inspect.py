@@ -29,6 +29,7 @@ from stillroom.settings import Workspace
 
 TRAINED_OPEN, TRAINED_CLOSE = "⟦", "⟧"
 _MAX_TEXT = 4000
+_NOT_SHOWN = "(not shown: no row of this file has a known format)"
 
 
 class InspectExamples(BaseModel):
@@ -88,11 +89,15 @@ def inspect_examples(
         renderer = ChatRenderer(tokenizer, include_thinking=request.include_thinking)
     end = request.start + request.n
     limit = MAX_TOKENS_SHOWN if request.html else _MAX_TEXT
-    views: list[RowView] = []
+    views: list[tuple[Path, RowView]] = []
+    recognised = set[Path]()
     total = 0
-    for total, (where, data) in enumerate(_lines(path), start=1):
+    for total, (file, where, data) in enumerate(_lines(path), start=1):
+        if file not in recognised and _format_of(data) is not None:
+            recognised.add(file)
         if request.start < total <= end:
-            views.append(_view(where, data, renderer, limit=limit))
+            views.append((file, _view(where, data, renderer, limit=limit)))
+    rows = [view if file in recognised else _without_text(view) for file, view in views]
     if request.start >= total:
         raise InputError(
             f"start {request.start} is beyond the {total} rows of {request.path!r}",
@@ -100,21 +105,34 @@ def inspect_examples(
         )
     has_more = total > end
     page = ExamplesPage(
-        examples=[_example(view) for view in views],
+        examples=[_example(view) for view in rows],
         total_count=total,
         has_more=has_more,
         next_start=end if has_more else None,
     )
-    return Inspection(page=page, rows=views)
+    return Inspection(page=page, rows=rows)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
+def _lines(path: Path) -> Iterator[tuple[Path, str, bytes]]:
     for file in rollout_files(path):
         for line in read_row_lines(file):
             data = line.data
             if file.suffix == ".txt":
                 data = msgspec.json.encode({"prompt": data.decode("utf-8", errors="replace")})
-            yield f"{file.name}:{line.number}", data
+            yield file, f"{file.name}:{line.number}", data
+
+
+def _format_of(data: bytes) -> RowFormat | None:
+    row = decode_row(data)
+    return None if isinstance(row, Problem) else detect_format(row)
+
+
+def _without_text(view: RowView) -> RowView:
+    """Returns a row of a file none of whose rows is recognised, without its text.
+
+    The file is no data then, and may be anything: a password list, another program's settings.
+    """
+    return msgspec.structs.replace(view, raw=_NOT_SHOWN)
 
 
 def _view(where: str, data: bytes, renderer: ChatRenderer | None, *, limit: int) -> RowView:

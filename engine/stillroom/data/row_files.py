@@ -12,6 +12,7 @@ import msgspec
 from stillroom.data.checks import Problem, decode_row, decode_text_row
 from stillroom.errors import DataError
 from stillroom.lines import BOM, Line, read_line_blocks, read_lines
+from stillroom.secrecy.readable import check_readable
 
 MAX_ROW_BYTES = 64 << 20
 TOO_LONG = f"is longer than {MAX_ROW_BYTES >> 20} MB"
@@ -30,7 +31,11 @@ def read_row_lines(path: Path) -> Iterator[Line]:
 
 
 def read_row_blocks(path: Path) -> Iterator[list[Line]]:
-    """Yields the same rows as read_row_lines, as one list for each block of the file."""
+    """Yields the same rows as read_row_lines, as one list for each block of the file.
+
+    Raises InputError for a file that must not be read.
+    """
+    check_readable(path)
     document = _document(path) if path.suffix == ".json" else None
     if document is not None:
         yield [document]

@@ -129,9 +129,9 @@ def test_rows_of_a_folder_are_numbered_through(tmp_path: Path) -> None:
 def test_a_bad_row_is_shown_raw_with_its_first_problem(
     tmp_path: Path, line: bytes, problem: str
 ) -> None:
-    write_lines(tmp_path / "rows.jsonl", [line])
+    write_lines(tmp_path / "rows.jsonl", [line, b'{"prompt": "Hello?"}'])
 
-    [example] = page_of(tmp_path).examples
+    example, _ = page_of(tmp_path).examples
 
     assert example.problem is not None
     assert problem in example.problem

@@ -12,6 +12,7 @@ from stillroom.errors import InputError
 from stillroom.lineage import ModelRecord
 from stillroom.rollout.rewards.judge import AnswerJudge, JudgeSees, ReplyFormat, rubric_text
 from stillroom.rollout.rewards.matchers import AnswerMatch
+from stillroom.secrecy.readable import unreadable
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
@@ -134,9 +135,9 @@ def _read(path: Path) -> JudgeFile:
         raw: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         return JudgeFile.model_validate(raw)
     except ValidationError as error:
-        problem = describe_errors(error, JudgeFile)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        problem = f"not readable: {error}"
+        problem = f"{path}: {describe_errors(error, JudgeFile)}"
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        problem = unreadable(path, error)
     raise InputError(
-        f"the judge {path}: {problem}", "write `model: …` and `rubric: what makes an answer good`"
+        f"the judge {problem}", "write `model: …` and `rubric: what makes an answer good`"
     )

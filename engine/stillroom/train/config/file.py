@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from stillroom.errors import ConfigError
 from stillroom.models.pairing import OFF_POLICY_ROUTE
+from stillroom.secrecy.readable import check_readable, unreadable
 from stillroom.train.config.schema import TrainConfig
 from stillroom.validation import describe_errors
 
@@ -84,14 +85,12 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    check_readable(path)
     data = path.read_bytes()
     try:
         raw: Any = msgspec.json.decode(data) if path.suffix == ".json" else yaml.safe_load(data)
     except _UNREADABLE as error:
-        where = getattr(error, "problem_mark", None)
-        line = f":{where.line + 1}" if where else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{path}{line}: not readable: {problem}", "mend the syntax") from error
+        raise ConfigError(unreadable(path, error), "mend the syntax") from error
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{path}: must hold keys and values, not {type(raw).__name__}",
