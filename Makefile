@@ -3,6 +3,8 @@
 #             (torch, transformers), open no browser and start no process
 # make test   the cheap checks and all tests, browser included, in WORKERS processes at once
 # make check  formatters, linters, types, layers
+# make trust  shows every promise of docs/trust.md again and writes that page, in about half an
+#             hour; TRUST="--only 8 --full" for one promise in its long form
 
 BIN := .venv/bin
 SEED ?= 1
@@ -13,7 +15,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Tests start some hundred processes, which take a second each to compile what they import.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo quick test check setup clean
+.PHONY: demo quick test check trust setup clean
 
 demo:
 	@scripts/setup.sh demo
@@ -39,6 +41,9 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(PYTEST) $(ARGS)
+
+trust: setup
+	$(BIN)/python benchmarks/trust/run.py $(TRUST)
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -3,7 +3,8 @@
     PYTHONPATH=tests OMP_NUM_THREADS=1 .venv/bin/python benchmarks/training/kills.py --kills 20
 
 Each of the runs below is killed by its own process the moment a random step is over, goes on from
-its last checkpoint (one every two steps), and may be killed again there. One JSON line for each.
+its last checkpoint (one every two steps), and may be killed again there. One JSON line for each,
+and one for all of them; exits with 1 if a resumed run differs.
 On-policy runs have tools and several turns; `--only distill` is those alone.
 """
 
@@ -12,6 +13,7 @@ import json
 import os
 import random
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -140,7 +142,7 @@ def measure(root: Path, method: str, rank: int, num_kills: int, choose: random.R
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
@@ -149,10 +151,16 @@ def main() -> None:
     choose = random.Random(given.seed)
     chosen = [(method, rank) for method, rank in METHODS if given.only in (None, method)]
     per_method = -(-given.kills // len(chosen))
+    measured = []
     for method, rank in chosen:
         with tempfile.TemporaryDirectory() as root:
-            print(json.dumps(measure(Path(root), method, rank, per_method, choose)), flush=True)
+            measured.append(measure(Path(root), method, rank, per_method, choose))
+            print(json.dumps(measured[-1]), flush=True)
+    kills = sum(len(one["killed_at"]) for one in measured)
+    differing = sum(one["differing"] for one in measured)
+    print(json.dumps({"kills": kills, "runs": len(measured), "differing": differing}))
+    return 1 if differing else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

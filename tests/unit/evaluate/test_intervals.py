@@ -19,6 +19,9 @@ from stillroom.evaluate.intervals import (
 
 SIMULATIONS = 2000
 
+Record = Callable[[str, object], None]
+"""Notes something beside a test's result, in the record of pytest's run."""
+
 
 def coverage(draw: Callable[[random.Random], Estimate], truth: float) -> float:
     """The share of simulated intervals that hold the truth."""
@@ -33,22 +36,32 @@ def coverage(draw: Callable[[random.Random], Estimate], truth: float) -> float:
 
 
 @pytest.mark.parametrize(("n", "p"), [(20, 0.5), (50, 0.3), (60, 0.7), (90, 0.85), (240, 0.9)])
-def test_wilsons_interval_of_a_share_covers_as_often_as_it_says(n: int, p: float) -> None:
+def test_wilsons_interval_of_a_share_covers_as_often_as_it_says(
+    n: int, p: float, record_property: Record
+) -> None:
     def draw(chance: random.Random) -> Estimate:
         return share_estimate(sum(chance.random() < p for _ in range(n)), n)
 
-    assert 0.93 <= coverage(draw, p) <= 0.97
+    share = coverage(draw, p)
+    record_property("coverage", share)
+    assert 0.93 <= share <= 0.97
 
 
 @pytest.mark.parametrize("n", [3, 5, 10, 40])
-def test_students_interval_of_a_mean_covers_as_often_as_it_says(n: int) -> None:
+def test_students_interval_of_a_mean_covers_as_often_as_it_says(
+    n: int, record_property: Record
+) -> None:
     def draw(chance: random.Random) -> Estimate:
         return mean_estimate([chance.gauss(0.4, 0.2) for _ in range(n)])
 
-    assert 0.93 <= coverage(draw, 0.4) <= 0.97
+    share = coverage(draw, 0.4)
+    record_property("coverage", share)
+    assert 0.93 <= share <= 0.97
 
 
-def test_a_mean_over_tasks_covers_though_samples_of_a_task_resemble_each_other() -> None:
+def test_a_mean_over_tasks_covers_though_samples_of_a_task_resemble_each_other(
+    record_property: Record,
+) -> None:
     def draw(chance: random.Random) -> Estimate:
         tasks = []
         for _ in range(40):
@@ -56,25 +69,33 @@ def test_a_mean_over_tasks_covers_though_samples_of_a_task_resemble_each_other()
             tasks.append(sum(chance.random() < chance_of_success for _ in range(4)) / 4)
         return mean_estimate(tasks)
 
-    assert 0.93 <= coverage(draw, 0.5) <= 0.97
+    share = coverage(draw, 0.5)
+    record_property("coverage", share)
+    assert 0.93 <= share <= 0.97
 
 
-def test_paired_differences_cover_as_often_as_they_say() -> None:
+def test_paired_differences_cover_as_often_as_they_say(record_property: Record) -> None:
     def draw(chance: random.Random) -> Estimate:
         pairs = [(chance.random() < 0.5, chance.random() < 0.7) for _ in range(60)]
         return mean_estimate([float(new) - float(old) for old, new in pairs])
 
-    assert 0.93 <= coverage(draw, 0.2) <= 0.97
+    share = coverage(draw, 0.2)
+    record_property("coverage", share)
+    assert 0.93 <= share <= 0.97
 
 
-def test_a_ratio_of_clusters_of_different_sizes_covers_as_often_as_it_says() -> None:
+def test_a_ratio_of_clusters_of_different_sizes_covers_as_often_as_it_says(
+    record_property: Record,
+) -> None:
     def draw(chance: random.Random) -> Estimate:
         sizes = [chance.randint(5, 40) for _ in range(60)]
         # A cluster has a level of its own, so its tokens are not independent.
         sums = [size * chance.gauss(0.3, 0.1) for size in sizes]
         return ratio_estimate(sums, sizes)
 
-    assert 0.93 <= coverage(draw, 0.3) <= 0.97
+    share = coverage(draw, 0.3)
+    record_property("coverage", share)
+    assert 0.93 <= share <= 0.97
 
 
 @pytest.mark.parametrize(
