@@ -13,7 +13,7 @@ def lineage_lines(lineage: api.Lineage) -> Iterator[str]:
     if lineage.row:
         yield "row:"
         for step in lineage.row:
-            words = [step.what, step.at, step.id, step.decision, "; ".join(step.reasons)]
+            words = [step.what, step.at, step.row, step.id, step.decision, "; ".join(step.reasons)]
             if step.like:
                 words.append(f"like {step.like}")
             if step.also_at:

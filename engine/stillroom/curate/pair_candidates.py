@@ -16,6 +16,7 @@ from stillroom.curate.rows.facts import NULL
 from stillroom.curate.rows.read import read_curated_rows, translate, without_ids
 from stillroom.data.layouts.detect import RolloutLayout
 from stillroom.data.row_files import RowReader
+from stillroom.data.row_names import RowNames
 from stillroom.errors import DataError
 
 Strategy = Literal["best_worst", "all", "adjacent"]
@@ -33,6 +34,8 @@ class IndexedRollout(msgspec.Struct, frozen=True, gc=False):
     """The field with the messages, once the line is translated if it must be."""
     is_translated: bool
     """Whether the line must be translated to our layout when it is read again."""
+    name: str
+    """The name of the row in its file."""
 
 
 TaskIndex = dict[str, list[IndexedRollout]]
@@ -44,8 +47,10 @@ def index_rollouts(files: Iterable[Path], skipped: Counter[str]) -> TaskIndex:
     Each row that cannot take part is counted in `skipped`, by the reason.
     """
     index: TaskIndex = {}
+    names = RowNames()
     for rollout in itertools.chain.from_iterable(map(read_curated_rows, files)):
         facts = rollout.facts
+        name = names.name(rollout.path, rollout.line.view)
         if facts is None or rollout.layout is None or facts.task_id is None:
             skipped["not a rollout row"] += 1
         elif facts.reward is None:
@@ -59,7 +64,7 @@ def index_rollouts(files: Iterable[Path], skipped: Counter[str]) -> TaskIndex:
                 "conversation" if is_raw and rollout.layout is RolloutLayout.RNOW else "messages"
             )
             entry = IndexedRollout(
-                rollout.path, line.offset, line.num_bytes, facts.reward, field, not is_raw
+                rollout.path, line.offset, line.num_bytes, facts.reward, field, not is_raw, name
             )
             index.setdefault(facts.task_id, []).append(entry)
     return index
@@ -100,7 +105,7 @@ class PairSide(msgspec.Struct, frozen=True):
     messages: list[msgspec.Raw]
     tools: msgspec.Raw | bytes
     metadata: msgspec.Raw | bytes
-    id: str | None
+    name: str
 
 
 class _Fields(msgspec.Struct, frozen=True):
@@ -108,7 +113,6 @@ class _Fields(msgspec.Struct, frozen=True):
     conversation: list[msgspec.Raw] = []
     tools: msgspec.Raw = NULL
     metadata: msgspec.Raw = NULL
-    id: Any = None
 
 
 _FIELDS = msgspec.json.Decoder(_Fields)
@@ -147,7 +151,7 @@ class PairReader:
             messages=(row.conversation if entry.messages_field == "conversation" else row.messages),
             tools=b"[]" if row.tools == NULL else row.tools,
             metadata=b"{}" if row.metadata == NULL else row.metadata,
-            id=row.id if isinstance(row.id, str) and row.id else None,
+            name=entry.name,
         )
 
     def forget(self) -> None:

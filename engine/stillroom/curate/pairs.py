@@ -241,8 +241,8 @@ def _pair_row(
     rest = {
         "quality_difference": difference,
         "task_id": task_id,
-        "chosen_id": chosen.id,
-        "rejected_id": rejected.id,
+        "chosen_id": chosen.name,
+        "rejected_id": rejected.name,
     }
     return (
         b'{"prompt":[',

@@ -1,4 +1,4 @@
-"""sample_for_review: samples rows for a person to judge, and reads the verdicts back.
+"""sample_for_review: samples rows for a person to judge.
 
 The sample takes a number of rows from each band of rewards. Within a band, each category gives as
 even a number of rows as it can.
@@ -11,19 +11,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stillroom.curate.rows.sources import check_output, source_files
+from stillroom.curate.verdicts import ReviewVerdict
 from stillroom.data.chat.views import Section, sections_of
 from stillroom.data.checks import Problem, as_number
 from stillroom.data.formats import CHECKS, RowFormat, detect_format
 from stillroom.data.layouts.detect import as_rollout
 from stillroom.data.row_files import decode_line, read_row_lines
+from stillroom.data.row_names import RowNames
 from stillroom.errors import DataError, InputError
-from stillroom.files import atomic_output, content_hash
+from stillroom.files import atomic_output
 from stillroom.lineage import Recording, write_manifest
 from stillroom.lines import read_lines
 from stillroom.settings import Workspace
@@ -31,7 +33,6 @@ from stillroom.settings import Workspace
 _NO_REWARD, NO_CATEGORY, OTHERS = "no reward", "(none)", "(others)"
 _MAX_CATEGORIES = 200
 
-ReviewVerdict = Literal["keep", "drop"]
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -65,6 +66,7 @@ class ReviewRow(msgspec.Struct, frozen=True, kw_only=True):
     """A sampled row, for a person to fill in `verdict` (keep or drop) and `notes` (any text)."""
 
     id: str
+    """The name of the row, by which its verdict finds it again."""
     verdict: ReviewVerdict | None
     notes: str
     where: str
@@ -72,6 +74,8 @@ class ReviewRow(msgspec.Struct, frozen=True, kw_only=True):
     band: str
     category: str
     reward: float | None
+    row_id: str | None = None
+    """The id that the row gives itself; other rows may have the same."""
     messages: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
     prompt: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
     chosen: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
@@ -123,9 +127,10 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> Sampled
     pool = _Pool(request)
     with Recording(files) as recording:
         for file in files:
+            names = RowNames()
             for line in read_row_lines(file):
                 where = f"{workspace.shown(file)}:{line.number}"
-                pool.add(decode_line(line), where)
+                pool.add(decode_line(line), names.name(file, line.view), where)
         rows = pool.sample()
         if not rows:
             why = ", ".join(f"{count} {reason}" for reason, count in pool.left_out.items())
@@ -170,10 +175,10 @@ class _Pool:
         self.left_out: Counter[str] = Counter()
         self.read = 0
 
-    def add(self, value: dict[str, Any] | Problem, where: str) -> None:
+    def add(self, value: dict[str, Any] | Problem, name: str, where: str) -> None:
         """Counts one row of a file, and keeps it if it may be sampled."""
         self.read += 1
-        row = self._review_row(value, where)
+        row = self._review_row(value, name, where)
         if isinstance(row, str):
             self.left_out[row] += 1
             return
@@ -186,7 +191,9 @@ class _Pool:
         elif kept:
             heapq.heappushpop(kept, entry)
 
-    def _review_row(self, value: dict[str, Any] | Problem, where: str) -> ReviewRow | str:
+    def _review_row(
+        self, value: dict[str, Any] | Problem, name: str, where: str
+    ) -> ReviewRow | str:
         row_format = None if isinstance(value, Problem) else detect_format(value)
         if isinstance(value, Problem) or row_format is None or any(CHECKS[row_format](value)):
             return "has problems"
@@ -198,7 +205,7 @@ class _Pool:
         reward = as_number(row.get("reward"))
         texts = {section.title or "messages": section.messages for section in sections_of(row)}
         return ReviewRow(
-            id=review_id(row, list(texts.values())),
+            id=name,
             verdict=None,
             notes="",
             where=where,
@@ -206,6 +213,7 @@ class _Pool:
             band=band_of(reward, self._request.bands),
             category=self._category(row),
             reward=reward,
+            row_id=_own_id(row),
             **texts,
         )
 
@@ -241,15 +249,9 @@ class _Pool:
         ]
 
 
-def review_id(row: Mapping[str, Any], conversations: Sequence[Any]) -> str:
-    """Returns the id by which filter_dataset finds a reviewed row again.
-
-    It is the row's own id or rollout_id; without one, a hash of its conversations.
-    """
+def _own_id(row: Mapping[str, Any]) -> str | None:
     row_id = row.get("id") or row.get("rollout_id")
-    if isinstance(row_id, str) and row_id:
-        return row_id
-    return content_hash(conversations[0] if len(conversations) == 1 else conversations)
+    return row_id if isinstance(row_id, str) else None
 
 
 def band_names(edges: Sequence[float]) -> list[str]:
@@ -304,12 +306,7 @@ class _JudgedRow(msgspec.Struct):
     verdict: Any = None
 
 
-class _ReviewedRow(_JudgedRow, kw_only=True):
-    id: str
-
-
 _JUDGED = msgspec.json.Decoder(_JudgedRow)
-_REVIEWED = msgspec.json.Decoder(_ReviewedRow)
 
 
 def _check_unreviewed(output: Path) -> None:
@@ -327,35 +324,3 @@ def _check_unreviewed(output: Path) -> None:
         raise InputError(
             f"the output {output} holds {filled} verdicts", "choose another output to keep them"
         )
-
-
-def read_verdicts(path: Path) -> dict[str, ReviewVerdict]:
-    """Returns the verdicts in a file by row id; a later line for an id replaces an earlier one.
-
-    A row whose verdict is null counts as not reviewed. Raises DataError for a line whose verdict is
-    anything else than keep, drop or null, and for a file without any verdict.
-    """
-    verdicts: dict[str, ReviewVerdict] = {}
-    for line in read_row_lines(path):
-        where = f"{path}:{line.number}"
-        try:
-            row = _REVIEWED.decode(line.data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise DataError(
-                f"{where}: is no reviewed row: {error}",
-                'write {"id": "<id of the row>", "verdict": "keep"} or "drop" on each line',
-            ) from error
-        match row.verdict:
-            case None:
-                continue
-            case "keep" | "drop":
-                verdicts[row.id] = row.verdict
-            case other:
-                raise DataError(
-                    f"{where}: verdict {other!r} is unknown", 'write "keep", "drop" or null'
-                )
-    if not verdicts:
-        raise DataError(
-            f"{path} holds no verdict", "review its rows first: set verdict to keep or drop"
-        )
-    return verdicts

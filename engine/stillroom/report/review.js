@@ -54,7 +54,7 @@
   function download() {
     const lines = cards.map((card, index) => {
       const { verdict = null, notes = "" } = judged[index] || {};
-      return JSON.stringify({ id: card.dataset.id, verdict, notes }) + "\n";
+      return JSON.stringify({ id: card.dataset.id, where: card.dataset.where, verdict, notes }) + "\n";
     });
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob(lines, { type: "application/jsonl" }));

@@ -11,6 +11,7 @@ from stillroom.curate.rows.read import CuratedRow, read_curated_rows
 from stillroom.data.checks import Problem
 from stillroom.data.formats import task_from_row
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines
+from stillroom.data.row_names import MAX_CANDIDATES, RowNames, ambiguous, is_named
 from stillroom.errors import DataError
 from stillroom.lineage import Manifest
 from stillroom.lines import Line
@@ -53,17 +54,54 @@ def ids_of(data: bytes) -> Ids:
         return Ids()
 
 
-def find_row(file: Path, wanted: int | str) -> Line | None:
-    """Returns the row at a line number, or the first row with an id; None if there is none."""
-    if isinstance(wanted, int):
-        return next((line for line in read_row_lines(file) if line.number == wanted), None)
-    needle = msgspec.json.encode(wanted)[1:-1]
-    for rollout in read_curated_rows(file):
-        line = rollout.line
-        is_known = rollout.facts is not None and rollout.facts.id == wanted
-        if is_known or (needle in line.data and ids_of(line.data).has(wanted)):
-            return line
+def row_at(file: Path, number: int) -> Line | None:
+    """Returns the row at a line number; None if there is none."""
+    return next((line for line in read_row_lines(file) if line.number == number), None)
+
+
+def name_at(file: Path, number: int) -> str | None:
+    """Returns the name of the row at a line number; None if there is none."""
+    names = RowNames()
+    for line in read_row_lines(file):
+        name = names.name(file, line.view)
+        if line.number == number:
+            return name
     return None
+
+
+class FoundRows:
+    """The rows of a file that a name, a beginning of one, or an id may mean."""
+
+    def __init__(self, file: Path, wanted: str) -> None:
+        self._wanted = wanted
+        self.lines: list[Line] = []
+        """The first of the rows."""
+        self._names: list[str] = []
+        self._num_rows = 0
+        needle, names = msgspec.json.encode(wanted)[1:-1], RowNames()
+        for rollout in read_curated_rows(file):
+            line = rollout.line
+            name = names.name(file, line.view)
+            is_known = rollout.facts is not None and rollout.facts.id == wanted
+            is_in = is_known or (needle in line.data and ids_of(line.data).has(wanted))
+            if not is_in and not is_named(name, wanted):
+                continue
+            self._num_rows += 1
+            if len(self.lines) < MAX_CANDIDATES:
+                # A copy, since a view keeps the whole block that was read in memory.
+                self.lines.append(msgspec.structs.replace(line, view=line.data))
+                self._names.append(name)
+
+    def the_one(self, shown: str) -> Line | None:
+        """Returns the row; None if there is none. `shown` is the file's name.
+
+        Raises InputError if there are several.
+        """
+        if self._num_rows > 1:
+            pairs = zip(self._names, self.lines, strict=True)
+            places = [f"{name} ({shown}:{line.number})" for name, line in pairs]
+            raise ambiguous(self._wanted, places, self._num_rows)
+        return self.lines[0] if self.lines else None
 
 
 def converted_from(file: Path, row: bytes) -> Iterator[Match]:
@@ -95,13 +133,17 @@ def scored_from(file: Path, row: bytes) -> Iterator[Match]:
 def paired_from(file: Path, row: bytes, side: str) -> Iterator[Match]:
     """Yields the rollouts of a pair's task that begin with the messages of one side of the pair.
 
-    `side` is chosen or rejected. If the pair names the rollout's id, it must match as well.
+    `side` is chosen or rejected. If the pair gives the rollout's name, or in older files its id,
+    that must match as well.
     """
     ids, pair = ids_of(row), _PAIR.decode(row)
     wanted = ids.chosen_id if side == "chosen" else ids.rejected_id
     said = pair.prompt + (pair.chosen if side == "chosen" else pair.rejected)
+    names = RowNames()
     for rollout in read_curated_rows(file):
-        if _may_be(rollout, wanted, ids.task_id) and rollout.messages[: len(said)] == said:
+        name = names.name(file, rollout.line.view)
+        is_it = name == wanted or _may_be(rollout, wanted, ids.task_id)
+        if is_it and rollout.messages[: len(said)] == said:
             yield file, rollout.line
 
 

@@ -13,7 +13,9 @@ class ShowLineage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Annotated[str, Field(description="File, run id or checkpoint")]
-    row: Annotated[int | str | None, Field(description="Line or id: also follow that row")] = None
+    row: Annotated[
+        int | str | None, Field(description="Line, name or id: also follow that row")
+    ] = None
     tag: Annotated[str | None, Field(description="Keep a copy, named path@tag")] = None
 
     @property
@@ -69,7 +71,10 @@ class RowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The place as `file:line`; only the file if the row is not in it."""
     state: State
     """The state of the file."""
+    row: str | None = None
+    """The name of the row in that file; None for a row that is not in it."""
     id: str | None = None
+    """The id that the row gives itself; other rows may have the same."""
     decision: str | None = None
     """What was done with the row at this step, in words; None if there is nothing to say."""
     reasons: list[str] = []

@@ -7,22 +7,25 @@ from pathlib import Path
 
 import msgspec
 
-from stillroom.curate.convert import reason_to_leave_out
+from stillroom.curate.convert import reason_to_leave_out, supervised_row
 from stillroom.curate.filter.request import DroppedRow
 from stillroom.curate.rows.read import read_curated_rows
 from stillroom.data.row_files import read_row_lines
+from stillroom.data.row_names import MAX_CANDIDATES, ambiguous, is_named
 from stillroom.errors import InputError
 from stillroom.lines import Line
 from stillroom.settings import Workspace
 from stillroom.trace.matching import (
+    FoundRows,
     Match,
     alike,
     asked_by,
     converted_from,
     copied_from,
-    find_row,
     ids_of,
+    name_at,
     paired_from,
+    row_at,
     scored_from,
 )
 from stillroom.trace.origins import Origin, Origins
@@ -55,29 +58,29 @@ class RowTrace:
         self._workspace, self._origins = workspace, origins
 
     def follow(self, root: Origin, wanted: int | str) -> list[RowStep]:
-        """Returns the steps of a row, given by line number or id, from the latest back.
+        """Returns the steps of a row, given by line number, name or id, from the latest
+        back.
 
-        Raises InputError if no file of the lineage has the row.
+        Raises InputError if no file of the lineage has the row, or several rows have the id.
         """
         start = self._rows_of(root)
-        line = find_row(start.path, wanted)
-        if line is not None:
+        found = row_at(start.path, wanted) if isinstance(wanted, int) else self._find(start, wanted)
+        if isinstance(found, _Lost):
+            rest = self._steps(found.origin, found.line) if found.origin and found.line else ()
+            return [found.step, *rest]
+        if found is not None:
             # If the content has changed since, another row may be at this line now.
             is_sure = start is root or start.state in (State.SAME, State.GROWN)
-            return list(self._steps(start, line, decision=None if is_sure else _UNSURE))
+            return list(self._steps(start, found, decision=None if is_sure else _UNSURE))
         if isinstance(wanted, int):
             raise InputError(
                 f"{self._at(start)} has no row at line {wanted}",
-                "give a line that holds a row, or a row's id",
+                "give a line that holds a row, or a row's name or id",
             )
-        lost = self._lost(start, wanted)
-        if lost is None:
-            raise InputError(
-                f"neither {self._at(start)} nor what it was made from has a row {wanted!r}",
-                "give a line, or the id of a rollout (rollout_id in SFT rows)",
-            )
-        rest = self._steps(lost.origin, lost.line) if lost.origin and lost.line else ()
-        return [lost.step, *rest]
+        raise InputError(
+            f"neither {self._at(start)} nor what it was made from has a row {wanted!r}",
+            "give a line, a row's name, or the id of a rollout (rollout_id in SFT rows)",
+        )
 
     def _rows_of(self, origin: Origin) -> Origin:
         """Returns the file that holds the rows behind an origin.
@@ -117,6 +120,7 @@ class RowTrace:
             at=self._at(origin, line.number),
             state=origin.state,
             id=known_as if isinstance(known_as, str) else None,
+            row=name_at(origin.path, line.number),
             decision=made,
             also_at=alike_at or [],
         )
@@ -141,58 +145,91 @@ class RowTrace:
                 what=what, at=self._at(source), state=source.state, decision=f"the file {problem}"
             )
 
-    def _lost(self, origin: Origin, wanted: str) -> _Lost | None:
-        """Returns where a row that a file lacks was left out; None if no input has it either."""
+    def _find(self, origin: Origin, wanted: str) -> Line | _Lost | None:
+        """Returns a row of a file by name or id; for a row that the file lacks, where it was lost.
+
+        None if neither the file nor anything that it was made from has it. Raises InputError if
+        several rows of a file may be meant.
+        """
+        if origin.path.is_file():
+            line = FoundRows(origin.path, wanted).the_one(self._at(origin))
+            if line is not None:
+                return line
         if origin.manifest is None or not origin.path.exists():
             return None
-        operation = origin.manifest.operation
-        if operation == "filter_dataset":
-            dropped = self._dropped(origin, wanted)
-            if dropped is not None:
-                return dropped
         for source in self._data_inputs(origin):
-            line = find_row(source.path, wanted) if source.path.is_file() else None
-            if line is not None:
-                reason = _why_left_out(operation, source.path, line)
-                step = RowStep(
-                    what="row",
-                    at=self._at(origin),
-                    state=origin.state,
-                    id=wanted,
-                    decision=f"left out by {operation}",
-                    reasons=[reason] if reason else [],
-                )
-                return _Lost(step, source, line)
-        earlier = (self._lost(source, wanted) for source in self._data_inputs(origin))
-        return next((lost for lost in earlier if lost is not None), None)
+            found = self._find(source, wanted)
+            if found is not None:
+                return found if isinstance(found, _Lost) else self._after(origin, source, found)
+        return self._dropped(origin, wanted)
 
-    def _dropped(self, origin: Origin, wanted: str) -> _Lost | None:
-        if origin.manifest is None or not origin.manifest.side:
+    def _after(self, origin: Origin, source: Origin, line: Line) -> Line | _Lost:
+        """Returns the row of a file that a row of its input became, or how that was lost."""
+        name = name_at(source.path, line.number)
+        dropped = self._dropped(origin, name, source, line)
+        if dropped is not None:
+            return dropped
+        operation = origin.manifest.operation if origin.manifest else ""
+        made = _made_of(operation, origin.path, source.path, line)
+        if made is not None:
+            return made
+        reason = _why_left_out(operation, source.path, line)
+        step = RowStep(
+            what="row",
+            at=self._at(origin),
+            state=origin.state,
+            row=name,
+            decision=f"left out by {operation}",
+            reasons=[reason] if reason else [],
+        )
+        return _Lost(step, source, line)
+
+    def _dropped(
+        self,
+        origin: Origin,
+        wanted: str | None,
+        source: Origin | None = None,
+        source_line: Line | None = None,
+    ) -> _Lost | None:
+        """Returns where a filter noted that it dropped a row; None if there is no such note.
+
+        The row is that of `source_line` in the file of `source`, or where the input is gone, the
+        one with the name or id `wanted`. Raises InputError if several notes may be meant.
+        """
+        manifest = origin.manifest
+        if manifest is None or manifest.operation != "filter_dataset" or not manifest.side:
             return None
-        record = origin.manifest.side[0]
+        record = manifest.side[0]
         side = origin.path.with_name(Path(record.path).name)
         if not side.is_file():
             return None
-        state = self._origins.of_file(record, side).state
+        notes = list[tuple[Line, DroppedRow]]()
         for line in read_row_lines(side):
-            row = _DROPPED.decode(line.data)
-            if row.id != wanted:
-                continue
-            place = origin.move.place(row.file)
-            step = RowStep(
-                what="row",
-                at=f"{self._workspace.shown(side)}:{line.number}",
-                state=state,
-                id=wanted,
-                decision="dropped by filter_dataset",
-                reasons=row.reasons,
-                like=row.like,
-            )
-            source = next((i for i in self._data_inputs(origin) if i.path == place), None)
-            there = find_row(place, row.line) if source and place.is_file() else None
-            is_it = there is not None and ids_of(there.data).has(wanted)
-            return _Lost(step, source, there) if is_it else _Lost(step)
-        return None
+            note = _DROPPED.decode(line.data)
+            if source is None or source_line is None:
+                is_it = wanted is not None and _is_note_of(note, wanted)
+            else:
+                is_in = origin.move.place(note.file) == source.path
+                is_it = is_in and note.line == source_line.number
+            if is_it:
+                notes.append((line, note))
+        if not notes:
+            return None
+        if len(notes) > 1:
+            places = [f"{note.row} ({note.file}:{note.line})" for _, note in notes]
+            raise ambiguous(wanted or "", places[:MAX_CANDIDATES], len(places))
+        (line, note), *_ = notes
+        step = RowStep(
+            what="row",
+            at=f"{self._workspace.shown(side)}:{line.number}",
+            state=self._origins.of_file(record, side).state,
+            id=note.id,
+            row=note.row,
+            decision="dropped by filter_dataset",
+            reasons=note.reasons,
+            like=note.like,
+        )
+        return _Lost(step, source, source_line)
 
     def _at(self, origin: Origin, number: int | None = None) -> str:
         shown = self._workspace.shown(origin.path)
@@ -224,6 +261,33 @@ def _ways_back(origin: Origin, line: Line) -> list[tuple[str, Callable[[Path], I
             return [("prompt", functools.partial(asked_by, task_id=task_id, manifest=manifest))]
         case _:
             return []
+
+
+def _is_note_of(note: DroppedRow, wanted: str) -> bool:
+    return note.id == wanted or (note.row is not None and is_named(note.row, wanted))
+
+
+def _made_of(operation: str, file: Path, source: Path, line: Line) -> Line | None:
+    """Returns the row of a file that an operation made of a row of its input; None if none."""
+    if operation == "filter_dataset":
+        return _first(copied_from(file, line.data))
+    if operation == "score_rollouts":
+        return _first(scored_from(file, line.data))
+    if operation == "make_dpo_pairs":
+        name = name_at(source, line.number)
+        return next(iter(FoundRows(file, name).lines), None) if name else None
+    if operation == "convert_rollouts":
+        for rollout in read_curated_rows(source, with_parts=True):
+            if rollout.line.number == line.number:
+                facts, parts = rollout.facts, rollout.parts
+                if facts is None or parts is None:
+                    return None
+                return _first(copied_from(file, b"".join(supervised_row(facts, parts))))
+    return None
+
+
+def _first(matches: Iterator[Match]) -> Line | None:
+    return next((line for _, line in matches), None)
 
 
 def _why_left_out(operation: str, file: Path, line: Line) -> str | None:

@@ -280,7 +280,9 @@ def test_an_evaluation_file_that_cannot_be_read_is_refused(
 
 
 def test_the_verdicts_of_a_review_are_followed(tmp_path: Path) -> None:
-    verdicts = [{"id": "a-0", "verdict": "keep"}, {"id": "b-0", "verdict": "drop"}]
+    # As files of older versions give them: by id, and the last verdict on a row counts.
+    verdicts = [{"id": "b-0", "verdict": "keep"}, {"id": "a-0", "verdict": "keep"}]
+    verdicts.append({"id": "b-0", "verdict": "drop"})
     write_rows(tmp_path / "reviewed.jsonl", [*verdicts, {"id": "gone", "verdict": "keep"}])
     rows = [rollout_row(task_id=task) for task in "abc"] + [rollout_row(task_id="d", id=None)]
 
@@ -292,7 +294,7 @@ def test_the_verdicts_of_a_review_are_followed(tmp_path: Path) -> None:
         "dropped in review": 1,
         "not reviewed": 2,
     }
-    assert result.problems == ["1 of 3 verdicts name no row by its id"]
+    assert result.problems == ["1 of 4 verdicts name no row of the input"]
 
 
 def test_distributions_before_and_after_are_told(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from fakes.rollout_rows import (
 )
 from stillroom.curate.pairs import MakeDpoPairs, PairsResult, make_dpo_pairs
 from stillroom.data.formats import load_dpo_rows
+from stillroom.data.row_names import row_hash
 from stillroom.errors import DataError, InputError
 from stillroom.settings import Workspace
 
@@ -452,7 +453,20 @@ def test_pairs_say_which_rollouts_they_are_made_of(tmp_path: Path) -> None:
     pairs_of(tmp_path)
 
     [pair] = read_rows(tmp_path / "pairs.jsonl")
-    assert (pair["chosen_id"], pair["rejected_id"]) == ("t-0", "t-1")
+    lines = (tmp_path / "rollouts.jsonl").read_bytes().splitlines()
+    assert [pair["chosen_id"], pair["rejected_id"]] == [f"{row_hash(line)}#1" for line in lines]
+
+
+def test_the_two_rollouts_of_a_pair_have_different_names_where_their_ids_are_equal(
+    tmp_path: Path,
+) -> None:
+    rows = [{**row, "id": "None-None"} for row in answers(1, 0)]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+
+    pairs_of(tmp_path)
+
+    [pair] = read_rows(tmp_path / "pairs.jsonl")
+    assert pair["chosen_id"] != pair["rejected_id"]
 
 
 def test_documents_of_many_lines_become_pairs_of_one(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_lines, write_rows
 from stillroom import api
-from stillroom.curate.review import band_names, band_of, read_verdicts, shares
+from stillroom.curate.review import band_names, band_of, shares
+from stillroom.curate.verdicts import read_verdicts
 from stillroom.errors import DataError, InputError
 from stillroom.settings import Workspace
 
@@ -48,7 +49,7 @@ def test_rows_of_every_reward_are_drawn_and_are_to_be_filled_in(tmp_path: Path) 
     assert all(row["verdict"] is None and row["notes"] == "" for row in rows)
     assert rows[0]["where"].startswith("rows.jsonl:")
     assert all(row["messages"][0]["content"].startswith("What is") for row in rows)
-    assert len({row["id"] for row in rows}) == 50
+    assert len({row["id"] for row in rows}) == len({row["row_id"] for row in rows}) == 50
     # 4 % of the rows, and as even as there are enough of them.
     assert result.categories["rare"] >= 10
     assert (tmp_path / "review.html").is_file()
@@ -165,18 +166,105 @@ def test_shares_are_as_even_as_can_be(sizes: dict[str, int], total: int) -> None
     assert not short or max(taken.values()) - min(short) <= 1
 
 
-def test_the_last_verdict_on_a_row_counts_and_null_is_none(tmp_path: Path) -> None:
+def gym_row(number: int) -> dict[str, Any]:
+    """A row of NeMo Gym's without any id, as some of its environments write them."""
+    said = {"type": "message", "role": "assistant", "content": f"It costs {number}."}
+    return {
+        "responses_create_params": {"input": f"What is {number}?"},
+        "response": {"output": [said]},
+        "reward": number % 11 / 10,
+    }
+
+
+def rnow_row(number: int) -> dict[str, Any]:
+    """A row of rnow's, which numbers the samples of each rollout from 1."""
+    talk = [user(f"What is {number}?"), assistant(str(number))]
+    return {
+        "id": f"sample_{number % 4}",
+        "completed": True,
+        "success": True,
+        "total_reward": number % 11 / 10,
+        "rewards": {},
+        "conversation": talk,
+    }
+
+
+SAME_IDS = {
+    "nemo_gym": [gym_row(n % 90) for n in range(258)],
+    "rnow": [rnow_row(n % 90) for n in range(258)],
+    # A teacher's and a student's rollouts of the same prompts agree in their ids.
+    "stillroom": rollouts(90) * 2 + rollouts(78),
+    "sft": [{"messages": [user(str(n % 90)), assistant("b")]} for n in range(258)],
+}
+
+
+@pytest.mark.parametrize("layout", SAME_IDS)
+def test_one_row_marked_drop_drops_that_row_and_no_other(tmp_path: Path, layout: str) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", SAME_IDS[layout])
+    sample(tmp_path)
+    rows = read_rows(tmp_path / "review.jsonl")
+    marked = {**rows[7], "verdict": "drop"}
+    write_rows(tmp_path / "judged.jsonl", [*rows[:7], marked, *rows[8:]])
+    number = int(marked["where"].rpartition(":")[2])
+
+    asked: dict[str, Any] = {"input": "rows.jsonl", "output": "kept.jsonl"}
+    request = api.FilterDataset(**asked, verdicts="judged.jsonl")
+    result = api.filter_dataset(Workspace(tmp_path), request)
+
+    assert (result.read, result.kept, len(rows)) == (258, 257, 50)
+    lines = source.read_bytes().splitlines()
+    kept = (tmp_path / "kept.jsonl").read_bytes().splitlines()
+    assert kept == lines[: number - 1] + lines[number:]
+    [dropped] = read_rows(tmp_path / "kept.jsonl.dropped")
+    assert (dropped["line"], dropped["row"]) == (number, marked["id"])
+
+    copies = request.model_copy(update={"verdicts_for_copies": True})
+    result = api.filter_dataset(Workspace(tmp_path), copies)
+    lines_dropped = [row["line"] for row in read_rows(tmp_path / "kept.jsonl.dropped")]
+    assert lines_dropped == [n for n in range(1, 259) if (n - number) % 90 == 0]
+    assert result.kept == 258 - len(lines_dropped)
+
+
+def test_a_verdict_on_an_id_that_several_rows_have_is_refused(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", SAME_IDS["rnow"])
+    write_rows(tmp_path / "judged.jsonl", [{"id": "sample_1", "verdict": "drop"}])
+    request = api.FilterDataset(input="rows.jsonl", output="kept.jsonl", verdicts="judged.jsonl")
+
+    with pytest.raises(InputError, match=r"66 rows have the id 'sample_1'.*#1 \(rows.jsonl:2\)"):
+        api.filter_dataset(Workspace(tmp_path), request)
+
+    assert not (tmp_path / "kept.jsonl").exists()
+
+
+def test_equal_rows_of_two_files_are_told_apart_by_the_sampled_file(tmp_path: Path) -> None:
+    for name in "ab":
+        write_rows(tmp_path / "rows" / f"{name}.jsonl", rollouts(3))
+    sample(tmp_path, "rows", counts=(9, 9, 9))
+    rows = read_rows(tmp_path / "review.jsonl")
+    marked = [
+        {**row, "verdict": "drop" if row["where"] == "rows/b.jsonl:2" else None} for row in rows
+    ]
+    write_rows(tmp_path / "judged.jsonl", marked)
+
+    request = api.FilterDataset(input="rows", output="kept.jsonl", verdicts="judged.jsonl")
+    assert api.filter_dataset(Workspace(tmp_path), request).kept == 5
+
+    [dropped] = read_rows(tmp_path / "kept.jsonl.dropped")
+    assert (Path(dropped["file"]).name, dropped["line"]) == ("b.jsonl", 2)
+
+
+def test_each_verdict_is_read_with_its_place_and_null_is_none(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "reviewed.jsonl",
         [
             b'{"id": "a", "verdict": "keep", "notes": "good"}',
             b'{"id": "b", "verdict": null}',
-            b'{"id": "c", "verdict": "keep"}',
-            b'{"id": "c", "verdict": "drop"}',
+            b'{"id": "c", "where": "rows.jsonl:1", "verdict": "drop"}',
         ],
     )
 
-    assert read_verdicts(path) == {"a": "keep", "c": "drop"}
+    given = [(verdict.id, verdict.verdict, verdict.where) for verdict in read_verdicts(path)]
+    assert given == [("a", "keep", None), ("c", "drop", "rows.jsonl:1")]
 
 
 @pytest.mark.parametrize(

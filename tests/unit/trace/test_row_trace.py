@@ -119,6 +119,34 @@ def test_the_kept_version_of_a_training_file_is_looked_at_where_the_file_has_cha
     assert ways(found)[-1] == ("prompt", "prompts.jsonl:1")
 
 
+def test_an_id_that_several_rows_have_is_refused_with_their_names(project: Lineages) -> None:
+    rows = [{**row, "id": "None-None"} for row in project.rows("rollouts.jsonl")]
+    write_rows(project.root / "same.jsonl", [*rows, rows[1]])
+    project.filter("same.jsonl", "same_good.jsonl", min_reward=1)
+
+    with pytest.raises(InputError, match=r"9 rows have the id 'None-None'.*#1 \(same.jsonl:1\)"):
+        steps(project, "same.jsonl", "None-None")
+    with pytest.raises(InputError, match="4 rows have the id 'None-None'"):
+        steps(project, "same_good.jsonl", "None-None")
+    names = [line["row"] for line in project.rows("same_good.jsonl.dropped")]
+    assert names[-1] == names[0].replace("#1", "#2")
+    found = steps(project, "same_good.jsonl", names[-1])
+    assert ways(found) == [("row", "same_good.jsonl.dropped:5"), ("row", "same.jsonl:9")]
+    assert found[1].row == names[-1]
+    with pytest.raises(InputError, match="2 rows have the id"):
+        steps(project, "same.jsonl", names[0][:9])
+
+
+def test_a_rows_name_is_followed_to_what_was_made_of_it(project: Lineages) -> None:
+    project.pairs()
+    (name,) = {step.row for step in steps(project, "rollouts.jsonl", 3)[:1]}
+    assert name is not None
+
+    assert ways(steps(project, "sft.jsonl", name))[0] == ("row", "sft.jsonl:2")
+    assert ways(steps(project, "pairs.jsonl", name))[0] == ("row", "pairs.jsonl:2")
+    assert ways(steps(project, "pairs.jsonl", name[:8]))[0] == ("row", "pairs.jsonl:2")
+
+
 def test_a_missing_file_ends_the_way(project: Lineages) -> None:
     (project.root / "good.jsonl").unlink()
     found = steps(project, "sft.jsonl", 1)

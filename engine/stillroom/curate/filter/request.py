@@ -40,9 +40,7 @@ class FilterDataset(BaseModel):
     model: Annotated[str | None, Field(description="Student, for max_tokens")] = None
     contains: Annotated[str | None, Field(description="Regex")] = None
     not_contains: str | None = None
-    match: Annotated[
-        Literal["answer", "conversation"], Field(description="Text the regexes search")
-    ] = "answer"
+    match: Annotated[Literal["answer", "conversation"], Field(description="Searched")] = "answer"
     language: Annotated[str | None, Field(description="Of the answer, e.g. en")] = None
     drop_secrets: bool = False
     drop_pii: bool = False
@@ -54,6 +52,7 @@ class FilterDataset(BaseModel):
         tuple[str, ...], Field(description="Evaluation files: drop rows with their prompts")
     ] = ()
     verdicts: Annotated[str | None, Field(description="Reviewed JSONL: id, verdict")] = None
+    verdicts_for_copies: bool = False
     reviewed_only: bool = False
     max_per_category: Annotated[int | None, Field(ge=1, description="Kept at random")] = None
     category_field: Annotated[str, Field(description="Metadata field")] = "task_type"
@@ -73,9 +72,15 @@ class FilterDataset(BaseModel):
     def _belongs_together(self) -> "FilterDataset":
         if self.max_tokens is not None and self.model is None:
             raise ValueError("max_tokens needs model: the student whose tokens are counted")
-        if self.reviewed_only and self.verdicts is None:
-            raise ValueError("reviewed_only needs verdicts: the file with the reviewed rows")
+        for option in ("reviewed_only", "verdicts_for_copies"):
+            if getattr(self, option) and self.verdicts is None:
+                raise ValueError(f"{option} needs verdicts: the file with the reviewed rows")
         return self
+
+    @property
+    def may_part_equal_rows(self) -> bool:
+        """Whether one of two equal rows may be kept and the other dropped."""
+        return bool(self.dedupe or self.max_per_category or self.verdicts)
 
     @property
     def is_heavy(self) -> bool:
@@ -136,3 +141,5 @@ class DroppedRow(msgspec.Struct, frozen=True, gc=False):
     reasons: list[str]
     like: str | None = None
     """The `file:line` of the kept row or evaluation prompt that the row repeats, if it does."""
+    row: str | None = None
+    """The name of the row; None in files of older versions."""

@@ -5,7 +5,6 @@ function to one of them, and its option to request.py. `RowJudge` applies the fi
 after the other.
 """
 
-import hashlib
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -19,13 +18,12 @@ from stillroom.curate.filter.contamination import ContaminationIndex
 from stillroom.curate.filter.language import LanguageDetector
 from stillroom.curate.filter.request import ANY_TOOL, FilterDataset
 from stillroom.curate.filter.secrets import PERSONAL_DATA, SECRETS, SensitiveKind, kinds_in
-from stillroom.curate.review import ReviewVerdict
 from stillroom.curate.rows.facts import SUPERVISED, RowFacts
-from stillroom.curate.rows.read import CuratedRow, without_ids
+from stillroom.curate.rows.read import CuratedRow, conversation_digest
 from stillroom.curate.rows.words import content_text, final_answer, strings_in, user_texts
+from stillroom.curate.verdicts import RowVerdicts
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import DataError, ModelError
-from stillroom.files import canonical_json
 from stillroom.types import Message
 
 
@@ -54,8 +52,8 @@ class Knowledge:
     success_rates: Mapping[str, float] = field(default_factory=dict[str, float])
     """The share of successful rollouts by task, for the tasks where it is known."""
     evaluation: ContaminationIndex | None = None
-    verdicts: Mapping[str, ReviewVerdict] = field(default_factory=dict[str, ReviewVerdict])
-    """The verdicts of the review, by the id of the reviewed row."""
+    verdicts: RowVerdicts = field(default_factory=RowVerdicts)
+    """The verdicts of the review; none unless the request names a file with them."""
 
 
 _FactRule = Callable[[RowFacts], Reason | None]
@@ -96,12 +94,6 @@ class RowJudge:
         here = (row.path, row.line.number)
         path, number = seen.setdefault(conversation_digest(row), here)
         return f"{path}:{number}" if (path, number) != here else None
-
-
-def conversation_digest(row: CuratedRow) -> bytes:
-    """Returns a digest that is equal for rows with equal messages, ids of tool calls aside."""
-    messages = [without_ids(message) for message in row.messages]
-    return hashlib.sha256(canonical_json(messages)).digest()[:16]
 
 
 def success_of(facts: RowFacts) -> bool | None:
@@ -207,12 +199,12 @@ def _row_rules(request: FilterDataset, known: Knowledge) -> list[_RowRule]:
     return rules
 
 
-def _verdict_rule(verdicts: Mapping[str, ReviewVerdict], *, reviewed_only: bool) -> _RowRule:
+def _verdict_rule(verdicts: RowVerdicts, *, reviewed_only: bool) -> _RowRule:
     dropped = Reason("dropped in review")
     unseen = Reason("not reviewed") if reviewed_only else None
 
     def judge(row: CuratedRow) -> Reason | None:
-        verdict = verdicts.get(row.review_id or "")
+        verdict = verdicts.of(row)
         return dropped if verdict == "drop" else unseen if verdict is None else None
 
     return judge

@@ -16,12 +16,13 @@ from stillroom.curate.filter.contamination import (
 )
 from stillroom.curate.filter.request import Distributions, DroppedRow, FilterDataset, FilterResult
 from stillroom.curate.filter.rules import Knowledge, Reasons, count_tokens, success_of, user_text
-from stillroom.curate.review import ReviewVerdict, read_verdicts
 from stillroom.curate.rows.read import CuratedRow, read_curated_rows
 from stillroom.curate.rows.sources import check_output
+from stillroom.curate.verdicts import RowVerdicts, find_reviewed_rows, read_verdicts
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.distribution import Distribution
 from stillroom.data.row_files import rollout_files
+from stillroom.data.row_names import RowNames
 from stillroom.files import LineWriter, atomic_output
 from stillroom.lineage import FileRecord, Recording, record_written, write_manifest
 from stillroom.settings import Workspace
@@ -44,8 +45,9 @@ def filter_dataset(
         known = _knowledge(workspace, request, read, renderer)
         tally = FilterTally(request)
         with filtering.writing() as (kept, dropped):
+            writer = RowWriter(request, tally, renderer, kept=kept, dropped=dropped)
             for row, reasons in judged_rows(read, request, known):
-                write_row(row, reasons, tally, renderer, kept=kept, dropped=dropped)
+                writer.write(row, reasons)
         filtering.record(kept, dropped, tally, recording.records())
     return filtering.result(tally, known)
 
@@ -55,30 +57,43 @@ def read_rows_to_filter(source: Path) -> Iterator[CuratedRow]:
     return read_curated_rows(source, with_supervised=True)
 
 
-def write_row(
-    row: CuratedRow,
-    reasons: Reasons,
-    tally: "FilterTally",
-    renderer: ChatRenderer | None,
-    *,
-    kept: LineWriter,
-    dropped: LineWriter,
-) -> None:
-    """Counts a row, and writes its unchanged bytes or the reasons for which it is dropped."""
-    tally.add(row, reasons, renderer)
-    if reasons:
-        dropped.write(_dropped_row(row, reasons))
-    else:
-        kept.write_raw(row.line.view, source=row.line.source)
+class RowWriter:
+    """Writes rows to the output or the side file, and tallies them; the rows must be in order."""
+
+    def __init__(
+        self,
+        request: FilterDataset,
+        tally: "FilterTally",
+        renderer: ChatRenderer | None,
+        *,
+        kept: LineWriter,
+        dropped: LineWriter,
+    ) -> None:
+        self._tally, self._renderer, self._kept, self._dropped = tally, renderer, kept, dropped
+        # Unless rows are compared, equal rows are all dropped or all kept. Then the number of a
+        # dropped row among its equals needs no look at the kept rows.
+        self._are_all_named = request.may_part_equal_rows
+        self._names = RowNames()
+
+    def write(self, row: CuratedRow, reasons: Reasons) -> None:
+        """Writes the unchanged bytes of a row, or the reasons for which it is dropped."""
+        self._tally.add(row, reasons, self._renderer)
+        if reasons:
+            name = self._names.name(row.path, row.line.view)
+            self._dropped.write(_dropped_row(row, name, reasons))
+            return
+        if self._are_all_named:
+            self._names.name(row.path, row.line.view)
+        self._kept.write_raw(row.line.view, source=row.line.source)
 
 
-def _dropped_row(row: CuratedRow, reasons: Reasons) -> DroppedRow:
+def _dropped_row(row: CuratedRow, name: str, reasons: Reasons) -> DroppedRow:
     texts: list[str] = []
     like = None
     for reason in reasons:
         texts.append(reason.text)
         like = like or reason.like
-    return DroppedRow(str(row.path), row.line.number, row.id, texts, like)
+    return DroppedRow(str(row.path), row.line.number, row.id, texts, like, name)
 
 
 class Filtering:
@@ -126,7 +141,7 @@ class Filtering:
 
     def result(self, tally: "FilterTally", known: Knowledge) -> FilterResult:
         """Returns the result of filtering, once all rows are tallied."""
-        return tally.result(self._workspace, self.output, self.dropped_file, set(known.verdicts))
+        return tally.result(self._workspace, self.output, self.dropped_file, known.verdicts)
 
 
 class TaskSurvey:
@@ -180,11 +195,19 @@ def evaluation_index(workspace: Workspace, request: FilterDataset) -> Contaminat
     return ContaminationIndex(prompts) if prompts else None
 
 
-def review_verdicts(workspace: Workspace, request: FilterDataset) -> dict[str, ReviewVerdict]:
-    """Returns the verdicts in the file that a request names, by row id; {} if it names none."""
+def review_verdicts(
+    workspace: Workspace, request: FilterDataset, read: Callable[[], Iterator[CuratedRow]]
+) -> RowVerdicts:
+    """Returns the verdicts in the file that a request names, with the rows that they are about.
+
+    Raises InputError for an id that several rows have.
+    """
     if request.verdicts is None:
-        return {}
-    return read_verdicts(workspace.existing(request.verdicts, label="verdicts"))
+        return RowVerdicts()
+    given = read_verdicts(workspace.existing(request.verdicts, label="verdicts"))
+    return find_reviewed_rows(
+        given, read(), workspace.shown, with_copies=request.verdicts_for_copies
+    )
 
 
 def _knowledge(
@@ -194,7 +217,7 @@ def _knowledge(
     renderer: ChatRenderer | None,
 ) -> Knowledge:
     """Returns what the filters must know beyond a row; some need all rows read once for it."""
-    verdicts = review_verdicts(workspace, request)
+    verdicts = review_verdicts(workspace, request, read)
     index = evaluation_index(workspace, request)
     survey = TaskSurvey(request, index)
     if survey.is_needed:
@@ -263,12 +286,10 @@ class FilterTally:
 
     def __init__(self, request: FilterDataset) -> None:
         self._category_field = request.category_field
-        self._are_ids_needed = bool(request.verdicts)
         self._kept_rows, self._dropped_rows = _RowStatistics(), _RowStatistics()
         self._success_derived = 0
         self._dropped: Counter[str] = Counter()
         self._problems: list[str] = []
-        self._ids: set[str] = set()
 
     @property
     def read(self) -> int:
@@ -289,8 +310,6 @@ class FilterTally:
             if renderer is not None:
                 count_tokens(row, renderer)
         category = row.category(self._category_field)
-        if self._are_ids_needed and row.review_id:
-            self._ids.add(row.review_id)
         if not reasons:
             self._kept_rows.add(row, category)
             return
@@ -306,19 +325,17 @@ class FilterTally:
         self._dropped_rows = self._dropped_rows.joined(other._dropped_rows)
         self._dropped.update(other._dropped)
         self._problems += other._problems[: MAX_EXAMPLES - len(self._problems)]
-        self._ids |= other._ids
 
     def result(
-        self, workspace: Workspace, output: Path, dropped_file: Path, verdict_ids: set[str]
+        self, workspace: Workspace, output: Path, dropped_file: Path, verdicts: RowVerdicts
     ) -> FilterResult:
         """Returns the counts and distributions of all rows.
 
-        Verdicts whose id no row has are reported in `problems`.
+        Verdicts on rows that the input does not have are reported in `problems`.
         """
-        if unmatched := len(verdict_ids - self._ids):
-            self._problems.append(
-                f"{unmatched} of {len(verdict_ids)} verdicts name no row by its id"
-            )
+        if verdicts.num_unmatched:
+            unmatched = f"{verdicts.num_unmatched} of {verdicts.num_given} verdicts"
+            self._problems.append(f"{unmatched} name no row of the input")
         before, after = self._kept_rows.joined(self._dropped_rows), self._kept_rows
         return FilterResult(
             output=workspace.shown(output),

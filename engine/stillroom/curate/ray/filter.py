@@ -25,19 +25,18 @@ from stillroom.curate.filter.rules import (
     Reason,
     Reasons,
     RowJudge,
-    conversation_digest,
 )
 from stillroom.curate.filter.run import (
     Filtering,
     FilterTally,
+    RowWriter,
     TaskSurvey,
     evaluation_index,
     read_rows_to_filter,
     review_verdicts,
-    write_row,
 )
 from stillroom.curate.ray.parts import RayParts, ray_parts
-from stillroom.curate.rows.read import CuratedRow
+from stillroom.curate.rows.read import CuratedRow, conversation_digest
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.row_files import rollout_files
 from stillroom.files import LineWriter, atomic_output
@@ -131,7 +130,8 @@ def _append(rows: LineWriter, part: Path, num_rows: int) -> None:
 def _knowledge(
     workspace: Workspace, request: FilterDataset, parts: RayParts, files: list[Path]
 ) -> Knowledge:
-    verdicts = review_verdicts(workspace, request)
+    read = functools.partial(read_rows_to_filter, workspace.existing(request.input, label="input"))
+    verdicts = review_verdicts(workspace, request, read)
     index = evaluation_index(workspace, request)
     survey = TaskSurvey(request, index)
     if survey.is_needed:
@@ -217,8 +217,9 @@ def _write(job: _WriteJob) -> _Part:
     tally = FilterTally(common.request)
     rows = _judged_rows(job, common.request, known)
     with atomic_output(job.kept) as kept, atomic_output(job.dropped) as dropped:
+        writer = RowWriter(common.request, tally, known.renderer, kept=kept, dropped=dropped)
         for row, reasons in rows:
-            write_row(row, reasons, tally, known.renderer, kept=kept, dropped=dropped)
+            writer.write(row, reasons)
     return _Part(job.kept, job.dropped, tally, record_file(job.file))
 
 

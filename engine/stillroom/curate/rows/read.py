@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +33,7 @@ from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of, still
 from stillroom.data.layouts.foreign import ORIGIN
 from stillroom.data.row_files import decode_line, read_row_blocks, rollout_files
 from stillroom.errors import DataError
-from stillroom.files import content_hash
+from stillroom.files import canonical_json, content_hash
 from stillroom.lines import Line
 
 
@@ -119,7 +120,7 @@ class CuratedRow(msgspec.Struct, dict=True):
 
     @cached_property
     def review_id(self) -> str | None:
-        """The id of the row in a review: its own, else a hash of its messages.
+        """The id of the row in a review of an older version: its own, else a hash of its messages.
 
         None if the row cannot be read.
         """
@@ -336,3 +337,9 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     if plain.get("tool_calls"):
         plain["tool_calls"] = [call.get("function") for call in plain["tool_calls"]]
     return plain
+
+
+def conversation_digest(row: CuratedRow) -> bytes:
+    """Returns a digest that is equal for rows with equal messages, ids of tool calls aside."""
+    messages = [without_ids(message) for message in row.messages]
+    return hashlib.sha256(canonical_json(messages)).digest()[:16]

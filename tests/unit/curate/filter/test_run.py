@@ -23,6 +23,7 @@ from fakes.rollout_rows import (
     write_rows,
 )
 from stillroom.curate.filter.request import FilterDataset
+from stillroom.data.row_names import row_hash
 from stillroom.errors import DataError, InputError
 
 ROWS = [
@@ -84,6 +85,7 @@ def test_every_dropped_row_has_all_its_reasons_in_the_side_file(tmp_path: Path) 
         "id": "bad-0",
         "reasons": ["reward below 0.75", "no success", "under 2 turns"],
         "like": None,
+        "row": f"{row_hash(encoded(ROWS[2]))}#1",
     }
     assert dropped["good-0"]["reasons"] == ["under 2 turns"]
     assert dropped[None]["reasons"] == ["not a rollout or SFT row"]
@@ -328,7 +330,8 @@ def test_the_counts_add_up_and_no_row_is_changed_or_moved(
     folder = tmp_path_factory.mktemp("filter")
     write_lines(folder / "rollouts.jsonl", lines)
     write_lines(folder / "held.txt", [b"What?"])
-    write_rows(folder / "reviewed.jsonl", [{"id": "t1-0", "verdict": "drop"}])
+    name = f"{row_hash(lines[0] if lines else b'')}#1"
+    write_rows(folder / "reviewed.jsonl", [{"id": name, "verdict": "drop"}])
 
     result = filtered(folder, **options)
 
