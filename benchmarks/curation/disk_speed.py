@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -35,20 +36,22 @@ def measured(command: list[str], core: int) -> dict:
     )
 
 
-def by_origin(path: Path) -> dict[str, int]:
-    """The rows of a file, as hashes, by the rollouts that they are made of."""
-    names = ("id", "rollout_id", "chosen_id", "rejected_id")
+def contents(path: Path) -> Counter[int]:
+    """How often each row of a file is there; pairs without the names of their rollouts, which only we give."""
+    counts: Counter[int] = Counter()
     with path.open("rb") as lines:
-        rows = [json.loads(line) for line in lines]
-    return {
-        str([row.get(name) for name in names]): hash(json.dumps(row, sort_keys=True))
-        for row in rows
-    }
+        for row in map(json.loads, lines):
+            named = {
+                key: value for key, value in row.items() if key not in ("chosen_id", "rejected_id")
+            }
+            counts[hash(json.dumps(named, sort_keys=True))] += 1
+    return counts
 
 
 def differing(one: Path, other: Path) -> int:
-    """How many rows stand in only one of two files."""
-    return len(by_origin(one).items() ^ by_origin(other).items())
+    """How many rows are in only one of two files."""
+    ours, peers = contents(one), contents(other)
+    return ((ours - peers) + (peers - ours)).total()
 
 
 def run(folder: Path, options: argparse.Namespace) -> None:
