@@ -11,14 +11,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
+
+from stillroom.errors import DataError
 
 _BLOCK = 1 << 20
 Buffer = bytes | memoryview | msgspec.Raw
 _MAX_WAITING = 2
 _SYNCED_AT_ONCE = 64 << 20
+_MAX_DOCUMENT_BYTES = 64 << 20
+_LONGEST_REASON = 300
+_DAMAGED = "move it elsewhere if another program wrote it, or write it again"
+
+_Document = TypeVar("_Document")
 
 
 def canonical_json(value: Any) -> bytes:
@@ -78,6 +85,22 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Writes a value as indented JSON, atomically."""
     document = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
     write_atomic(path, document, durable=durable)
+
+
+def read_json(path: Path, kind: type[_Document], *, fix: str = _DAMAGED) -> _Document:
+    """Returns a JSON document of ours, which is no larger than 64 MB.
+
+    Raises DataError if it is damaged, and OSError if it cannot be opened.
+    """
+    with path.open("rb") as stream:
+        data = stream.read(_MAX_DOCUMENT_BYTES + 1)
+    try:
+        if len(data) > _MAX_DOCUMENT_BYTES:
+            raise ValueError(f"it is longer than {_MAX_DOCUMENT_BYTES >> 20} MB")
+        return msgspec.json.decode(data, type=kind)
+    # ValueError: bad JSON, fields of other types, bytes that are not UTF-8.
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: {str(error)[:_LONGEST_REASON]}", fix) from error
 
 
 @contextmanager

@@ -10,8 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from stillroom import __version__
-from stillroom.errors import DataError
-from stillroom.files import LineWriter, file_sha256, write_json
+from stillroom.files import LineWriter, file_sha256, read_json, write_json
 
 FOLDER_MANIFEST = "stillroom.manifest.json"
 """The name of a folder's manifest, which is inside it so that a copy of the folder has it too."""
@@ -68,6 +67,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ModelRecord] = []
     side: list[FileRecord] = []
     """Files that were written with the output, e.g. one with the dropped rows and the reasons."""
+
+
+def seconds_between(start: str, end: str) -> float | None:
+    """Returns the seconds from one time of `now` to another; None if one is none of its."""
+    try:
+        passed = datetime.fromisoformat(end) - datetime.fromisoformat(start)
+    except (ValueError, TypeError):
+        return None
+    return round(passed.total_seconds(), 3)
 
 
 def now() -> str:
@@ -153,13 +161,9 @@ def read_manifest(output: Path) -> Manifest | None:
     """
     path = manifest_path(output)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        return read_json(path, Manifest, fix="delete it; what it said about the file is lost")
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
-        raise DataError(
-            f"{path} is damaged: {error}", "delete it; what it said about the file is lost"
-        ) from error
 
 
 def write_manifest(

@@ -17,6 +17,11 @@ _BLOCK = 256 << 10
 """The number of bytes read at once; a block with its lines fits into a core's own cache."""
 _KEPT_WHEN_FREE = 4 << 20
 _BEGINNING = 200
+_TAIL_BLOCK = 4 << 10
+_MAX_TAIL_BYTES = 100_000
+_LONGEST_SHOWN = 2000
+_LONGEST_LAST_LINE = 300
+_NUM_LOOKED_AT = 20
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
@@ -154,3 +159,64 @@ def _keep_freed_memory() -> None:
     as large as this one, whose pages are never touched.
     """
     bytes(_KEPT_WHEN_FREE)
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """The end of a text file."""
+
+    lines: list[str]
+    """Its last lines; a long one is cut in its middle and says how long it is."""
+    num_bytes: int
+    """The size of the file."""
+    is_whole: bool
+    """Whether the file has no other lines."""
+
+
+def read_tail(path: Path, max_lines: int, *, max_bytes: int = _MAX_TAIL_BYTES) -> Tail:
+    """Returns the last lines of a file, at most `max_bytes` of them, in constant memory."""
+    lines: list[str] = []
+    with path.open("rb", buffering=0) as stream:
+        handle, size = stream.fileno(), os.fstat(stream.fileno()).st_size
+        end = size - 1 if size and os.pread(handle, 1, size - 1) == b"\n" else size
+        place = end if size else -1
+        while place >= 0 and len(lines) < max_lines:
+            start = _start_of_line(handle, place)
+            line = _shown_line(handle, start, place)
+            max_bytes -= len(line.encode("utf-8", errors="replace"))
+            if max_bytes < 0 and lines:
+                break
+            lines.append(line)
+            place = start - 1
+    return Tail(lines[::-1], size, is_whole=place < 0)
+
+
+def last_line(path: Path) -> str:
+    """Returns the last line of a file that is not blank, cut if it is long; "" if there is none."""
+    if not path.exists():
+        return ""
+    shown = [line.strip() for line in read_tail(path, _NUM_LOOKED_AT).lines]
+    return next((line for line in reversed(shown) if line), "")[:_LONGEST_LAST_LINE]
+
+
+def _start_of_line(handle: int, end: int) -> int:
+    """Returns the position after the last newline before `end`, or 0 if there is none."""
+    place, size = end, _TAIL_BLOCK
+    while place > 0:
+        start = max(0, place - size)
+        found = os.pread(handle, place - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        place, size = start, _BLOCK
+    return 0
+
+
+def _shown_line(handle: int, start: int, end: int) -> str:
+    length = end - start
+    if length <= _LONGEST_SHOWN:
+        text = os.pread(handle, length, start).decode("utf-8", errors="replace")
+        # Of a progress bar, only what it showed last.
+        return text.rstrip("\r").rpartition("\r")[2]
+    half = _LONGEST_SHOWN // 2
+    first, last = os.pread(handle, half, start), os.pread(handle, half, end - half)
+    begin, finish = (part.decode("utf-8", errors="replace") for part in (first, last))
+    return f"{begin}… (cut: this line has {length:,} bytes) …{finish}"

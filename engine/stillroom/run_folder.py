@@ -4,6 +4,7 @@ All code that reads a run's files uses these types, so each field is declared on
 """
 
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from stillroom.errors import InputError, RunError
-from stillroom.files import FileLock, file_sha256, write_json
+from stillroom.errors import DataError, InputError, RunError
+from stillroom.files import FileLock, file_sha256, read_json, write_json
 from stillroom.lineage import now
 from stillroom.lines import read_lines
 from stillroom.settings import Workspace
@@ -20,6 +21,7 @@ from stillroom.types import RunKind, RunStatus
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 letters, none that look alike
 _ID_LENGTH = 26  # 130 random bits
+_FOREIGN = "if it is no run of yours, move its folder elsewhere; its other files can still be read"
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +41,18 @@ class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
     fix: str
 
 
+class ProcessEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ended.json: how a run's process ended that could not write its own end."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+    """The number of the signal that killed it."""
+    memory_bytes: int = 0
+    """The most memory that it held."""
+    out_of_memory: bool = False
+    """Whether it was killed when the kernel killed a process for want of memory."""
+
+
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """The content of run.json."""
 
@@ -50,7 +64,9 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: str | None = None
     pid: int | None = None
     pid_started_at: float | None = None
-    """When the process started, in seconds since the epoch; a pid alone may be used again."""
+    """When the process started, in seconds since the epoch, as older versions recorded it."""
+    process_start: str | None = None
+    """What tells the process from others with its pid (`processes.process_start`)."""
     progress: Progress | None = None
     metrics: dict[str, float | None] = {}
     """The latest value of each metric; None where it was not finite."""
@@ -58,6 +74,17 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """The current problems of the run, each with what to change."""
     result: dict[str, Any] | None = None
     error: RunFailure | None = None
+
+
+def ended_progress(progress: Progress | None, *, is_whole: bool = False) -> Progress | None:
+    """Returns the last progress of a run that has ended: without an ETA.
+
+    With `is_whole` the run has done all that it had to, though it may have stopped early.
+    """
+    if progress is None:
+        return None
+    total = progress.done if is_whole else progress.total
+    return msgspec.structs.replace(progress, total=total, eta_s=None)
 
 
 class StartAfter(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,9 +144,9 @@ class RunFolder:
     def read(self) -> RunState:
         """Returns the state that was written last.
 
-        Raises OSError or msgspec.DecodeError if run.json is missing or damaged.
+        Raises DataError if run.json is damaged, and OSError if it is missing.
         """
-        return msgspec.json.decode(self.state_file.read_bytes(), type=RunState)
+        return read_json(self.state_file, RunState, fix=_FOREIGN)
 
     def write(self, state: RunState, *, durable: bool = True) -> None:
         """Replaces the state. Only the process that owns the run may call this."""
@@ -128,9 +155,34 @@ class RunFolder:
     def read_request(self) -> RunRequest:
         """Returns the request that the run was started with.
 
-        Raises OSError or msgspec.DecodeError if request.json is missing or damaged.
+        Raises DataError if request.json is damaged, and OSError if it is missing.
         """
-        return msgspec.json.decode(self.request_file.read_bytes(), type=RunRequest)
+        return read_json(self.request_file, RunRequest, fix=_FOREIGN)
+
+    def read_process_end(self) -> ProcessEnd | None:
+        """Returns how the run's process ended, or None if nobody has noted it."""
+        try:
+            return read_json(self.path / "ended.json", ProcessEnd)
+        except (FileNotFoundError, DataError):
+            return None
+
+    def ask_to_cancel(self) -> None:
+        """Leaves the wish that the run stops, with the time since the machine's start."""
+        with suppress(FileExistsError), self.cancel_mark.open("x", encoding="ascii") as stream:
+            stream.write(f"{time.monotonic()}\n")
+
+    def cancel_waited_s(self) -> float | None:
+        """Returns how long ago the run was first asked to stop; None if it was not."""
+        try:
+            written = self.cancel_mark.read_text(encoding="ascii", errors="replace")
+            asked_at = self.cancel_mark.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        try:
+            return max(0.0, time.monotonic() - float(written))
+        except ValueError:
+            # Somebody has made the file by hand, or it did not fit on the disk.
+            return max(0.0, time.time() - asked_at)
 
     def read_events(self) -> Iterator[RunEvent]:
         """Yields the events in order, without the lines that cannot be read."""

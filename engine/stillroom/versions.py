@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from stillroom.errors import InputError
-from stillroom.files import file_sha256
+from stillroom.files import file_sha256, read_json
 
 LEAST_DIGITS = 8
 """The least number of hex digits of a SHA-256 that name a content."""
@@ -193,7 +193,7 @@ def _records(folder: Path, beginning: str, *, is_deep: bool = False) -> Iterator
 
 
 def _read(record: Path) -> Version:
-    return msgspec.json.decode(record.read_bytes(), type=Version)
+    return read_json(record, Version)
 
 
 def _keep_copy(file: Path, copy: Path, sha256: str) -> None:

@@ -3,10 +3,13 @@
 import functools
 import json
 import sys
+import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import anyio
+import msgspec
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
@@ -15,6 +18,7 @@ from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stillroom import api
+from stillroom.concurrency import background_tasks
 from stillroom.errors import EngineError
 from stillroom.settings import Workspace
 from stillroom.validation import describe_errors
@@ -42,8 +46,7 @@ class OperationTool(Tool):
             if isinstance(request, api.GetRun):
                 result = await wait_for_run(self.workspace, request, context)
             else:
-                call = functools.partial(operation.call, self.workspace, request)
-                result = await anyio.to_thread.run_sync(call)
+                result = await _called(functools.partial(operation.call, self.workspace, request))
         except EngineError as error:
             raise ToolError(str(error)) from error
         except OSError as error:
@@ -64,6 +67,22 @@ class OperationTool(Tool):
         return CallToolResult(
             content=[TextContent(type="text", text=text)], structured_content=answer
         )
+
+
+async def _called(call: Callable[[], msgspec.Struct]) -> msgspec.Struct:
+    """Returns the result of a call in a thread; if the client cancels it, its child is killed."""
+    is_cancelled = threading.Event()
+    async with background_tasks() as watching:
+        watching.start_soon(_set_when_cancelled, is_cancelled)
+        with api.stopped_by(is_cancelled):
+            return await anyio.to_thread.run_sync(call)
+
+
+async def _set_when_cancelled(event: threading.Event) -> None:
+    try:
+        await anyio.sleep_forever()
+    finally:
+        event.set()
 
 
 def parse_arguments(operation: OfferedOperation, arguments: dict[str, Any]) -> BaseModel:

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from typing import Any
 from unittest import mock
 
@@ -10,7 +11,7 @@ from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.api.operations import operation_of_run
 from stillroom.jobs import worker
-from stillroom.run_folder import create_run, find_run
+from stillroom.run_folder import RunFolder, create_run, find_run
 from stillroom.train.config.request import plan_request, resolve_resume
 from stillroom.types import RunKind
 
@@ -43,6 +44,11 @@ def report(project: Project, run_id: str) -> api.RunReport:
 def ended(project: Project, run_id: str) -> api.RunReport:
     wait_until(lambda: report(project, run_id).status not in ("starting", "running"), timeout_s=120)
     return report(project, run_id)
+
+
+def asked_long_ago(folder: RunFolder) -> None:
+    """Has the run been asked to stop so long ago that the next cancel kills it."""
+    folder.cancel_mark.write_text(f"{time.monotonic() - 11}\n", encoding="ascii")
 
 
 def losses(project: Project, run_id: str) -> dict[int, float]:

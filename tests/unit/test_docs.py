@@ -51,9 +51,9 @@ def test_flows_are_read_from_numbered_lists_of_files():
     text = """
 ## A prompt becomes a row
 Some words about `engine/stillroom/errors.py`.
-1. `engine/stillroom/api/runs.py`: looks at runs
+1. `engine/stillroom/jobs/supervise.py`: starts runs
    and goes on in the next line.
-2. `engine/stillroom/jobs/supervise.py`: starts a process
+2. `engine/stillroom/jobs/keeper.py`: starts a process
 3. `engine/stillroom/api/worker.py`: is that process
 ## Words
 1. `word`: what it means

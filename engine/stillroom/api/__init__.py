@@ -46,6 +46,7 @@ from stillroom.data.inspect import ExamplesPage, InspectExamples
 from stillroom.data.validate import ValidateDataset, ValidationReport
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.export.request import ExportModel
+from stillroom.jobs.child import stopped_by
 from stillroom.jobs.operations import Operation
 from stillroom.projects.create import CreateProject, ProjectResult, create_project
 from stillroom.projects.setup import CheckSetup, SetupReport, check_setup

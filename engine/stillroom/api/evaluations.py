@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from stillroom.errors import InputError
 from stillroom.evaluate.compare import Comparison, compare
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
+from stillroom.files import read_json
 from stillroom.run_folder import find_run
 from stillroom.settings import Workspace
 
@@ -47,4 +48,4 @@ def _evaluation(workspace: Workspace, run_id: str) -> Evaluation:
             f"run {run_id!r} is not a finished evaluation (it has no {RESULT_FILE})",
             "give the run id of an evaluate_model run whose status is succeeded",
         )
-    return msgspec.json.decode(path.read_bytes(), type=Evaluation)
+    return read_json(path, Evaluation)

@@ -32,6 +32,8 @@ from stillroom.train.config.request import PlanTraining, StartTraining
 from stillroom.train.planning.forecast import TrainingForecast
 from stillroom.types import RunKind
 
+_TEMPLATE_GB = 3.0
+"""The memory for rendering with a chat template, which is code of the model's author."""
 _LOOK_AT_RAY = "look at the cluster with `ray status`"
 
 OPERATIONS = (
@@ -57,6 +59,7 @@ OPERATIONS = (
             timeout_s=60,
             action="counting tokens with the chat template of {model!r}",
             fix="leave model out, or check the tokenizer files of the model",
+            memory_gb=_TEMPLATE_GB,
         ),
     ),
     Operation(
@@ -68,6 +71,7 @@ OPERATIONS = (
             kinds=(RunKind.ROLLOUTS,),
             function="stillroom.rollout.run:generate_rollouts",
             on_ray="stillroom.rollout.ray.run:generate_on_ray",
+            failure="stillroom.rollout.results:nothing_succeeded",
         ),
     ),
     Operation(
@@ -130,6 +134,7 @@ OPERATIONS = (
             timeout_s=60,
             action="rendering with the chat template of {model!r}",
             fix="look at fewer rows, or check the tokenizer files of the model",
+            memory_gb=_TEMPLATE_GB,
         ),
     ),
     Operation(

@@ -1,5 +1,8 @@
 """The HTML report of a workspace's runs."""
 
+from contextlib import suppress
+
+from stillroom.errors import DataError
 from stillroom.jobs.supervise import read_run
 from stillroom.run_folder import all_runs
 from stillroom.settings import Workspace
@@ -13,6 +16,8 @@ def write_report(workspace: Workspace, output: str) -> str:
     path = workspace.writable(output, label="output")
     # Reading a run whose process is gone marks it as interrupted, which the report then shows.
     for folder in all_runs(workspace):
-        read_run(folder)
+        # The page names those that cannot be read.
+        with suppress(DataError, OSError):
+            read_run(folder)
     write_page(workspace.runs, path, title=workspace.root.name)
     return workspace.shown(path)

@@ -5,13 +5,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from stillroom.errors import InputError
+from stillroom.errors import DataError, InputError
 from stillroom.jobs import supervise
+from stillroom.lineage import now, seconds_between
+from stillroom.lines import Tail, read_tail
 from stillroom.run_folder import Progress, RunFailure, RunFolder, RunState, all_runs, find_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 
 MAX_WAIT_S = 50.0
+_MAX_UNREADABLE = 20
 
 
 class GetRun(BaseModel):
@@ -86,8 +89,17 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     kind: RunKind
     status: RunStatus
     created_at: str
+    duration_s: float | None
+    """The seconds from its start to its end, or to now; None if it has not begun."""
     progress: Progress | None
     problem: str | None
+
+
+class UnreadableRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder among the runs whose run.json is damaged or of another program."""
+
+    folder: str
+    problem: str
 
 
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +109,8 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     total_count: int
     has_more: bool
     next_cursor: str | None
+    unreadable: list[UnreadableRun]
+    """Folders that are left out because their run.json cannot be read."""
 
 
 class LogPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +120,10 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     path: str
     lines: list[str]
-    total_lines: int
+    """The last lines; a long one is cut and says how long it is."""
+    size_bytes: int
+    has_more: bool
+    """Whether there are lines before these."""
 
 
 def get_run(workspace: Workspace, request: GetRun) -> RunReport:
@@ -126,7 +143,13 @@ def list_runs(workspace: Workspace, request: ListRuns) -> RunPage:
 
     Raises InputError if the cursor is not one that an earlier page returned.
     """
-    states = [supervise.read_run(folder) for folder in all_runs(workspace)]
+    states, unreadable = list[RunState](), list[UnreadableRun]()
+    for folder in all_runs(workspace):
+        try:
+            states.append(supervise.read_run(folder))
+        except (DataError, OSError) as error:
+            problem = error.problem if isinstance(error, DataError) else str(error)
+            unreadable.append(UnreadableRun(folder=workspace.shown(folder.path), problem=problem))
     chosen = [s for s in states if request.status is None or s.status == request.status]
     chosen.sort(key=lambda state: (state.created_at, state.run_id), reverse=True)
     start = _offset(request.cursor)
@@ -138,6 +161,7 @@ def list_runs(workspace: Workspace, request: ListRuns) -> RunPage:
         total_count=len(chosen),
         has_more=has_more,
         next_cursor=str(end) if has_more else None,
+        unreadable=sorted(unreadable, key=lambda run: run.folder)[:_MAX_UNREADABLE],
     )
 
 
@@ -145,14 +169,14 @@ def get_run_logs(workspace: Workspace, request: GetRunLogs) -> LogPage:
     """Returns the last lines of a run's log or of its events; none if it has not written any."""
     folder = find_run(workspace, request.run_id)
     path = folder.log if request.source == "log" else folder.events
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    lines = text.splitlines()
+    tail = read_tail(path, request.lines) if path.exists() else Tail([], 0, is_whole=True)
     return LogPage(
         run_id=folder.run_id,
         source=request.source,
         path=workspace.shown(path),
-        lines=lines[-request.lines :],
-        total_lines=len(lines),
+        lines=tail.lines,
+        size_bytes=tail.num_bytes,
+        has_more=not tail.is_whole,
     )
 
 
@@ -181,9 +205,16 @@ def _summary(state: RunState) -> RunSummary:
         kind=state.kind,
         status=state.status,
         created_at=state.created_at,
+        duration_s=_duration_s(state),
         progress=state.progress,
         problem=state.error.problem if state.error else None,
     )
+
+
+def _duration_s(state: RunState) -> float | None:
+    if state.started_at is None:
+        return None
+    return seconds_between(state.started_at, state.ended_at or now())
 
 
 def _offset(cursor: str | None) -> int:

@@ -8,6 +8,7 @@ from statistics import fmean
 
 import anyio
 
+from stillroom.concurrency import background_tasks
 from stillroom.data.formats import Task
 from stillroom.errors import InputError, TeacherError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation, EvaluationResult, TaskScore
@@ -16,7 +17,7 @@ from stillroom.evaluate.request import EvaluateModel, EvaluationPlan, plan_evalu
 from stillroom.files import AppendLog, write_json
 from stillroom.lineage import write_manifest
 from stillroom.models.resolve import identify
-from stillroom.reporting import Reporter, stop_if_cancelled
+from stillroom.reporting import Reporter, cancel_when_asked, stop_if_cancelled
 from stillroom.rollout.context import open_rollout_context
 from stillroom.rollout.episode.collect import (
     FailedRollout,
@@ -124,13 +125,16 @@ async def _collect(
             )
 
         async def keep(outcome: Outcome) -> None:
-            stop_if_cancelled(reporter)
             done[key_of(outcome)] = outcome
             reporter.progress(len(done), len(specs), unit="rollouts", phase=phase)
 
-        await collect_rollouts(
-            specs, context, concurrency=plan.options.concurrency, on_outcome=keep
-        )
+        async with background_tasks() as watching:
+            # Not only between rollouts: one of them may take minutes.
+            watching.start_soon(cancel_when_asked, reporter, watching.cancel_scope)
+            await collect_rollouts(
+                specs, context, concurrency=plan.options.concurrency, on_outcome=keep
+            )
+    stop_if_cancelled(reporter)
     return [done[spec.key] for spec in specs]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.errors import InputError, RunError
+from stillroom.lines import last_line
 from stillroom.models.precision import Precision
 from stillroom.reporting import Reporter, stop_if_cancelled
 from stillroom.settings import Workspace, llama_cpp_variable
@@ -94,7 +95,8 @@ def convert(
     if code is None:
         raise _failure(command, log, f"took over {_TIMEOUT_S / 3600:g} hours")
     if code != 0:
-        raise _failure(command, log, f"ended with code {code}: {_last_line(log)}")
+        words = last_line(log) or "it said nothing"
+        raise _failure(command, log, f"ended with code {code}: {words}")
     if not _is_gguf(output):
         raise _failure(command, log, "wrote no GGUF file")
 
@@ -133,8 +135,3 @@ def _is_gguf(path: Path) -> bool:
         return False
     with path.open("rb") as stream:
         return stream.read(len(_MAGIC)) == _MAGIC
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else "it said nothing"

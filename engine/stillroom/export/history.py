@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
-from stillroom.errors import EngineError
+from stillroom.errors import DataError, EngineError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.evaluate.intervals import Estimate
 from stillroom.export.folder import read_export
 from stillroom.export.provenance import DataStep, data_steps, public_name
+from stillroom.files import read_json
 from stillroom.lineage import Manifest, ModelRecord, read_manifest
 from stillroom.models.resolve import CheckpointRecord, ModelLocation, locate_model
 from stillroom.run_folder import RunFolder, RunState
@@ -203,6 +202,6 @@ def _is_of(workspace: Workspace, model: str, checkpoint: ModelLocation) -> bool:
 def _document(path: Path, kind: type[_Kind]) -> _Kind | None:
     """Returns a JSON document, or None if it is missing or malformed."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError):
+        return read_json(path, kind)
+    except (OSError, DataError):
         return None

@@ -5,26 +5,42 @@ child reads the request from its standard input and writes the result to its sta
 """
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel
 
 from stillroom.errors import EngineError, RunError
 from stillroom.jobs.operations import ChildWork, load
+from stillroom.processes import end_with_parent, kill_family, limit_this_process, memory_share
 from stillroom.settings import Workspace, training_environment
 
 _Result = TypeVar("_Result")
+_POLL_S = 0.1
+_LAST_OUTPUT = 4096
+_PER_PROCESSOR = 64 << 20
+"""What libraries keep for each of their threads, of which they start one on each processor."""
 
 
 class _ChildInput(msgspec.Struct):
+    action: str
+    parent: int
     workspace: str
     function: str
     request_type: str
     request: dict[str, Any]
+    cpu_s: float
+    memory_bytes: int
 
 
 class _Failed(msgspec.Struct, tag="failed"):
@@ -34,6 +50,19 @@ class _Failed(msgspec.Struct, tag="failed"):
 
 class _Done(msgspec.Struct, tag="done"):
     result: msgspec.Raw
+
+
+_STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
+
+
+@contextmanager
+def stopped_by(event: threading.Event) -> Generator[None]:
+    """Has children that the block starts, and threads with its context, killed at the event."""
+    token = _STOP.set(event)
+    try:
+        yield
+    finally:
+        _STOP.reset(token)
 
 
 def run_in_child(
@@ -48,39 +77,85 @@ def run_in_child(
 
     All memory that the work took is free again afterwards. Without `environment` the child gets
     no secrets but the hub's tokens. Raises EngineError if the function raises one, and RunError
-    if the child takes too long or crashes.
+    if the child takes too long, takes too much memory, crashes, or is stopped (`stopped_by`).
     """
     kind = type(request)
+    memory = memory_share() if work.memory_gb is None else int(work.memory_gb * 1e9)
+    action = work.action.format_map(dict(request))
     child_input = _ChildInput(
+        action=action,
+        parent=os.getpid(),
         workspace=str(workspace.root),
         function=work.function,
         request_type=f"{kind.__module__}:{kind.__qualname__}",
         request=request.model_dump(mode="json"),
+        # A bound for the case that nobody is left to kill the child.
+        cpu_s=work.timeout_s * (os.cpu_count() or 1),
+        memory_bytes=memory + _PER_PROCESSOR * (os.cpu_count() or 1),
     )
-    action = work.action.format_map(dict(request))
-    try:
-        finished = subprocess.run(
-            [sys.executable, "-P", "-m", "stillroom.jobs.child"],
-            input=msgspec.json.encode(child_input),
-            capture_output=True,
-            timeout=work.timeout_s,
-            env=environment or training_environment(),
-            check=True,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise RunError(f"{action} took over {work.timeout_s:g} s", work.fix) from error
-    except subprocess.CalledProcessError as error:
-        last_line = error.stderr.decode("utf-8", errors="replace").strip().splitlines()[-1:]
-        raise RunError(f"{action} failed: {''.join(last_line)}", work.fix) from error
-    answer = msgspec.json.decode(finished.stdout, type=_Failed | _Done)
+    with tempfile.TemporaryFile() as printed:
+        code, output = _finished(work, action, child_input, environment, printed)
+        if code:
+            raise RunError(f"{action} failed: {_reason(code, printed)}", work.fix)
+    answer = msgspec.json.decode(output, type=_Failed | _Done)
     if isinstance(answer, _Failed):
-        raise EngineError(answer.problem, answer.fix)
+        raise EngineError(answer.problem, answer.fix or work.fix)
     return msgspec.json.decode(answer.result, type=result)
+
+
+def _finished(
+    work: ChildWork,
+    action: str,
+    child_input: _ChildInput,
+    environment: dict[str, str] | None,
+    printed: IO[bytes],
+) -> tuple[int, bytes]:
+    """Returns the exit code and the answer of a child, which is killed if that takes too long."""
+    stop = _STOP.get()
+    deadline = time.monotonic() + work.timeout_s
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "stillroom.jobs.child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=printed,
+        env=environment or training_environment(),
+        start_new_session=True,
+    )
+    rest: bytes | None = msgspec.json.encode(child_input)
+    try:
+        while True:
+            try:
+                output, _ = process.communicate(rest, timeout=_POLL_S)
+                return process.returncode, output
+            except subprocess.TimeoutExpired:
+                # The first call keeps the input, and a later one must not have any.
+                rest = None
+                if stop is not None and stop.is_set():
+                    raise RunError(f"{action} was stopped", "call it again") from None
+                if time.monotonic() > deadline:
+                    raise RunError(f"{action} took over {work.timeout_s:g} s", work.fix) from None
+    finally:
+        if process.poll() is None:
+            kill_family(process.pid)
+            process.communicate()
+
+
+def _reason(code: int, printed: IO[bytes]) -> str:
+    if code == -signal.SIGXCPU:
+        return "it used up its time"
+    size = printed.seek(0, os.SEEK_END)
+    printed.seek(max(0, size - _LAST_OUTPUT))
+    lines = printed.read().decode("utf-8", errors="replace").strip().splitlines()
+    if lines:
+        return lines[-1]
+    return f"it was killed by signal {-code}" if code < 0 else f"it ended with code {code}"
 
 
 def main() -> None:
     """Carries out the request on standard input and writes its result to standard output."""
     child_input = msgspec.json.decode(sys.stdin.buffer.read(), type=_ChildInput)
+    end_with_parent(child_input.parent)
+    limit_this_process(cpu_s=child_input.cpu_s, memory_bytes=child_input.memory_bytes)
     # From here on, what libraries print goes to standard error and not into the answer.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -90,6 +165,9 @@ def main() -> None:
         answer = _Done(msgspec.Raw(msgspec.json.encode(result)))
     except EngineError as error:
         answer = _Failed(error.problem, error.fix)
+    except MemoryError:
+        most = f"{child_input.memory_bytes / 1e9:.1f} GB"
+        answer = _Failed(f"{child_input.action} took more memory than the {most} it may take", "")
     with answers:
         answers.write(msgspec.json.encode(answer))
 

@@ -5,16 +5,22 @@ read: they look for the run's checkpoints.
 """
 
 import errno
+import shutil
+import signal
+from contextlib import suppress
 
 from stillroom.errors import DivergedError, EngineError
+from stillroom.lines import last_line
 from stillroom.models.resolve import CHECKPOINTS
-from stillroom.run_folder import RunFailure, RunFolder
+from stillroom.run_folder import ProcessEnd, RunFailure, RunFolder, RunState
 from stillroom.train.config.resume import latest_checkpoint
-from stillroom.types import RunKind
+from stillroom.types import RunKind, RunStatus
 
 _TRAINING = frozenset({RunKind.SFT, RunKind.DPO, RunKind.DISTILL})
 # Parts of torch's messages when memory runs out: on CUDA, on the CPU, and in CUDA's libraries.
 _NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
+_LEAST_FREE = 1 << 16
+"""On a disk with fewer bytes than this run.json cannot be written."""
 _SMALLER = (
     "lower model.microbatch_tokens, model.max_length or concurrency, set "
     "model.gradient_checkpointing, or train an adapter (model.qlora_rank)"
@@ -35,7 +41,7 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
         )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return RunFailure(
-            problem=f"the disk is full: {error}",
+            problem=f"no space left on the disk: {error}",
             fix=f"free some space under {folder.path.parent}" + going_on(folder, kind),
         )
     if isinstance(error, OSError) and error.errno is not None:
@@ -51,23 +57,55 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
     )
 
 
-def interruption(folder: RunFolder, kind: RunKind, *, has_begun: bool, last: str) -> RunFailure:
-    """Returns why a run whose process is gone has failed, and what to do about it.
+def ending_of_gone(
+    folder: RunFolder, state: RunState, end: ProcessEnd | None
+) -> tuple[RunStatus, RunFailure]:
+    """Returns how a run has ended whose process is gone, why, and what to do about it.
 
-    `has_begun` is whether its process had begun the work; `last` is the last line of its log.
+    `end` is what its keeper has noted; None if that is gone too, or the process ended by itself.
     """
-    what = "without finishing" if has_begun else "before it began"
-    problem = f"the run's process ended {what}" + (f"; its log ends with: {last}" if last else "")
-    look = f"read {folder.log}"
-    if kind in _TRAINING:
-        again = going_on(folder, kind) or "; it has no checkpoint yet, so start it anew"
-        fix = f"{look}; if it was killed for memory: {_SMALLER}{again}"
-    else:
-        fix = (
-            f"{look}; if it was killed for memory, lower batch_size or concurrency. "
-            "A rollout run goes on where it stood when it is started again with the same output."
+    kind = state.kind
+    if end is not None and end.out_of_memory:
+        return RunStatus.FAILED, RunFailure(
+            problem="out of memory: the system killed the run's process, which held "
+            f"{end.memory_bytes / 1e9:.1f} GB",
+            fix=_SMALLER + _with_smaller_passes(folder, kind) + _start_from(folder, kind),
         )
-    return RunFailure(problem=problem, fix=fix)
+    if end is None and _is_full(folder):
+        return RunStatus.FAILED, RunFailure(
+            problem=f"no space left on the disk of {folder.path}: the run could not write its end",
+            fix=f"free some space; the reason is in {folder.log}" + _again(folder, kind),
+        )
+    ended = "without finishing" if state.status is not RunStatus.STARTING else "before it began"
+    last = last_line(folder.log)
+    return RunStatus.INTERRUPTED, RunFailure(
+        problem=f"the run's process ended {ended}{_in_words(end)}"
+        + (f"; its log ends with: {last}" if last else ""),
+        fix=f"read {folder.log}" + _again(folder, kind),
+    )
+
+
+def _is_full(folder: RunFolder) -> bool:
+    return shutil.disk_usage(folder.path).free < _LEAST_FREE
+
+
+def _in_words(end: ProcessEnd | None) -> str:
+    if end is None:
+        return ""
+    if end.signal is None:
+        return f" (exit code {end.exit_code})"
+    with suppress(ValueError):
+        return f" (killed by {signal.Signals(end.signal).name})"
+    return f" (killed by signal {end.signal})"
+
+
+def _again(folder: RunFolder, kind: RunKind) -> str:
+    """Returns the text on how the work of a run that broke off is done."""
+    if kind in _TRAINING:
+        return going_on(folder, kind) or "; it has no checkpoint yet, so start it anew"
+    if kind is RunKind.ROLLOUTS:
+        return "; started again with the same output, it goes on where it stood"
+    return "; then start it again"
 
 
 def going_on(folder: RunFolder, kind: RunKind) -> str:

@@ -12,6 +12,7 @@ import anyio
 import msgspec
 from pydantic import BaseModel
 
+from stillroom.errors import EngineError
 from stillroom.reporting import Reporter
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
@@ -28,6 +29,12 @@ class RunWork:
     """`module:function`, called with a workspace, the request, `folder=` and `reporter=`."""
     on_ray: str | None = None
     """The function called instead if the request names a Ray cluster; None if there is none."""
+    failure: str | None = None
+    """`module:function` that returns the error of a result which is none, or None if it is one."""
+
+    def error_of(self, result: Any) -> EngineError | None:
+        """Returns why a run with this result has failed, or None if it has not."""
+        return None if self.failure is None else load(self.failure)(result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,8 @@ class ChildWork:
     """What the child does, for error messages; names in braces are fields of the request."""
     fix: str
     """What the user can do if the child crashes or takes too long, for error messages."""
+    memory_gb: float | None = None
+    """The most memory that the child may take; None for half of the machine's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,22 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 
 from stillroom.files import write_json
-from stillroom.jobs.failures import interruption
+from stillroom.jobs.failures import ending_of_gone
 from stillroom.lineage import now
+from stillroom.processes import kill_family, process_start
 from stillroom.run_folder import (
-    RunFailure,
+    ProcessEnd,
     RunFolder,
     RunState,
     StartAfter,
     create_run,
+    ended_progress,
 )
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
@@ -29,7 +30,9 @@ from stillroom.types import RunKind, RunStatus
 _START_WAIT_S = 0.8
 _START_LIMIT_S = 60.0
 _KILL_AFTER_S = 10.0
+_END_WAIT_S = 1.0
 _POLL_S = 0.05
+_LAUNCH_FILE = "launch.json"
 
 
 class _Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +42,10 @@ class _Launch(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     pid: int
-    pid_started_at: float
-    """When the process started, in seconds since the epoch; a pid alone may be used again."""
+    pid_started_at: float | None = None
+    """When the process started, in seconds since the epoch, as older versions recorded it."""
+    process_start: str | None = None
+    """What tells the process from others with its pid (`processes.process_start`)."""
 
 
 def start_run(
@@ -59,7 +64,7 @@ def start_run(
     with folder.log.open("ab") as log:
         process = subprocess.Popen(
             # -P: modules in a user's folder must not shadow ours.
-            [sys.executable, "-P", "-m", "stillroom.api.worker", str(folder.path)],
+            [sys.executable, "-P", "-m", "stillroom.jobs.keeper", str(folder.path)],
             cwd=workspace.root,
             env={**environment, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
@@ -69,10 +74,9 @@ def start_run(
         )
     # Without a thread that waits for it, the ended process stays a zombie while this one lives.
     threading.Thread(target=process.wait, daemon=True).start()
-    started_at = _process_start(process.pid)
-    if started_at is not None:
-        launch = _Launch(pid=process.pid, pid_started_at=started_at)
-        write_json(folder.path / "launch.json", launch)
+    launch = _Launch(pid=process.pid, process_start=process_start(process.pid))
+    if launch.process_start is not None:
+        write_json(folder.path / _LAUNCH_FILE, launch)
     deadline = time.monotonic() + _START_WAIT_S
     while folder.read().status is RunStatus.STARTING and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -80,7 +84,10 @@ def start_run(
 
 
 def read_run(folder: RunFolder) -> RunState:
-    """Returns the current state of a run, and marks it `interrupted` if its process is gone."""
+    """Returns the current state of a run; if its process is gone, writes how the run has ended.
+
+    Raises DataError if run.json is damaged.
+    """
     state = folder.read()
     if state.status.is_final or _may_be_starting(folder, state):
         return state
@@ -90,9 +97,7 @@ def read_run(folder: RunFolder) -> RunState:
     try:
         # While we hold the lock nobody else writes. The owner may have finished just before.
         state = folder.read()
-        if state.status.is_final:
-            return state
-        return _close(folder, state, RunStatus.INTERRUPTED, _interruption(folder, state))
+        return state if state.status.is_final else _close(folder, state)
     finally:
         lock.release()
 
@@ -101,21 +106,21 @@ def cancel_run(folder: RunFolder) -> RunState:
     """Asks a run to stop and returns its state; a call at least 10 seconds later kills it.
 
     A run that stops keeps its work: finished rollouts stay on disk, and training writes a
-    checkpoint first. Killing also ends the other processes of its process group.
+    checkpoint first. Killing also ends the other processes of the run.
     """
     state = read_run(folder)
     if state.status.is_final:
         return state
     process = _process_of(folder, state)
-    if folder.cancel_mark.exists():
-        asked_s = time.time() - folder.cancel_mark.stat().st_mtime
-        if asked_s >= _KILL_AFTER_S and process is not None:
-            _kill_group(process)
-            return _await_death(folder)
-    else:
-        folder.cancel_mark.touch()
+    waited_s = folder.cancel_waited_s()
+    if waited_s is None:
+        # The run's process looks for it, so it stops even if no signal can reach it.
+        folder.ask_to_cancel()
         if process is not None:
-            process.send_signal(signal.SIGTERM)
+            os.kill(process, signal.SIGTERM)
+    elif waited_s >= _KILL_AFTER_S and process is not None:
+        kill_family(process)
+        return _await_death(folder)
     return state
 
 
@@ -127,43 +132,39 @@ def _may_be_starting(folder: RunFolder, state: RunState) -> bool:
     """
     if state.status is not RunStatus.STARTING:
         return False
-    if _process_of(folder, state) is not None:
-        return True
-    age_s = time.time() - folder.request_file.stat().st_mtime
-    return age_s < _START_LIMIT_S and not (folder.path / "launch.json").exists()
+    launch = _launch_of(folder)
+    if launch is not None:
+        return _is_alive(launch)
+    return abs(time.time() - folder.request_file.stat().st_mtime) < _START_LIMIT_S
 
 
-def _process_of(folder: RunFolder, state: RunState) -> psutil.Process | None:
-    """Returns the run's process, or None if it has ended, even if its pid has been used again."""
-    pid, started_at = state.pid, state.pid_started_at
-    if pid is None:
-        launch_file = folder.path / "launch.json"
-        if not launch_file.exists():
-            return None
-        launch = msgspec.json.decode(launch_file.read_bytes(), type=_Launch)
-        pid, started_at = launch.pid, launch.pid_started_at
+def _process_of(folder: RunFolder, state: RunState) -> int | None:
+    """Returns the pid of the run's process, or None if it has ended, even if that is used again."""
+    known = _launch_of(folder)
+    if state.pid is not None:
+        known = _Launch(
+            pid=state.pid, pid_started_at=state.pid_started_at, process_start=state.process_start
+        )
+    return known.pid if known is not None and _is_alive(known) else None
+
+
+def _launch_of(folder: RunFolder) -> _Launch | None:
+    """Returns the process that the run was started with; None if that is not known."""
     try:
-        process = psutil.Process(pid)
-        if process.create_time() != started_at or process.status() == psutil.STATUS_ZOMBIE:
-            return None
-    except psutil.NoSuchProcess:
-        return None
-    return process
-
-
-def _process_start(pid: int) -> float | None:
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
+        data = (folder.path / _LAUNCH_FILE).read_bytes()
+        return msgspec.json.decode(data, type=_Launch)
+    except (FileNotFoundError, ValueError):
         return None
 
 
-def _kill_group(process: psutil.Process) -> None:
-    """Kills a run's process and all others of the process group that it was started to lead."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+def _is_alive(known: _Launch) -> bool:
+    start = process_start(known.pid)
+    if start is None or known.process_start is not None:
+        return start is not None and start == known.process_start
+    # Started by an older version.
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(known.pid).create_time() == known.pid_started_at
+    return False
 
 
 def _await_death(folder: RunFolder) -> RunState:
@@ -171,23 +172,20 @@ def _await_death(folder: RunFolder) -> RunState:
 
     Returns the run's state, which is unchanged if the lock is still held after 10 seconds.
     """
-    lock = folder.owner_lock()
     deadline = time.monotonic() + _KILL_AFTER_S
-    while not lock.try_acquire():
-        if time.monotonic() > deadline:
-            return folder.read()
+    while not (state := read_run(folder)).status.is_final and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    try:
-        state = folder.read()
-        return state if state.status.is_final else _close(folder, state, RunStatus.CANCELLED, None)
-    finally:
-        lock.release()
+    return state
 
 
-def _close(
-    folder: RunFolder, state: RunState, status: RunStatus, error: RunFailure | None
-) -> RunState:
-    state = msgspec.structs.replace(state, status=status, ended_at=now(), error=error)
+def _close(folder: RunFolder, state: RunState) -> RunState:
+    """Writes the end of a run whose process is gone; the caller holds its lock."""
+    status, error = RunStatus.CANCELLED, None
+    if folder.cancel_waited_s() is None:
+        status, error = ending_of_gone(folder, state, _end_of(folder))
+    state = msgspec.structs.replace(
+        state, status=status, ended_at=now(), error=error, progress=ended_progress(state.progress)
+    )
     # On a full disk the true state is returned although it is not written; the next read_run
     # tries to write it again.
     with suppress(OSError):
@@ -195,19 +193,14 @@ def _close(
     return state
 
 
-def _interruption(folder: RunFolder, state: RunState) -> RunFailure:
-    return interruption(
-        folder,
-        state.kind,
-        has_begun=state.status is not RunStatus.STARTING,
-        last=_last_line(folder.log),
-    )
-
-
-def _last_line(path: Path) -> str:
-    if not path.exists():
-        return ""
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - 2000))
-        lines = stream.read().decode("utf-8", errors="replace").strip().splitlines()
-    return lines[-1][:200] if lines else ""
+def _end_of(folder: RunFolder) -> ProcessEnd | None:
+    """Returns how the run's process ended, which its keeper writes a moment after its end."""
+    launch = _launch_of(folder)
+    deadline = time.monotonic() + _END_WAIT_S
+    while True:
+        if (end := folder.read_process_end()) is not None:
+            return end
+        if launch is None or not _is_alive(launch) or time.monotonic() > deadline:
+            # It may have been written between the two looks.
+            return folder.read_process_end()
+        time.sleep(_POLL_S)

@@ -3,14 +3,15 @@
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from stillroom.errors import EngineError, RunCancelledError, RunError
 from stillroom.files import file_sha256
@@ -19,10 +20,14 @@ from stillroom.jobs.operations import Operation, run_operation
 from stillroom.jobs.reporter import JobReporter
 from stillroom.jobs.supervise import read_run
 from stillroom.lineage import now
-from stillroom.run_folder import RunFolder
+from stillroom.processes import process_start
+from stillroom.reporting import stop_if_cancelled
+from stillroom.run_folder import RunFolder, ended_progress
 from stillroom.types import RunKind, RunStatus
 
 _WAIT_POLL_S = 0.5
+_LOOK_FOR_CANCEL_S = 0.5
+_SPARE_BYTES = 1 << 16
 
 
 def main(operation_of_run: Callable[[RunKind], Operation]) -> int:
@@ -40,26 +45,79 @@ def main(operation_of_run: Callable[[RunKind], Operation]) -> int:
         status=RunStatus.RUNNING,
         started_at=now(),
         pid=os.getpid(),
-        pid_started_at=psutil.Process().create_time(),
+        process_start=process_start(os.getpid()),
     )
     folder.write(state)
     reporter = JobReporter(folder, state)
     signal.signal(signal.SIGTERM, lambda _number, _frame: reporter.cancel())
+    with _room_for_the_end(folder), _watched_for_cancel(folder, reporter):
+        ending = _work(operation_of_run(state.kind), folder, reporter)
+        ending = _closed(reporter, ending, folder)
+    is_whole = ending["status"] is RunStatus.SUCCEEDED
+    progress = ended_progress(reporter.state.progress, is_whole=is_whole)
+    final = msgspec.structs.replace(reporter.state, ended_at=now(), progress=progress, **ending)
+    folder.write(final)
+    lock.release()
+    return 0 if is_whole else 1
+
+
+@contextmanager
+def _room_for_the_end(folder: RunFolder) -> Generator[None]:
+    """Keeps some space for the end, so that it can be written although the disk is full."""
+    spare = folder.path / ".spare"
+    # Without it a full disk is still seen, but only by the one who looks at the run.
+    with suppress(OSError):
+        spare.write_bytes(os.urandom(_SPARE_BYTES))
+    try:
+        yield
+    finally:
+        spare.unlink(missing_ok=True)
+
+
+@contextmanager
+def _watched_for_cancel(folder: RunFolder, reporter: JobReporter) -> Generator[None]:
+    """Cancels the run once its folder holds the wish, even if no signal has come."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not folder.cancel_mark.exists():
+            if ended.wait(_LOOK_FOR_CANCEL_S):
+                return
+        reporter.cancel()
+
     if folder.cancel_mark.exists():
         reporter.cancel()
-    ending = _work(operation_of_run(state.kind), folder, reporter)
-    reporter.close()
-    folder.write(msgspec.structs.replace(reporter.state, ended_at=now(), **ending))
-    lock.release()
-    return 0 if ending["status"] is RunStatus.SUCCEEDED else 1
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _closed(reporter: JobReporter, ending: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
+    """Returns the end, which is a failure if the last events cannot be written."""
+    try:
+        reporter.close()
+    except OSError as error:
+        traceback.print_exc()
+        if ending["status"] is RunStatus.SUCCEEDED:
+            return _ending(error, folder, reporter.state.kind)
+    return ending
 
 
 def _work(operation: Operation, folder: RunFolder, reporter: JobReporter) -> dict[str, Any]:
     """Does the run's work and returns the fields of its final state: status, result or error."""
     try:
+        stop_if_cancelled(reporter)
         _wait_for_others(folder, reporter)
         result = run_operation(operation, folder, reporter)
-        return {"status": RunStatus.SUCCEEDED, "result": msgspec.to_builtins(result)}
+        error = operation.run.error_of(result) if operation.run is not None else None
+        if error is None:
+            return {"status": RunStatus.SUCCEEDED, "result": msgspec.to_builtins(result)}
+        ending = _ending(error, folder, reporter.state.kind)
+        return {**ending, "result": msgspec.to_builtins(result)}
     # A run's outermost handler: any error becomes its final state, and the log gets the traceback.
     except BaseException as error:
         traceback.print_exc()
@@ -77,8 +135,7 @@ def _wait_for_others(folder: RunFolder, reporter: JobReporter) -> None:
         return
     for earlier_id in start_after.after:
         while not read_run(RunFolder(folder.path.with_name(earlier_id))).status.is_final:
-            if reporter.is_cancelled():
-                raise RunCancelledError
+            stop_if_cancelled(reporter)
             reporter.progress(0, 1, unit="runs", phase=f"wait for {earlier_id}")
             time.sleep(_WAIT_POLL_S)
     for path, digest in start_after.files.items():

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
+from stillroom.errors import DataError
+from stillroom.files import read_json
 from stillroom.run_folder import RunFolder, RunState
 from stillroom.types import RunKind
 
@@ -57,12 +57,13 @@ class FolderReader:
     ) -> _Document | None:
         """Returns a JSON document, or None if it is missing or broken."""
         try:
-            return msgspec.json.decode(path.read_bytes(), type=kind)
+            return read_json(path, kind)
         except FileNotFoundError:
             if is_required:
                 self.note(path, "is missing")
-        # ValueError: bad JSON, fields of other types, bytes that are not UTF-8.
-        except (OSError, ValueError, RecursionError) as error:
+        except DataError as error:
+            self.note(path, str(error.__cause__))
+        except OSError as error:
             self.note(path, str(error))
         return None
 

@@ -10,16 +10,19 @@ from statistics import fmean
 import anyio
 import msgspec
 
+from stillroom.errors import RunError
 from stillroom.lineage import AnsweringModel, FileRecord, ModelRecord, record_file, write_manifest
 from stillroom.models.resolve import ModelLocation, identify
 from stillroom.reporting import Reporter
 from stillroom.rollout.episode.collect import FailedRollout, Outcome
+from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal.records import FinishedRow
 from stillroom.rollout.request import GenerationPlan, RolloutPlan
 from stillroom.teachers.budget import Outstanding
 from stillroom.teachers.providers import terms_of
 from stillroom.types import Answerer, SampledTurn, Usage, total_usd
 
+FAILURES_FILE = "failures.jsonl"
 _PHASE = "generate rollouts"
 _MEASURE_EVERY_S = 1.0
 _MAX_SHOWN = 20
@@ -300,6 +303,21 @@ def rollouts_result(
         restarted=tally.restarted,
         stopped_by=tally.stopped_by,
         seconds=round(seconds, 3),
+    )
+
+
+def nothing_succeeded(result: RolloutsResult | Forecast) -> RunError | None:
+    """Returns the error of a run without a single success, or None if it had one."""
+    if isinstance(result, Forecast) or result.succeeded or not result.requested:
+        return None
+    reasons = [f"{num} failed with {kind}" for kind, num in result.failed_by_class.items()]
+    if result.omitted:
+        limit = f" since {result.stopped_by} was reached" if result.stopped_by else ""
+        reasons.append(f"{result.omitted} were not begun or not finished{limit}")
+    return RunError(
+        f"none of {result.requested} rollouts succeeded: {', '.join(reasons)}",
+        f"read the run's {FAILURES_FILE}, mend what it reports, and start the run again with the "
+        "same output",
     )
 
 

@@ -17,7 +17,7 @@ from anyio import AsyncContextManagerMixin
 from anyio.abc import ByteSendStream, TaskGroup
 
 from stillroom.concurrency import background_tasks
-from stillroom.tools.processes import kill_family, kill_marked
+from stillroom.processes import kill_family, kill_marked
 
 _END_TIMEOUT_S = 5.0
 

@@ -3,9 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
-from stillroom.errors import InputError
+from stillroom.errors import DataError, InputError
 from stillroom.evaluate.files import RESULT_FILE
 from stillroom.lineage import FOLDER_MANIFEST, Manifest, read_manifest, record_file
 from stillroom.models.resolve import CHECKPOINTS, FINAL
@@ -60,7 +58,7 @@ def output_of(workspace: Workspace, run: RunFolder) -> Path:
 def _asked_output(run: RunFolder) -> str | None:
     try:
         output = run.read_request().request.get("output")
-    except (FileNotFoundError, msgspec.DecodeError) as error:
+    except (FileNotFoundError, DataError) as error:
         raise InputError(
             f"the request of run {run.run_id} cannot be read: {error}", "give a file instead"
         ) from error

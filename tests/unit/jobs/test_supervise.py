@@ -12,6 +12,7 @@ import pytest
 
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project, read_rows
+from fakes.started_runs import asked_long_ago
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.errors import InputError, RunError
@@ -120,8 +121,7 @@ def test_a_run_that_does_not_stop_is_killed_by_a_later_cancel(
         wait_until(lambda: folder.read().status is RunStatus.RUNNING)
         os.kill(folder.read().pid or 0, signal.SIGSTOP)
         assert supervise.cancel_run(folder).status is RunStatus.RUNNING
-        long_ago = folder.cancel_mark.stat().st_mtime - 11
-        os.utime(folder.cancel_mark, (long_ago, long_ago))
+        asked_long_ago(folder)
         assert supervise.cancel_run(folder).status is RunStatus.CANCELLED
     assert status_of(workspace, run.run_id) == "cancelled"
 
@@ -140,8 +140,7 @@ def test_a_pid_that_belongs_to_another_program_now_is_never_signalled(
         lock = folder.owner_lock()
         assert lock.try_acquire()
         supervise.cancel_run(folder)
-        long_ago = folder.cancel_mark.stat().st_mtime - 11
-        os.utime(folder.cancel_mark, (long_ago, long_ago))
+        asked_long_ago(folder)
         supervise.cancel_run(folder)
         assert bystander.is_running()
         assert bystander.status() != psutil.STATUS_ZOMBIE

@@ -149,7 +149,11 @@ def test_every_way_to_run_out_of_memory_is_told_as_such(run_with_checkpoint) -> 
 @pytest.mark.parametrize(
     ("error", "problem", "fix"),
     [
-        (OSError(28, "No space left on device"), "the disk is full", "resume={id}) goes on from"),
+        (
+            OSError(28, "No space left on device"),
+            "no space left on the disk",
+            "resume={id}) goes on from",
+        ),
         (OSError(13, "Permission denied"), "the system refused", "resume={id}) goes on from"),
         (KeyError("x"), "unexpected KeyError", "resume={id}) goes on from step_000004"),
         (DivergedError("the gradient is nan", "lower it"), "nan", "lower it; model.path="),

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from stillroom.data.row_files import rollout_files
-from stillroom.errors import InputError
+from stillroom.errors import DataError, InputError
 from stillroom.rollout.journal.journal import holds_rollouts
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
@@ -55,7 +53,7 @@ def _output(workspace: Workspace, run: RunFolder) -> Path:
     """
     try:
         request, result = run.read_request().request, run.read().result
-    except msgspec.DecodeError as error:
+    except DataError as error:
         raise InputError(f"the files of run {run.run_id!r} are damaged: {error}", _GIVE) from error
     # An evaluation names its rollouts in its result; a rollout run writes them to the output of
     # its request.

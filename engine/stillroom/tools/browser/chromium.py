@@ -17,9 +17,9 @@ from playwright.async_api import Browser, BrowserContext, Playwright, async_play
 from playwright.async_api import Error as PlaywrightError
 
 from stillroom.errors import InputError
+from stillroom.processes import kill
 from stillroom.settings import tool_environment
 from stillroom.tools.browser.proxy import ProxyAccess
-from stillroom.tools.processes import kill
 
 _LAUNCH_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0

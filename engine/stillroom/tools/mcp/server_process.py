@@ -17,14 +17,14 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from stillroom.tools.guard import Guard
-from stillroom.tools.processes import (
+from stillroom.processes import (
     SERVER_MARK_VARIABLE,
     descendants,
     kill,
     kill_family,
     kill_marked,
 )
+from stillroom.tools.guard import Guard
 
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage

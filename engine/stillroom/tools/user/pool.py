@@ -113,7 +113,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
     ) -> ToolResult:
         """Runs one tool; its errors, and a missed deadline, are error results for the model."""
         timeout_s = self._timeouts_by_tool[name] or self._timeouts[0]
-        call = CallTool(name=name, arguments=arguments, metadata=metadata)
+        call = CallTool(name=name, arguments=arguments, metadata=metadata, timeout_s=timeout_s)
         try:
             answer = await self._run(call, timeout_s)
         except TimeoutError:
@@ -139,7 +139,13 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         """
         description = next(reward for reward in self._ready.rewards if reward.name == name)
         timeout_s = description.timeout_s or self._timeouts[1]
-        call = CallReward(name=name, messages=messages, metadata=metadata, variables=variables)
+        call = CallReward(
+            name=name,
+            messages=messages,
+            metadata=metadata,
+            variables=variables,
+            timeout_s=timeout_s,
+        )
         try:
             answer = await self._run(call, timeout_s)
         except TimeoutError as error:
@@ -280,6 +286,7 @@ class _UserSession:
 def _worker_command(tools_file: Path | None, rewards_file: Path | None) -> list[str]:
     # -P keeps the user's folder off the path, where their json.py would shadow the library's.
     command = [sys.executable, "-P", "-m", "stillroom.tools.user.worker"]
+    command += ["--parent", str(os.getpid())]
     if tools_file is not None:
         command += ["--tools", str(tools_file)]
     if rewards_file is not None:

@@ -19,7 +19,13 @@ from typing import Any, BinaryIO
 import msgspec
 
 from stillroom.errors import ToolFileError
-from stillroom.tools.processes import kill_family
+from stillroom.processes import (
+    RUN_MARK_VARIABLE,
+    end_with_parent,
+    kill_family,
+    limit_this_process,
+    memory_share,
+)
 from stillroom.tools.schema import ArgumentChecker, ArgumentError, tool_schema, wants_task
 from stillroom.tools.user.file import (
     RewardArgs,
@@ -33,6 +39,8 @@ from stillroom.tools.user.file import (
 from stillroom.types import ToolSchema
 
 MAX_RESULT_CHARACTERS = 1_000_000
+_CPU_SLACK_S = 5.0
+_NUM_PROCESSORS = os.cpu_count() or 1
 
 
 class _ToolDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +78,8 @@ class CallTool(msgspec.Struct, frozen=True, kw_only=True, tag="tool"):
     name: str
     arguments: dict[str, Any]
     metadata: dict[str, Any]
+    timeout_s: float | None = None
+    """The deadline, which also limits the processor time of the worker; None for no limit."""
 
 
 class CallReward(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
@@ -79,6 +89,8 @@ class CallReward(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
     messages: list[Any]
     metadata: dict[str, Any]
     variables: dict[str, Any]
+    timeout_s: float | None = None
+    """As for a tool."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
@@ -211,11 +223,13 @@ def _short(text: str) -> str:
 
 
 def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
-    threading.Thread(target=_end_with_parent, args=(stream.fileno(),), daemon=True).start()
     decoder, worker_pid = msgspec.json.Decoder(CallTool | CallReward), os.getpid()
     for line in stream:
         begun = time.perf_counter()
-        answer = code.answer(decoder.decode(line))
+        call = decoder.decode(line)
+        if call.timeout_s is not None:
+            limit_this_process(cpu_s=(call.timeout_s + _CPU_SLACK_S) * _NUM_PROCESSORS)
+        answer = code.answer(call)
         if os.getpid() != worker_pid:
             # The user's code has forked and this is the child; only the parent may answer.
             os._exit(0)
@@ -264,8 +278,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tools", type=Path)
     parser.add_argument("--rewards", type=Path)
+    parser.add_argument("--parent", type=int)
     options = parser.parse_args()
     calls, replies = _take_stdin(), _take_stdout()
+    # The user's code may hang already while it is imported.
+    threading.Thread(target=_end_with_parent, args=(calls.fileno(),), daemon=True).start()
+    if options.parent is not None and RUN_MARK_VARIABLE in os.environ:
+        # The thread cannot act while a call holds the interpreter, but the system can; what the
+        # call has started is then killed by the run's keeper.
+        end_with_parent(options.parent)
+    limit_this_process(memory_bytes=memory_share())
     try:
         code = UserCode(options.tools, options.rewards)
         ready = code.describe()

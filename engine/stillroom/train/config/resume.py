@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from stillroom.errors import DataError, InputError, RunError
+from stillroom.files import read_json
 from stillroom.lineage import FileRecord, ModelRecord
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.run_folder import RunFolder
@@ -134,7 +135,7 @@ def run_to_resume(workspace: Workspace, run_id: str) -> RunToResume:
     try:
         status = run.read().status
         request = msgspec.convert(run.read_request().request, type=RunToResume)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, DataError, msgspec.ValidationError) as error:
         raise RunError(
             f"{run_id!r} is not a training run that can go on: {error}",
             "give the id of an sft, dpo or distill run (list_runs)",
@@ -172,13 +173,8 @@ def latest_checkpoint(run: Path) -> Path | None:
 def read_state(checkpoint: Path) -> TrainingState:
     """Returns a checkpoint's training state. Raises DataError if its file is damaged."""
     path = checkpoint / STATE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=TrainingState)
-    except msgspec.DecodeError as error:
-        raise DataError(
-            f"{path} is damaged: {error}",
-            f"delete {checkpoint.name}, and the checkpoint before it is taken",
-        ) from error
+    fix = f"delete {checkpoint.name}, and the checkpoint before it is taken"
+    return read_json(path, TrainingState, fix=fix)
 
 
 def check_unchanged(before: RunInputs | None, after: RunInputs, *, run_id: str) -> None:

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from stillroom.errors import DivergedError, EngineError, RunError
 from stillroom.files import write_json
+from stillroom.lines import last_line
+from stillroom.processes import process_start
 from stillroom.reporting import Reporter
 
 FOLDER = "ranks"
 _POLL_S = 0.2
 _LEFT_ALONE = 70
 """The exit code of a rank whose run no longer exists."""
-_LAST_LINE_LENGTH = 300
 
 
 class RanksFailedError(Exception):
@@ -37,11 +37,11 @@ class RanksFailedError(Exception):
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that owns the run; its start time tells it from a later process with its pid."""
+    """The process that owns the run; its start tells it from a later process with its pid."""
 
     host: str
     pid: int
-    started_at: float
+    start: str
 
 
 class RankJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,16 +149,13 @@ class RankFiles:
 
     def last_line(self, rank: int) -> str:
         """Returns the last line of a rank's log; "" if there is none."""
-        if not self.log(rank).exists():
-            return ""
-        lines = self.log(rank).read_text("utf-8", errors="replace").strip().splitlines()
-        return lines[-1].strip()[:_LAST_LINE_LENGTH] if lines else ""
+        return last_line(self.log(rank))
 
 
 def this_process() -> Owner:
     """Returns this process, as the owner of a run."""
-    process = psutil.Process()
-    return Owner(host=platform.node(), pid=process.pid, started_at=process.create_time())
+    pid = os.getpid()
+    return Owner(host=platform.node(), pid=pid, start=process_start(pid) or "")
 
 
 class RankReporter:
@@ -266,12 +263,7 @@ def _is_wanted(files: RankFiles, owner: Owner) -> bool:
         return False
     if owner.host != platform.node():
         return True
-    try:
-        process = psutil.Process(owner.pid)
-        is_same = process.create_time() == owner.started_at
-        return is_same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return process_start(owner.pid) == owner.start
 
 
 def failure_of_ranks(files: RankFiles, lost: Mapping[int, str]) -> BaseException:

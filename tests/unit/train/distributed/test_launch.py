@@ -166,11 +166,11 @@ def test_what_is_not_finite_arrives(files):
 def test_a_process_ends_when_its_run_is_gone(files, is_told):
     owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     import msgspec
-    import psutil
 
-    place = msgspec.structs.replace(
-        this_process(), pid=owner.pid, started_at=psutil.Process(owner.pid).create_time()
-    )
+    from stillroom.processes import process_start
+
+    start = process_start(owner.pid)
+    place = msgspec.structs.replace(this_process(), pid=owner.pid, start=start)
     rank = subprocess.Popen(
         [sys.executable, "-c", WATCH, str(files.folder), msgspec.json.encode(place)],
         stdout=subprocess.PIPE,

@@ -1,0 +1,212 @@
+"""The process above a run's process: `python -m stillroom.jobs.keeper FOLDER`.
+
+It forks the run's process, writes what that and its children print to log.txt, which it keeps from
+growing without end, and notes how the process ended. Then it kills everything that the run has left
+behind, also what has moved to another process group. So that it stays small, it loads only what it
+needs; the run's libraries are loaded after the fork.
+"""
+
+import json
+import os
+import runpy
+import secrets
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from stillroom.jobs.bounded_log import BoundedLog
+from stillroom.processes import (
+    RUN_MARK_VARIABLE,
+    adopt_orphans,
+    descendants,
+    end_with_parent,
+    kill,
+    kill_marked,
+)
+
+_WORKER = "stillroom.api.worker"
+_BLOCK = 1 << 16
+_LOOK_EVERY_S = 2.0
+_NUM_SAMPLES = 5
+"""A large process may take seconds to end after it was killed."""
+_KILL_FOR_S = 8.0
+_AGAIN_S = 0.02
+_SIGNALLED = 128
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the run's process until it ends and returns its exit code."""
+    folder = Path(arguments[0])
+    is_adopting = adopt_orphans()
+    mark = secrets.token_hex(16)
+    output, prints = os.pipe()
+    keeper = os.getpid()
+    # A signal that comes before the run's process can handle it must not end it.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    worker = os.fork()
+    if worker == 0:
+        os.close(output)
+        _become_worker(folder, mark, prints, keeper)
+    os.close(prints)
+    kept = _Kept(worker, output, BoundedLog(folder / "log.txt"))
+    code = kept.wait()
+    if code < 0 or code > 1:
+        _note_end(folder, kept, code)
+    _kill_rest(kept, mark, is_adopting=is_adopting)
+    kept.drain()
+    return code if code >= 0 else _SIGNALLED - code
+
+
+def _become_worker(folder: Path, mark: str, prints: int, keeper: int) -> None:
+    os.setsid()
+    end_with_parent(keeper)
+    os.dup2(prints, 1)
+    os.dup2(prints, 2)
+    os.close(prints)
+    os.environ[RUN_MARK_VARIABLE] = mark
+    sys.argv = [_WORKER, str(folder)]
+    runpy.run_module(_WORKER, run_name="__main__", alter_sys=True)
+    sys.exit(0)
+
+
+class _Kept:
+    """The run's process and the pipe of what it prints."""
+
+    def __init__(self, worker: int, output: int, log: BoundedLog) -> None:
+        self._worker, self._output, self._log = worker, output, log
+        self._code: int | None = None
+        self.memory_bytes = 0
+        """The most memory that the process has held."""
+        self._samples = [(time.monotonic(), out_of_memory_kills())]
+        self._is_printing = True
+
+    def wait(self) -> int:
+        """Writes the log until the process ends; returns its exit code, or minus the signal."""
+        woken, waking = os.pipe()
+        os.set_blocking(waking, False)
+        os.set_blocking(woken, False)
+        signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, _frame: self._pass_on(number))
+        self._reap()
+        while self._code is None:
+            sources = [self._output, woken] if self._is_printing else [woken]
+            ready, _, _ = select.select(sources, [], [], _LOOK_EVERY_S)
+            if self._output in ready:
+                self._is_printing = self._copy()
+            if woken in ready:
+                with suppress(BlockingIOError):
+                    os.read(woken, _BLOCK)
+            self._sample()
+            self._reap()
+        return self._code
+
+    @property
+    def has_run_out_of_memory(self) -> bool:
+        """Whether the kernel killed a process for memory in the last seconds."""
+        return out_of_memory_kills() > self._samples[0][1]
+
+    def drain(self) -> None:
+        """Writes what is still in the pipe."""
+        while select.select([self._output], [], [], 0)[0] and self._copy():
+            pass
+        self._log.close()
+
+    def reap(self) -> bool:
+        """Takes note of children that have ended; returns whether there may be more."""
+        return self._reap()
+
+    def _pass_on(self, number: int) -> None:
+        if self._code is None:
+            os.kill(self._worker, number)
+
+    def _sample(self) -> None:
+        clock = time.monotonic()
+        if clock - self._samples[-1][0] >= _LOOK_EVERY_S:
+            self._samples = [*self._samples[-_NUM_SAMPLES:], (clock, out_of_memory_kills())]
+
+    def _copy(self) -> bool:
+        data = os.read(self._output, _BLOCK)
+        self._log.write(data)
+        return bool(data)
+
+    def _reap(self) -> bool:
+        """Waits for children that have ended, adopted ones too; False if there are none at all."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._worker:
+                self._code = os.waitstatus_to_exitcode(status)
+                # Linux counts in KB, macOS in bytes.
+                unit = 1 if sys.platform == "darwin" else 1024
+                self.memory_bytes = usage.ru_maxrss * unit
+
+
+def _note_end(folder: Path, kept: _Kept, code: int) -> None:
+    """Writes how a process ended that could not write its own end."""
+    end: dict[str, Any] = {
+        "exit_code": code if code >= 0 else None,
+        "signal": -code if code < 0 else None,
+        "memory_bytes": kept.memory_bytes,
+        "out_of_memory": code == -signal.SIGKILL and kept.has_run_out_of_memory,
+    }
+    # On a full disk the end is read without it.
+    with suppress(OSError):
+        temporary = folder / ".ended.json"
+        temporary.write_text(json.dumps(end) + "\n", encoding="utf-8")
+        temporary.replace(folder / "ended.json")
+
+
+def _kill_rest(kept: _Kept, mark: str, *, is_adopting: bool) -> None:
+    """Kills what the run has started, until nothing is left of it."""
+    deadline = time.monotonic() + _KILL_FOR_S
+    if not is_adopting:
+        kill_marked({mark}, variable=RUN_MARK_VARIABLE)
+    # Without children there is nothing to look for, and no library is loaded for it.
+    while kept.reap() and time.monotonic() < deadline:
+        for process in descendants(os.getpid()):
+            kill(process)
+        # A killed process that prints must not wait for room in the pipe.
+        time.sleep(_AGAIN_S)
+
+
+def out_of_memory_kills() -> int:
+    """Returns how many processes the kernel has killed for want of memory, as far as is known.
+
+    Counted are those of this process's control group, or else those of the machine.
+    """
+    for file, name in _counters():
+        with suppress(OSError, ValueError):
+            for line in file.read_text(encoding="ascii").splitlines():
+                key, _, value = line.partition(" ")
+                if key == name:
+                    return int(value)
+    return 0
+
+
+def _counters() -> list[tuple[Path, str]]:
+    groups: list[tuple[Path, str]] = []
+    root = Path("/sys/fs/cgroup")
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                groups.append((root / path.lstrip("/") / "memory.events", "oom_kill"))
+            elif "memory" in controllers.split(","):
+                file = root / "memory" / path.lstrip("/") / "memory.oom_control"
+                groups.append((file, "oom_kill"))
+    return [*groups, (Path("/proc/vmstat"), "oom_kill")]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

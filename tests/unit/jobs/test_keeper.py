@@ -1,0 +1,186 @@
+"""What is left of a run whose process ends: no process, a bounded log, and why it ended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fakes.http_endpoint import ScriptedEndpoint
+from fakes.projects import endpoint_project
+from fakes.waiting import wait_until
+from stillroom import api
+from stillroom.jobs import supervise
+from stillroom.jobs.bounded_log import BoundedLog
+from stillroom.jobs.failures import ending_of_gone
+from stillroom.processes import process_start
+from stillroom.run_folder import ProcessEnd, RunFolder, create_run, find_run
+from stillroom.settings import Workspace
+from stillroom.types import RunKind, RunStatus
+
+# It starts one process that hides from everything but its parent, and then never lets go of the
+# interpreter.
+HOLDING_TOOL = """
+import os, subprocess, sys
+from stillroom.tools import tool
+
+def note(pid):
+    with open(os.environ["PIDS_FILE"], "a") as stream:
+        stream.write(f"{pid}\\n")
+
+@tool
+def echo(text: str) -> str:
+    "Say the text again."
+    note(os.getpid())
+    program = (
+        "import subprocess as s;"
+        "print(s.Popen(['sleep', '600'], start_new_session=True, stdout=-3).pid)"
+    )
+    command = [sys.executable, "-c", program]
+    note(subprocess.run(command, env={}, stdout=-1, text=True).stdout.strip())
+    sum(range(10**13))
+    return text
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(endpoint_project(tmp_path, num_prompts=2))
+
+
+def start(workspace: Workspace, endpoint: ScriptedEndpoint) -> RunFolder:
+    request = api.GenerateRollouts(
+        input="prompts.jsonl",
+        output="rollouts/out.jsonl",
+        provider="openai",
+        base_url=endpoint.base_url,
+        model="scripted",
+        tools="tools.py",
+        concurrency=2,
+    )
+    return find_run(workspace, api.generate_rollouts(workspace, request).run_id)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only a mark finds it")
+def test_nothing_outlives_a_killed_run_whose_tool_holds_the_interpreter(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids_file = workspace.root / "pids"
+    monkeypatch.setenv("PIDS_FILE", str(pids_file))
+    (workspace.root / "tools.py").write_text(HOLDING_TOOL, encoding="utf-8")
+
+    def pids() -> list[int]:
+        return [int(line) for line in pids_file.read_text().split()] if pids_file.exists() else []
+
+    with ScriptedEndpoint(tool_turns=1) as endpoint:
+        folder = start(workspace, endpoint)
+        wait_until(lambda: len(pids()) == 4)
+        assert all(map(is_alive, pids()))
+        os.kill(folder.read().pid or 0, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, pids())), timeout_s=10)
+        wait_until(lambda: supervise.read_run(folder).status is RunStatus.INTERRUPTED)
+    error = folder.read().error
+    assert error is not None
+    assert "ended without finishing (killed by SIGKILL)" in error.problem
+    assert "memory" not in error.problem
+
+
+def test_a_run_that_is_cancelled_at_once_is_cancelled(workspace: Workspace) -> None:
+    with ScriptedEndpoint(tool_turns=1) as endpoint:
+        endpoint.hold.clear()
+        folder = start(workspace, endpoint)
+        report = api.cancel_run(workspace, api.CancelRun(run_id=folder.run_id))
+        request = api.GetRun(run_id=folder.run_id)
+        wait_until(lambda: api.get_run(workspace, request).status not in ("starting", "running"))
+        report = api.get_run(workspace, request)
+    assert (report.status, report.error) == ("cancelled", None)
+
+
+def test_a_run_that_dies_after_a_cancel_is_cancelled(workspace: Workspace) -> None:
+    folder = create_run(workspace, RunKind.ROLLOUTS, {})
+    folder.ask_to_cancel()
+    long_ago = folder.path.stat().st_mtime - 120
+    os.utime(folder.request_file, (long_ago, long_ago))
+    assert api.get_run(workspace, api.GetRun(run_id=folder.run_id)).status == "cancelled"
+
+
+def test_the_wish_alone_stops_a_run(workspace: Workspace) -> None:
+    with ScriptedEndpoint(tool_turns=1) as endpoint:
+        endpoint.hold.clear()
+        folder = start(workspace, endpoint)
+        wait_until(lambda: folder.read().status is RunStatus.RUNNING)
+        wait_until(lambda: endpoint.num_asked > 0)
+        folder.cancel_mark.touch()
+        wait_until(lambda: folder.read().status is RunStatus.CANCELLED, timeout_s=10)
+
+
+def test_out_of_memory_is_said_only_if_the_kernel_has_killed(workspace: Workspace) -> None:
+    folder = create_run(workspace, RunKind.SFT, {})
+    killed = ProcessEnd(signal=9, memory_bytes=12_300_000_000)
+    status, failure = ending_of_gone(folder, folder.read(), killed)
+    assert status is RunStatus.INTERRUPTED
+    assert "of memory" not in failure.problem
+    assert "for memory" not in failure.fix
+
+    (folder.path / "ended.json").write_text(
+        json.dumps({"signal": 9, "memory_bytes": 12_300_000_000, "out_of_memory": True})
+    )
+    status, failure = ending_of_gone(folder, folder.read(), folder.read_process_end())
+    assert status is RunStatus.FAILED
+    assert failure.problem.startswith("out of memory: ")
+    assert "12.3 GB" in failure.problem
+
+
+def test_a_log_keeps_its_beginning_and_its_end_and_counts_what_it_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    log = BoundedLog(path, max_bytes=80_000)
+    log.write(b"the beginning\n")
+    for number in range(50_000):
+        log.write(f"line {number}\n".encode())
+        assert path.stat().st_size <= 81_000
+    log.close()
+    text = path.read_text()
+    assert text.startswith("the beginning\nline 0\n")
+    assert text.endswith("line 49999\n")
+    total = len("the beginning\n") + sum(len(f"line {number}\n") for number in range(50_000))
+    note = next(line for line in text.splitlines() if "left out" in line)
+    assert text.count("left out") == 1
+    left_out = int(note.removeprefix("[").split()[0])
+    assert left_out == total - (len(text) - len(note) - 2)
+
+
+def test_what_is_printed_is_in_the_log_of_a_run(workspace: Workspace) -> None:
+    (workspace.root / "tools.py").write_text(
+        "import sys\nfrom stillroom.tools import tool\n\n@tool\ndef echo(text: str) -> str:\n"
+        '    "Say the text again."\n    print("from the tool", flush=True)\n    return text\n',
+        encoding="utf-8",
+    )
+    with ScriptedEndpoint(tool_turns=1) as endpoint:
+        folder = start(workspace, endpoint)
+        wait_until(lambda: folder.read().status.is_final)
+        wait_until(lambda: "from the tool" in folder.log.read_text())
+
+
+def test_a_process_with_the_pid_of_another_is_told_from_it() -> None:
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    start_of_sleeper = process_start(sleeper.pid)
+    try:
+        assert start_of_sleeper is not None
+        time.sleep(0.05)
+        assert process_start(sleeper.pid) == start_of_sleeper != process_start(os.getpid())
+    finally:
+        sleeper.kill()
+    wait_until(lambda: process_start(sleeper.pid) is None)
+    sleeper.wait()
