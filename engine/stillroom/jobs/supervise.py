@@ -117,7 +117,8 @@ def cancel_run(folder: RunFolder) -> RunState:
         # The run's process looks for it, so it stops even if no signal can reach it.
         folder.ask_to_cancel()
         if process is not None:
-            os.kill(process, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it has ended since
+                os.kill(process, signal.SIGTERM)
     elif waited_s >= _KILL_AFTER_S and process is not None:
         kill_family(process)
         return _await_death(folder)
