@@ -9,6 +9,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # peft loads bitsandbytes, and that torch's compiler, which takes longer than most runs here.
 # Nothing of ours is compiled.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+# No test depends on which keys the developer allows where.
+os.environ["STILLROOM_CONFIG"] = "/nonexistent/stillroom"
 
 import pytest
 

@@ -3,21 +3,21 @@
 import os
 import re
 import urllib.request
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from stillroom.errors import InputError
-from stillroom.secrecy.names import is_secret_name
+from stillroom.secrecy.commands import with_secrets
+from stillroom.secrecy.keys import keys_file
 from stillroom.secrecy.readable import check_readable
 from stillroom.versions import find_version
 
 _WORKSPACE_VARIABLE = "STILLROOM_WORKSPACE"
 
 _DOT_ENV_LINE = re.compile(r"\s*(export\s+)?(?P<name>[A-Za-z_]\w*)\s*=(?P<value>.*)")
-# Needed to download models, so a training worker keeps it.
-_HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,9 @@ class Workspace:
     """The folder that holds a user's projects; nothing is written outside it."""
 
     root: Path
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False, compare=False)
+    """What the program that started this process handed to it: keys by their names, and the
+    secrets in the command lines of MCP servers by their marks."""
 
     @property
     def runs(self) -> Path:
@@ -75,6 +78,11 @@ class Workspace:
                 "give a path inside the workspace, or start stillroom with --workspace set to a "
                 "folder that holds it",
             )
+        if resolved.is_relative_to(keys_file().parent.resolve()):
+            raise InputError(
+                f"{label} {str(name)!r} is in the folder that says which key may go where",
+                "choose another output: only the user writes there",
+            )
         return resolved
 
     def output_file(self, name: str | Path, *, label: str) -> Path:
@@ -96,13 +104,30 @@ class Workspace:
         return path
 
     def read_key(self, name: str | None) -> str | None:
-        """Returns the secret `name` from the environment, or else from the workspace's .env file.
+        """Returns the secret `name`: as handed over, from the environment, or from the .env file.
 
-        Returns None if it is in neither, or if `name` is None.
+        Returns None if it is in none of them, or if `name` is None.
         """
         if not name:
             return None
-        return read_key(name) or _dot_env(self.root / ".env").get(name) or None
+        return (
+            self.secrets.get(name)
+            or read_key(name)
+            or _dot_env(self.root / ".env").get(name)
+            or None
+        )
+
+    def read_keys(self, names: Iterable[str | None]) -> dict[str, str]:
+        """Returns the secrets among `names` that are set, by name."""
+        found = {name: self.read_key(name) for name in names if name}
+        return {name: key for name, key in found.items() if key is not None}
+
+    def command(self, command: str) -> str:
+        """Returns the command line or URL of an MCP server with the secrets that were hidden.
+
+        Raises InputError if a secret was not handed to this process.
+        """
+        return with_secrets(command, self.secrets)
 
     def shown(self, path: Path) -> str:
         """Returns a path as it is shown to a user: relative to the workspace where possible."""
@@ -168,25 +193,8 @@ def _dot_env(path: Path) -> dict[str, str]:
     return {match["name"]: match["value"].strip().strip("\"'") for match in matches if match}
 
 
-def training_environment() -> dict[str, str]:
-    """Returns the environment of a training process: no secrets, except the hub's tokens."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in _HUB_TOKENS or not is_secret_name(name)
-    }
-
-
 def tracking_environment(workspace: Workspace, *, has_wandb: bool) -> dict[str, str]:
     """Returns the variables for a run's trackers: trackio's folder, and W&B's key if it is used."""
     variables = {"TRACKIO_DIR": os.environ.get("TRACKIO_DIR") or str(workspace.runs / "trackio")}
     key = workspace.read_key("WANDB_API_KEY") if has_wandb else None
     return variables | ({"WANDB_API_KEY": key} if key else {})
-
-
-def tool_environment(*, without: frozenset[str] = frozenset()) -> dict[str, str]:
-    """Returns the whole environment, less `without`, for processes that run the user's tools.
-
-    Secrets are included, since the tools may need them.
-    """
-    return {name: value for name, value in os.environ.items() if name not in without}

@@ -7,8 +7,6 @@ from stillroom.settings import (
     Workspace,
     open_workspace,
     read_key,
-    tool_environment,
-    training_environment,
 )
 
 ODD_PATHS = [
@@ -143,44 +141,6 @@ def test_an_empty_key_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_key_loses_the_line_end_that_a_file_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEACHER_KEY", " sk-canary\r\n")
     assert read_key("TEACHER_KEY") == "sk-canary"
-
-
-def test_a_training_process_gets_no_secret_but_the_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
-    secrets = [
-        "OPENAI_API_KEY",
-        "OPENROUTER_API_KEY",
-        "OPENAI_API_KEY_2",
-        "teacher_key",
-        "WANDB_API_KEY",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SESSION_TOKEN",
-        "GITHUB_TOKEN",
-        "PGPASSWORD",
-        "CLIENT_SECRET",
-        "GOOGLE_APPLICATION_CREDENTIALS",
-    ]
-    kept = ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "CUDA_VISIBLE_DEVICES", "PATH"]
-    kept += ["TOKENIZERS_PARALLELISM", "KEYBOARD"]
-    for name in [*secrets, *kept]:
-        monkeypatch.setenv(name, f"value of {name}")
-
-    environment = training_environment()
-
-    assert [name for name in secrets if name in environment] == []
-    assert [name for name in kept if name not in environment] == []
-
-
-def test_tools_get_the_environment_without_what_is_withheld(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("SHOP_KEY", "x")
-    monkeypatch.setenv("OPENAI_API_KEY", "y")
-
-    assert {"SHOP_KEY", "OPENAI_API_KEY"} <= tool_environment().keys()
-    withheld = tool_environment(without=frozenset({"OPENAI_API_KEY"}))
-    assert "SHOP_KEY" in withheld
-    assert "OPENAI_API_KEY" not in withheld
 
 
 def test_a_file_below_a_file_is_refused(tmp_path: Path) -> None:

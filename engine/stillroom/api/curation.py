@@ -19,7 +19,7 @@ from stillroom.data.token_counts import CountTokens, TokenCounts
 from stillroom.data.validate import ValidateDataset, ValidationReport
 from stillroom.jobs.child import run_in_child
 from stillroom.models.resolve import locate_model
-from stillroom.settings import Workspace, tool_environment
+from stillroom.settings import Workspace
 
 
 def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult:
@@ -37,7 +37,6 @@ def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult
         child_work("filter_dataset"),
         request,
         result=FilterResult,
-        environment=None if request.ray_address is None else tool_environment(),
     )
 
 
@@ -50,7 +49,6 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
         child_work("convert_rollouts"),
         request,
         result=ConvertResult,
-        environment=tool_environment(),
     )
 
 
@@ -66,7 +64,6 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
         child_work("make_dpo_pairs"),
         request,
         result=PairsResult,
-        environment=tool_environment(),
     )
 
 

@@ -3,6 +3,8 @@
 Training is also planned here, since a plan makes the same checks.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 from pydantic import BaseModel
 
@@ -14,18 +16,14 @@ from stillroom.jobs import supervise
 from stillroom.jobs.child import run_in_child
 from stillroom.rollout.request import GenerateRollouts, plan_generation
 from stillroom.rollout.rescore.score import ScoreRollouts, check_scoring
+from stillroom.rollout.rewards.judge_request import plan_judge
 from stillroom.run_folder import StartAfter, find_run, hashes_of
-from stillroom.settings import (
-    Workspace,
-    tool_environment,
-    tracking_environment,
-    training_environment,
-)
-from stillroom.teachers.providers import TEACHER_KEYS
+from stillroom.secrecy.commands import hide_secrets
+from stillroom.secrecy.environments import run_environment
+from stillroom.settings import Workspace, tracking_environment
 from stillroom.train.config.request import (
     PlanTraining,
     StartTraining,
-    TrainingPlan,
     plan_request,
     resolve_resume,
 )
@@ -33,17 +31,25 @@ from stillroom.train.planning.forecast import TrainingForecast
 from stillroom.train.planning.per_model import combined_forecast, requests_per_model
 from stillroom.types import RunKind
 
+_COMMAND_KEY = "rollout.mcp_url"
+"""The key of config.yml whose value is the command line or URL of an MCP server."""
+
 
 def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunReport:
     """Starts a rollout run. Raises an EngineError if the request is faulty, before any spending."""
-    plan_generation(workspace, request)
-    return _start(workspace, RunKind.ROLLOUTS, request, tool_environment())
+    plan = plan_generation(workspace, request)
+    keys = workspace.read_keys(plan.rollouts.key_names)
+    # The processes of a cluster on this machine call the endpoints themselves.
+    local = keys if request.ray_address == "local" else {}
+    return _start(workspace, RunKind.ROLLOUTS, request, keys=keys, variables=local)
 
 
 def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
     """Starts a scoring run. Raises an EngineError if the request is faulty, before any spending."""
     check_scoring(workspace, request)
-    return _start(workspace, RunKind.SCORE, request, tool_environment())
+    judge = plan_judge(workspace, request)
+    keys = workspace.read_keys([judge.endpoint.api_key_env if judge else None])
+    return _start(workspace, RunKind.SCORE, request, keys=keys)
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
@@ -59,21 +65,11 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
             child_work("plan_training"),
             each,
             result=TrainingForecast,
-            environment=_planning_environment(workspace, plan),
+            secrets=workspace.read_keys(plan.key_names),
         )
         for each, plan in zip(requests, plans, strict=True)
     ]
     return combined_forecast(requests, forecasts)
-
-
-def _planning_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str, str]:
-    """Returns the environment of the planning process.
-
-    It holds no secrets but the hub's tokens and the key of the config's served teacher.
-    """
-    name = plan.config.teacher.api_key_env if plan.config.teacher is not None else None
-    key = workspace.read_key(name)
-    return training_environment() | ({name: key} if name is not None and key is not None else {})
 
 
 def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
@@ -83,57 +79,63 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     """
     requests = requests_per_model(workspace, resolve_resume(workspace, request))
     plans = [plan_request(workspace, each) for each in requests]
-    environment = _training_environment(workspace, plans[0])
-    kind = RunKind(plans[0].config.dataset_type)
+    config, keys = plans[0].config, workspace.read_keys(plans[0].key_names)
+    has_wandb = config.trainer.wandb_project is not None
+    variables = tracking_environment(workspace, has_wandb=has_wandb)
+    if config.launcher.kind != "local":
+        variables |= keys  # each of its processes may call the endpoints
+    kind = RunKind(config.dataset_type)
     first, *others = requests
-    report = _start(workspace, kind, first, environment)
+    report = _start(workspace, kind, first, keys=keys, variables=variables)
     then, files = list[str](), hashes_of([plans[0].config_file])
     for other in others:
         queued = StartAfter(after=[report.run_id, *then], files=files)
-        then.append(_start(workspace, kind, other, environment, start_after=queued).run_id)
+        run = _start(workspace, kind, other, keys=keys, variables=variables, start_after=queued)
+        then.append(run.run_id)
     return msgspec.structs.replace(report, then=then)
-
-
-def _training_environment(workspace: Workspace, plan: TrainingPlan) -> dict[str, str]:
-    kind = RunKind(plan.config.dataset_type)
-    # The user's tools may need secrets where the student acts; otherwise only files are read.
-    is_acting = kind is RunKind.DISTILL or bool(plan.config.evals)
-    environment = training_environment()
-    if is_acting:
-        # Of the known API keys, the run gets only those of the servers that it is to call.
-        config, is_distilled = plan.config, kind is RunKind.DISTILL
-        servers = (config.teacher, config.rollout.server) if is_distilled else ()
-        needed = {server.api_key_env for server in servers if server is not None}
-        environment = tool_environment(without=frozenset(TEACHER_KEYS - needed))
-    has_wandb = plan.config.trainer.wandb_project is not None
-    return environment | tracking_environment(workspace, has_wandb=has_wandb)
 
 
 def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
     """Starts an evaluation. Raises an EngineError for a faulty request, before loading a model."""
-    plan_evaluation(workspace, request)
-    return _start(workspace, RunKind.EVALUATE, request, tool_environment())
+    plan = plan_evaluation(workspace, request)
+    keys = workspace.read_keys(plan.rollouts.key_names)
+    return _start(workspace, RunKind.EVALUATE, request, keys=keys)
 
 
 def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
     """Starts an export. Raises an EngineError for a faulty request, before loading a model."""
     plan_export(workspace, request)
-    return _start(workspace, RunKind.EXPORT, request, training_environment())
+    return _start(workspace, RunKind.EXPORT, request)
 
 
 def _start(
     workspace: Workspace,
     kind: RunKind,
     request: BaseModel,
-    environment: dict[str, str],
     *,
+    keys: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
     start_after: StartAfter | None = None,
 ) -> RunReport:
+    """Starts a run's process, and hands it `keys` and the secrets of MCP servers' command lines."""
+    hidden = dict[str, str]()
+    for command in getattr(request, "mcp_servers", ()):
+        hidden |= hide_secrets(command)[1]
+    overrides = [
+        hide_secrets(one) if one.startswith(_COMMAND_KEY) else (one, {})
+        for one in getattr(request, "overrides", ())
+    ]
+    document = request.model_dump(mode="json")
+    if overrides:
+        document["overrides"] = [override for override, _ in overrides]
+        for _, secrets in overrides:
+            hidden |= secrets
     state = supervise.start_run(
         workspace,
         kind,
-        request.model_dump(mode="json"),
-        environment=environment,
+        document,
+        environment=run_environment(workspace.root) | dict(variables or {}),
+        secrets={**(keys or {}), **hidden},
         start_after=start_after,
     )
     return report_run(workspace, find_run(workspace, state.run_id), state)

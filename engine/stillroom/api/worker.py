@@ -3,7 +3,7 @@
 import sys
 
 from stillroom.api.operations import operation_of_run
-from stillroom.jobs.worker import main
+from stillroom.jobs.worker import handed_over, main
 
 if __name__ == "__main__":
-    sys.exit(main(operation_of_run))
+    sys.exit(main(operation_of_run, handed_over()))

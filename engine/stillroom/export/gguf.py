@@ -12,6 +12,7 @@ from stillroom.errors import InputError, RunError
 from stillroom.lines import last_line
 from stillroom.models.precision import Precision
 from stillroom.reporting import Reporter, stop_if_cancelled
+from stillroom.secrecy.environments import bare_environment
 from stillroom.settings import Workspace, llama_cpp_variable
 
 SCRIPT = "convert_hf_to_gguf.py"
@@ -84,7 +85,12 @@ def convert(
     with log.open("wb") as stream:
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, cwd=output.parent
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                cwd=output.parent,
+                env=bare_environment(),
             )
         except OSError as error:
             raise _failure(command, log, f"could not be started: {error}") from error

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -23,7 +23,8 @@ from pydantic import BaseModel
 from stillroom.errors import EngineError, RunError
 from stillroom.jobs.operations import ChildWork, load
 from stillroom.processes import end_with_parent, kill_family, limit_this_process, memory_share
-from stillroom.settings import Workspace, training_environment
+from stillroom.secrecy.environments import run_environment
+from stillroom.settings import Workspace
 
 _Result = TypeVar("_Result")
 _POLL_S = 0.1
@@ -41,6 +42,7 @@ class _ChildInput(msgspec.Struct):
     request: dict[str, Any]
     cpu_s: float
     memory_bytes: int
+    secrets: dict[str, str] = {}
 
 
 class _Failed(msgspec.Struct, tag="failed"):
@@ -71,13 +73,14 @@ def run_in_child(
     request: BaseModel,
     *,
     result: type[_Result],
-    environment: dict[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> _Result:
     """Calls the function of `work` in a child process and returns its result.
 
-    All memory that the work took is free again afterwards. Without `environment` the child gets
-    no secrets but the hub's tokens. Raises EngineError if the function raises one, and RunError
-    if the child takes too long, takes too much memory, crashes, or is stopped (`stopped_by`).
+    All memory that the work took is free again afterwards. `secrets` are the keys, by name, that
+    the child needs; it gets them through a pipe. Raises EngineError if the function raises one,
+    and RunError if the child takes too long, takes too much memory, crashes, or is stopped
+    (`stopped_by`).
     """
     kind = type(request)
     memory = memory_share() if work.memory_gb is None else int(work.memory_gb * 1e9)
@@ -92,9 +95,10 @@ def run_in_child(
         # A bound for the case that nobody is left to kill the child.
         cpu_s=work.timeout_s * (os.cpu_count() or 1),
         memory_bytes=memory + _PER_PROCESSOR * (os.cpu_count() or 1),
+        secrets=dict(secrets or {}),
     )
     with tempfile.TemporaryFile() as printed:
-        code, output = _finished(work, action, child_input, environment, printed)
+        code, output = _finished(work, action, child_input, printed)
         if code:
             raise RunError(f"{action} failed: {_reason(code, printed)}", work.fix)
     answer = msgspec.json.decode(output, type=_Failed | _Done)
@@ -107,7 +111,6 @@ def _finished(
     work: ChildWork,
     action: str,
     child_input: _ChildInput,
-    environment: dict[str, str] | None,
     printed: IO[bytes],
 ) -> tuple[int, bytes]:
     """Returns the exit code and the answer of a child, which is killed if that takes too long."""
@@ -118,7 +121,7 @@ def _finished(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=printed,
-        env=environment or training_environment(),
+        env=run_environment(Path(child_input.workspace)),
         start_new_session=True,
     )
     rest: bytes | None = msgspec.json.encode(child_input)
@@ -160,8 +163,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
+        workspace = Workspace(Path(child_input.workspace), child_input.secrets)
         request = load(child_input.request_type).model_validate(child_input.request)
-        result = load(child_input.function)(Workspace(Path(child_input.workspace)), request)
+        result = load(child_input.function)(workspace, request)
         answer = _Done(msgspec.Raw(msgspec.json.encode(result)))
     except EngineError as error:
         answer = _Failed(error.problem, error.fix)

@@ -4,6 +4,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,9 @@ def load(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def run_operation(operation: Operation, folder: RunFolder, reporter: Reporter) -> Any:
+def run_operation(
+    operation: Operation, folder: RunFolder, reporter: Reporter, secrets: Mapping[str, str]
+) -> Any:
     """Does the work of the operation's run in this folder and returns its result.
 
     Raises ValueError if the operation starts no run.
@@ -99,7 +102,7 @@ def run_operation(operation: Operation, folder: RunFolder, reporter: Reporter) -
     is_on_ray = work.on_ray is not None and getattr(request, "ray_address", None)
     function = load(work.on_ray if work.on_ray and is_on_ray else work.function)
     stage = functools.partial(function, folder=folder.path, reporter=reporter)
-    workspace = Workspace(Path(run_request.workspace))
+    workspace = Workspace(Path(run_request.workspace), secrets)
     if not inspect.iscoroutinefunction(function):
         return stage(workspace, request)
     # A run may hold thousands of connections at once, for which uvloop is the faster event loop.

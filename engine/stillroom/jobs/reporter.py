@@ -10,6 +10,7 @@ import msgspec
 from stillroom.files import AppendLog
 from stillroom.lineage import now
 from stillroom.run_folder import Progress, RunEvent, RunFolder, RunState
+from stillroom.secrecy.redaction import NO_SECRETS, Redactor
 
 _WRITE_EVERY_S = 0.5
 
@@ -18,11 +19,11 @@ class JobReporter:
     """Writes what a running stage reports to the run's folder.
 
     `state` is the run's latest state. run.json may lag behind it, since it is written at most
-    twice a second.
+    twice a second. The secrets that `redactor` knows are taken out of all texts.
     """
 
-    def __init__(self, folder: RunFolder, state: RunState) -> None:
-        self.state = state
+    def __init__(self, folder: RunFolder, state: RunState, redactor: Redactor = NO_SECRETS) -> None:
+        self.state, self.redactor = state, redactor
         self._folder = folder
         self._events = AppendLog(folder.events)
         self._is_cancelled = False
@@ -59,16 +60,18 @@ class JobReporter:
 
     def note(self, text: str) -> None:
         """Appends a note to events.jsonl."""
+        text = self.redactor.text(text)
         self._events.append(RunEvent(time=now(), event="note", text=text))
 
     def alarms(self, current: Sequence[str]) -> None:
         """Replaces the current problems in run.json and appends the new ones to events.jsonl."""
+        current = [self.redactor.text(text) for text in current]
         for text in current:
             # An alarm's figures change at every step, so its subject decides whether it is new.
             if _subject(text) not in map(_subject, self.state.alarms):
                 self._events.append(RunEvent(time=now(), event="alarm", text=text))
-        if list(current) != self.state.alarms:
-            self._update(alarms=list(current))
+        if current != self.state.alarms:
+            self._update(alarms=current)
 
     def close(self) -> None:
         """Closes events.jsonl once everything appended to it is on disk."""

@@ -6,8 +6,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any, cast
 
 import msgspec
 import psutil
@@ -54,11 +55,13 @@ def start_run(
     request: dict[str, Any],
     *,
     environment: dict[str, str],
+    secrets: Mapping[str, str] | None = None,
     start_after: StartAfter | None = None,
 ) -> RunState:
     """Starts a detached process for the request and returns the run's state within a second.
 
-    The process begins its work once the runs in `start_after` have ended; at once if it is None.
+    It gets the `secrets` through a pipe, so that they are in no file and no environment. The
+    process begins its work once the runs in `start_after` have ended; at once if it is None.
     """
     folder = create_run(workspace, kind, request, start_after=start_after)
     with folder.log.open("ab") as log:
@@ -67,11 +70,12 @@ def start_run(
             [sys.executable, "-P", "-m", "stillroom.jobs.keeper", str(folder.path)],
             cwd=workspace.root,
             env={**environment, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
+    _hand_over(process, secrets or {})
     # Without a thread that waits for it, the ended process stays a zombie while this one lives.
     threading.Thread(target=process.wait, daemon=True).start()
     launch = _Launch(pid=process.pid, process_start=process_start(process.pid))
@@ -81,6 +85,12 @@ def start_run(
     while folder.read().status is RunStatus.STARTING and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     return read_run(folder)
+
+
+def _hand_over(process: subprocess.Popen[bytes], secrets: Mapping[str, str]) -> None:
+    # A process that has ended already reads nothing; its state says so.
+    with suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as stream:
+        stream.write(msgspec.json.encode(secrets))
 
 
 def read_run(folder: RunFolder) -> RunState:

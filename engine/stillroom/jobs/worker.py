@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from stillroom.jobs.supervise import read_run
 from stillroom.lineage import now
 from stillroom.processes import process_start
 from stillroom.reporting import stop_if_cancelled
-from stillroom.run_folder import RunFolder, ended_progress
+from stillroom.run_folder import RunFailure, RunFolder, ended_progress
+from stillroom.secrecy.redaction import Redactor
 from stillroom.types import RunKind, RunStatus
 
 _WAIT_POLL_S = 0.5
@@ -30,12 +31,14 @@ _LOOK_FOR_CANCEL_S = 0.5
 _SPARE_BYTES = 1 << 16
 
 
-def main(operation_of_run: Callable[[RunKind], Operation]) -> int:
+def main(
+    operation_of_run: Callable[[RunKind], Operation], secrets: Mapping[str, str] | None = None
+) -> int:
     """Does the work of the run whose folder is the first argument, and returns the exit code.
 
     The code is 0 if the run succeeded, 1 if not, and 2 if another process has the run already.
     """
-    folder = RunFolder(Path(sys.argv[1]))
+    folder, secrets = RunFolder(Path(sys.argv[1])), secrets or {}
     lock = folder.owner_lock()
     if not lock.try_acquire():
         sys.stderr.write(f"{folder.run_id} already has a process\n")
@@ -48,10 +51,10 @@ def main(operation_of_run: Callable[[RunKind], Operation]) -> int:
         process_start=process_start(os.getpid()),
     )
     folder.write(state)
-    reporter = JobReporter(folder, state)
+    reporter = JobReporter(folder, state, Redactor(secrets.values()))
     signal.signal(signal.SIGTERM, lambda _number, _frame: reporter.cancel())
     with _room_for_the_end(folder), _watched_for_cancel(folder, reporter):
-        ending = _work(operation_of_run(state.kind), folder, reporter)
+        ending = _work(operation_of_run(state.kind), folder, reporter, secrets)
         ending = _closed(reporter, ending, folder)
     is_whole = ending["status"] is RunStatus.SUCCEEDED
     progress = ended_progress(reporter.state.progress, is_whole=is_whole)
@@ -101,27 +104,38 @@ def _closed(reporter: JobReporter, ending: dict[str, Any], folder: RunFolder) ->
     try:
         reporter.close()
     except OSError as error:
-        traceback.print_exc()
+        sys.stderr.write(reporter.redactor.text(traceback.format_exc()))
         if ending["status"] is RunStatus.SUCCEEDED:
-            return _ending(error, folder, reporter.state.kind)
+            return _ending(error, folder, reporter)
     return ending
 
 
-def _work(operation: Operation, folder: RunFolder, reporter: JobReporter) -> dict[str, Any]:
+def handed_over() -> dict[str, str]:
+    """Returns the secrets that the starting program wrote to standard input; none by hand."""
+    data = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    # No child may wait for what is typed here, or read what was.
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return msgspec.json.decode(data, type=dict[str, str]) if data else {}
+
+
+def _work(
+    operation: Operation, folder: RunFolder, reporter: JobReporter, secrets: Mapping[str, str]
+) -> dict[str, Any]:
     """Does the run's work and returns the fields of its final state: status, result or error."""
     try:
         stop_if_cancelled(reporter)
         _wait_for_others(folder, reporter)
-        result = run_operation(operation, folder, reporter)
+        result = run_operation(operation, folder, reporter, secrets)
         error = operation.run.error_of(result) if operation.run is not None else None
+        shown = reporter.redactor.value(msgspec.to_builtins(result))
         if error is None:
-            return {"status": RunStatus.SUCCEEDED, "result": msgspec.to_builtins(result)}
-        ending = _ending(error, folder, reporter.state.kind)
-        return {**ending, "result": msgspec.to_builtins(result)}
+            return {"status": RunStatus.SUCCEEDED, "result": shown}
+        return {**_ending(error, folder, reporter), "result": shown}
     # A run's outermost handler: any error becomes its final state, and the log gets the traceback.
     except BaseException as error:
-        traceback.print_exc()
-        return _ending(_cause(error), folder, reporter.state.kind)
+        sys.stderr.write(reporter.redactor.text(traceback.format_exc()))
+        return _ending(_cause(error), folder, reporter)
 
 
 def _wait_for_others(folder: RunFolder, reporter: JobReporter) -> None:
@@ -146,11 +160,14 @@ def _wait_for_others(folder: RunFolder, reporter: JobReporter) -> None:
             )
 
 
-def _ending(error: BaseException, folder: RunFolder, kind: RunKind) -> dict[str, Any]:
+def _ending(error: BaseException, folder: RunFolder, reporter: JobReporter) -> dict[str, Any]:
+    redactor = reporter.redactor
     if isinstance(error, RunCancelledError):
-        result = msgspec.to_builtins(error.result)
+        result = redactor.value(msgspec.to_builtins(error.result))
         return {"status": RunStatus.CANCELLED, "result": result}
-    return {"status": RunStatus.FAILED, "error": failure_of(error, folder, kind)}
+    failure = failure_of(error, folder, reporter.state.kind)
+    shown = RunFailure(problem=redactor.text(failure.problem), fix=redactor.text(failure.fix))
+    return {"status": RunStatus.FAILED, "error": shown}
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -15,6 +15,7 @@ from stillroom import __version__
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import EngineError
 from stillroom.models.resolve import locate_model
+from stillroom.secrecy.environments import bare_environment
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import IN_PROCESS, ProviderName, endpoint_for
 
@@ -113,6 +114,7 @@ def _gpu_check() -> Check:
             [command, "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader"],
             capture_output=True,
             timeout=10,
+            env=bare_environment(),
             check=True,
             text=True,
         )

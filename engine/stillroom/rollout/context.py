@@ -19,15 +19,15 @@ from stillroom.rollout.forecast import FRAME_TOKENS, TEMPLATE_TOKENS
 from stillroom.rollout.request import RolloutOptions, RolloutPlan, ToolsPlan
 from stillroom.rollout.rewards.judge_request import open_judge
 from stillroom.rollout.rewards.rewards import Rewarder
-from stillroom.settings import Workspace, tool_environment
+from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
 from stillroom.teachers.limits.words import LimitSettings, LimitUnit
-from stillroom.teachers.providers import TEACHER_KEYS, Endpoint
+from stillroom.teachers.providers import Endpoint
 from stillroom.tools.browser.tool import BrowseTools
 from stillroom.tools.containers.docker import PLAYWRIGHT, DockerTools
 from stillroom.tools.mcp.servers import MCPTools
-from stillroom.tools.source import CombinedTools, ToolSource
+from stillroom.tools.source import CombinedTools, RedactedTools, ToolSource
 from stillroom.tools.user.pool import UserPool
 from stillroom.types import (
     Message,
@@ -73,6 +73,8 @@ async def open_tools_and_rewards(
         )
         sources = _ToolSources(plan.workspace, plan.options, tasks)
         tools = await stack.enter_async_context(sources.open(pool))
+        if tools is not None:
+            tools = RedactedTools(tools, plan.redactor)
         _check_tools(tasks, tools)
         yield ToolsAndRewards(pool, tools, sources.notes)
 
@@ -355,11 +357,9 @@ class _ToolSources:
 
     def _mcp_tools(self, server: str) -> MCPTools:
         return MCPTools(
-            server,
+            self._workspace.command(server),
             tool_timeout_s=self._options.tool_timeout,
             folder=self._workspace.root,
-            # MCP servers are other people's programs, which must not see a teacher's API key.
-            environment=tool_environment(without=TEACHER_KEYS),
         )
 
     async def _open_browser(self, stack: AsyncExitStack) -> BrowseTools | None:

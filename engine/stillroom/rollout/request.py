@@ -12,6 +12,8 @@ from stillroom.errors import InputError
 from stillroom.files import content_hash, file_sha256
 from stillroom.models.resolve import ModelLocation, locate_model
 from stillroom.rollout.rewards.judge_request import JudgeOptions, JudgePlan, plan_judge
+from stillroom.secrecy.commands import WITHOUT_SECRETS, secrets_in, without_secrets
+from stillroom.secrecy.redaction import Redactor
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import FREE, Price, known_price, price_for
 from stillroom.teachers.providers import IN_PROCESS, PROFILES, Endpoint, ProviderName, endpoint_for
@@ -51,7 +53,9 @@ class RolloutOptions(JudgeOptions):
     ] = None
     tools: Annotated[str, Field(description="Python file with @tool functions, or none")] = NO_FILE
     mcp_servers: Annotated[
-        tuple[str, ...], Field(description="More tools: MCP servers, each a command line or a URL")
+        tuple[str, ...],
+        WITHOUT_SECRETS,
+        Field(description="More tools: MCP servers, each a command line or a URL"),
     ] = ()
     browse: Annotated[bool, Field(description="More tools: a web browser")] = False
     browse_allow: Annotated[
@@ -152,6 +156,18 @@ class ToolsPlan:
     rewards_file: Path | None
     """The path of the user's rewards.py; None if there is none."""
 
+    @property
+    def key_names(self) -> list[str | None]:
+        """The variables with the keys that the run's endpoints are sent."""
+        return []
+
+    @property
+    def redactor(self) -> Redactor:
+        """Takes the keys of the endpoints and the MCP servers' secrets out of texts."""
+        keys = self.workspace.read_keys(self.key_names)
+        known = Redactor([*self.workspace.secrets.values(), *keys.values()])
+        return known | secrets_in(self.options.mcp_servers)
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan(ToolsPlan):
@@ -161,6 +177,12 @@ class RolloutPlan(ToolsPlan):
     policy: Endpoint | ModelLocation
     """The model that answers: an endpoint, or the files of a model to load into the process."""
     judge: JudgePlan | None
+
+    @property
+    def key_names(self) -> list[str | None]:
+        """The variables with the keys that the rollouts' endpoints are sent."""
+        endpoints = [self.policy, self.judge.endpoint if self.judge else None]
+        return [one.api_key_env for one in endpoints if isinstance(one, Endpoint)]
 
     def load_tasks(self) -> list[Task]:
         """Returns the tasks of the prompts file that the options `n` and `entries` choose."""
@@ -310,7 +332,6 @@ _SHAPING_OPTIONS = (
     "reasoning_effort",
     "include_thinking",
     "max_tool_response",
-    "mcp_servers",
     "browse",
     "answer_match",
 )
@@ -326,6 +347,7 @@ def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]
     tools, rewards, judge = files.tools_file, files.rewards_file, files.judge
     return {
         **shaping,
+        "mcp_servers": [without_secrets(server) for server in request.mcp_servers],
         "nudge": request.nudge_to_send,
         "tools_sha256": file_sha256(tools) if tools else None,
         "rewards_sha256": file_sha256(rewards) if rewards else None,

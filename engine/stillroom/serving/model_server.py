@@ -10,6 +10,7 @@ import httpx
 import msgspec
 
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
+from stillroom.secrecy.redaction import Redactor
 from stillroom.teachers.endpoint.attempts import (
     PATIENCE_S,
     SHOWN,
@@ -22,10 +23,9 @@ from stillroom.teachers.endpoint.attempts import (
     retry_of,
     text_of,
     unreadable,
-    without_key,
 )
 from stillroom.teachers.endpoint.connections import open_channel
-from stillroom.teachers.endpoint.http_channel import HttpReply
+from stillroom.teachers.endpoint.http_channel import HttpReply, RedactedChannel
 from stillroom.teachers.limits.limiter import Limiter
 from stillroom.teachers.limits.words import LimitSettings
 from stillroom.teachers.providers import Endpoint
@@ -73,7 +73,9 @@ class ModelServer:
         self.settings = settings or ServerSettings()
         most = self.settings.concurrency
         self._limiter = Limiter(LimitSettings(start=most, most=most))
-        self._channel = open_channel(self.root, endpoint.key_headers(key))
+        self._redactor = Redactor([key])
+        channel = open_channel(self.root, endpoint.key_headers(key))
+        self._channel = RedactedChannel(channel, self._redactor)
         self._jitter = random.Random(0)
 
     @property
@@ -123,16 +125,16 @@ class ModelServer:
                 response = await client.get(url)
         except httpx.HTTPError as error:
             raise TeacherError(
-                f"nothing answers at {url}: {type(error).__name__}: {error}",
+                self._redactor.text(f"nothing answers at {url}: {type(error).__name__}: {error}"),
                 "start the server and check base_url",
             ) from error
         if response.status_code != 200:
-            text = without_key(response.text, self._key).strip()[:SHOWN]
+            text = self._redactor.text(response.text).strip()[:SHOWN]
             raise TeacherError(
                 f"{url} answers HTTP {response.status_code}: {text}",
                 "check base_url and the key that api_key_env names",
             )
-        return response.content
+        return self._redactor.data(response.content)
 
     async def _attempt(
         self, path: str, body: bytes, read: Callable[[bytes], _T], tokens: float
@@ -141,9 +143,7 @@ class ModelServer:
         return await limited(self._limiter, sent, self._send(path, body, read))
 
     async def _send(self, path: str, body: bytes, read: Callable[[bytes], _T]) -> _T | Retry:
-        reply = await post_once(
-            self._channel, body, timeout_s=self.settings.timeout_s, key=self._key, path=path
-        )
+        reply = await post_once(self._channel, body, timeout_s=self.settings.timeout_s, path=path)
         if isinstance(reply, Retry):
             return reply
         if reply.status != 200:
@@ -151,11 +151,11 @@ class ModelServer:
         try:
             return read(reply.body)
         except UnreadableAnswerError as error:
-            return unreadable(error, self._key)
+            return unreadable(error)
 
     def _refusal(self, path: str, reply: HttpReply) -> Retry:
         status = reply.status
-        message = f"HTTP {status}: {text_of(reply, self._key)[:SHOWN]}"
+        message = f"HTTP {status}: {text_of(reply)[:SHOWN]}"
         if (retry := retry_of(reply, message)) is not None:
             return retry
         if status in (401, 403):

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from stillroom.errors import InputError
+from stillroom.secrecy.keys import check_host
 from stillroom.settings import Workspace
 from stillroom.types import SamplingSettings
 
@@ -105,14 +106,6 @@ class Endpoint:
         return {self.profile.key_header: f"Bearer {key}" if is_bearer else key}
 
 
-TEACHER_KEYS = frozenset(
-    profile.api_key_env
-    for profile in (*PROFILES.values(), AZURE)
-    if profile.api_key_env is not None
-)
-"""The environment variables with providers' keys, which training processes must not inherit."""
-
-
 def endpoint_for(
     workspace: Workspace,
     provider: ProviderName,
@@ -124,9 +117,10 @@ def endpoint_for(
 
     Another `base_url` (vLLM, SGLang, Ollama, a gateway) is sent no key unless `api_key_env` names
     one, because the provider's key must reach only the provider's own address. An address at Azure
-    is sent Azure's key.
+    is sent Azure's key. Which other keys an address may be sent is in the user's keys.yml.
 
-    Raises InputError if the address cannot be used, or if the key is missing or malformed.
+    Raises InputError if the address cannot be used, if the key may not be sent there, or if it is
+    missing or malformed.
     """
     profile = PROFILES[provider]
     parts = _address(base_url or profile.base_url)
@@ -145,9 +139,24 @@ def endpoint_for(
         profile=profile,
         query=parts.query,
     )
-    if endpoint.api_key_env is not None:
-        _check_key(workspace, provider, endpoint.api_key_env)
+    name = endpoint.api_key_env
+    if name is not None:
+        _check_host(workspace, name, parts)
+        _check_key(workspace, provider, name)
     return endpoint
+
+
+def _check_host(workspace: Workspace, name: str, parts: SplitResult) -> None:
+    """Raises InputError if the key in variable `name` may not be sent to an address."""
+    host = parts.hostname or ""
+    own = [
+        profile.api_key_env
+        for profile in PROFILES.values()
+        if profile.api_key_env is not None and urlsplit(profile.base_url).hostname == host
+    ]
+    if AZURE.api_key_env is not None and _AZURE_HOST.search(host):
+        own.append(AZURE.api_key_env)
+    check_host(name, host, parts.port, workspace=workspace.root, own=own)
 
 
 def terms_of(provider: ProviderName, base_url: str | None) -> str | None:
@@ -161,6 +170,13 @@ def _address(url: str) -> SplitResult:
     # A line break or space in the URL would corrupt the first line of the HTTP request.
     if url.isascii() and url.isprintable() and " " not in url:
         parts = _split(url)
+        if parts is not None and "@" in parts.netloc:
+            # It would stand in the request, in reports and in manifests.
+            host = parts.netloc.rpartition("@")[2]
+            raise InputError(
+                f"base_url for {host} holds a login, and it would be recorded with the run",
+                "take it out, and name the variable with the key as api_key_env",
+            )
         if parts is not None and parts.scheme in ("http", "https") and not parts.fragment:
             more = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - {_VERSION}
             if not more:

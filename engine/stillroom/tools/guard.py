@@ -18,6 +18,7 @@ from anyio.abc import ByteSendStream, TaskGroup
 
 from stillroom.concurrency import background_tasks
 from stillroom.processes import kill_family, kill_marked
+from stillroom.secrecy.environments import bare_environment
 
 _END_TIMEOUT_S = 5.0
 
@@ -33,6 +34,7 @@ class Guard(AsyncContextManagerMixin):
         # In a session of its own: it must outlive what ends the rest of our process group.
         self._process = await anyio.open_process(
             [sys.executable, "-P", "-m", "stillroom.tools.guard"],
+            env=bare_environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from stillroom.errors import InputError
+from stillroom.errors import CallFailedError, InputError
+from stillroom.secrecy.redaction import Redactor
 from stillroom.types import ToolSchema
 
 
@@ -76,6 +77,56 @@ class ToolSource(Protocol):
 def error_result(text: str) -> ToolResult:
     """Returns the result that tells the model what went wrong."""
     return ToolResult(content=f"error: {text}", is_error=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RedactedTools(ToolSource):
+    """Tools in whose schemas and results the secrets of the run do not stand.
+
+    A tool may read a key from a file, or repeat what its command line holds. The model's context,
+    the journal and the rows get the text without it.
+    """
+
+    source: ToolSource
+    redactor: Redactor
+
+    @property
+    def schemas(self) -> Sequence[ToolSchema]:
+        """The schemas of the source's tools."""
+        return self.redactor.value(list(self.source.schemas))
+
+    def schemas_for(self, task: ToolTask) -> Sequence[ToolSchema]:
+        """Returns the schemas that the model is shown for one task."""
+        return self.redactor.value(list(self.source.schemas_for(task)))
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the source keeps state."""
+        return self.source.keeps_state
+
+    @asynccontextmanager
+    async def session(self, task: ToolTask) -> AsyncGenerator[ToolSession]:
+        """Opens the tools of one rollout."""
+        async with self.source.session(task) as session:
+            yield _RedactedSession(session, self.redactor)
+
+
+@dataclass(frozen=True, slots=True)
+class _RedactedSession:
+    session: ToolSession
+    redactor: Redactor
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        try:
+            result = await self.session.call(name, arguments)
+        except CallFailedError as error:
+            raise CallFailedError(error.kind, self.redactor.text(error.message)) from error
+        content = self.redactor.text(result.content)
+        return (
+            result
+            if content is result.content
+            else msgspec.structs.replace(result, content=content)
+        )
 
 
 class CombinedTools(ToolSource):

@@ -13,7 +13,7 @@ from stillroom import api
 from stillroom.errors import ConfigError, EngineError
 from stillroom.jobs.supervise import start_run
 from stillroom.run_folder import StartAfter, create_run, find_run, hashes_of
-from stillroom.settings import training_environment
+from stillroom.secrecy.environments import run_environment
 from stillroom.train.planning.forecast import TrainingForecast
 from stillroom.train.planning.per_model import combined_forecast, requests_per_model
 from stillroom.types import RunKind, RunStatus
@@ -66,7 +66,7 @@ def test_a_run_whose_config_has_changed_while_it_waited_is_not_made(project):
         project.workspace,
         RunKind.SFT,
         requested.model_dump(mode="json"),
-        environment=training_environment(),
+        environment=run_environment(),
         start_after=StartAfter(
             after=[before.run_id], files=hashes_of([project.root / "config.yml"])
         ),

@@ -222,17 +222,3 @@ def test_a_run_is_found_by_the_beginning_of_its_id(workspace: Workspace) -> None
 def test_a_run_id_is_never_a_path(workspace: Workspace, run_id: str) -> None:
     with pytest.raises(InputError, match="is not a run id"):
         find_run(workspace, run_id)
-
-
-def test_the_training_environment_holds_no_secret_but_the_hub_token(monkeypatch) -> None:
-    from stillroom.settings import tool_environment, training_environment
-
-    for name in ("OPENAI_API_KEY", "MY_SECRET", "db_password", "HF_TOKEN", "PLAIN"):
-        monkeypatch.setenv(name, "canary")
-    environment = training_environment()
-    assert {name for name, value in environment.items() if value == "canary"} == {
-        "HF_TOKEN",
-        "PLAIN",
-    }
-    assert "OPENAI_API_KEY" not in tool_environment(without=frozenset({"OPENAI_API_KEY"}))
-    assert tool_environment()["MY_SECRET"] == "canary"

@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 
+from fakes.own_keys import allow_keys
 from stillroom.errors import InputError
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import (
     ANY_ENDPOINT,
     PROFILES,
-    TEACHER_KEYS,
     ProviderName,
     endpoint_for,
     sampling_fields,
@@ -16,11 +16,13 @@ from stillroom.teachers.providers import (
 from stillroom.types import SamplingSettings
 
 WORKSPACE = Workspace(Path("/nowhere"))
+OWN_KEYS = ["OPENAI_API_KEY", "OPENROUTER_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY"]
+OWN_KEYS += ["AZURE_OPENAI_API_KEY"]
 
 
 @pytest.fixture(autouse=True)
 def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*TEACHER_KEYS, "MY_KEY"):
+    for name in (*OWN_KEYS, "MY_KEY", "VLLM_KEY"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -42,7 +44,6 @@ def test_a_hosted_provider_needs_its_key(
 
     assert endpoint.api_key_env == variable
     assert endpoint.base_url.startswith(f"https://{host}/")
-    assert variable in TEACHER_KEYS
     assert "sk-canary" not in repr(endpoint)
 
 
@@ -54,13 +55,12 @@ def test_an_endpoint_of_ones_own_needs_a_key_only_if_one_is_named(
     )
     assert endpoint.base_url == "http://127.0.0.1:8000/v1"
 
-    with pytest.raises(InputError, match="MY_KEY"):
-        endpoint_for(WORKSPACE, "openai", base_url="http://127.0.0.1:8000/v1", api_key_env="MY_KEY")
-    monkeypatch.setenv("MY_KEY", "k")
-    named = endpoint_for(
-        WORKSPACE, "openai", base_url="http://127.0.0.1:8000/v1", api_key_env="MY_KEY"
-    )
-    assert named.api_key_env == "MY_KEY"
+    base_url = "http://127.0.0.1:8000/v1"
+    with pytest.raises(InputError, match="VLLM_KEY is not set"):
+        endpoint_for(WORKSPACE, "openai", base_url=base_url, api_key_env="VLLM_KEY")
+    monkeypatch.setenv("VLLM_KEY", "k")
+    named = endpoint_for(WORKSPACE, "openai", base_url=base_url, api_key_env="VLLM_KEY")
+    assert named.api_key_env == "VLLM_KEY"
 
 
 def test_the_providers_own_key_is_not_sent_to_another_address(
@@ -107,7 +107,6 @@ def test_a_resource_at_azure_is_asked_as_azure_wants_it(
 
     assert endpoint.chat_url == requested
     assert endpoint.key_headers("canary") == {"api-key": "canary"}
-    assert "AZURE_OPENAI_API_KEY" in TEACHER_KEYS
     fields = sampling_fields(endpoint, "gpt-5-mini", SamplingSettings(max_tokens=7))
     assert fields == {"max_completion_tokens": 7}
 
@@ -125,9 +124,10 @@ def test_an_address_at_azure_without_a_chat_is_refused_with_one_that_has_it(
 
 
 def test_a_gateway_before_azure_is_sent_the_key_that_is_named_for_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     base_url = "https://gateway.test/openai/deployments/four?api-version=2024-10-21"
+    allow_keys(monkeypatch, tmp_path, "{key: MY_KEY, host: gateway.test}")
     monkeypatch.setenv("AZURE_OPENAI_API_KEY", "canary")
     monkeypatch.setenv("MY_KEY", "mine")
 
@@ -174,6 +174,13 @@ def test_an_address_that_is_not_http_is_refused(base_url: str) -> None:
         endpoint_for(WORKSPACE, "openai", base_url=base_url, api_key_env=None)
 
 
+@pytest.mark.parametrize("login", ["user:hunter2@", "hunter2@"])
+def test_an_address_with_a_login_is_refused_without_showing_it(login: str) -> None:
+    with pytest.raises(InputError, match="holds a login") as caught:
+        endpoint_for(WORKSPACE, "openai", base_url=f"https://{login}gw.test/v1", api_key_env=None)
+    assert "hunter2" not in str(caught.value)
+
+
 @pytest.mark.parametrize("key", ["sk-\nsecond line", "sk-schlüssel"])
 def test_a_key_no_header_can_carry_is_refused_without_showing_it(
     monkeypatch: pytest.MonkeyPatch, key: str
@@ -189,9 +196,13 @@ def write_dot_env(folder: Path, text: str) -> Workspace:
     return Workspace(folder)
 
 
-def test_a_key_may_stand_in_the_workspaces_env_file(tmp_path: Path) -> None:
+def test_a_key_may_stand_in_the_workspaces_env_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    allow_keys(monkeypatch, tmp_path / "config", "{key: MY_KEY, host: gateway.test}")
+    (tmp_path / "work").mkdir()
     workspace = write_dot_env(
-        tmp_path,
+        tmp_path / "work",
         "# keys of this workspace\nexport OPENAI_API_KEY = 'sk-of-the-file'\nMY_KEY=own\n",
     )
 
@@ -250,7 +261,7 @@ def fields_of(
     base_url: str | None = None,
 ) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patched:
-        for name in TEACHER_KEYS:
+        for name in OWN_KEYS:
             patched.setenv(name, "k")
         endpoint = endpoint_for(WORKSPACE, provider, base_url=base_url, api_key_env=None)
     return sampling_fields(endpoint, model, sampling)

@@ -139,19 +139,19 @@ def test_a_key_that_is_not_there_is_told_before_anything_is_loaded(tmp_path, tin
     project = distill(
         tmp_path,
         tiny_models.folder("llama", "clerk"),
-        {"path": "served", "provider": "vllm", "api_key_env": "NO_SUCH_KEY"},
+        {"path": "served", "provider": "vllm", "api_key_env": "VLLM_NO_SUCH_KEY"},
     )
     project.write_config()
 
-    with pytest.raises(InputError, match="NO_SUCH_KEY"):
+    with pytest.raises(InputError, match="VLLM_NO_SUCH_KEY"):
         plan_request(project.workspace, PlanTraining())
 
 
 def test_a_plans_process_is_given_the_servers_key(tmp_path, tiny_models, monkeypatch):
     """Although it trains on files alone, and has no other secret."""
-    monkeypatch.setenv("OPENAI_API_KEY", "the-key")
+    monkeypatch.setenv("VLLM_API_KEY", "the-key")
     with FakeModelServer(tiny_models.load("llama", "chatml", seed=1), key="the-key") as server:
-        teacher = served(server, api_key_env="OPENAI_API_KEY")
+        teacher = served(server, api_key_env="VLLM_API_KEY")
         project = distill(tmp_path, tiny_models.folder("llama", "chatml"), teacher)
         project.write_config()
 

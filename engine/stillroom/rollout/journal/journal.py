@@ -29,6 +29,7 @@ from stillroom.rollout.journal.records import (
     finished_rows,
     read_journal,
 )
+from stillroom.secrecy.commands import without_secrets
 from stillroom.teachers.budget import Cost, Outstanding
 from stillroom.tools.source import ToolResult
 from stillroom.types import CallTotals, SampledTurn, Trajectory
@@ -68,6 +69,9 @@ def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
         )
     before = msgspec.json.decode(path.read_bytes())
     now = msgspec.json.decode(msgspec.json.encode(settings))
+    # Outputs of earlier versions recorded command lines with the secrets in them.
+    if before.get("mcp_servers"):
+        before["mcp_servers"] = [without_secrets(server) for server in before["mcp_servers"]]
     names = [*now, *(before.keys() - now.keys())]
     if before.get(_WEIGHTS) is None or now.get(_WEIGHTS) is None:
         # The commit of a model from the hub is only known once the model has been fetched.

@@ -29,6 +29,7 @@ from stillroom.rollout.journal.shards import (
 from stillroom.rollout.ray.worker import ShardEnd, ShardJob, ShardWorker, WorkerProgress
 from stillroom.rollout.request import GenerationPlan
 from stillroom.rollout.results import FailureRow, ProgressReport, RolloutTally
+from stillroom.secrecy.commands import secrets_of_commands
 from stillroom.teachers.budget import Cost, Outstanding
 from stillroom.teachers.providers import IN_PROCESS
 
@@ -205,8 +206,10 @@ class ShardDriver:
         minutes = math.inf
         if self._request.max_minutes is not None:
             minutes = self._request.max_minutes - (time.monotonic() - self._state.started) / 60
+        workspace = self._state.plan.rollouts.workspace
         return ShardJob(
-            workspace=str(self._state.plan.rollouts.workspace.root),
+            workspace=str(workspace.root),
+            secrets=secrets_of_commands(workspace.secrets),
             request={**self._request.model_dump(mode="json"), **changes},
             folder=str(shard_run_folder(self._output, shard.number)),
             keys=shard.keys,

@@ -3,7 +3,7 @@
 import functools
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class ShardJob:
     minutes: float
     version: str
     """The driver's version of stillroom, which the worker must have too."""
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """The secrets of MCP servers' command lines; keys of endpoints are not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class ShardWorker:
                 part=RunPart(frozenset(job.keys), budget),
             )
             request = GenerateRollouts.model_validate(job.request)
-            result: Any = anyio.run(work, Workspace(Path(job.workspace)), request)
+            result: Any = anyio.run(work, Workspace(Path(job.workspace), job.secrets), request)
         except RunCancelledError as cancelled:
             result = cancelled.result
         except EngineError as error:

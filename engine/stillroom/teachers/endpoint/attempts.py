@@ -85,7 +85,7 @@ def least_wait_s(attempt: int) -> float:
 
 
 async def post_once(
-    channel: HttpChannel, body: bytes, *, timeout_s: float, key: str | None, path: str = ""
+    channel: HttpChannel, body: bytes, *, timeout_s: float, path: str = ""
 ) -> HttpReply | Retry:
     """Posts a body once and returns the response, whatever its status, or else a Retry."""
     try:
@@ -94,10 +94,9 @@ async def post_once(
         message = f"no answer within {timeout_s:g} s"
         return Retry(FailureClass.TIMEOUT, message, may_be_billed=True)
     except NotConnectedError as error:
-        return Retry(FailureClass.CONNECTION, without_key(str(error), key))
+        return Retry(FailureClass.CONNECTION, str(error))
     except ConnectionFailedError as error:
-        message = without_key(str(error), key)
-        return Retry(FailureClass.CONNECTION, message, may_be_billed=True)
+        return Retry(FailureClass.CONNECTION, str(error), may_be_billed=True)
     except UnreadableReplyError as error:
         message = f"unreadable response: {error}"
         return Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
@@ -134,17 +133,12 @@ def retry_of(reply: HttpReply, message: str) -> Retry | None:
     return None
 
 
-def unreadable(error: Exception, key: str | None) -> Retry:
+def unreadable(error: Exception) -> Retry:
     """Returns the Retry for a response whose content is not what the request asked for."""
-    message = f"unreadable response: {without_key(str(error), key)[:SHOWN]}"
+    message = f"unreadable response: {str(error)[:SHOWN]}"
     return Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
 
 
-def text_of(reply: HttpReply, key: str | None) -> str:
-    """Returns a response's body as text without the API key, so that it may be logged."""
-    return without_key(reply.body.decode("utf-8", "replace"), key).strip()
-
-
-def without_key(text: str, key: str | None) -> str:
-    """Returns text with the API key replaced, because some servers quote the key they refuse."""
-    return text.replace(key, "[key]") if key else text
+def text_of(reply: HttpReply) -> str:
+    """Returns a response's body as text."""
+    return reply.body.decode("utf-8", "replace").strip()

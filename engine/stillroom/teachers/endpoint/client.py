@@ -12,6 +12,7 @@ import anyio
 import msgspec
 
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
+from stillroom.secrecy.redaction import Redactor
 from stillroom.teachers.budget import NOTHING, Budget, Cost
 from stillroom.teachers.endpoint.attempts import (
     PATIENCE_S,
@@ -25,10 +26,9 @@ from stillroom.teachers.endpoint.attempts import (
     retry_of,
     text_of,
     unreadable,
-    without_key,
 )
 from stillroom.teachers.endpoint.connections import open_channel
-from stillroom.teachers.endpoint.http_channel import HttpChannel, HttpReply
+from stillroom.teachers.endpoint.http_channel import HttpChannel, HttpReply, RedactedChannel
 from stillroom.teachers.endpoint.replies import (
     REASONING_KEYS,
     UnreadableTurnError,
@@ -83,12 +83,13 @@ class Spending:
     def of(self, usage: Usage | None, reported_usd: float | None) -> float | None:
         """Returns a call's cost in US dollars; None if it is unknown.
 
-        A cost that the endpoint reports takes precedence over one that is computed from the usage.
+        A cost that the endpoint reports takes precedence over one that is computed from the usage,
+        but for a cost of 0: it is not believed where the model has a price.
         """
-        if reported_usd is not None:
-            return reported_usd
         if self.price == FREE:
-            return 0.0
+            return reported_usd or 0.0
+        if reported_usd or (reported_usd is not None and self.price is None):
+            return reported_usd
         return None if self.price is None or usage is None else self.price.of(usage)
 
 
@@ -132,7 +133,7 @@ class OpenAITeacher:
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.model, self.sampling = model, sampling
-        self._endpoint, self._key, self._sleep = endpoint, key, sleep
+        self._endpoint, self._sleep = endpoint, sleep
         self.calls, self.spending = calls or CallSettings(), spending or Spending()
         self.limiter = Limiter(self.calls.limits)
         self._has_answered = False
@@ -144,7 +145,8 @@ class OpenAITeacher:
         kept = _REASONING_BACK if endpoint.profile.wants_reasoning_back else ()
         kept = REASONING_KEYS if self.calls.returns_thinking else kept
         self._not_sent = frozenset(REASONING_KEYS) - frozenset(kept)
-        self._channel = channel or open_channel(endpoint.chat_url, endpoint.key_headers(key))
+        opened = channel or open_channel(endpoint.chat_url, endpoint.key_headers(key))
+        self._channel = RedactedChannel(opened, Redactor([key]))
 
     async def __aenter__(self) -> Self:
         return self
@@ -271,7 +273,7 @@ class OpenAITeacher:
         return sent
 
     async def _attempt(self, body: bytes, sent: Sent) -> _Answer | Retry:
-        reply = await post_once(self._channel, body, timeout_s=self.calls.timeout_s, key=self._key)
+        reply = await post_once(self._channel, body, timeout_s=self.calls.timeout_s)
         if isinstance(reply, Retry):
             return reply
         self.limiter.follow_headers(sent, allowances(reply.headers, datetime.now(UTC)))
@@ -283,7 +285,7 @@ class OpenAITeacher:
         try:
             read = read_turn(body)
         except UnreadableTurnError as error:
-            return unreadable(error, self._key)
+            return unreadable(error)
         self._has_answered = True
         cost_usd = self.spending.of(read.usage, read.reported_usd)
         turn = SampledTurn(
@@ -305,7 +307,7 @@ class OpenAITeacher:
         return last
 
     def _refusal(self, reply: HttpReply) -> Retry:
-        status, text = reply.status, text_of(reply, self._key)
+        status, text = reply.status, text_of(reply)
         message = f"HTTP {status}: {text[:SHOWN]}"
         where = f"{self._endpoint.base_url} (model {self.model!r})"
         if says_no_credit(status, text):
@@ -326,7 +328,7 @@ class OpenAITeacher:
         if says_too_long(status, text):
             raise ConversationTooLongError(FailureClass.BAD_REQUEST, message)
         if 300 <= status < 400:
-            target = without_key(reply.headers.get("location", "nowhere"), self._key)[:SHOWN]
+            target = reply.headers.get("location", "nowhere")[:SHOWN]
             message = f"{message} (it redirects to {target}: give that as base_url)"
         raise CallFailedError(FailureClass.BAD_REQUEST, message)
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from stillroom.secrecy.redaction import Redactor
+
 
 class ConnectionFailedError(Exception):
     """No complete response arrived, because connecting failed or the connection broke."""
@@ -48,3 +50,26 @@ class HttpChannel(Protocol):
     async def aclose(self) -> None:
         """Closes all connections."""
         ...
+
+
+class RedactedChannel:
+    """A channel whose responses and errors hold no secret that the redactor knows.
+
+    Servers repeat the key that they were sent: in errors, in headers, or in an answer.
+    """
+
+    def __init__(self, channel: HttpChannel, redactor: Redactor) -> None:
+        self._channel, self.redactor = channel, redactor
+
+    async def post(self, body: bytes, *, timeout_s: float, path: str = "") -> HttpReply:
+        """Returns the response to a JSON body; see `HttpChannel.post` for the errors."""
+        redactor = self.redactor
+        try:
+            reply = await self._channel.post(body, timeout_s=timeout_s, path=path)
+        except (ConnectionFailedError, UnreadableReplyError) as error:
+            raise type(error)(redactor.text(str(error))) from error
+        return HttpReply(reply.status, redactor.value(reply.headers), redactor.data(reply.body))
+
+    async def aclose(self) -> None:
+        """Closes all connections."""
+        await self._channel.aclose()

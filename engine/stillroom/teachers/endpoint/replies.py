@@ -233,7 +233,26 @@ def _count(usage_fields: Mapping[str, Any], name: str) -> int | None:
 
 
 def _reported_usd(usage_fields: Mapping[str, Any]) -> float | None:
-    value = usage_fields.get("cost")
+    """Returns the reported cost of a call, with what another provider bills the user for it.
+
+    With a key of the user's own at OpenRouter (`is_byok`), `cost` is only OpenRouter's fee.
+    """
+    cost = _usd(usage_fields.get("cost"))
+    details = usage_fields.get("cost_details")
+    upstream = _usd(
+        details.get("upstream_inference_cost")
+        if isinstance(details, dict)
+        else usage_fields.get("upstream_inference_cost")
+    )
+    is_own_key = usage_fields.get("is_byok")
+    if is_own_key is False:
+        return cost
+    if upstream is None:
+        return None if is_own_key else cost
+    return (cost or 0.0) + upstream
+
+
+def _usd(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 <= value <= _MAX_USD else None

@@ -18,7 +18,7 @@ from playwright.async_api import Error as PlaywrightError
 
 from stillroom.errors import InputError
 from stillroom.processes import kill
-from stillroom.settings import tool_environment
+from stillroom.secrecy.environments import bare_environment
 from stillroom.tools.browser.proxy import ProxyAccess
 
 _LAUNCH_TIMEOUT_S = 60.0
@@ -122,7 +122,7 @@ class Chromium:
 
 async def _launch(playwright: Playwright, options: ChromiumOptions, folder: Path) -> Browser:
     executable = options.executable or _find_chromium(Path(playwright.chromium.executable_path))
-    environment = {k: v for k, v in tool_environment().items() if k in _KEPT_VARIABLES}
+    environment = {k: v for k, v in bare_environment().items() if k in _KEPT_VARIABLES}
     sandbox = os.geteuid() != 0 if options.sandbox is None else options.sandbox
     return await playwright.chromium.launch(
         executable_path=executable,

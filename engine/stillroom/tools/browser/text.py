@@ -20,7 +20,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from stillroom.errors import missing_extra
-from stillroom.settings import tool_environment
+from stillroom.secrecy.environments import bare_environment
 
 MAX_LINE_BYTES = 32 << 20
 # Beyond this, the system refuses the child more memory, which ends the child.
@@ -78,7 +78,7 @@ class TextReader(AsyncContextManagerMixin):
         if self._process is None:
             self._process = await anyio.open_process(
                 [sys.executable, "-P", "-m", "stillroom.tools.browser.text"],
-                env={k: v for k, v in tool_environment().items() if k in _KEPT_VARIABLES},
+                env={k: v for k, v in bare_environment().items() if k in _KEPT_VARIABLES},
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )

@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 
 from stillroom.errors import InputError
+from stillroom.secrecy.environments import container_environment
 
 MCP_PORT = 8931
 _INFO_TIMEOUT_S = 30.0
@@ -136,7 +137,9 @@ class DockerEngine:
         """Returns what a command prints. Raises DockerError if it fails."""
         try:
             with anyio.fail_after(timeout_s):
-                done = await anyio.run_process([self.executable, *arguments], check=False)
+                done = await anyio.run_process(
+                    [self.executable, *arguments], check=False, env=container_environment()
+                )
         except (TimeoutError, OSError) as error:
             reason = str(error) or f"no answer within {timeout_s:g} s"
             raise DockerError(f"`{Path(self.executable).name} {arguments[0]}`: {reason}") from error

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from stillroom.errors import InputError
-from stillroom.settings import tool_environment
+from stillroom.secrecy.commands import without_secrets
+from stillroom.secrecy.environments import tool_environment
 
 _PORT = "{port}"
 """The placeholder in a command for the port on which the server must listen."""
@@ -36,10 +37,12 @@ class ServerSpec:
 
     def __str__(self) -> str:
         if self.command:
-            return shlex.join(self.command)
+            return without_secrets(shlex.join(self.command))
         # A URL may hold a password, or a key in its query; neither may get into messages or logs.
         parts = urlsplit(self.url)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+        return without_secrets(
+            parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+        )
 
 
 def parse_spec(
@@ -61,7 +64,8 @@ def parse_spec(
         command = tuple(shlex.split(server)) if isinstance(server, str) else tuple(server)
     except ValueError as error:
         raise InputError(
-            f"the MCP server {server!r} is no command line: {error}", "close the quotes"
+            f"the MCP server {without_secrets(str(server))!r} is no command line: {error}",
+            "close the quotes",
         ) from error
     if not command or not command[0]:
         raise InputError(

@@ -19,7 +19,7 @@ import msgspec
 
 from stillroom.errors import ToolFileError
 from stillroom.processes import kill_family
-from stillroom.settings import tool_environment
+from stillroom.secrecy.environments import tool_environment
 from stillroom.tools.user.worker import Answer, Broken, CallReward, CallTool, Ready
 
 MAX_LINE_BYTES = 64 << 20

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from stillroom.data.chat.reasoning import ReasoningMode
 from stillroom.models.precision import Precision, Quantization
 from stillroom.rollout.request import DEFAULT_NUDGE, TerminationPolicy
+from stillroom.secrecy.commands import WITHOUT_SECRETS
 
 AdvantageEstimator = Literal["grpo", "reinforce", "gae"]
 LossName = Literal["importance_sampling", "ppo", "full_reverse_kl", "jsd", "top_k_reverse_kl"]
@@ -39,7 +40,7 @@ class RolloutSection(ConfigSection):
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 1
     max_tokens: Annotated[int, Field(ge=1)] = 2048
     max_context_window: Annotated[int, Field(ge=16)] = 32768
-    mcp_url: str | tuple[str, ...] | None = None
+    mcp_url: Annotated[str | tuple[str, ...] | None, WITHOUT_SECRETS] = None
     """MCP servers whose tools are added to those of tools.py, each a URL or a command line."""
     max_tool_response: Annotated[int, Field(ge=1)] | None = None
     """The most tokens of a tool's reply; the rest is cut, and a mark tells the model so. None: no

@@ -82,6 +82,15 @@ class TrainingPlan:
     cold_start_file: Path | None = None
 
     @property
+    def key_names(self) -> list[str | None]:
+        """The variables with the keys of the servers that the run calls."""
+        config = self.config
+        if config.dataset_type != "distill":
+            return []
+        servers = (config.teacher, config.rollout.server)
+        return [server.api_key_env for server in servers if server is not None]
+
+    @property
     def train_file(self) -> Path:
         """The first training file, which is the only one of sft and dpo."""
         return self.train_files[0]

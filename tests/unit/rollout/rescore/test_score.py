@@ -308,7 +308,7 @@ def test_what_is_wrong_is_told_before_anything_is_spent(tmp_path: Path) -> None:
         ({**JUDGE, "rubric": "missing.md"}, "does not exist"),
         ({**JUDGE, "rubric": " "}, "empty"),
         ({**JUDGE, "base_url": "judge"}, "not an http"),
-        ({**JUDGE, "api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
+        ({**JUDGE, "api_key_env": "VLLM_NO_SUCH_KEY"}, "VLLM_NO_SUCH_KEY"),
     ):
         name = write_judge(tmp_path, judge)
         request = ScoreRollouts(input="rollouts.jsonl", output="o.jsonl", judge=name)

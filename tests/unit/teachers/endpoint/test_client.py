@@ -1,11 +1,14 @@
+import base64
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 import httpx
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -590,7 +593,7 @@ def test_without_a_price_only_the_endpoint_can_say_what_a_call_costs() -> None:
     [
         (0.25, 0.25),
         (2, 2.0),
-        (0, 0.0),
+        (0, 0.06),
         (None, 0.06),
         ("0.25", 0.06),
         (True, 0.06),
@@ -836,3 +839,78 @@ def test_a_cancelled_call_may_have_been_billed() -> None:
     assert budget.unconfirmed == budget.spent
     assert budget.unconfirmed.tokens > SamplingSettings().max_tokens
     assert budget.reserved == Cost()
+
+
+OPENROUTER_USAGE = {"prompt_tokens": 10, "completion_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("usage", "cost_usd"),
+    [
+        ({"cost": 0, "is_byok": True, "upstream_inference_cost": 1.1}, 1.1),
+        ({"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": 1.1}}, 1.1),
+        ({"cost": 0.05, "is_byok": True, "cost_details": {"upstream_inference_cost": 1.1}}, 1.15),
+        ({"cost": 0.05, "cost_details": {"upstream_inference_cost": 1.1}}, 1.15),
+        ({"cost": 0.3, "is_byok": False, "cost_details": {"upstream_inference_cost": 9}}, 0.3),
+        ({"cost": 0.3, "is_byok": False, "cost_details": {"upstream_inference_cost": None}}, 0.3),
+        # Nothing says what the other provider bills, so it is what the tokens cost by the list.
+        ({"cost": 0, "is_byok": True}, 0.06),
+        ({"cost": 0.01, "is_byok": True, "cost_details": {}}, 0.06),
+        ({"cost": 0}, 0.06),
+    ],
+)
+def test_a_call_with_ones_own_key_costs_what_the_other_provider_bills(
+    usage: dict[str, Any], cost_usd: float
+) -> None:
+    reported = completion(usage={**OPENROUTER_USAGE, **usage})
+    bench = Bench([reported], spending=Spending(PRICE, Budget(usd=5)), max_tokens=20)
+
+    assert bench.complete().cost_usd == pytest.approx(cost_usd)
+    assert bench.teacher.spending.budget.spent.usd == pytest.approx(cost_usd)
+
+
+def test_a_model_without_a_price_that_costs_nothing_is_free() -> None:
+    reported = completion(usage={**OPENROUTER_USAGE, "cost": 0})
+    assert Bench([reported]).complete().cost_usd == 0.0
+
+
+def test_a_budget_holds_where_ones_own_key_is_billed_elsewhere() -> None:
+    usage = {**OPENROUTER_USAGE, "cost": 0, "is_byok": True, "upstream_inference_cost": 1.1}
+    budget = Budget(usd=1.5)
+    bench = Bench([completion(usage=usage)] * 20, spending=Spending(PRICE, budget), max_tokens=20)
+
+    bench.complete()
+    with pytest.raises(BudgetSpentError):
+        bench.complete()
+    assert budget.spent.usd == pytest.approx(1.1)
+
+
+ECHOED = "sk-canary/5f+2d81=c0"
+
+
+@pytest.mark.parametrize("form", ["plain", "escaped", "percent", "base64", "urlsafe", "offset"])
+def test_a_key_that_an_answer_repeats_is_taken_out_of_all_its_parts(
+    monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setenv("TEACHER_TEST_KEY", ECHOED)
+    echo = {
+        "plain": ECHOED,
+        "escaped": ECHOED,
+        "percent": quote(ECHOED, safe=""),
+        "base64": base64.b64encode(f"Bearer {ECHOED}".encode()).decode(),
+        "urlsafe": base64.urlsafe_b64encode(f"{ECHOED}!".encode()).decode(),
+        "offset": base64.b64encode(f"ab{ECHOED}cd".encode()).decode(),
+    }[form]
+    call = {"id": echo, "function": {"name": f"f_{echo}", "arguments": json.dumps({"a": echo})}}
+    message = {"content": f"You sent {echo}.", "reasoning": echo, "tool_calls": [call]}
+    choice = {"message": message, "finish_reason": "stop"}
+    text = json.dumps({"model": f"m {echo}", "system_fingerprint": echo, "choices": [choice]})
+    if form == "escaped":
+        text = text.replace("sk-canary", "\\u0073k-c\\u0061nary").replace("/", "\\/")
+
+    turn = Bench([body(text)]).complete()
+
+    shown = msgspec.json.encode(turn).decode()
+    assert "You sent" in shown
+    for hidden in (ECHOED, "canary", "5f+2", echo, echo[4:-4]):
+        assert hidden not in shown

@@ -1,0 +1,87 @@
+"""The environments of child processes: each gets what is on a list, and nothing else.
+
+Keys are not in them. A run's process gets the keys of its endpoints through a pipe, and only the
+client that sends them reads them.
+"""
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from stillroom.secrecy.keys import tool_variables
+from stillroom.secrecy.names import is_secret_name
+
+_SYSTEM = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TERM|COLUMNS|TMPDIR|TEMP|TMP|PWD"
+    r"|LD_LIBRARY_PATH|DYLD_\w+|XDG_\w+|VIRTUAL_ENV|CONDA_\w+|PYTHON\w+|FONTCONFIG_PATH"
+    r"|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|NODE_EXTRA_CA_CERTS"
+    r"|CUDA_\w+|NVIDIA_\w+|ROCR_\w+|HIP_\w+|HSA_\w+|OMP_\w+|MKL_\w+|OPENBLAS_\w+|KMP_\w+"
+    r"|GOMP_\w+|MALLOC_\w+|STILLROOM_\w+|COVERAGE_\w+"
+)
+"""What any program may need: where things are, the language, the processors."""
+_LIBRARIES = re.compile(
+    r"HF_\w+|HUGGING_?FACE_\w+|TRANSFORMERS_\w+|TOKENIZERS_\w+|DATASETS_\w+|TORCH\w*|PYTORCH_\w+"
+    r"|NCCL_\w+|GLOO_\w+|UCX_\w+|FI_\w+|ACCELERATE_\w+|FSDP_\w+|TRITON_\w+|XLA_\w+|BNB_\w+"
+    r"|LLAMA_CPP|CC|CXX|MASTER_(ADDR|PORT)|SLURM_\w+|RAY_\w+|WANDB_\w+|TRACKIO_\w+|PLAYWRIGHT_\w+"
+    r"|DOCKER_\w+|CONTAINERS?_\w+|PODMAN_\w+|REGISTRY_AUTH_FILE|SSH_AUTH_SOCK|NUMEXPR_\w+"
+)
+"""The settings of the libraries that a run loads, and of the container engine that it calls."""
+_HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
+"""Needed to download models, so that a run's own process keeps them."""
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
+
+
+def run_environment(workspace: Path | None = None) -> dict[str, str]:
+    """Returns the environment of a run's process: no secrets but the hub's tokens.
+
+    The variables that keys.yml gives to tools are in it too, for the tools that the run starts.
+    """
+    tools = tool_variables(workspace)
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _HUB_TOKENS
+        or name in tools
+        or name.lower() in _PROXIES
+        or _is_listed(name, _SYSTEM)
+        or _is_listed(name, _LIBRARIES)
+    }
+
+
+def tool_environment() -> dict[str, str]:
+    """Returns the environment of tools.py, rewards.py, MCP servers and other people's programs.
+
+    It holds no secrets but those that the user's keys.yml gives to tools.
+    """
+    tools = tool_variables()
+    return bare_environment() | {k: v for k, v in os.environ.items() if k in tools}
+
+
+def bare_environment() -> dict[str, str]:
+    """Returns an environment without any secret, for programs that read what others wrote."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if _is_listed(name, _SYSTEM) or (name.lower() in _PROXIES and not _has_login(value))
+    }
+
+
+def container_environment() -> dict[str, str]:
+    """Returns the environment of the command line of a container engine."""
+    engine = re.compile(r"(DOCKER|CONTAINERS?|PODMAN)_\w+|REGISTRY_AUTH_FILE|SSH_AUTH_SOCK")
+    settings = {k: v for k, v in os.environ.items() if _is_listed(k, engine)}
+    return bare_environment() | settings
+
+
+def _is_listed(name: str, names: re.Pattern[str]) -> bool:
+    return names.fullmatch(name) is not None and (
+        name == "SSH_AUTH_SOCK" or not is_secret_name(name)
+    )
+
+
+def _has_login(address: str) -> bool:
+    try:
+        return "@" in urlsplit(address if "://" in address else f"http://{address}").netloc
+    except ValueError:
+        return True

@@ -1,0 +1,107 @@
+"""Which key may be sent to which host, and which variables the user's tools may read.
+
+A key belongs to its provider's own hosts. Every other pair of key and host must stand in the user's
+`keys.yml`, which lies outside the workspace, where an agent does not write.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from stillroom.errors import InputError
+from stillroom.secrecy.readable import unreadable
+
+_FILE = "keys.yml"
+_LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
+_LOCAL_SERVERS = re.compile(
+    r"(VLLM|SGLANG|OLLAMA|LLAMA_?CPP|LM_?STUDIO|TGI|LITELLM|LOCAL)"
+    r"(_[A-Z0-9]+)*_(KEY|TOKEN)"
+)
+"""Names of keys made for a server on the user's own machine."""
+
+
+class KeyRule(BaseModel):
+    """One entry of keys.yml: a variable, and the host or the tools that may have its value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: Annotated[str, Field(pattern=r"^\w+$")]
+    """The name of the environment variable."""
+    host: str | None = None
+    """A host, or `host:port`, to which the key may be sent."""
+    tools: bool = False
+    """Whether tools.py, rewards.py and MCP servers get the variable."""
+
+    def allows(self, name: str, host: str, port: int | None) -> bool:
+        """Returns whether the entry allows a key to be sent to a host."""
+        return self.key == name and self.host in (host, f"{host}:{port}")
+
+
+_RULES = TypeAdapter(tuple[KeyRule, ...])
+
+
+def keys_file() -> Path:
+    """Returns the path of keys.yml: in $STILLROOM_CONFIG, or else in the user's config folder."""
+    folder = os.environ.get("STILLROOM_CONFIG")
+    if folder:
+        return Path(folder) / _FILE
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "stillroom" / _FILE
+
+
+def tool_variables(workspace: Path | None = None) -> frozenset[str]:
+    """Returns the names of the variables that keys.yml gives to the user's tools."""
+    return frozenset(rule.key for rule in _rules(workspace) if rule.tools)
+
+
+def check_host(
+    name: str, host: str, port: int | None, *, workspace: Path, own: Sequence[str]
+) -> None:
+    """Raises InputError unless the key in variable `name` may be sent to a host.
+
+    `own` holds the variables whose keys are made for this host. A variable of which one of these
+    is a part, such as OPENAI_API_KEY_2, is taken for another key of the same provider. Keys named
+    after a local server, such as VLLM_API_KEY, may be sent to this machine.
+    """
+    if any(variable in name for variable in own):
+        return
+    if _LOOPBACK.fullmatch(host) and _LOCAL_SERVERS.fullmatch(name):
+        return
+    if any(rule.allows(name, host, port) for rule in _rules(workspace)):
+        return
+    shown = f"[{host}]" if ":" in host else host
+    raise InputError(
+        f"the key in {name} may not be sent to {host}: nothing says that it is made for this host",
+        f"if it is, the user adds this line to {keys_file()}, outside the workspace: "
+        f"- {{key: {name}, host: {shown if ':' not in host else repr(host)}}}",
+    )
+
+
+def _rules(workspace: Path | None) -> tuple[KeyRule, ...]:
+    """Returns the entries of keys.yml; none if there is no such file.
+
+    Raises InputError for a file that is malformed, or in the workspace, where agents write.
+    """
+    path = keys_file()
+    if not path.is_file():
+        return ()
+    if workspace is not None and path.resolve().is_relative_to(workspace.resolve()):
+        raise InputError(
+            f"{path} is inside the workspace, where an agent could allow itself any key",
+            "set STILLROOM_CONFIG to a folder outside of it, and move the file there",
+        )
+    fix = "write entries such as - {key: MY_KEY, host: gateway.example.com}"
+    try:
+        raw: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return _RULES.validate_python(tuple(raw or ()))
+    except ValidationError as error:
+        where = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, where["loc"]))
+        raise InputError(f"{path}: {place}: {where['msg']}", fix) from error
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(unreadable(path, error), fix) from error

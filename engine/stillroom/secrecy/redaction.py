@@ -1,0 +1,111 @@
+"""Takes keys out of text in every form in which a program may repeat them."""
+
+import base64
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+SHORTEST_SECRET = 8
+"""A shorter key, such as the `EMPTY` that local servers take, is a word and no secret."""
+_MARK = "[key]"
+_ENCODED = re.compile(rb"%([0-9a-fA-F]{2})|\\+u00([0-9a-fA-F]{2})|\\+/")
+"""An escape in which a character of a key may be hidden."""
+_MOST_ESCAPES = 4
+"""How often a text may be escaped again and still be recognised."""
+_BASE64_AROUND = rb"[A-Za-z0-9+/_\-]{0,4}"
+
+
+class Redactor:
+    """Replaces secrets in texts: as they are, in base64 at any offset, and percent-encoded.
+
+    Characters that JSON writes as escapes are recognised too. It costs a few searches for each
+    text, so that all that an endpoint sends can pass through it.
+    """
+
+    def __init__(self, secrets: Iterable[str | None]) -> None:
+        found = {secret for secret in secrets if secret and len(secret) >= SHORTEST_SECRET}
+        # The longest first: one key may be the beginning of another.
+        self._secrets = sorted(found, key=len, reverse=True)
+        plain = [secret.encode() for secret in self._secrets]
+        encoded = list(dict.fromkeys(form for key in plain for form in _base64_forms(key)))
+        self._needles = [*plain, *encoded]
+        self._pattern = _any_of(plain, encoded) if plain else None
+
+    @property
+    def secrets(self) -> Sequence[str]:
+        """The secrets that are replaced."""
+        return self._secrets
+
+    def __or__(self, other: "Redactor") -> "Redactor":
+        return Redactor([*self._secrets, *other.secrets])
+
+    def data(self, data: bytes) -> bytes:
+        """Returns bytes without the secrets."""
+        pattern = self._pattern
+        if pattern is None:
+            return data
+        return pattern.sub(_MARK.encode(), data) if self._is_in(data) else data
+
+    def _is_in(self, data: bytes) -> bool:
+        for _ in range(_MOST_ESCAPES):
+            if any(needle in data for needle in self._needles):
+                return True
+            if not _ENCODED.search(data):
+                return False
+            data = _ENCODED.sub(_decoded, data)
+        return any(needle in data for needle in self._needles)
+
+    def text(self, text: str) -> str:
+        """Returns a text without the secrets."""
+        if self._pattern is None:
+            return text
+        data = text.encode("utf-8", "surrogatepass")
+        clean = self.data(data)
+        return text if clean is data else clean.decode("utf-8", "surrogatepass")
+
+    def value(self, value: Any) -> Any:
+        """Returns a JSON value whose strings, keys included, are without the secrets."""
+        if self._pattern is None:
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.value(key): self.value(inner) for key, inner in value.items()}
+        return [self.value(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+NO_SECRETS = Redactor(())
+
+
+def _base64_forms(key: bytes) -> Iterator[bytes]:
+    """Yields what base64 makes of a key's whole groups of three bytes, at each of three offsets."""
+    for skipped in range(3):
+        whole = key[skipped : skipped + (len(key) - skipped) // 3 * 3]
+        yield base64.b64encode(whole)
+        yield base64.urlsafe_b64encode(whole)
+
+
+def _decoded(escape: re.Match[bytes]) -> bytes:
+    digits = escape[1] or escape[2]
+    return bytes([int(digits, 16)]) if digits else b"/"
+
+
+def _any_of(plain: Sequence[bytes], encoded: Sequence[bytes]) -> re.Pattern[bytes]:
+    # What stands around a base64 form holds the rest of the key.
+    around = [_BASE64_AROUND + _escaped(form) + _BASE64_AROUND + rb"={0,2}" for form in encoded]
+    return re.compile(b"|".join([*map(_escaped, plain), *around]))
+
+
+def _escaped(needle: bytes) -> bytes:
+    """Returns a pattern for bytes of which each may be percent-encoded or escaped as in JSON."""
+    return b"".join(_byte_pattern(byte) for byte in needle)
+
+
+def _byte_pattern(byte: int) -> bytes:
+    digits = b"".join(
+        b"[%c%c]" % (digit, digit ^ 32) if digit >= 0x61 else b"%c" % digit
+        for digit in b"%02x" % byte
+    )
+    plain = re.escape(bytes([byte]))
+    slash = rb"|\\+/" if byte == 0x2F else b""
+    return rb"(?:%b|%%(?:25)*%b|\\+u00%b%b)" % (plain, digits, digits, slash)

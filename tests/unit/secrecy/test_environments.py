@@ -1,0 +1,102 @@
+"""What the environments of child processes hold, and which child gets which."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fakes.own_keys import allow_keys
+from stillroom.secrecy import environments
+from stillroom.secrecy.environments import (
+    bare_environment,
+    container_environment,
+    run_environment,
+    tool_environment,
+)
+
+SECRETS = [
+    "OPENAI_API_KEY",
+    "OPENAI_API_KEY_2",
+    "teacher_key",
+    "WANDB_API_KEY",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_ACCESS_KEY_ID",
+    "GITHUB_TOKEN",
+    "GH_PAT",
+    "PGPASSWORD",
+    "DATABASE_URL",
+    "SLACK_WEBHOOK",
+    "SENTRY_DSN",
+    "SLURM_JWT",
+    "HF_SECRET",
+    "PYTHON_KEYRING_PASSWORD",
+    "MY_SETTING",
+]
+KEPT = ["HF_HOME", "CUDA_VISIBLE_DEVICES", "PATH", "TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS"]
+
+
+@pytest.fixture
+def secrets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    for name in [*SECRETS, *KEPT, "HF_TOKEN"]:
+        monkeypatch.setenv(name, f"value of {name}")
+    return SECRETS
+
+
+def test_a_run_gets_no_secret_but_the_hubs_token(secrets: list[str]):
+    environment = run_environment()
+    assert [name for name in secrets if name in environment] == []
+    assert [name for name in [*KEPT, "HF_TOKEN"] if name not in environment] == []
+
+
+@pytest.mark.parametrize("make", [tool_environment, bare_environment, container_environment])
+def test_tools_and_other_programs_get_no_secret_at_all(secrets: list[str], make):
+    environment = make()
+    assert [name for name in [*secrets, "HF_TOKEN"] if name in environment] == []
+    assert "PATH" in environment
+
+
+def test_the_user_can_give_tools_a_variable(
+    secrets: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    allow_keys(monkeypatch, tmp_path, "{key: DATABASE_URL, tools: true}", "{key: GH_PAT, host: x}")
+    for environment in (run_environment(), tool_environment()):
+        assert environment["DATABASE_URL"] == "value of DATABASE_URL"
+        assert "GH_PAT" not in environment
+    assert "DATABASE_URL" not in bare_environment()
+
+
+def test_a_proxy_with_a_login_is_for_our_own_processes_only(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:hunter2@proxy.test:3128")
+    monkeypatch.setenv("http_proxy", "http://proxy.test:3128")
+    assert "HTTPS_PROXY" in run_environment()
+    assert "HTTPS_PROXY" not in tool_environment()
+    assert tool_environment()["http_proxy"] == "http://proxy.test:3128"
+
+
+def test_no_module_starts_a_process_with_the_whole_environment():
+    """Each call that starts a process names the environment that it passes on."""
+    starts = ("subprocess.run(", "subprocess.Popen(", "open_process(", "run_process(",
+              "subprocess_exec(")  # fmt: skip
+    engine = Path(environments.__file__).parents[1]
+    found: list[str] = []
+    for path in engine.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for start in starts:
+            for part in text.split(start)[1:]:
+                call = part[: _closing(part)]
+                if "env=" not in call:
+                    found.append(f"{path.name}: {start}{call[:60]}")
+        if path != Path(environments.__file__):
+            assert "os.environ)" not in text, path
+            assert "os.environ.copy" not in text, path
+    assert found == []
+    assert os.environ
+
+
+def _closing(text: str) -> int:
+    depth = 1
+    for index, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return index
+    return len(text)

@@ -1,0 +1,147 @@
+"""A key goes to the hosts that it is made for, and to those that the user allows it."""
+
+from pathlib import Path
+
+import pytest
+
+from fakes.own_keys import allow_keys
+from stillroom import api
+from stillroom.errors import InputError
+from stillroom.secrecy.keys import keys_file, tool_variables
+from stillroom.settings import Workspace
+from stillroom.teachers.providers import Endpoint, ProviderName, endpoint_for
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    (tmp_path / "work").mkdir()
+    return Workspace(tmp_path / "work")
+
+
+def endpoint(
+    workspace: Workspace, name: str, base_url: str | None, provider: ProviderName = "openai"
+) -> Endpoint:
+    return endpoint_for(workspace, provider, base_url=base_url, api_key_env=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "base_url"),
+    [
+        ("GITHUB_TOKEN", "https://gateway.test/v1"),
+        ("GITHUB_TOKEN", "http://127.0.0.1:8000/v1"),
+        ("GITHUB_TOKEN", None),
+        ("OPENAI_API_KEY", "https://api.openai.com.evil.test/v1"),
+        ("OPENAI_API_KEY", "http://127.0.0.1:8000/v1"),
+        ("OPENAI_API_KEY", "https://openrouter.ai/api/v1"),
+        ("ANTHROPIC_API_KEY", "https://api.openai.com/v1"),
+        ("VLLM_API_KEY", "http://gpu.test:8000/v1"),
+        ("AZURE_OPENAI_API_KEY", "https://openai.azure.com.evil.test/openai/v1"),
+    ],
+)
+def test_a_key_is_not_sent_to_a_host_it_was_not_made_for(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str, base_url: str | None
+):
+    monkeypatch.setenv(name, "sk-canary-5f2d81c0")
+    with pytest.raises(InputError, match=f"the key in {name} may not be sent to") as caught:
+        endpoint(workspace, name, base_url)
+    assert "sk-canary" not in str(caught.value)
+    line = caught.value.fix.partition("the workspace: - ")[2]
+    # The line that the error names is the one that allows it.
+    allow_keys(monkeypatch, workspace.root.parent / "config", line)
+    assert endpoint(workspace, name, base_url).api_key_env == name
+
+
+@pytest.mark.parametrize(
+    ("name", "provider", "base_url"),
+    [
+        ("OPENAI_API_KEY", "openai", None),
+        ("OPENAI_API_KEY", "openai", "https://api.openai.com/v1"),
+        ("OPENAI_API_KEY_2", "openai", None),
+        ("WORK_OPENAI_API_KEY", "openai", None),
+        ("OPENROUTER_API_KEY", "openrouter", None),
+        ("VLLM_KEY", "openai", "http://127.0.0.1:8000/v1"),
+        ("VLLM_API_KEY", "vllm", None),
+        ("SGLANG_API_KEY", "sglang", "http://localhost:30000/v1"),
+        ("OLLAMA_KEY", "ollama", "http://[::1]:11434/v1"),
+        ("LOCAL_API_KEY", "openai", "http://127.0.0.1:1234/v1"),
+    ],
+)
+def test_a_key_goes_where_its_name_says(
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    provider: ProviderName,
+    base_url: str | None,
+):
+    monkeypatch.setenv(name, "sk-canary-5f2d81c0")
+    assert endpoint(workspace, name, base_url, provider).api_key_env == name
+
+
+def test_an_allowed_port_is_that_port_alone(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("MY_KEY", "sk-canary-5f2d81c0")
+    entry = '{key: MY_KEY, host: "127.0.0.1:8000"}'
+    allow_keys(monkeypatch, tmp_path / "config", entry, "{key: MY_KEY, host: gw.test}")
+    for base_url in ("http://127.0.0.1:8000/v1", "https://gw.test/v1", "https://gw.test:444/v1"):
+        assert endpoint(workspace, "MY_KEY", base_url).api_key_env == "MY_KEY"
+    for base_url in ("http://127.0.0.1:8001/v1", "https://evil-gw.test/v1", "https://gw.test.x/v1"):
+        with pytest.raises(InputError, match="may not be sent"):
+            endpoint(workspace, "MY_KEY", base_url)
+
+
+def test_a_list_of_allowed_keys_in_the_workspace_is_refused(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MY_KEY", "sk-canary-5f2d81c0")
+    allow_keys(monkeypatch, workspace.root / "config", "{key: MY_KEY, host: gw.test}")
+    with pytest.raises(InputError, match="inside the workspace"):
+        endpoint(workspace, "MY_KEY", "https://gw.test/v1")
+
+
+def test_no_output_can_be_written_where_keys_are_allowed(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+):
+    path = allow_keys(monkeypatch, workspace.root / "config")
+    for name in (path, path.parent / "x.jsonl"):
+        with pytest.raises(InputError, match="only the user writes there"):
+            workspace.output_file(name, label="output")
+
+
+@pytest.mark.parametrize(
+    "text", ["- {key: MY_KEY, hosts: x}\n", "MY_KEY: gw.test\n", "- [\n", "- {key: 'a b'}\n", "3\n"]
+)
+def test_a_malformed_list_is_an_error_and_allows_nothing(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+):
+    monkeypatch.setenv("MY_KEY", "sk-canary-5f2d81c0")
+    allow_keys(monkeypatch, tmp_path / "config").write_text(text)
+    with pytest.raises(InputError, match=r"keys\.yml"):
+        endpoint(workspace, "MY_KEY", "https://gw.test/v1")
+
+
+def test_the_list_is_in_the_users_config_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delenv("STILLROOM_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert keys_file() == tmp_path / "stillroom/keys.yml"
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert keys_file() == tmp_path / ".config/stillroom/keys.yml"
+    assert tool_variables() == frozenset()
+
+
+def test_a_run_with_such_a_key_is_refused_before_it_starts(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GITHUB_TOKEN", "sk-canary-5f2d81c0")
+    (workspace.root / "prompts.jsonl").write_text('{"prompt": "Hello?"}\n')
+    address = {"base_url": "http://127.0.0.1:9/v1", "api_key_env": "GITHUB_TOKEN"}
+    judge = "model: m\nrubric: r\nbase_url: http://127.0.0.1:9/v1\napi_key_env: GITHUB_TOKEN\n"
+    (workspace.root / "judge.yml").write_text(judge)
+    teacher = {"model": "m", "provider": "openai", **address}
+    judged = {"model": "teacher", "provider": "demo", "judge": "judge.yml"}
+    for options in (teacher, judged):
+        request = api.GenerateRollouts(input="prompts.jsonl", **options)
+        with pytest.raises(InputError, match="may not be sent"):
+            api.generate_rollouts(workspace, request)
+    assert not workspace.runs.exists()

@@ -1,0 +1,63 @@
+"""Keys are found in text in every form that programs give them, and nothing else is changed."""
+
+import base64
+import json
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stillroom.secrecy.redaction import NO_SECRETS, Redactor
+
+KEY = "sk-canary/5f+2d81c0=="
+keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=60)
+around = st.text(max_size=30)
+
+
+@settings(max_examples=200, deadline=None)
+@given(key=keys, before=around, after=around)
+def test_a_key_is_taken_out_in_each_encoding(key: str, before: str, after: str):
+    redactor = Redactor([key])
+    inside = f"{before}{key}{after}".encode()
+    forms = [
+        inside.decode(),
+        quote(inside.decode(), safe=""),
+        "".join(f"%{byte:02x}" for byte in inside),
+        quote(quote(inside.decode(), safe=""), safe=""),
+        base64.b64encode(inside).decode(),
+        base64.urlsafe_b64encode(inside).decode(),
+        quote(base64.b64encode(inside).decode(), safe=""),
+        json.dumps(base64.b64encode(inside).decode()).replace("/", r"\/"),
+    ]
+    for text in forms:
+        clean = redactor.text(text)
+        assert key not in clean
+        for skipped in range(3):
+            whole = key.encode()[skipped : skipped + (len(key) - skipped) // 3 * 3]
+            assert base64.b64encode(whole).decode() not in clean
+            assert base64.urlsafe_b64encode(whole).decode() not in clean
+        assert quote(key, safe="") not in clean
+
+
+@settings(max_examples=200, deadline=None)
+@given(key=keys, text=st.text(max_size=200))
+def test_a_text_without_the_key_is_left_as_it_is(key: str, text: str):
+    clean = Redactor([key]).text(text)
+    assert clean == text or key in text
+
+
+def test_a_json_text_with_escapes_stays_json():
+    text = json.dumps({"a": f"x {KEY} y", "b": KEY}).replace("/", r"\/").replace("s", "\\u0073")
+    assert json.loads(Redactor([KEY]).text(text)) == {"a": "x [key] y", "b": "[key]"}
+
+
+@pytest.mark.parametrize("key", ["EMPTY", "x", "none", "", None])
+def test_a_word_that_stands_for_no_key_is_left_in_texts(key: str | None):
+    assert Redactor([key]).text(f"an EMPTY box, none of {key}") == f"an EMPTY box, none of {key}"
+    assert NO_SECRETS.data(b"x") == b"x"
+
+
+def test_the_longer_of_two_keys_is_taken_out_whole():
+    redactor = Redactor(["sk-canary-1", "sk-canary-1-and-more"])
+    assert redactor.value({"a": ["sk-canary-1-and-more", 1, None]}) == {"a": ["[key]", 1, None]}
