@@ -30,7 +30,7 @@ import os, subprocess, sys
 from stillroom.tools import tool
 
 def note(pid):
-    with open(os.environ["PIDS_FILE"], "a") as stream:
+    with open(os.environ["STILLROOM_PIDS_FILE"], "a") as stream:
         stream.write(f"{pid}\\n")
 
 @tool
@@ -78,7 +78,7 @@ def test_nothing_outlives_a_killed_run_whose_tool_holds_the_interpreter(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids_file = workspace.root / "pids"
-    monkeypatch.setenv("PIDS_FILE", str(pids_file))
+    monkeypatch.setenv("STILLROOM_PIDS_FILE", str(pids_file))
     (workspace.root / "tools.py").write_text(HOLDING_TOOL, encoding="utf-8")
 
     def pids() -> list[int]:
