@@ -3,7 +3,10 @@
 usage: decontaminate.py [--rows 50000] [--prompts 1000] [--copies 500] [--seed 0]
 Prints one JSON line: the share found of each kind, what was found in the clean rows (free text with
 a shared system prompt and shared instructions, and tasks of the evaluation's own template with
-other values), seconds and memory.
+other values), seconds and memory. Then three classification sets made from templates (at most 12
+words a task), in several sizes: the share of exact and contained copies that were dropped, and the
+number of other tasks that were. Exits with 1 unless all copies go, no clean row does, and at least
+95 % of the changed free text is found.
 """
 
 import argparse
@@ -15,6 +18,14 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+
+from stillroom.curate.filter.request import FilterDataset
+from stillroom.curate.filter.run import filter_dataset
+from stillroom.settings import Workspace
+
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
+
+from fakes.task_templates import SETS, WRAPPERS, split
 
 CHANCE = random.Random(11)
 VOCABULARY = [
@@ -116,6 +127,47 @@ def rows_of(
     return rows
 
 
+def templated(chance: random.Random) -> dict[str, dict[str, float]]:
+    """Decontaminates the templated sets; returns what was dropped of each."""
+    shown: dict[str, dict[str, float]] = {}
+    for name in SETS:
+        tally: Counter[str] = Counter()
+        for held_out, rows in ((50, 300), (100, 500), (260, 1000), (260, 3000)):
+            held, clean = split(name, chance, held_out=held_out, rows=rows)
+            copies = [" ".join(set_anew(chance, task.split())) for task in held[:20]]
+            copies += [chance.choice(WRAPPERS).format(task) for task in held[20:40]]
+            with tempfile.TemporaryDirectory() as folder:
+                dropped = dropped_lines(Path(folder), held, [*clean, *copies])
+            tally["clean"] += len(clean)
+            tally["copies"] += len(copies)
+            tally["clean_dropped"] += sum(line < len(clean) for line in dropped)
+            tally["copies_dropped"] += sum(line >= len(clean) for line in dropped)
+        shown[name] = dict(tally)
+    return shown
+
+
+def dropped_lines(folder: Path, held: list[str], texts: list[str]) -> list[int]:
+    """Filters one rollout of each text; returns the places of those that were dropped."""
+    rows = [
+        {
+            "task_id": f"t{number}",
+            "messages": [
+                {"role": "user", "content": text},
+                {"role": "assistant", "content": "label"},
+            ],
+            "stop_reason": "answered",
+        }
+        for number, text in enumerate(texts)
+    ]
+    for name, lines in (("rows", rows), ("held", [{"prompt": task} for task in held])):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    request = FilterDataset(input="rows.jsonl", output="kept.jsonl", decontaminate=("held.jsonl",))
+    filter_dataset(Workspace(folder), request)
+    side = (folder / "kept.jsonl.dropped").read_text(encoding="utf-8")
+    return [json.loads(line)["line"] - 1 for line in side.splitlines()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=50_000)
@@ -174,16 +226,29 @@ def main() -> None:
         ]
     totals, hits = Counter(kind for kind, _ in rows), Counter(rows[number][0] for number in dropped)
     shares = {kind: round(hits[kind] / count, 4) for kind, count in sorted(totals.items())}
+    clean_found = hits["clean"] + hits["clean_same_template"]
+    sets = templated(chance)
+    passed = (
+        clean_found == 0
+        and all(share == 1 for kind, share in shares.items() if kind.startswith("exact"))
+        and all(shares[kind] >= 0.95 for kind in ("near", "near_set_anew", "near_embedded"))
+        and all(
+            s["copies"] == s["copies_dropped"] and not s["clean_dropped"] for s in sets.values()
+        )
+    )
     print(
         json.dumps(
             {
                 "benchmark": "decontaminate",
                 **json.loads(finished.stdout),
                 "found": shares,
-                "clean_found": hits["clean"] + hits["clean_same_template"],
+                "clean_found": clean_found,
+                "templated": sets,
+                "passed": passed,
             }
         )
     )
+    sys.exit(not passed)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,14 @@ def after_filter_dataset(request: api.FilterDataset, result: api.FilterResult) -
     """Suggests converting the rows that passed, or loosening a filter if none did."""
     if result.kept == 0:
         return f"nothing passed: look at {result.dropped_file} and loosen a filter"
+    if result.warnings:
+        level = "; decontaminate_level=contained keeps tasks that are only alike"
+        is_near = result.contamination.get("near", 0) > result.read / 100
+        return (
+            f"first read some of these rows in {result.dropped_file} (file:line, and what they are "
+            f"like): {result.warnings[0]}{level if is_near else ''}; if that is right, "
+            f"convert_rollouts(input={result.output}, output=…/sft.jsonl)"
+        )
     return (
         f"convert_rollouts(input={result.output}, output=…/sft.jsonl); if these are SFT rows "
         "already, start_training instead"

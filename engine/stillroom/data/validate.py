@@ -37,8 +37,8 @@ class ValidateDataset(BaseModel):
         Literal["auto", "prompts", "rollouts", "sft", "dpo"],
         Field(description="auto: by the first good row"),
     ] = "auto"
-    max_problems: Annotated[int, Field(ge=1, le=1000, description="How many to list")] = 20
-    category_field: Annotated[str, Field(description="Metadata field to count")] = "task_type"
+    max_problems: Annotated[int, Field(ge=1, le=1000)] = 20
+    category_field: str = "task_type"
     model: Annotated[str | None, Field(description="Student, to count tokens")] = None
     report: Annotated[
         str,

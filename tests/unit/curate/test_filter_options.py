@@ -252,7 +252,7 @@ def test_rows_with_evaluation_prompts_are_dropped(
 
     assert kept_of(tmp_path, rows, decontaminate=["other.txt", name]) == ["clean", "read"]
     dropped = {row["id"]: row for row in read_rows(tmp_path / "kept.jsonl.dropped")}
-    assert dropped["same-0"]["reasons"] == ["evaluation prompt"]
+    assert dropped["same-0"]["reasons"] == ["evaluation prompt, contained"]
     assert dropped["near-0"]["reasons"] == ["evaluation prompt, slightly changed"]
     assert {row["like"] for row in dropped.values()} == {f"{tmp_path}/{name}:1"}
     manifest = json.loads((tmp_path / "kept.jsonl.manifest.json").read_bytes())

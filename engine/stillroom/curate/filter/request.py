@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from stillroom.curate.filter.contamination import ContaminationLevel
 from stillroom.data.distribution import Quantiles
 
 ANY_TOOL = "any"
@@ -40,7 +41,7 @@ class FilterDataset(BaseModel):
     model: Annotated[str | None, Field(description="Student, for max_tokens")] = None
     contains: Annotated[str | None, Field(description="Regex")] = None
     not_contains: str | None = None
-    match: Annotated[Literal["answer", "conversation"], Field(description="Searched")] = "answer"
+    match: Literal["answer", "conversation"] = "answer"
     language: Annotated[str | None, Field(description="Of the answer, e.g. en")] = None
     drop_secrets: bool = False
     drop_pii: bool = False
@@ -51,6 +52,7 @@ class FilterDataset(BaseModel):
     decontaminate: Annotated[
         tuple[str, ...], Field(description="Evaluation files: drop rows with their prompts")
     ] = ()
+    decontaminate_level: ContaminationLevel = "near"
     verdicts: Annotated[str | None, Field(description="Reviewed JSONL: id, verdict")] = None
     verdicts_for_copies: bool = False
     reviewed_only: bool = False
@@ -130,6 +132,10 @@ class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
     """
     problems: list[str]
     """The first lines (at most 5) that are not rows, as `file:line`, and other findings."""
+    contamination: dict[str, int] = {}
+    """The number of rows dropped for an evaluation prompt: exact, contained and near ones."""
+    warnings: list[str] = []
+    """The reasons that took over a fifth of all rows, or over half of a category."""
 
 
 class DroppedRow(msgspec.Struct, frozen=True, gc=False):

@@ -14,7 +14,11 @@ from typing import Any, cast
 
 import msgspec
 
-from stillroom.curate.filter.contamination import ContaminationIndex
+from stillroom.curate.filter.contamination import (
+    LEVELS,
+    ContaminationIndex,
+    ContaminationLevel,
+)
 from stillroom.curate.filter.language import LanguageDetector
 from stillroom.curate.filter.request import ANY_TOOL, FilterDataset
 from stillroom.curate.filter.secrets import PERSONAL_DATA, SECRETS, SensitiveKind, kinds_in
@@ -41,6 +45,12 @@ Reasons = tuple[Reason, ...]
 _NOT_A_ROW = Reason("not a rollout or SFT row")
 TOO_DEEP = Reason("nested too deeply")
 DUPLICATE = "duplicate"
+CONTAMINATED: dict[ContaminationLevel, str] = {
+    "exact": "evaluation prompt",
+    "contained": "evaluation prompt, contained",
+    "near": "evaluation prompt, slightly changed",
+}
+"""The reasons of decontamination, by level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +205,7 @@ def _row_rules(request: FilterDataset, known: Knowledge) -> list[_RowRule]:
     if request.drop_pii:
         rules.append(_sensitive_data_rule("personal data", PERSONAL_DATA))
     if known.evaluation is not None:
-        rules.append(_contamination_rule(known.evaluation))
+        rules.append(_contamination_rule(known.evaluation, request.decontaminate_level))
     return rules
 
 
@@ -283,13 +293,14 @@ def _sensitive_data_rule(name: str, kinds: tuple[SensitiveKind, ...]) -> _RowRul
     return judge
 
 
-def _contamination_rule(index: ContaminationIndex) -> _RowRule:
+def _contamination_rule(index: ContaminationIndex, level: ContaminationLevel) -> _RowRule:
+    dropped = LEVELS[: LEVELS.index(level) + 1]
+
     def judge(row: CuratedRow) -> Reason | None:
-        match = index.find(_texts_with_prompts(row))
-        if match is None:
+        match = index.find(*_texts_with_prompts(row), near="near" in dropped)
+        if match is None or match.level not in dropped:
             return None
-        text = "evaluation prompt" if match.is_exact else "evaluation prompt, slightly changed"
-        return Reason(text, match.where)
+        return Reason(CONTAMINATED[match.level], match.where)
 
     return judge
 
@@ -299,13 +310,13 @@ def user_text(row: CuratedRow) -> str:
     return "\n".join(user_texts(row.messages))
 
 
-def _texts_with_prompts(row: CuratedRow) -> list[str]:
-    """Returns the texts of a row in which an evaluation prompt is looked for.
+def _texts_with_prompts(row: CuratedRow) -> tuple[list[str], list[str]]:
+    """Returns the texts of a row in which an evaluation prompt is looked for: user's and others'.
 
-    These are each message of user and assistant, and all of the user's messages as one text.
-    System prompts are left out because many rows share them, and tool results because neither user
-    nor assistant wrote them.
+    These are all of the user's messages as one text, and each message of user and assistant. System
+    prompts are left out because many rows share them, and tool results because neither user nor
+    assistant wrote them.
     """
-    spoken = [m for m in row.messages if m.get("role") in ("user", "assistant")]
-    texts = [user_text(row), *(content_text(m.get("content")) for m in spoken)]
-    return list(dict.fromkeys(filter(None, texts)))
+    texts = [user_text(row), *user_texts(row.messages)]
+    answers = [content_text(m.get("content")) for m in row.messages if m.get("role") == "assistant"]
+    return list(dict.fromkeys(filter(None, texts))), list(dict.fromkeys(filter(None, answers)))

@@ -15,7 +15,14 @@ from stillroom.curate.filter.contamination import (
     evaluation_prompts,
 )
 from stillroom.curate.filter.request import Distributions, DroppedRow, FilterDataset, FilterResult
-from stillroom.curate.filter.rules import Knowledge, Reasons, count_tokens, success_of, user_text
+from stillroom.curate.filter.rules import (
+    CONTAMINATED,
+    Knowledge,
+    Reasons,
+    count_tokens,
+    success_of,
+    user_text,
+)
 from stillroom.curate.rows.read import CuratedRow, read_curated_rows
 from stillroom.curate.rows.sources import check_output
 from stillroom.curate.verdicts import RowVerdicts, find_reviewed_rows, read_verdicts
@@ -29,6 +36,10 @@ from stillroom.settings import Workspace
 
 _MAX_CATEGORIES = 50
 _OTHERS = "(others)"
+_LARGE_SHARE = 0.2
+_LEAST_CATEGORY = 5
+"""A category with fewer rows is too small to say anything about its share."""
+_MAX_WARNINGS = 5
 
 
 def filter_dataset(
@@ -264,6 +275,10 @@ class _RowStatistics:
         """The number of rows that were added, including unreadable ones."""
         return self._categories.total()
 
+    def size_of(self, category: str) -> int:
+        """Returns the number of rows of a category."""
+        return self._categories[category]
+
     def distributions(self) -> Distributions:
         """Returns the distributions of the readable rows."""
         return Distributions(
@@ -286,9 +301,12 @@ class FilterTally:
 
     def __init__(self, request: FilterDataset) -> None:
         self._category_field = request.category_field
+        self._is_decontaminated = bool(request.decontaminate)
         self._kept_rows, self._dropped_rows = _RowStatistics(), _RowStatistics()
         self._success_derived = 0
         self._dropped: Counter[str] = Counter()
+        self._dropped_by_category: Counter[tuple[str, str]] = Counter()
+        self._all_reasons: Counter[str] = Counter()
         self._problems: list[str] = []
 
     @property
@@ -315,6 +333,8 @@ class FilterTally:
             return
         self._dropped_rows.add(row, category)
         self._dropped[reasons[0].text] += 1
+        self._dropped_by_category[reasons[0].text, category] += 1
+        self._all_reasons.update(reason.text for reason in reasons)
         if facts is None and row.problem and len(self._problems) < MAX_EXAMPLES:
             self._problems.append(f"{row.where}: {row.problem}")
 
@@ -324,6 +344,8 @@ class FilterTally:
         self._kept_rows = self._kept_rows.joined(other._kept_rows)
         self._dropped_rows = self._dropped_rows.joined(other._dropped_rows)
         self._dropped.update(other._dropped)
+        self._dropped_by_category.update(other._dropped_by_category)
+        self._all_reasons.update(other._contamination)
         self._problems += other._problems[: MAX_EXAMPLES - len(self._problems)]
 
     def result(
@@ -349,4 +371,25 @@ class FilterTally:
             categories_after=after.categories(),
             success_derived=self._success_derived,
             problems=self._problems,
+            contamination={
+                level: self._all_reasons[text]
+                for level, text in CONTAMINATED.items()
+                if self._is_decontaminated
+            },
+            warnings=self._warnings(before),
         )
+
+    def _warnings(self, before: _RowStatistics) -> list[str]:
+        """Returns what took a large share of all rows, and then what took most of a category."""
+        warnings = [
+            f"{text!r} took {count} of {self.read} rows"
+            for text, count in self._dropped.most_common()
+            if count > _LARGE_SHARE * self.read
+        ]
+        for (text, category), count in self._dropped_by_category.most_common():
+            size = before.size_of(category)
+            if _LEAST_CATEGORY <= size < self.read and count > size / 2:
+                warnings.append(
+                    f"{text!r} took {count} of the {size} rows of category {category!r}"
+                )
+        return warnings[:_MAX_WARNINGS]

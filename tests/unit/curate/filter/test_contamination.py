@@ -1,8 +1,13 @@
 import random
 import string
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fakes.filtering import filtered
+from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_rows
+from fakes.task_templates import SETS, WRAPPERS, split
 from stillroom.curate.filter.contamination import (
     Contamination,
     ContaminationIndex,
@@ -112,7 +117,7 @@ def test_one_prompt_that_many_rows_repeat_with_changes_is_no_boilerplate() -> No
 def test_a_short_prompt_counts_only_as_a_whole_message() -> None:
     index = index_of(["What is 5 + 7?"], ["x"])
 
-    assert index.find(["what is 5+7"]) == Contamination("eval:1", is_exact=True)
+    assert index.find(["what is 5+7"]) == Contamination("eval:1", "exact")
     assert index.find(["What is 5 + 7 + 9?"]) is None
 
 
@@ -123,7 +128,7 @@ def test_a_prompt_as_it_is_comes_before_one_that_is_like_it() -> None:
 
     found = index.find([" ".join(words)])
 
-    assert found == Contamination("eval:2", is_exact=True)
+    assert found == Contamination("eval:2", "exact")
 
 
 def test_a_long_text_with_many_changes_is_found_by_its_runs() -> None:
@@ -149,3 +154,81 @@ def test_questions_that_were_put_in_other_words_are_found() -> None:
 
     assert num_found(requested, [*reworded, other]) == 2
     assert index_of(requested, [other]).find([other]) is None
+
+
+SYSTEM = {
+    "role": "system",
+    "content": "Sort each message: billing, parcel or fault.",
+}
+
+
+def asking(number: int, text: str, *, topic: str = "a", system: bool = False) -> dict[str, Any]:
+    """A rollout of one task."""
+    messages = [SYSTEM] * system + [user(text), assistant(topic)]
+    return rollout_row(task_id=f"t{number}", messages=messages, metadata={"task_type": topic})
+
+
+@pytest.mark.parametrize("is_system", [False, True])
+@pytest.mark.parametrize(("held_out", "num_rows"), [(50, 300), (260, 1000)])
+@pytest.mark.parametrize("name", SETS)
+def test_of_a_templated_set_every_copy_goes_and_no_other_task(
+    tmp_path: Path, name: str, held_out: int, num_rows: int, is_system: bool
+) -> None:
+    chance = random.Random(held_out)
+    held, clean = split(name, chance, held_out=held_out, rows=num_rows)
+    copies = [set_anew(chance, task.split()) for task in held[:20]]
+    wrapped = [wrapper.format(task) for task in held[20:40] for wrapper in WRAPPERS]
+    texts = [*clean, *copies, *wrapped]
+    rows = [asking(number, text, system=is_system) for number, text in enumerate(texts)]
+    write_rows(tmp_path / "rollouts.jsonl", rows)
+    write_rows(tmp_path / "held.jsonl", [{"prompt": task} for task in held])
+
+    result = filtered(tmp_path, decontaminate=["held.jsonl"])
+
+    gone = [row["line"] - 1 for row in read_rows(tmp_path / "kept.jsonl.dropped")]
+    assert gone == list(range(len(clean), len(texts)))
+    assert result.contamination == {"exact": 20, "contained": 60, "near": 0}
+
+
+def test_levels_drop_what_they_name_and_are_counted(tmp_path: Path) -> None:
+    chance = random.Random(8)
+    prompts = [" ".join(prompt_of(chance)) for _ in range(30)]
+    near = [" ".join(edited(chance, prompt.split())) for prompt in prompts[20:]]
+    texts = [*prompts[:10], *(f"Well, {prompt} Right?" for prompt in prompts[10:20]), *near]
+    texts += [" ".join(prompt_of(chance)) for _ in range(300)]
+    write_rows(tmp_path / "rollouts.jsonl", [asking(n, text) for n, text in enumerate(texts)])
+    write_rows(tmp_path / "held.jsonl", [{"prompt": prompt} for prompt in prompts])
+
+    def counts(level: str) -> tuple[int, dict[str, int]]:
+        result = filtered(tmp_path, decontaminate=["held.jsonl"], decontaminate_level=level)
+        return result.read - result.kept, result.contamination
+
+    assert counts("exact") == (10, {"exact": 10, "contained": 0, "near": 0})
+    assert counts("contained") == (20, {"exact": 10, "contained": 10, "near": 0})
+    assert counts("near") == (30, {"exact": 10, "contained": 10, "near": 10})
+
+
+def test_an_instruction_that_all_prompts_have_does_not_hide_their_copies(tmp_path: Path) -> None:
+    held, clean = split("reviews", random.Random(1), held_out=40, rows=200)
+    texts = [*clean, *held]
+    write_rows(tmp_path / "rollouts.jsonl", [asking(n, text) for n, text in enumerate(texts)])
+    asked = [{"prompt": f"Is this review good or bad? {task}\nOne word."} for task in held]
+    write_rows(tmp_path / "held.jsonl", asked)
+
+    result = filtered(tmp_path, decontaminate=["held.jsonl"])
+
+    assert (result.kept, result.contamination["contained"]) == (200, 40)
+
+
+def test_a_reason_that_takes_a_large_share_is_warned_of(tmp_path: Path) -> None:
+    words = [f"word{number} and more of it" for number in range(100)]
+    rows = [asking(n, text, topic="ab"[n < 10]) for n, text in enumerate(words)]
+    write_rows(tmp_path / "rollouts.jsonl", rows)
+    write_rows(tmp_path / "held.jsonl", [{"prompt": text} for text in words[:8]])
+
+    result = filtered(tmp_path, decontaminate=["held.jsonl"], max_turns=1)
+    assert result.warnings == ["'evaluation prompt' took 8 of the 10 rows of category 'b'"]
+
+    result = filtered(tmp_path, contains="nothing")
+    assert result.warnings[0] == "'contains: no match' took 100 of 100 rows"
+    assert filtered(tmp_path, max_turns=1).warnings == []
