@@ -2,14 +2,25 @@
 
 from enum import StrEnum
 
+_LONGEST = 4000
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]} … ({len(text) - 2 * half} characters left out) … {text[-half:]}"
+
 
 class EngineError(Exception):
     """An error that the caller can act on: `problem` is what failed, `fix` is what to do about it.
 
-    Both are positional arguments of Exception, so that the error can be pickled.
+    Both are positional arguments of Exception, so that the error can be pickled. A long text, which
+    may quote what somebody else has written, is cut.
     """
 
     def __init__(self, problem: str, fix: str) -> None:
+        problem, fix = _cut(problem), _cut(fix)
         super().__init__(problem, fix)
         self.problem, self.fix = problem, fix
 

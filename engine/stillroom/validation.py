@@ -4,24 +4,45 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from stillroom.secrecy.names import is_secret_name
+
+_LEAST, _MOST = -(2**63), 2**63 - 1
+_MAX_SHOWN = 20
+_LONGEST_PART = 80
+
+
+class StrictModel(BaseModel):
+    """A request or a part of a configuration: no unknown keys, and only numbers that JSON has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _fits_into_json(cls, value: Any) -> Any:
+        if isinstance(value, int) and not _LEAST <= value <= _MOST:
+            raise ValueError("the number is too large")
+        return value
 
 
 def describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
     """Returns one text with all faults of a validation, without pydantic's links and type names."""
-    return "; ".join(_sentence(fault, model) for fault in error.errors(include_url=False))
+    faults = error.errors(include_url=False)
+    sentences = [_sentence(fault, model) for fault in faults[:_MAX_SHOWN]]
+    if len(faults) > _MAX_SHOWN:
+        sentences.append(f"and {len(faults) - _MAX_SHOWN} more")
+    return "; ".join(sentences)
 
 
 def nearest(name: str, known_names: Sequence[str]) -> str:
     """Returns " (did you mean 'x'?)" for a misspelt name, or "" if no known name is like it."""
-    close = difflib.get_close_matches(name, known_names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name[:_LONGEST_PART], known_names, n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _sentence(fault: Any, model: type[BaseModel]) -> str:
-    path = [str(part) for part in fault["loc"]]
+    path = [str(part)[:_LONGEST_PART] for part in fault["loc"]]
     where = ".".join(path)
     match fault["type"]:
         case "extra_forbidden":

@@ -6,6 +6,7 @@ from stillroom import __version__
 from stillroom.settings import Workspace
 from stillroom_mcp.operations import OPERATIONS
 from stillroom_mcp.tools import tool_for
+from stillroom_mcp.transport import StdioServer
 
 INSTRUCTIONS = """\
 Stillroom distils a strong teacher into a small model the user owns.
@@ -19,7 +20,7 @@ Try it without key or GPU: create_project(template=demo), provider demo.
 
 def build_server(workspace: Workspace) -> MCPServer:
     """Returns an MCP server whose tools work in this workspace."""
-    return MCPServer(
+    return StdioServer(
         "stillroom",
         title="Stillroom",
         version=__version__,

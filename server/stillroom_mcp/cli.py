@@ -1,8 +1,11 @@
 """The command line, which offers the server's operations under the same names and options."""
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -16,6 +19,7 @@ from stillroom_mcp import commands
 from stillroom_mcp.operations import OPERATIONS, OfferedOperation
 
 EXIT_USAGE = 2
+EXIT_PIPE = 141
 
 
 class _Parser(argparse.ArgumentParser):
@@ -35,22 +39,59 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with 0 (done), 1 (failed) or 2 (wrong usage)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser, by_command = build_parser()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # The name of a file need not be Unicode.
+            stream.reconfigure(errors="backslashreplace")
+    code: Any
+    try:
+        try:
+            code = _parse_and_run(given)
+        except SystemExit as ending:
+            code = ending.code
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has enough, as `head` has. Python would fail once more when it
+        # flushes the stream at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_PIPE
+    except EngineError as error:
+        code = _failed(f"error: {error}")
+    except OSError as error:
+        code = _failed(
+            f"error: the system refused: {error}\n"
+            "fix: check free disk space and permissions, then call again"
+        )
+    except KeyboardInterrupt:
+        _failed("stopped; a run already started continues (see stillroom list-runs)")
+        code = 130
+    sys.exit(code)
+
+
+def _failed(text: str) -> int:
+    # Standard error may be on the disk that is full.
+    with suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    return 1
+
+
+def _parse_and_run(given: list[str]) -> int:
+    parser, by_command = build_parser(given)
     options, unknown = parser.parse_known_args(given)
     if unknown:
         by_command[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
-    try:
-        sys.exit(_run(options))
-    except EngineError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped; a run already started continues (see stillroom list-runs)\n")
-        sys.exit(130)
+    return _run(options)
 
 
-def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Returns the parser of the whole command line, and each command's parser by its name."""
+def build_parser(
+    given: Sequence[str] = (),
+) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Returns the parser of the whole command line, and each command's parser by its name.
+
+    Each field of an operation is a flag of its name. Some can be given without it too; of these,
+    the ones whose flag is in `given` are flags only.
+    """
     parser = _Parser(
         prog="stillroom",
         description="Distil a strong teacher into your own model.",
@@ -65,7 +106,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         # argparse expands % in the help of a command, but not in its description.
         listed = text.replace("%", "%%")
         sub = added.add_parser(name, help=listed, description=text, allow_abbrev=False)
-        _add_fields(sub, operation)
+        _add_fields(sub, operation, given)
         _add_common(sub)
         if operation.starts_run:
             sub.add_argument(
@@ -109,17 +150,21 @@ def _add_report(added: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_fields(parser: argparse.ArgumentParser, operation: OfferedOperation) -> None:
+def _add_fields(
+    parser: argparse.ArgumentParser, operation: OfferedOperation, given: Sequence[str]
+) -> None:
     for name, field in operation.request.model_fields.items():
         settings = _argument_settings(field)
-        if name in operation.positional:
+        flag = "--" + name.replace("_", "-")
+        is_flag = any(word == flag or word.startswith(f"{flag}=") for word in given)
+        if name in operation.positional and not is_flag:
+            settings["help"] += f" (also {flag})"
             is_required = settings.pop("required", False)
             if not is_required:
                 settings.setdefault("nargs", "?")
             settings["metavar"] = name.upper()
             parser.add_argument(name, **settings)
         else:
-            flag = "--" + name.replace("_", "-")
             parser.add_argument(flag, dest=name, **settings)
 
 

@@ -116,6 +116,8 @@ def after_run(request: object, result: api.RunReport) -> str:
         if result.alarms:
             return f"tell the user of the alarms; cancel_run if they persist, else {following}"
         return following
+    if result.resumed_by is not None:
+        return f"its work went on as get_run(run_id={result.resumed_by})"
     if result.status != "succeeded":
         fix = result.error.fix if result.error else _go_on(result)
         return f"{fix} (get_run_logs(run_id={result.run_id}) shows the details)"
@@ -176,6 +178,8 @@ def after_show_lineage(request: api.ShowLineage, result: api.Lineage) -> str:
 
 def after_list_runs(request: api.ListRuns, result: api.RunPage) -> str:
     """Suggests looking at one run, or starting the first."""
+    if result.unreadable and not result.runs:
+        return "the folders in unreadable hold no run.json that can be read: move them elsewhere"
     if not result.runs:
         return "there are no runs yet: generate_rollouts starts one"
     return "get_run(run_id=…) shows one of them"

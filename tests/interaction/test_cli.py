@@ -141,3 +141,54 @@ def test_a_version_is_named_by_its_tag_from_the_command_line(tmp_path: Path) -> 
     (tmp_path / "sft.jsonl").write_text("", encoding="utf-8")
     checked = stillroom("validate-dataset", "sft@v1.0", "--json", cwd=tmp_path)
     assert json.loads(checked.stdout)["good"] == 4, checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("by_place", "by_name"),
+    [
+        (["get-run", "nope"], ["get-run", "--run-id", "nope"]),
+        (["get-run", "--wait-s", "1", "nope"], ["get-run", "--wait-s", "1", "--run-id=nope"]),
+        (["compare-evaluations", "a", "b"], ["compare-evaluations", "a", "--candidates", "b"]),
+        (["export-model", "m", "out"], ["export-model", "--output", "out", "m"]),
+        (["inspect-examples", "no.jsonl"], ["inspect-examples", "--path", "no.jsonl"]),
+    ],
+)
+def test_a_field_that_has_a_place_is_a_flag_too(
+    tmp_path: Path, by_place: list[str], by_name: list[str]
+) -> None:
+    first, second = (stillroom(*words, cwd=tmp_path) for words in (by_place, by_name))
+    assert first.returncode == second.returncode == 1
+    assert first.stderr == second.stderr
+
+
+def test_every_positional_field_is_a_flag_if_it_is_given_as_one() -> None:
+    for operation in OPERATIONS:
+        for name in operation.positional:
+            flag = "--" + name.replace("_", "-")
+            _, by_command = build_parser([flag])
+            assert flag in by_command[operation.command]._option_string_actions
+
+
+def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    python = f"{sys.executable} -P -m stillroom_mcp"
+    return subprocess.run(
+        ["/bin/bash", "-c", command.replace("stillroom", python, 1)],
+        cwd=cwd, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_a_reader_that_has_enough_ends_the_command_quietly(tmp_path: Path) -> None:
+    done = shell("stillroom list-runs | true; stillroom --help > /dev/null | true", tmp_path)
+    assert "Traceback" not in done.stderr
+    assert "Broken" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is Linux's")
+def test_a_full_disk_is_an_error_in_words(tmp_path: Path) -> None:
+    done = shell("stillroom list-runs > /dev/full", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the system refused: ")
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+    both = shell("stillroom list-runs > /dev/full 2>&1", tmp_path)
+    assert both.returncode == 1

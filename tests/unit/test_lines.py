@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillroom.lines import BOM, read_line_blocks, read_lines
+from stillroom.lines import BOM, Tail, last_line, read_line_blocks, read_lines, read_tail
 
 BLOCK = 1 << 20
 SIZES = st.sampled_from([0, 1, 7, 70_000, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1, 5 * BLOCK])
@@ -120,3 +120,37 @@ def test_what_is_written_behind_the_last_line_meanwhile_is_no_line(tmp_path: Pat
 
     assert [line.data for line in (*first, *last)] == [b"one", b"tw"]
     assert list(blocks) == []
+
+
+def test_the_end_of_a_file_is_read_without_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text("".join(f"line {number}\n" for number in range(100_000)))
+    tail = read_tail(path, 3)
+    assert tail.lines == ["line 99997", "line 99998", "line 99999"]
+    assert tail.num_bytes == path.stat().st_size
+    assert not tail.is_whole
+    path.write_text("one\n\nthree")
+    assert read_tail(path, 5) == Tail(["one", "", "three"], 10, is_whole=True)
+    path.write_text("")
+    assert read_tail(path, 5) == Tail([], 0, is_whole=True)
+    path.write_text("10 %\r20 %\r30 %\nend\n")
+    assert read_tail(path, 5).lines == ["30 %", "end"]
+
+
+def test_a_line_of_megabytes_is_cut_and_says_how_long_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_bytes(b"first\n" + b"x" * 5_000_000 + b"the end\nlast\n")
+    first, cut, last = read_tail(path, 5).lines
+    assert (first, last) == ("first", "last")
+    assert len(cut) < 2100
+    assert "this line has 5,000,007 bytes" in cut
+    assert cut.endswith("the end")
+    assert last_line(path) == "last"
+
+
+def test_the_end_of_a_file_has_a_bound_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(("y" * 1500 + "\n") * 400)
+    tail = read_tail(path, 500, max_bytes=10_000)
+    assert len(tail.lines) == 6
+    assert not tail.is_whole

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from stillroom.errors import InputError
 from stillroom.evaluate.compare import Comparison, compare
@@ -11,12 +11,11 @@ from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.files import read_json
 from stillroom.run_folder import find_run
 from stillroom.settings import Workspace
+from stillroom.validation import StrictModel
 
 
-class CompareEvaluations(BaseModel):
+class CompareEvaluations(StrictModel):
     """Ask for paired differences between evaluations of the same tasks."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     baseline: Annotated[str, Field(description="Run id of a finished evaluation")]
     candidates: Annotated[

@@ -1,9 +1,10 @@
 """The operations that show and stop runs, whichever process has started them."""
 
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from stillroom.errors import DataError, InputError
 from stillroom.jobs import supervise
@@ -12,15 +13,16 @@ from stillroom.lines import Tail, read_tail
 from stillroom.run_folder import Progress, RunFailure, RunFolder, RunState, all_runs, find_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
+from stillroom.validation import StrictModel
 
 MAX_WAIT_S = 50.0
 _MAX_UNREADABLE = 20
+_BY_OUTPUT = frozenset({RunKind.ROLLOUTS, RunKind.SCORE})
+"""Kinds of runs that go on where another with the same output stood."""
 
 
-class GetRun(BaseModel):
+class GetRun(StrictModel):
     """Ask how a run stands."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     run_id: Annotated[str, Field(description="Id, or its unique beginning")]
     wait_s: Annotated[
@@ -28,10 +30,8 @@ class GetRun(BaseModel):
     ] = 0
 
 
-class ListRuns(BaseModel):
+class ListRuns(StrictModel):
     """Ask which runs there are, newest first."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     status: Annotated[
         Literal["starting", "running", "succeeded", "failed", "cancelled", "interrupted"] | None,
@@ -41,10 +41,8 @@ class ListRuns(BaseModel):
     cursor: Annotated[str | None, Field(description="next_cursor of the page before")] = None
 
 
-class GetRunLogs(BaseModel):
+class GetRunLogs(StrictModel):
     """Ask for the end of a run's log or events."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     run_id: str
     source: Annotated[
@@ -53,10 +51,8 @@ class GetRunLogs(BaseModel):
     lines: Annotated[int, Field(ge=1, le=500, description="How many, from the end")] = 50
 
 
-class CancelRun(BaseModel):
+class CancelRun(StrictModel):
     """Ask a run to stop; what it has done stays."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     run_id: str
 
@@ -80,6 +76,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     log_path: str
     then: list[str] = []
     """The ids of the runs queued behind this one, when start_training got several models."""
+    resumed_by: str | None = None
+    """The id of the run that went on with the work of this one, which ended early."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +127,11 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
 def get_run(workspace: Workspace, request: GetRun) -> RunReport:
     """Returns the current state of a run at once; waiting for `wait_s` is left to the caller."""
     folder = find_run(workspace, request.run_id)
-    return report_run(workspace, folder, supervise.read_run(folder))
+    state = supervise.read_run(folder)
+    report = report_run(workspace, folder, state)
+    if not state.status.is_final or state.status is RunStatus.SUCCEEDED:
+        return report
+    return msgspec.structs.replace(report, resumed_by=_resumed_by(workspace, folder, state.kind))
 
 
 def cancel_run(workspace: Workspace, request: CancelRun) -> RunReport:
@@ -197,6 +199,23 @@ def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunR
         folder=workspace.shown(folder.path),
         log_path=workspace.shown(folder.log),
     )
+
+
+def _resumed_by(workspace: Workspace, folder: RunFolder, kind: RunKind) -> str | None:
+    """Returns the first run that went on with this one's checkpoint, or with its output."""
+    output = folder.read_request().request.get("output") if kind in _BY_OUTPUT else None
+    ended_at = folder.state_file.stat().st_mtime
+    later: list[tuple[float, str]] = []
+    for other in all_runs(workspace):
+        if other.path == folder.path or not other.run_id.startswith(f"{kind}-"):
+            continue
+        with suppress(DataError, OSError):
+            started_at = other.request_file.stat().st_mtime
+            request = other.read_request().request
+            is_same_output = output is not None and request.get("output") == output
+            if request.get("resume") == folder.run_id or (is_same_output and started_at > ended_at):
+                later.append((started_at, other.run_id))
+    return min(later)[1] if later else None
 
 
 def _summary(state: RunState) -> RunSummary:

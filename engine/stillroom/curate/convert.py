@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from stillroom.curate.rows.facts import NULL, RolloutParts, RowFacts
 from stillroom.curate.rows.read import CuratedRow, read_curated_rows
@@ -15,15 +15,14 @@ from stillroom.errors import DataError
 from stillroom.files import Buffer, LineWriter, atomic_output
 from stillroom.lineage import FileRecord, Recording, write_manifest
 from stillroom.settings import Workspace
+from stillroom.validation import StrictModel
 
 MAX_EXAMPLES = 5
 _MAX_SOURCES = 20
 
 
-class ConvertRollouts(BaseModel):
+class ConvertRollouts(StrictModel):
     """Ask for supervised rows from rollouts: messages, tools, metadata, reward."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     input: Annotated[
         str | tuple[str, ...],

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from stillroom.curate.pair_candidates import (
     IndexedRollout,
@@ -26,12 +26,11 @@ from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
 from stillroom.lineage import FileRecord, Recording, write_manifest
 from stillroom.settings import Workspace
+from stillroom.validation import StrictModel
 
 
-class MakeDpoPairs(BaseModel):
+class MakeDpoPairs(StrictModel):
     """Ask for preference pairs from rollouts of the same tasks with different rewards."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     input: Annotated[
         str | None, Field(description="Rollouts to compare with each other, by task")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from stillroom.curate.rows.sources import check_output, source_files
 from stillroom.curate.verdicts import ReviewVerdict
@@ -29,6 +29,7 @@ from stillroom.files import atomic_output
 from stillroom.lineage import Recording, write_manifest
 from stillroom.lines import read_lines
 from stillroom.settings import Workspace
+from stillroom.validation import StrictModel
 
 _NO_REWARD, NO_CATEGORY, OTHERS = "no reward", "(none)", "(others)"
 _MAX_CATEGORIES = 200
@@ -36,10 +37,8 @@ _MAX_CATEGORIES = 200
 Count = Annotated[int, Field(ge=0)]
 
 
-class SampleForReview(BaseModel):
+class SampleForReview(StrictModel):
     """Ask for rows that a person should judge."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     input: Annotated[str, Field(description="Rollouts, SFT or DPO rows")]
     output: Annotated[str, Field(description="JSONL to fill in; a page beside it")]

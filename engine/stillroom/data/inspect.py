@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.chat.template import plain_text
@@ -26,16 +26,15 @@ from stillroom.data.layouts.detect import as_rollout
 from stillroom.data.row_files import read_row_lines, rollout_files
 from stillroom.errors import DataError, InputError, ModelError
 from stillroom.settings import Workspace
+from stillroom.validation import StrictModel
 
 TRAINED_OPEN, TRAINED_CLOSE = "⟦", "⟧"
 _MAX_TEXT = 4000
 _NOT_SHOWN = "(not shown: no row of this file has a known format)"
 
 
-class InspectExamples(BaseModel):
+class InspectExamples(StrictModel):
     """Ask to see rows; with a model, also which of their tokens its training would train."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Annotated[str, Field(description="Data file, or folder of .jsonl or .json files")]
     start: Annotated[int, Field(ge=0, description="First row, from 0")] = 0

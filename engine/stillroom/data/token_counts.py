@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from pydantic import BaseModel, ConfigDict
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.chat.views import titled_sequences
@@ -16,16 +15,15 @@ from stillroom.data.layouts.detect import as_rollout
 from stillroom.data.row_files import RowReader
 from stillroom.data.statistics import RowPlace
 from stillroom.errors import ModelError
+from stillroom.validation import StrictModel
 
 _MAX_BYTES = 24 << 20
 """Counting stops after this many bytes of rows, so that it never takes long."""
 NOTHING_TRAINED = "no assistant token to train"
 
 
-class CountTokens(BaseModel):
+class CountTokens(StrictModel):
     """Ask how many tokens some rows have; `places` are RowPlaces as tuples."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     format: RowFormat

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from stillroom.data.checks import Problem
 from stillroom.data.distribution import Quantiles
@@ -17,6 +17,7 @@ from stillroom.data.statistics import DatasetStatistics, RowPlace
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
 from stillroom.settings import Workspace
+from stillroom.validation import StrictModel
 
 AUTO, NONE = "auto", "none"
 
@@ -27,10 +28,8 @@ def _report_name(name: str) -> str:
     return name
 
 
-class ValidateDataset(BaseModel):
+class ValidateDataset(StrictModel):
     """Ask whether a data file is well formed, and what it holds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Annotated[str, Field(description="File, or folder of .jsonl or .json files")]
     format: Annotated[

@@ -9,6 +9,7 @@ import yaml
 
 from stillroom.demo import DEMO_MODELS
 from stillroom.models.resolve import ModelLocation
+from stillroom.yaml_text import read_yaml
 
 _CARD = "README.md"
 _OWN = "apache-2.0"
@@ -45,8 +46,8 @@ def read_licence(card: str) -> Licence | None:
     if opening.strip() or not end:
         return None
     try:
-        loaded: Any = yaml.safe_load(header)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        loaded: Any = read_yaml(header)
+    except (yaml.YAMLError, ValueError):
         return None
     if not isinstance(loaded, dict):
         return None

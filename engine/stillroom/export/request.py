@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from stillroom.errors import InputError, missing_extra
 from stillroom.export.folder import check_output, require_space
@@ -15,14 +15,13 @@ from stillroom.export.tensors import TensorFileError, stored_bytes
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
+from stillroom.validation import StrictModel
 
 ExportFormat = Literal["merged", "adapter", "gguf"]
 
 
-class ExportModel(BaseModel):
+class ExportModel(StrictModel):
     """Ask for a model folder that other programs load."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: Annotated[str, Field(description="Run id or checkpoint folder")]
     output: str

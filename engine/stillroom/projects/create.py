@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from stillroom.demo.world import heldout_tasks, task_row, training_tasks
 from stillroom.errors import InputError
 from stillroom.files import write_atomic
 from stillroom.settings import Workspace
+from stillroom.validation import StrictModel
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _DEMO_FILES = Path(__file__).parent.parent / "demo" / "project"
@@ -18,10 +19,8 @@ _NUM_PROMPTS = 2000
 _NUM_HELDOUT = 600
 
 
-class CreateProject(BaseModel):
+class CreateProject(StrictModel):
     """Ask for a project folder with everything a first run needs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Annotated[str, Field(description="Folder, new or without these files")] = "."
     template: Annotated[

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from stillroom import __version__
 from stillroom.demo import DEMO_MODELS
@@ -18,6 +18,7 @@ from stillroom.models.resolve import locate_model
 from stillroom.secrecy.environments import bare_environment
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import IN_PROCESS, ProviderName, endpoint_for
+from stillroom.validation import StrictModel
 
 _EXTRAS = {
     "train": ("torch", "transformers", "peft"),
@@ -28,10 +29,8 @@ _EXTRAS = {
 _LOW_DISK_GB = 5
 
 
-class CheckSetup(BaseModel):
+class CheckSetup(StrictModel):
     """Ask whether this machine can do the planned work."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: Annotated[str | None, Field(description="Student or in-process teacher to find")] = None
     provider: Annotated[
@@ -136,7 +135,8 @@ def _demo_check() -> Check:
 
 
 def _requested_checks(workspace: Workspace, request: CheckSetup) -> Iterator[Check]:
-    if request.provider is not None and request.provider not in IN_PROCESS:
+    is_in_process = request.provider in IN_PROCESS
+    if (request.provider or request.base_url) is not None and not is_in_process:
         yield _provider_check(workspace, request)
     if request.model is not None:
         try:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from pydantic import Field, model_validator
@@ -45,9 +45,9 @@ class RolloutOptions(JudgeOptions):
     ]
     provider: Annotated[
         ProviderName,
-        Field(description="demo and hf run in-process; openai with base_url is any endpoint"),
+        Field(description="demo and hf run in-process; with base_url: openai"),
     ] = "hf"
-    base_url: Annotated[str | None, Field(description="OpenAI-compatible endpoint")] = None
+    base_url: Annotated[str | None, Field(description="Any OpenAI-compatible endpoint")] = None
     api_key_env: Annotated[
         str | None, Field(description="NAME of the environment variable with the key")
     ] = None
@@ -101,6 +101,13 @@ class RolloutOptions(JudgeOptions):
     tool_timeout: Annotated[float, Field(gt=0)] = 60.0
     reward_timeout: Annotated[float, Field(gt=0)] = 60.0
     rollout_timeout: Annotated[float | None, Field(gt=0)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _address_means_endpoint(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("base_url") is not None:
+            return {"provider": "openai", **cast("dict[str, Any]", given)}
+        return given
 
     @model_validator(mode="after")
     def _nudge_is_said(self) -> "RolloutOptions":

@@ -10,6 +10,7 @@ from stillroom.errors import InputError
 from stillroom.secrecy.readable import check_readable, unreadable
 from stillroom.settings import Workspace
 from stillroom.types import Usage
+from stillroom.yaml_text import read_yaml
 
 PRICES_AS_OF = "2025-12"
 """The month in which the table below was compiled; prices.yml in the workspace overrides it."""
@@ -94,7 +95,7 @@ def _own_prices(workspace: Workspace) -> dict[str, Price]:
         return {}
     check_readable(path)
     try:
-        read: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        read: Any = read_yaml(path.read_text(encoding="utf-8")) or {}
         return {str(model): _own_price(entry) for model, entry in read.items()}
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
         raise InputError(

@@ -4,13 +4,13 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from stillroom.validation import StrictModel
 
 
-class ShowLineage(BaseModel):
+class ShowLineage(StrictModel):
     """Ask where a file, a run's result or a checkpoint comes from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Annotated[str, Field(description="File, run id or checkpoint")]
     row: Annotated[

@@ -4,10 +4,11 @@ import re
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from stillroom.curate.filter.contamination import ContaminationLevel
 from stillroom.data.distribution import Quantiles
+from stillroom.validation import StrictModel
 
 ANY_TOOL = "any"
 
@@ -18,10 +19,8 @@ def _kind_of_duplicates(value: Any) -> Any:
     return kinds.get(value, value) if isinstance(value, bool | str) else value
 
 
-class FilterDataset(BaseModel):
+class FilterDataset(StrictModel):
     """Ask for the rows that pass every given filter; a filter left out lets all pass."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     input: Annotated[str, Field(description="Rollouts (also of rnow or NeMo Gym) or SFT rows")]
     output: Annotated[str, Field(description="Rows that pass; replaced when complete")]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from stillroom.errors import InputError
 from stillroom.lineage import ModelRecord
@@ -19,15 +19,14 @@ from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spen
 from stillroom.teachers.pricing import FREE, Price, price_for
 from stillroom.teachers.providers import PROFILES, Endpoint, endpoint_for, terms_of
 from stillroom.types import SamplingSettings
-from stillroom.validation import describe_errors
+from stillroom.validation import StrictModel, describe_errors
+from stillroom.yaml_text import read_yaml
 
 _NO_JUDGE = "none"
 
 
-class JudgeOptions(BaseModel):
+class JudgeOptions(StrictModel):
     """How final answers are judged beside rewards.py: by comparing them, or by a model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     answer_match: Annotated[
         Literal["contained", "exact", "normalised", "numeric", "choice"],
@@ -43,10 +42,8 @@ class JudgeOptions(BaseModel):
         return AnswerMatch(self.answer_match)
 
 
-class JudgeFile(BaseModel):
+class JudgeFile(StrictModel):
     """The content of judge.yml: a model that judges answers, and its rubric."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     rubric: str
@@ -132,11 +129,11 @@ async def open_judge(
 
 def _read(path: Path) -> JudgeFile:
     try:
-        raw: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw: Any = read_yaml(path.read_text(encoding="utf-8"))
         return JudgeFile.model_validate(raw)
     except ValidationError as error:
         problem = f"{path}: {describe_errors(error, JudgeFile)}"
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         problem = unreadable(path, error)
     raise InputError(
         f"the judge {problem}", "write `model: …` and `rubric: what makes an answer good`"

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from stillroom.data.chat.reasoning import ReasoningMode
 from stillroom.models.precision import Precision, Quantization
 from stillroom.rollout.request import DEFAULT_NUDGE, TerminationPolicy
 from stillroom.secrecy.commands import WITHOUT_SECRETS
+from stillroom.validation import StrictModel
 
 AdvantageEstimator = Literal["grpo", "reinforce", "gae"]
 LossName = Literal["importance_sampling", "ppo", "full_reverse_kl", "jsd", "top_k_reverse_kl"]
@@ -16,10 +17,8 @@ _SAMPLED_LOSSES: tuple[LossName, ...] = ("importance_sampling", "ppo")
 """The losses that read the sampled token's probability only; the others compare distributions."""
 
 
-class ConfigSection(BaseModel):
+class ConfigSection(StrictModel):
     """The base class of the sections of config.yml; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class StudentServerSection(ConfigSection):

@@ -13,6 +13,7 @@ from stillroom.models.pairing import OFF_POLICY_ROUTE
 from stillroom.secrecy.readable import check_readable, unreadable
 from stillroom.train.config.schema import TrainConfig
 from stillroom.validation import describe_errors
+from stillroom.yaml_text import read_yaml
 
 # yaml parses dates, and raises ValueError for a day that does not exist.
 _UNREADABLE = (yaml.YAMLError, msgspec.DecodeError, ValueError, RecursionError)
@@ -88,7 +89,7 @@ def _read(path: Path) -> dict[str, Any]:
     check_readable(path)
     data = path.read_bytes()
     try:
-        raw: Any = msgspec.json.decode(data) if path.suffix == ".json" else yaml.safe_load(data)
+        raw: Any = msgspec.json.decode(data) if path.suffix == ".json" else read_yaml(data)
     except _UNREADABLE as error:
         raise ConfigError(unreadable(path, error), "mend the syntax") from error
     if not isinstance(raw, dict):
@@ -108,7 +109,7 @@ def _apply(raw: dict[str, Any], override: str) -> None:
             f"override {override!r} is not section.key=value", "write e.g. trainer.num_epochs=3"
         )
     try:
-        value: Any = yaml.safe_load(written)
+        value: Any = read_yaml(written)
     except _UNREADABLE as error:
         raise ConfigError(f"override {override!r}: the value is not YAML", "quote it") from error
     target: Any = raw

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from stillroom.data.formats import RowFormat, read_rows
 from stillroom.errors import ConfigError, DataError, missing_extra
@@ -21,6 +21,7 @@ from stillroom.train.config.file import load_config
 from stillroom.train.config.resume import find_resume_point, run_to_resume
 from stillroom.train.config.schema import EvalSection, LauncherSection, TrainConfig, split_address
 from stillroom.train.config.teacher_servers import served_teacher
+from stillroom.validation import StrictModel
 
 _CHECKED_ROWS = 1000
 _CONNECT_S = 3.0
@@ -31,10 +32,8 @@ _FORMATS = {
 }
 
 
-class PlanTraining(BaseModel):
+class PlanTraining(StrictModel):
     """Ask what training would need: config.yml says the method, the data and the models."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     config: str = "config.yml"
     overrides: Annotated[

@@ -1,0 +1,59 @@
+"""Reading YAML that somebody else may have written, within limits.
+
+In YAML an alias stands for a whole value, so that a few lines can mean billions of values; whoever
+prints or checks such a value never ends.
+"""
+
+from itertools import chain
+from typing import Any
+
+import yaml
+
+_MAX_CHARACTERS = 256 << 10
+_MAX_EXPANDED = 1 << 20
+"""The most characters and values that a text may stand for once its aliases are written out."""
+
+
+def read_yaml(text: str | bytes) -> Any:
+    """Returns the value of a YAML text.
+
+    Raises yaml.YAMLError if the text cannot be read, or stands for more than a configuration ever
+    holds, and ValueError for a date that does not exist.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        raise yaml.MarkedYAMLError(problem=f"it is longer than {_MAX_CHARACTERS >> 10} kB")
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _check_size(root, {})
+        return loader.construct_document(root)
+    except RecursionError as error:
+        raise yaml.MarkedYAMLError(problem="its values are nested too deeply") from error
+    finally:
+        loader.dispose()
+
+
+def _check_size(node: yaml.Node, sizes: dict[int, int | None]) -> int:
+    """Returns how much a node stands for with its aliases written out; `sizes` has those known.
+
+    Raises YAMLError if that is too much, or if the node contains itself.
+    """
+    known = sizes.get(id(node), 0)
+    if known is None:
+        raise yaml.MarkedYAMLError(problem="a value contains itself", problem_mark=node.start_mark)
+    if known:
+        return known
+    sizes[id(node)] = None
+    size = 1
+    if isinstance(node, yaml.ScalarNode):
+        size += len(node.value)
+    else:
+        parts = node.value if isinstance(node, yaml.SequenceNode) else chain(*node.value)
+        size += sum(_check_size(part, sizes) for part in parts)
+    if size > _MAX_EXPANDED:
+        problem = f"its aliases stand for more than {_MAX_EXPANDED} values"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    sizes[id(node)] = size
+    return size
