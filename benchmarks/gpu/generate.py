@@ -61,7 +61,7 @@ def ours(model: Any, work: Workload) -> None:
     engine = DecodeEngine(loaded(model), max_rows=work.rows, max_context=MAX_CONTEXT)
     for index, (prompt, length) in enumerate(zip(work.prompts, work.lengths, strict=True)):
         settings = SamplingSettings(temperature=1.0, max_tokens=length)
-        sequence = DecodedSequence(settings, random.Random(index))
+        sequence = DecodedSequence(settings, draws=random.Random(index))
         sequence.give(prompt)
         engine.ask(sequence)
     while engine.has_work:

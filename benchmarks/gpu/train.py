@@ -225,7 +225,7 @@ def sampled(loaded: LoadedModel) -> list[TrainingSequence]:
     settings = SamplingSettings(temperature=1.0, max_tokens=NEW_TOKENS)
     sequences: list[DecodedSequence] = []
     for index, messages in enumerate(chats()):
-        sequence = DecodedSequence(settings, random.Random(index))
+        sequence = DecodedSequence(settings, draws=random.Random(index))
         sequence.give(renderer.prompt_ids(messages, []))
         engine.ask(sequence)
         sequences.append(sequence)

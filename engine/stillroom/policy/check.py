@@ -47,7 +47,7 @@ def _decode_a_little(loaded: LoadedModel) -> Sequence[DecodedSequence]:
     engine = DecodeEngine(loaded, max_rows=len(_PROMPT_LENGTHS), max_context=loaded.max_context)
     settings = SamplingSettings(temperature=0, max_tokens=_NUM_TOKENS)
     vocabulary = int(loaded.model.config.get_text_config().vocab_size)
-    sequences = [DecodedSequence(settings, random.Random(0)) for _ in _PROMPT_LENGTHS]
+    sequences = [DecodedSequence(settings, draws=random.Random(0)) for _ in _PROMPT_LENGTHS]
     for sequence, length in zip(sequences, _PROMPT_LENGTHS, strict=True):
         sequence.give([(7 * i + length) % vocabulary for i in range(length)])
         engine.ask(sequence)

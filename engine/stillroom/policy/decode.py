@@ -90,14 +90,14 @@ class DecodeEngine:
         full = [s for s in self._slots if not s.is_paused and len(s.ids) >= self._max_context]
         finished = [_end_turn(sequence, "context") for sequence in full]
         ready = [s for s in self._slots if not s.is_paused]
-        chunks = [s for s in ready if len(s.pending) > 1]
-        singles = [s for s in ready if len(s.pending) == 1]
+        chunks = [s for s in ready if s.num_pending > 1]
+        singles = [s for s in ready if s.num_pending == 1]
         if chunks and self._is_time_for_chunks(len(chunks), len(singles)):
             finished += self._advance_chunks(chunks)
         if singles and self._graphs is not None:
             finished += self._advance_by_graph(singles, self._graphs)
         elif singles:
-            idle = [s for s in self._slots if s.is_paused or len(s.pending) != 1]
+            idle = [s for s in self._slots if s.is_paused or s.num_pending != 1]
             # A pass over all slots reads the cache in place, while one over some of them would copy
             # their keys and values. So a few idle rows are run along.
             is_few = len(idle) <= _MAX_IDLE_SHARE * len(self._slots)
@@ -167,8 +167,8 @@ class DecodeEngine:
         for index, row in enumerate(rows):
             if id(row) not in new_tokens:
                 continue
-            self.tokens_run += len(row.pending)
-            row.num_cached += len(row.pending)
+            self.tokens_run += row.num_pending
+            row.num_cached = len(row.ids)
             row.is_new = False
             alike = list(twins.get(row, ())) if twins else []
             if alike:
@@ -183,7 +183,7 @@ class DecodeEngine:
         self, active: Sequence[DecodedSequence], graphs: StepGraphs
     ) -> list[DecodedSequence]:
         """Runs all slots by a graph, even idle ones, and samples a token for each active row."""
-        ids = [row.pending[0] if len(row.pending) == 1 else 0 for row in self._slots]
+        ids = [row.ids[-1] if row.num_pending == 1 else 0 for row in self._slots]
         logits_BV = graphs.logits(self._step_logits, ids, [row.num_cached for row in self._slots])
         self.tokens_run += len(active)
         for row in active:
@@ -284,7 +284,6 @@ class DecodeEngine:
             row.ids.append(token)
             row.sampled.append(True)
             row.logprobs.append(logprob)
-            row.pending = [token]
             row.is_new = False
             if token in self._stop_ids:
                 finished.append(_end_turn(row, "stop"))
@@ -305,7 +304,7 @@ def _end_turn(sequence: DecodedSequence, reason: FinishReason) -> DecodedSequenc
 
 
 def _chunk_groups(chunks: Sequence[DecodedSequence]) -> Iterator[list[DecodedSequence]]:
-    lengths = [len(sequence.pending) for sequence in chunks]
+    lengths = [sequence.num_pending for sequence in chunks]
     for group in microbatches(lengths, max_tokens=_MAX_CHUNK_TOKENS):
         yield [chunks[index] for index in group]
 

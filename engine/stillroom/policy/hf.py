@@ -5,29 +5,19 @@ import random
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
-import anyio.abc
-import msgspec
+from anyio import AsyncContextManagerMixin
 
+from stillroom.concurrency import background_tasks
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import CallFailedError, FailureClass
 from stillroom.models.load import LoadedModel
+from stillroom.policy.conversation import TokenConversation
 from stillroom.policy.decode import DecodeEngine
 from stillroom.policy.sequences import DecodedSequence
-from stillroom.policy.tool_calls import Parser, parser_for
-from stillroom.policy.turn_reader import TurnReader
-from stillroom.types import (
-    BegunTurn,
-    Message,
-    SampledTurn,
-    SamplingSettings,
-    TokenTrace,
-    ToolSchema,
-    Usage,
-)
+from stillroom.types import Message, SampledTurn, SamplingSettings, ToolSchema
 
 # The seconds that a step waits for a conversation whose tools are running. It waits for all quick
 # tools, so that the batch stays full and the same seed gives the same rollouts, but not for slow
@@ -35,7 +25,7 @@ from stillroom.types import (
 TOOL_PATIENCE_S = 0.05
 
 
-class HFPolicy:
+class HFPolicy(AsyncContextManagerMixin):
     """A policy that samples from a transformers model. Use as an async context manager.
 
     The tokens of a conversation depend on its own seed, not on the conversations beside it.
@@ -57,9 +47,8 @@ class HFPolicy:
         Policies that share the lock `turns` sample one after the other, each until none of its
         conversations waits, so that their batches do not depend on how fast either policy is.
         """
-        self._loaded = loaded
-        self._sampling = sampling
-        self._renderer = ChatRenderer(
+        self.loaded, self._sampling = loaded, sampling
+        self.renderer = ChatRenderer(
             loaded.tokenizer, include_thinking=include_thinking, variables=variables
         )
         limit = min(loaded.max_context, max_context or loaded.max_context)
@@ -73,24 +62,12 @@ class HFPolicy:
         self._turns = turns or anyio.Lock()
         self._is_stopping = False
         self._stopped: set[DecodedSequence] = set()
-        self._tasks: anyio.abc.TaskGroup | None = None
 
-    async def __aenter__(self) -> Self:
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._drive)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        if self._tasks is None:
-            return None
-        self._tasks.cancel_scope.cancel()
-        return await self._tasks.__aexit__(kind, error, trace)
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        async with background_tasks() as tasks:
+            tasks.start_soon(self._drive)
+            yield self
 
     @asynccontextmanager
     async def converse(
@@ -105,14 +82,13 @@ class HFPolicy:
 
         seed: None stands for the seed of the sampling settings.
         """
-        parser = parser_for(self._loaded.tokenizer.chat_template) if tools else None
         if seed is None:
             seed = self._sampling.seed or 0
         sequence = DecodedSequence(self._sampling, draws=seeded_draws(seed, seed_key))
-        sequence.give(self._renderer.prompt_ids(messages, tools))
+        conversation = HFConversation(self, sequence, messages, tools)
         self._outside[sequence] = time.monotonic()
         try:
-            yield HFConversation(self, sequence, self._loaded, self._renderer, parser, tools)
+            yield conversation
         finally:
             self._waiting.pop(sequence, None)
             self._outside.pop(sequence, None)
@@ -202,80 +178,29 @@ class SamplingStoppedError(CallFailedError):
     """The policy was stopped before a conversation's turn was sampled to its end."""
 
 
-class HFConversation:
+class HFConversation(TokenConversation):
     """One conversation of an HFPolicy."""
 
     def __init__(
         self,
         policy: HFPolicy,
         sequence: DecodedSequence,
-        loaded: LoadedModel,
-        renderer: ChatRenderer,
-        parser: Parser | None,
+        messages: Sequence[Message],
         tools: Sequence[ToolSchema],
     ) -> None:
+        super().__init__(sequence, policy.loaded, policy.renderer, messages, tools)
         self._policy, self._sequence = policy, sequence
-        self._renderer, self._tools = renderer, tools
-        self._reader = TurnReader(renderer, parser, loaded.stop_ids)
-        self._turn_start = 0
 
     async def sample(self) -> SampledTurn:
-        """Returns the model's next turn.
-
-        Raises:
-            SamplingStoppedError: sampling stopped before the turn's end; its tokens are
-            `begun_turn`.
-        """
-        sequence = self._sequence
-        num_prompt = self._turn_start = len(sequence.ids) - sequence.num_begun
-        if not await self._policy.next_turn(sequence):
+        """Returns the model's next turn; raises SamplingStoppedError if sampling stops before."""
+        self._start_turn()
+        if not await self._policy.next_turn(self._sequence):
             raise SamplingStoppedError(FailureClass.INTERNAL, "sampling was stopped")
-        ids = sequence.ids[num_prompt:]
-        return SampledTurn(
-            message=self._reader.read(ids),
-            finish_reason=sequence.finish_reason or "stop",
-            usage=Usage(prompt_tokens=num_prompt, completion_tokens=len(ids)),
-            token_ids=ids,
-            logprobs=sequence.logprobs[num_prompt:],
-        )
-
-    def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the replies to the model's last turn: those of tools, or a user's message."""
-        self._sequence.give(self._renderer.reply_ids(call, replies, self._tools))
-
-    def restore(self, turn: SampledTurn) -> None:
-        """Appends a turn that was sampled in an earlier process, instead of sampling it."""
-        self._reader.count_calls(turn)
-        self._sequence.restore(turn.token_ids or [], turn.logprobs or [])
-
-    def add_turn(self, turn: SampledTurn) -> None:
-        """Appends the exact tokens of a turn that another policy sampled, as given tokens."""
-        self._reader.count_calls(turn)
-        self._sequence.give(turn.token_ids or [])
-
-    def begin_turn(self, begun: BegunTurn) -> None:
-        """Makes these the first tokens of the next turn, and uses up their random numbers."""
-        self._sequence.restore(begun.ids, begun.logprobs)
-        self._sequence.num_begun = len(begun.ids)
-
-    def begun_turn(self) -> BegunTurn:
-        """Returns the tokens so far of the turn in which sampling was stopped."""
-        sequence, start = self._sequence, self._turn_start
-        return BegunTurn(ids=sequence.ids[start:], logprobs=sequence.logprobs[start:])
-
-    def limit_turn(self, max_tokens: int) -> None:
-        """Limits the next turn to fewer tokens than the settings do."""
-        settings = self._sequence.settings
-        limit = min(max_tokens, settings.max_tokens)
-        self._sequence.settings = msgspec.structs.replace(settings, max_tokens=limit)
+        return self._finished_turn(self._sequence.finish_reason or "stop")
 
     def set_aside(self) -> None:
         """Lets other conversations go on without this one, which will not ask for a turn soon."""
         self._policy.set_aside(self._sequence)
-
-    def trace(self) -> TokenTrace | None:
-        """Returns the conversation's tokens so far."""
-        return self._sequence.trace()
 
 
 def seeded_draws(seed: int, key: str) -> random.Random:

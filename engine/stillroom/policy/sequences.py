@@ -10,46 +10,69 @@ from stillroom.types import SamplingSettings, TokenTrace
 FinishReason = Literal["stop", "length", "context"]
 
 
-@dataclass(slots=True, eq=False)
-class DecodedSequence:
-    """One conversation's tokens, and its state in the engine."""
+@dataclass(eq=False)
+class TokenHistory:
+    """The exact tokens of a conversation so far, given and sampled."""
 
     settings: SamplingSettings
-    draws: random.Random
-    """Its own source of random numbers, so that its tokens do not depend on other sequences."""
     ids: list[int] = field(default_factory=list[int])
     sampled: list[bool] = field(default_factory=list[bool])
     logprobs: list[float] = field(default_factory=list[float])
     """The tokens' log-probabilities in nats at temperature 1; 0.0 for given tokens."""
-    pending: list[int] = field(default_factory=list[int])
-    """The last tokens of `ids`, whose keys and values are not in the cache yet."""
-    num_cached: int = 0
-    turn_start: int = 0
     num_begun: int = 0
     """The number of last tokens that begin the next turn: they were sampled before it was
     stopped."""
-    slot: int | None = None
-    is_new: bool = True
-    """Whether none of its tokens has been run yet."""
-    is_paused: bool = True
-    finish_reason: FinishReason | None = None
 
     def give(self, ids: Sequence[int]) -> None:
         """Appends given tokens (a prompt, the replies of tools)."""
         self.ids += ids
         self.sampled += [False] * len(ids)
         self.logprobs += [0.0] * len(ids)
-        self.pending += ids
+
+    def restore(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Appends tokens that were sampled earlier or elsewhere."""
+        self.ids += ids
+        self.sampled += [True] * len(ids)
+        self.logprobs += logprobs
+
+    def trace(self) -> TokenTrace:
+        """Returns a copy of the tokens so far."""
+        return TokenTrace(
+            ids=list(self.ids), sampled=list(self.sampled), logprobs=list(self.logprobs)
+        )
+
+
+@dataclass(eq=False)
+class DecodedSequence(TokenHistory):
+    """One conversation's tokens, and its state in the engine."""
+
+    draws: random.Random = field(kw_only=True)
+    """Its own source of random numbers, so that its tokens do not depend on other sequences."""
+    num_cached: int = 0
+    """The number of first tokens whose keys and values are in the cache."""
+    turn_start: int = 0
+    slot: int | None = None
+    is_new: bool = True
+    """Whether none of its tokens has been run yet."""
+    is_paused: bool = True
+    finish_reason: FinishReason | None = None
+
+    @property
+    def pending(self) -> list[int]:
+        """The last tokens, which have not been run through the model yet."""
+        return self.ids[self.num_cached :]
+
+    @property
+    def num_pending(self) -> int:
+        """The number of tokens that have not been run through the model yet."""
+        return len(self.ids) - self.num_cached
 
     def restore(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Appends a turn that was sampled earlier, and takes its random numbers from `draws`.
 
         Thus the tokens that follow are the same as if the turn had been sampled here.
         """
-        self.ids += ids
-        self.sampled += [True] * len(ids)
-        self.logprobs += logprobs
-        self.pending += ids
+        super().restore(ids, logprobs)
         for _ in ids:
             self.draws.random()
 
@@ -64,14 +87,3 @@ class DecodedSequence:
         """Ends the turn, and pauses the sequence until its next one begins."""
         self.finish_reason = reason
         self.is_paused = True
-
-    def take_over(self, num_tokens: int) -> None:
-        """Counts the first tokens as cached, after they were copied from another sequence."""
-        self.num_cached = num_tokens
-        self.pending = self.ids[num_tokens:]
-
-    def trace(self) -> TokenTrace:
-        """Returns a copy of the tokens so far."""
-        return TokenTrace(
-            ids=list(self.ids), sampled=list(self.sampled), logprobs=list(self.logprobs)
-        )

@@ -72,7 +72,7 @@ class SlotTable:
         self._cache.copy_tokens(source.slot, slots, num)
         for taker in takers:
             self.tokens_shared += num - taker.num_cached
-            taker.take_over(num)
+            taker.num_cached = num
 
     def _let_in(self, newcomers: Sequence[DecodedSequence]) -> None:
         index_of_slots = PrefixIndex([entry.ids[: entry.num_cached] for entry in self._entries])
@@ -101,7 +101,7 @@ class SlotTable:
             return
         if source.index != slot:
             self._cache.copy_tokens(source.index, [slot], source.num_tokens)
-        newcomer.take_over(source.num_tokens)
+        newcomer.num_cached = source.num_tokens
         self.tokens_shared += source.num_tokens
 
     def _source(self, slots: PrefixIndex, newcomer: DecodedSequence) -> SharedPrefix | None:

@@ -39,6 +39,15 @@ class UnreadableAnswerError(Exception):
     """A server's response does not have the content that the request asked for."""
 
 
+def decode_answer(body: bytes, kind: type[_T]) -> _T:
+    """Returns a response's JSON as `kind`. Raises UnreadableAnswerError if it is something else."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        beginning = body[:120].decode("utf-8", "replace")
+        raise UnreadableAnswerError(f"{error}: {beginning}") from error
+
+
 class NotServedError(TeacherError):
     """The server answered HTTP 404: it does not have the requested path or model."""
 

@@ -12,19 +12,11 @@ import msgspec
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import FailureClass
 from stillroom.models.load import LoadedModel
+from stillroom.policy.conversation import TokenConversation
 from stillroom.policy.hf import SamplingStoppedError
-from stillroom.policy.tool_calls import Parser, parser_for
-from stillroom.policy.turn_reader import TurnReader
-from stillroom.serving.model_server import ModelServer, UnreadableAnswerError
-from stillroom.types import (
-    BegunTurn,
-    Message,
-    SampledTurn,
-    SamplingSettings,
-    TokenTrace,
-    ToolSchema,
-    Usage,
-)
+from stillroom.policy.sequences import TokenHistory
+from stillroom.serving.model_server import ModelServer, UnreadableAnswerError, decode_answer
+from stillroom.types import Message, SampledTurn, SamplingSettings, ToolSchema
 
 _ID_PREFIX = "token_id:"
 
@@ -81,10 +73,8 @@ class ServedPolicy:
         `seed_key` and the seed (`seed`, or the sampling settings' if it is None) determine which
         tokens are drawn.
         """
-        parser = parser_for(self.loaded.tokenizer.chat_template) if tools else None
         given = self.sampling.seed or 0 if seed is None else seed
-        prompt = self.renderer.prompt_ids(messages, tools)
-        yield ServedConversation(self, prompt, parser, tools, f"{given}:{seed_key}")
+        yield ServedConversation(self, messages, tools, f"{given}:{seed_key}")
 
     def stop_sampling(self) -> None:
         """Stops sampling in all conversations; tokens of turns in flight are discarded."""
@@ -137,103 +127,43 @@ class ServedPolicy:
         }
 
 
-class ServedConversation:
-    """One conversation of a ServedPolicy, held as its exact tokens."""
+class ServedConversation(TokenConversation):
+    """One conversation of a ServedPolicy."""
 
     def __init__(
         self,
         policy: ServedPolicy,
-        prompt: Sequence[int],
-        parser: Parser | None,
+        messages: Sequence[Message],
         tools: Sequence[ToolSchema],
         key: str,
     ) -> None:
-        self._policy, self._tools, self._key = policy, tools, key
-        self._reader = TurnReader(policy.renderer, parser, policy.loaded.stop_ids)
-        self._ids: list[int] = []
-        self._sampled: list[bool] = []
-        self._logprobs: list[float] = []
-        self._num_begun = self._num_turns = 0
-        self._max_tokens = policy.sampling.max_tokens
-        self._give(prompt)
+        history = TokenHistory(policy.sampling)
+        super().__init__(history, policy.loaded, policy.renderer, messages, tools)
+        self._policy, self._key = policy, key
 
     async def sample(self) -> SampledTurn:
-        """Samples and returns the model's next turn; the turn is empty if the context is full."""
-        start = len(self._ids) - self._num_begun
-        room = self._policy.max_context - len(self._ids)
-        most = min(self._max_tokens - self._num_begun, room)
+        """Samples and returns the model's next turn; the turn is empty if the context is full.
+
+        A server's tokens arrive only when the turn is complete, so a stopped turn has none but
+        those with which it was begun.
+        """
+        history = self._history
+        num_begun = len(history.ids) - self._start_turn()
+        room = self._policy.max_context - len(history.ids)
+        most = min(history.settings.max_tokens - num_begun, room)
         is_finished = False
         if most > 0:
             digest = hashlib.sha256(f"{self._key}:{self._num_turns}".encode()).digest()
             seed = int.from_bytes(digest[:7], "big")
-            turn = await self._policy.next_turn(self._ids, max_tokens=most, seed=seed)
-            self._append(turn.ids, turn.logprobs)
+            turn = await self._policy.next_turn(history.ids, max_tokens=most, seed=seed)
+            history.restore(turn.ids, turn.logprobs)
             is_finished = turn.is_finished
-        self._num_begun = 0
-        self._num_turns += 1
-        ids = self._ids[start:]
+        history.num_begun = 0
         is_full = most == room
-        return SampledTurn(
-            message=self._reader.read(ids),
-            finish_reason="stop" if is_finished else "context" if is_full else "length",
-            usage=Usage(prompt_tokens=start, completion_tokens=len(ids)),
-            token_ids=ids,
-            logprobs=self._logprobs[start:],
-        )
-
-    def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the messages that follow the model's turn: tool replies or a user message."""
-        self._give(self._policy.renderer.reply_ids(call, replies, self._tools))
-
-    def restore(self, turn: SampledTurn) -> None:
-        """Appends a turn that this policy sampled earlier, instead of sampling a new one."""
-        self._took(turn)
-        self._append(turn.token_ids or [], turn.logprobs or [])
-
-    def add_turn(self, turn: SampledTurn) -> None:
-        """Appends the exact tokens of a turn that another policy sampled, as tokens not sampled."""
-        self._took(turn)
-        self._give(turn.token_ids or [])
-
-    def begin_turn(self, begun: BegunTurn) -> None:
-        """Starts the next turn with tokens that were sampled before sampling was stopped."""
-        self._append(begun.ids, begun.logprobs)
-        self._num_begun = len(begun.ids)
-
-    def begun_turn(self) -> BegunTurn:
-        """Returns the tokens with which the current turn was begun by `begin_turn`.
-
-        A server's tokens arrive only when the turn is complete, so a stopped turn adds none.
-        """
-        start = len(self._ids) - self._num_begun
-        return BegunTurn(ids=self._ids[start:], logprobs=self._logprobs[start:])
-
-    def limit_turn(self, max_tokens: int) -> None:
-        """Limits the turns that follow to `max_tokens`, if the sampling settings allow more."""
-        self._max_tokens = min(max_tokens, self._policy.sampling.max_tokens)
+        return self._finished_turn("stop" if is_finished else "context" if is_full else "length")
 
     def set_aside(self) -> None:
         """Does nothing, because the server lets no other conversation wait for this one."""
-
-    def trace(self) -> TokenTrace | None:
-        """Returns the conversation's tokens so far."""
-        return TokenTrace(
-            ids=list(self._ids), sampled=list(self._sampled), logprobs=list(self._logprobs)
-        )
-
-    def _give(self, ids: Sequence[int]) -> None:
-        self._ids += ids
-        self._sampled += [False] * len(ids)
-        self._logprobs += [0.0] * len(ids)
-
-    def _append(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        self._ids += ids
-        self._sampled += [True] * len(ids)
-        self._logprobs += logprobs
-
-    def _took(self, turn: SampledTurn) -> None:
-        self._num_turns += 1
-        self._reader.count_calls(turn)
 
 
 class _Logprobs(msgspec.Struct):
@@ -257,10 +187,10 @@ def _read(body: bytes, prompt_ids: Sequence[int]) -> ServedTurn:
 
     Raises UnreadableAnswerError if token ids or logprobs are missing or contradict the request.
     """
-    try:
-        (choice,) = msgspec.json.decode(body, type=_Answer).choices
-    except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError) as error:
-        raise UnreadableAnswerError(str(error)) from error
+    choices = decode_answer(body, _Answer).choices
+    if len(choices) != 1:
+        raise UnreadableAnswerError(f"{len(choices)} choices came instead of one")
+    (choice,) = choices
     sampled = choice.logprobs
     ids = choice.token_ids
     if ids is None:

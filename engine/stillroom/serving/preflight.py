@@ -18,6 +18,7 @@ from stillroom.serving.model_server import (
     ModelServer,
     NotServedError,
     UnreadableAnswerError,
+    decode_answer,
 )
 from stillroom.serving.teacher import ServedTeacher
 from stillroom.settings import Workspace
@@ -83,7 +84,7 @@ async def check_served(
 
 
 async def _check_model(teacher: ServedTeacher, max_context: int) -> int | None:
-    listed = _decoded(await teacher.server.get("/v1/models"), _Models).data
+    listed = decode_answer(await teacher.server.get("/v1/models"), _Models).data
     found = {model.id: model.max_model_len for model in listed}
     if teacher.model not in found:
         raise TeacherError(
@@ -182,7 +183,7 @@ def _mean_gap(first_scores: TeacherScores, server_scores: TeacherScores) -> floa
 async def _tokenize(server: ModelServer, body: dict[str, Any]) -> list[int] | None:
     """Returns the token ids that the server's `/tokenize` gives; None if it has no such path."""
     try:
-        return await server.post("/tokenize", body, lambda a: _decoded(a, _Tokens).tokens)
+        return await server.post("/tokenize", body, lambda a: decode_answer(a, _Tokens).tokens)
     except NotServedError:
         return None
 
@@ -211,10 +212,3 @@ class _Models(msgspec.Struct):
 
 class _Tokens(msgspec.Struct):
     tokens: list[int]
-
-
-def _decoded(body: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise UnreadableAnswerError(str(error)) from error

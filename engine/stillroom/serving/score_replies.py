@@ -11,11 +11,11 @@ Nothing here does I/O. The two kinds of server are asked as follows:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
-from stillroom.serving.model_server import UnreadableAnswerError
+from stillroom.serving.model_server import UnreadableAnswerError, decode_answer
 from stillroom.teachers.scores import TeacherScores
 
 ScoringProvider = Literal["vllm", "sglang"]
@@ -24,7 +24,6 @@ _IMPOSSIBLE = -1000.0
 # Rounding may put a log-probability above zero by this much at most.
 _ROUNDING = 1e-2
 
-_T = TypeVar("_T")
 _Listed = tuple[float | None, int, str | None]
 
 
@@ -105,7 +104,7 @@ class Question:
         return likeliest, [_checked(logprobs[token], place) for token in likeliest]
 
     def _vllm(self, body: bytes) -> dict[int, dict[int, float]]:
-        choices = _decoded(body, _VllmAnswer).choices
+        choices = decode_answer(body, _VllmAnswer).choices
         scores = choices[0].prompt_logprobs if choices else None
         if scores is None or len(scores) != len(self.ids):
             num = None if scores is None else len(scores)
@@ -118,7 +117,7 @@ class Question:
         }
 
     def _sglang(self, body: bytes) -> dict[int, dict[int, float]]:
-        meta = _decoded(body, _SglangAnswer).meta_info
+        meta = decode_answer(body, _SglangAnswer).meta_info
         scored = meta.input_token_logprobs
         if len(scored) != len(self.ids) - self.start:
             raise UnreadableAnswerError(
@@ -167,11 +166,3 @@ class _MetaInfo(msgspec.Struct):
 
 class _SglangAnswer(msgspec.Struct):
     meta_info: _MetaInfo
-
-
-def _decoded(body: bytes, kind: type[_T]) -> _T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        beginning = body[:120].decode("utf-8", "replace")
-        raise UnreadableAnswerError(f"{error}: {beginning}") from error

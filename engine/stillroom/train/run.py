@@ -7,7 +7,7 @@ import msgspec
 from stillroom.files import write_json
 from stillroom.reporting import Reporter
 from stillroom.settings import Workspace
-from stillroom.train.config.request import StartTraining, TrainingPlan, plan_request
+from stillroom.train.config.request import StartTraining, plan_request
 from stillroom.train.distributed.launch import launch_training
 from stillroom.train.in_process import train_in_process
 from stillroom.train.loop.session import TrainResult
@@ -21,21 +21,10 @@ def train(
     plan = plan_request(workspace, request)
     write_json(folder / "config.json", plan.config.model_dump(mode="json"))
     tracked = TrackedReporter(reporter, open_trackers(plan.config, folder))
+    run = train_in_process if plan.config.launcher.kind == "local" else launch_training
     try:
-        result = _trained(workspace, request, plan, folder, tracked)
+        result = run(workspace, request, plan, folder=folder, reporter=tracked)
     finally:
         tracked.close()
     shown = workspace.shown(Path(result.checkpoint))
     return msgspec.structs.replace(result, checkpoint=shown)
-
-
-def _trained(
-    workspace: Workspace,
-    request: StartTraining,
-    plan: TrainingPlan,
-    folder: Path,
-    reporter: Reporter,
-) -> TrainResult:
-    if plan.config.launcher.kind == "local":
-        return train_in_process(workspace, request, plan, folder=folder, reporter=reporter)
-    return launch_training(workspace, request, plan, folder=folder, reporter=reporter)

@@ -1,7 +1,8 @@
 """The session of a training run, the same for all methods: steps, metrics and checkpoints."""
 
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -151,6 +152,29 @@ class Session:
                     return
                 if step > self.step:
                     yield epoch, rows
+
+    def train_rows(
+        self,
+        num_rows: int,
+        accumulate: Callable[[Sequence[int]], Mapping[str, float]],
+        validate: Callable[[], Mapping[str, float]],
+    ) -> int:
+        """Takes the steps of all epochs on fixed rows and returns their number.
+
+        accumulate: adds the gradient of some rows and returns their metrics.
+        validate: returns the metrics of held-out rows, after each epoch; none without such rows.
+        """
+        trainer = self.config.trainer
+        per_epoch = math.ceil(num_rows / self.config.data.batch_size)
+        total_steps = per_epoch * trainer.num_epochs
+        optimizer = self.student.optimizer(trainer, total_steps=total_steps)
+        self.begin(optimizer)
+        for epoch, rows in self.batches(num_rows):
+            metrics = {**accumulate(rows), **optimizer.step().metrics, "epoch": epoch + 1}
+            if optimizer.num_steps % per_epoch == 0:
+                metrics |= validate()
+            self.after_step(optimizer.num_steps, total_steps, metrics)
+        return optimizer.num_steps
 
     @property
     def is_stalled(self) -> bool:

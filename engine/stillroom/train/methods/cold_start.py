@@ -9,7 +9,6 @@ from stillroom.train.loop.row_batches import batches_of
 from stillroom.train.loop.session import Phase, Session
 from stillroom.train.methods.sft import accumulate_nll
 from stillroom.train.student.encode import EncodedSft, encode_sft
-from stillroom.train.student.optimizer import Optimizer
 
 _PHASE = "cold_start"
 
@@ -34,8 +33,7 @@ def train_cold_start(session: Session, encoded: EncodedSft, total_steps: int) ->
     """Takes those supervised steps of the cold start that a resumed run has not taken yet.
 
     total_steps: the number of steps of the whole run. A checkpoint of the last supervised step is
-    always written,
-    to compare the distilled student with.
+    always written, to compare the distilled student with.
     """
     config, sequences = session.config, encoded.sequences
     num_steps = cold_start_steps(config, len(sequences))
@@ -45,8 +43,7 @@ def train_cold_start(session: Session, encoded: EncodedSft, total_steps: int) ->
     settings = config.trainer.model_copy(
         update={"learning_rate": section.learning_rate or config.trainer.learning_rate}
     )
-    student = session.student
-    optimizer = Optimizer(student.trainable(), settings, total_steps=num_steps, peers=student.peers)
+    optimizer = session.student.optimizer(settings, total_steps=num_steps)
     session.begin(optimizer)
     session.student.module.train()
     phase = Phase(_PHASE, 0, num_steps)
@@ -54,11 +51,6 @@ def train_cold_start(session: Session, encoded: EncodedSft, total_steps: int) ->
         len(sequences), size=section.batch_size, num_epochs=section.num_epochs
     ):
         batch = accumulate_nll(session.student, [sequences[i] for i in chosen])
-        step = optimizer.step()
+        metrics = {"cold_start_loss": batch.loss, **optimizer.step().metrics}
         session.trained_tokens += batch.num_tokens
-        metrics = {
-            "cold_start_loss": batch.loss,
-            "learning_rate": step.learning_rate,
-            "grad_norm": step.grad_norm,
-        }
         session.after_step(optimizer.num_steps, total_steps, metrics, phase=phase)

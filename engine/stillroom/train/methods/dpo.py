@@ -10,13 +10,12 @@ from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow
 from stillroom.models.batches import TokenSequence
 from stillroom.train.config.schema import DpoSection
-from stillroom.train.loop.row_batches import batches_of, hold_out
+from stillroom.train.loop.row_batches import hold_out
 from stillroom.train.loop.session import Session, TrainResult
 from stillroom.train.methods.losses import preference_loss, sum_by_sequence
 from stillroom.train.student.collective import Collective
 from stillroom.train.student.encode import TokenPair, encode_pairs
 from stillroom.train.student.model import Student
-from stillroom.train.student.optimizer import Optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +49,23 @@ def train_dpo(session: Session, rows: Sequence[DpoRow], *, max_length: int) -> T
     pairs = add_reference(student, encoded.pairs, is_mean=is_mean)
     unseen = encode_pairs(apart, renderer, max_length=max_length).pairs if apart else []
     held_out = add_reference(student, unseen, is_mean=is_mean)
-    per_epoch = len(batches_of(range(len(pairs)), config.data.batch_size))
-    total_steps = per_epoch * config.trainer.num_epochs
-    optimizer = Optimizer(
-        student.trainable(), config.trainer, total_steps=total_steps, peers=student.peers
-    )
-    session.begin(optimizer)
-    # Not train(): dropout would set the policy apart from its reference by chance alone.
-    student.module.eval()
-    for epoch, chosen in session.batches(len(pairs)):
+
+    def accumulate(chosen: Sequence[int]) -> dict[str, float]:
         batch = [pairs[i] for i in chosen]
         stats = accumulate_preference(student, batch, config.dpo)
-        step = optimizer.step()
         session.trained_tokens += sum(_num_trained(item.pair) for item in batch)
-        metrics = {
-            "loss": stats.loss,
-            "margin": stats.margin,
-            "pair_accuracy": stats.accuracy,
-            "learning_rate": step.learning_rate,
-            "grad_norm": step.grad_norm,
-            "epoch": epoch + 1,
-        }
-        if held_out and optimizer.num_steps % per_epoch == 0:
-            unseen_stats = validate_preference(student, held_out, config.dpo)
-            metrics |= {"val_loss": unseen_stats.loss, "val_pair_accuracy": unseen_stats.accuracy}
-        session.after_step(optimizer.num_steps, total_steps, metrics)
-    return session.finish(optimizer.num_steps, rows=len(pairs), skipped=encoded.skipped)
+        return {"loss": stats.loss, "margin": stats.margin, "pair_accuracy": stats.accuracy}
+
+    def validate() -> dict[str, float]:
+        if not held_out:
+            return {}
+        stats = validate_preference(student, held_out, config.dpo)
+        return {"val_loss": stats.loss, "val_pair_accuracy": stats.accuracy}
+
+    # Not train(): dropout would set the policy apart from its reference by chance alone.
+    student.module.eval()
+    num_steps = session.train_rows(len(pairs), accumulate, validate)
+    return session.finish(num_steps, rows=len(pairs), skipped=encoded.skipped)
 
 
 @torch.no_grad()

@@ -8,11 +8,10 @@ import torch
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
 from stillroom.models.batches import TokenSequence
-from stillroom.train.loop.row_batches import batches_of, hold_out
+from stillroom.train.loop.row_batches import hold_out
 from stillroom.train.loop.session import Session, TrainResult
 from stillroom.train.student.encode import encode_sft
 from stillroom.train.student.model import Student
-from stillroom.train.student.optimizer import Optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +30,19 @@ def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> T
     )
     kept, apart = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
     encoded = encode_sft(kept, renderer, max_length=max_length)
-    train = encoded.sequences
     held_out = encode_sft(apart, renderer, max_length=max_length).sequences if apart else []
-    per_epoch = len(batches_of(range(len(train)), config.data.batch_size))
-    total_steps = per_epoch * config.trainer.num_epochs
-    optimizer = Optimizer(
-        student.trainable(), config.trainer, total_steps=total_steps, peers=student.peers
-    )
-    session.begin(optimizer)
-    student.module.train()
-    for epoch, chosen in session.batches(len(train)):
-        batch = accumulate_nll(student, [train[i] for i in chosen])
-        step = optimizer.step()
+
+    def accumulate(chosen: Sequence[int]) -> dict[str, float]:
+        batch = accumulate_nll(student, [encoded.sequences[i] for i in chosen])
         session.trained_tokens += batch.num_tokens
-        metrics = {
-            "loss": batch.loss,
-            "learning_rate": step.learning_rate,
-            "grad_norm": step.grad_norm,
-            "epoch": epoch + 1,
-        }
-        if held_out and optimizer.num_steps % per_epoch == 0:
-            metrics["val_loss"] = validation_loss(student, held_out)
-        session.after_step(optimizer.num_steps, total_steps, metrics)
-    return session.finish(optimizer.num_steps, rows=encoded.num_rows, skipped=encoded.skipped)
+        return {"loss": batch.loss}
+
+    def validate() -> dict[str, float]:
+        return {"val_loss": validation_loss(student, held_out)} if held_out else {}
+
+    student.module.train()
+    num_steps = session.train_rows(len(encoded.sequences), accumulate, validate)
+    return session.finish(num_steps, rows=encoded.num_rows, skipped=encoded.skipped)
 
 
 def accumulate_nll(student: Student, sequences: Sequence[TokenSequence]) -> BatchLoss:

@@ -103,12 +103,7 @@ async def train_on_policy(
             session.reporter.note(note)
         if cold_start is not None:
             await anyio.to_thread.run_sync(train_cold_start, session, cold_start, last_step)
-        optimizer = Optimizer(
-            session.student.trainable(),
-            config.trainer,
-            total_steps=len(batches) * substeps,
-            peers=session.student.peers,
-        )
+        optimizer = session.student.optimizer(config.trainer, total_steps=len(batches) * substeps)
         session.begin(optimizer, substeps=substeps, first_step=first_step)
         phase = Phase(config.dataset_type, first_step, last_step)
         for iteration in range(session.step - first_step, len(batches)):

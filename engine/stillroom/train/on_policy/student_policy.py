@@ -3,11 +3,10 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from stillroom.data.formats import Task
+from stillroom.policy.conversation import TokenConversation
 from stillroom.policy.hf import HFPolicy, SamplingStoppedError
-from stillroom.rollout.episode.loop import PolicyConversation
 from stillroom.rollout.journal.records import ForgetfulRecorder
 from stillroom.serving.policy import ServedPolicy
 from stillroom.tools.source import ToolResult
@@ -60,30 +59,6 @@ class StudentRollout(ForgetfulRecorder):
     def record_replies(self, index: int, replies: list[ToolResult]) -> None:
         """Keeps the tools' replies to turn `index`."""
         self.turns[index] = KnownTurn(turn=self.turns[index].turn, replies=replies)
-
-
-class TurnSampler(PolicyConversation, Protocol):
-    """A conversation whose turns can be limited, added from another policy, and interrupted."""
-
-    def add_turn(self, turn: SampledTurn) -> None:
-        """Appends the exact tokens of a turn that another policy sampled, as given tokens."""
-        ...
-
-    def begin_turn(self, begun: BegunTurn) -> None:
-        """Makes the tokens of `begun` the first ones of the turn that is sampled next."""
-        ...
-
-    def begun_turn(self) -> BegunTurn:
-        """Returns the tokens so far of the turn in which sampling was stopped."""
-        ...
-
-    def limit_turn(self, max_tokens: int) -> None:
-        """Limits the next turn to fewer tokens than the settings do."""
-        ...
-
-    def set_aside(self) -> None:
-        """Lets other conversations go on without this one, which will not ask for a turn soon."""
-        ...
 
 
 class StudentPolicy:
@@ -147,8 +122,8 @@ class StudentConversation:
 
     def __init__(
         self,
-        student: TurnSampler,
-        teacher: TurnSampler | None,
+        student: TokenConversation,
+        teacher: TokenConversation | None,
         rollout: StudentRollout,
         max_tokens: int,
     ) -> None:

@@ -42,7 +42,7 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
     max_tokens = int(MOST_OPERATIONS[student.loaded.device.type] / (6 * num_parameters))
     size = config.data.batch_size
     longest = sorted(units, key=num_tokens)[-size:][::-1]
-    optimizer = Optimizer(student.trainable(), config.trainer, total_steps=2)
+    optimizer = student.optimizer(config.trainer, total_steps=2)
     heavy, light = _within(longest, max_tokens), _within(units[:size], max_tokens)
     _step(student, config, heavy, optimizer)
     accumulate_s, step_s = _step(student, config, light, optimizer)

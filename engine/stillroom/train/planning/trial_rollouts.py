@@ -20,7 +20,6 @@ from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.planning.trial import MOST_OPERATIONS
 from stillroom.train.student.memory import peak_memory_gb
 from stillroom.train.student.model import Student, load_student
-from stillroom.train.student.optimizer import Optimizer
 from stillroom.types import SamplingSettings
 
 _MOST_ROLLOUTS, _MOST_TOKENS = 16, 32
@@ -66,9 +65,7 @@ def try_iteration(
     tokens = [sequence.tokens.num_trained for sequence in sequences]
     if not sum(tokens):
         return None
-    optimizer = Optimizer(
-        student.trainable(), config.trainer, total_steps=config.algorithm.substeps
-    )
+    optimizer = student.optimizer(config.trainer, total_steps=config.algorithm.substeps)
     update_student(student, teachers.local, sequences, optimizer, config, 0)
     is_cut = max_tokens < config.rollout.max_tokens and max(tokens) >= max_tokens
     return RolloutTrial(

@@ -1,8 +1,9 @@
 """Encodes rows as token sequences; rows that cannot be trained on are counted by reason."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow, SftRow
@@ -11,6 +12,8 @@ from stillroom.models.batches import TokenSequence
 
 TOO_LONG = "longer than max_length"
 NOTHING_TRAINED = "no assistant token to train"
+
+_Row = TypeVar("_Row", SftRow, DpoRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,23 +24,23 @@ class TokenPair:
     rejected: TokenSequence
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class EncodedSft:
     """The rows that can be trained on, as tokens."""
 
-    sequences: list[TokenSequence] = field(default_factory=list[TokenSequence])
+    sequences: list[TokenSequence]
     """One sequence for each row, or several if the template renders a turn differently once others
     follow it."""
-    num_rows: int = 0
-    skipped: Counter[str] = field(default_factory=Counter[str])
+    num_rows: int
+    skipped: Counter[str]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class EncodedPairs:
     """The pairs that can be trained on, as tokens."""
 
-    pairs: list[TokenPair] = field(default_factory=list[TokenPair])
-    skipped: Counter[str] = field(default_factory=Counter[str])
+    pairs: list[TokenPair]
+    skipped: Counter[str]
 
 
 def encode_sft(rows: Sequence[SftRow], renderer: ChatRenderer, *, max_length: int) -> EncodedSft:
@@ -45,22 +48,13 @@ def encode_sft(rows: Sequence[SftRow], renderer: ChatRenderer, *, max_length: in
 
     Raises DataError if no row is left.
     """
-    encoded = EncodedSft()
-    for row in rows:
-        try:
-            rendered = renderer.sequences(row.messages, row.tools)
-        except ModelError as error:
-            encoded.skipped[_unrenderable(error)] += 1
-            continue
-        sequences = [TokenSequence(one.ids, one.trained) for one in rendered]
-        reasons = [reason for one in sequences if (reason := _unusable(one, max_length))]
-        if reasons:
-            encoded.skipped[reasons[0]] += 1
-        else:
-            encoded.sequences += sequences
-            encoded.num_rows += 1
-    _need_some(encoded.num_rows, encoded.skipped, max_length)
-    return encoded
+
+    def encode(row: SftRow) -> list[TokenSequence]:
+        rendered = renderer.sequences(row.messages, row.tools)
+        return [TokenSequence(one.ids, one.trained) for one in rendered]
+
+    kept, skipped = _encode(rows, encode, max_length)
+    return EncodedSft([one for sequences in kept for one in sequences], len(kept), skipped)
 
 
 def encode_pairs(
@@ -70,20 +64,33 @@ def encode_pairs(
 
     Raises DataError if no row is left.
     """
-    encoded = EncodedPairs()
+    kept, skipped = _encode(rows, lambda row: _sides(row, renderer), max_length)
+    return EncodedPairs([TokenPair(*sides) for sides in kept], skipped)
+
+
+def _encode(
+    rows: Sequence[_Row], encode: Callable[[_Row], list[TokenSequence]], max_length: int
+) -> tuple[list[list[TokenSequence]], Counter[str]]:
+    """Returns the sequences of each usable row, and the number of the others by reason."""
+    kept, skipped = list[list[TokenSequence]](), Counter[str]()
     for row in rows:
         try:
-            sides = _sides(row, renderer)
+            sequences = encode(row)
         except ModelError as error:
-            encoded.skipped[_unrenderable(error)] += 1
+            skipped[f"refused by the chat template: {error.problem}"] += 1
             continue
-        reasons = [reason for side in sides if (reason := _unusable(side, max_length))]
+        reasons = [reason for one in sequences if (reason := _unusable(one, max_length))]
         if reasons:
-            encoded.skipped[reasons[0]] += 1
+            skipped[reasons[0]] += 1
         else:
-            encoded.pairs.append(TokenPair(*sides))
-    _need_some(len(encoded.pairs), encoded.skipped, max_length)
-    return encoded
+            kept.append(sequences)
+    if not kept:
+        why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "no rows"
+        raise DataError(
+            f"no row is left to train on: {why} (max_length {max_length})",
+            "raise model.max_length, or look at the rows with inspect_examples",
+        )
+    return kept, skipped
 
 
 def _sides(row: DpoRow, renderer: ChatRenderer) -> list[TokenSequence]:
@@ -96,20 +103,7 @@ def _sides(row: DpoRow, renderer: ChatRenderer) -> list[TokenSequence]:
     return [TokenSequence(side.ids, side.trained) for side in rendered]
 
 
-def _unrenderable(error: ModelError) -> str:
-    return f"refused by the chat template: {error.problem}"
-
-
 def _unusable(sequence: TokenSequence, max_length: int) -> str | None:
     if len(sequence.ids) > max_length:
         return TOO_LONG
     return NOTHING_TRAINED if sequence.num_trained == 0 else None
-
-
-def _need_some(num_left: int, skipped: Counter[str], max_length: int) -> None:
-    if num_left == 0:
-        why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "no rows"
-        raise DataError(
-            f"no row is left to train on: {why} (max_length {max_length})",
-            "raise model.max_length, or look at the rows with inspect_examples",
-        )

@@ -23,8 +23,9 @@ from stillroom.models.precision import Precision
 from stillroom.models.recompute import recompute_layers
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
-from stillroom.train.config.schema import ModelSection
+from stillroom.train.config.schema import ModelSection, TrainerSection
 from stillroom.train.student.collective import ALONE, Collective
+from stillroom.train.student.optimizer import Optimizer
 from stillroom.train.student.sharding import run_inside, shard
 
 _MIN_MICROBATCH, _MAX_MICROBATCH = 512, 16384
@@ -69,6 +70,10 @@ class Student:
     def trainable(self) -> Iterator[nn.Parameter]:
         """Yields the parameters that are trained."""
         return (p for p in self.module.parameters() if p.requires_grad)
+
+    def optimizer(self, settings: TrainerSection, *, total_steps: int) -> Optimizer:
+        """Returns an optimiser of the trained parameters, which all processes step together."""
+        return Optimizer(self.trainable(), settings, total_steps=total_steps, peers=self.peers)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Returns a context that runs matrix products in bf16 on CUDA, unless precision is fp32."""

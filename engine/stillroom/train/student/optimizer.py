@@ -23,6 +23,11 @@ class StepInfo:
     """The norm of all gradients together, before clipping."""
     learning_rate: float
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The figures, named as in events.jsonl."""
+        return {"learning_rate": self.learning_rate, "grad_norm": self.grad_norm}
+
 
 def learning_rate_at(step: int, total_steps: int, settings: TrainerSection) -> float:
     """Returns the learning rate of a step, counted from 0 to total_steps - 1.

@@ -1,0 +1,108 @@
+"""One conversation of a policy: its exact tokens, and its turns as messages."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import msgspec
+
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.models.load import LoadedModel
+from stillroom.policy.sequences import FinishReason, TokenHistory
+from stillroom.policy.tool_calls import message_from_text, parser_for
+from stillroom.types import BegunTurn, Message, SampledTurn, TokenTrace, ToolSchema, Usage
+
+
+class TokenConversation(ABC):
+    """A conversation that is held as its exact tokens; its subclasses sample its turns."""
+
+    def __init__(
+        self,
+        history: TokenHistory,
+        loaded: LoadedModel,
+        renderer: ChatRenderer,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+    ) -> None:
+        self._history, self._renderer, self._tools = history, renderer, tools
+        self._parser = parser_for(loaded.tokenizer.chat_template) if tools else None
+        self._stop_ids = loaded.stop_ids
+        self._turn_start = self._num_turns = self._num_calls = 0
+        history.give(renderer.prompt_ids(messages, tools))
+
+    @abstractmethod
+    async def sample(self) -> SampledTurn:
+        """Returns the model's next turn.
+
+        Raises:
+            CallFailedError: every attempt failed.
+            SamplingStoppedError: sampling stopped before the turn's end; its tokens are
+            `begun_turn`.
+        """
+
+    def reply(self, call: Message, replies: Sequence[Message]) -> None:
+        """Appends the replies to the model's last turn: those of tools, or a user's message."""
+        self._history.give(self._renderer.reply_ids(call, replies, self._tools))
+
+    def restore(self, turn: SampledTurn) -> None:
+        """Appends a turn that was sampled in an earlier process, instead of sampling it."""
+        self._count(turn.message)
+        self._history.restore(turn.token_ids or [], turn.logprobs or [])
+
+    def add_turn(self, turn: SampledTurn) -> None:
+        """Appends the exact tokens of a turn that another policy sampled, as given tokens."""
+        self._count(turn.message)
+        self._history.give(turn.token_ids or [])
+
+    def begin_turn(self, begun: BegunTurn) -> None:
+        """Makes these the first tokens of the next turn, and uses up their random numbers."""
+        self._history.restore(begun.ids, begun.logprobs)
+        self._history.num_begun = len(begun.ids)
+
+    def begun_turn(self) -> BegunTurn:
+        """Returns the tokens so far of the turn in which sampling was stopped."""
+        history, start = self._history, self._turn_start
+        return BegunTurn(ids=history.ids[start:], logprobs=history.logprobs[start:])
+
+    def limit_turn(self, max_tokens: int) -> None:
+        """Limits the turns that follow to fewer tokens than the settings do."""
+        settings = self._history.settings
+        limit = min(max_tokens, settings.max_tokens)
+        self._history.settings = msgspec.structs.replace(settings, max_tokens=limit)
+
+    @abstractmethod
+    def set_aside(self) -> None:
+        """Lets other conversations go on without this one, which will not ask for a turn soon."""
+
+    def trace(self) -> TokenTrace | None:
+        """Returns the conversation's tokens so far."""
+        return self._history.trace()
+
+    def _start_turn(self) -> int:
+        """Returns the number of tokens before the next turn, of which some may have begun."""
+        self._turn_start = len(self._history.ids) - self._history.num_begun
+        return self._turn_start
+
+    def _finished_turn(self, reason: FinishReason) -> SampledTurn:
+        """Returns the turn that has just been sampled; its message lacks the token that ends it."""
+        start = self._turn_start
+        ids = self._history.ids[start:]
+        shown = ids[:-1] if ids and ids[-1] in self._stop_ids else ids
+        message = message_from_text(
+            self._renderer.decode(shown),
+            self._parser,
+            first_call=self._num_calls,
+            is_thinking=self._renderer.header.rstrip().endswith("<think>"),
+        )
+        self._count(message)
+        return SampledTurn(
+            message=message,
+            finish_reason=reason,
+            usage=Usage(prompt_tokens=start, completion_tokens=len(ids)),
+            token_ids=ids,
+            logprobs=self._history.logprobs[start:],
+        )
+
+    def _count(self, message: Message) -> None:
+        """Counts a turn and its calls, which are numbered across all turns."""
+        self._num_turns += 1
+        self._num_calls += len(message.get("tool_calls", []))
