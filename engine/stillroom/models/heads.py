@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from stillroom.errors import ModelError
 from stillroom.models.batches import TokenBatch
-from stillroom.models.cpu.gradients import HandGradients, MatrixHead, matrix_of
+from stillroom.models.cpu.gradients import HandGradients, MatrixHead, matrix_head
 from stillroom.models.packing import allow_packing, can_pack, packed_inputs
-from stillroom.models.placement import input_device
+from stillroom.models.placement import base_model, input_device
 
 MAX_LOGITS = 1 << 27
 """The most logits that are held at a time, unless one position has more."""
@@ -39,12 +39,10 @@ class OutputHead:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        # A peft model wraps the layers in place, so its base model runs the adapter too.
-        base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
-        self._base = base
-        self._body = base.get_decoder()
-        self._head = base.get_output_embeddings()
-        config = base.config.get_text_config()
+        self._base = base_model(model)
+        self._body = self._base.get_decoder()
+        self._head = self._base.get_output_embeddings()
+        config = self._base.config.get_text_config()
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self._scale = _logit_scale(config)
         self._matrix: MatrixHead | None = None
@@ -61,7 +59,8 @@ class OutputHead:
     @property
     def by_hand(self) -> HandGradients | None:
         """The same model with its head's gradient formed by hand; None: only autograd can do it."""
-        self._matrix = matrix_of(self._head, self._matrix, scale=self._scale, softcap=self._softcap)
+        if self._matrix is None or self._matrix.weight is not self._head.weight:
+            self._matrix = matrix_head(self._head, scale=self._scale, softcap=self._softcap)
         if self._matrix is None:
             return None
         # Formed anew each time: it refers to this head, and a reference cycle would keep the model

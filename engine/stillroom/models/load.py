@@ -1,7 +1,6 @@
 """Loads models and tokenizers; every failure becomes an error that says what to do."""
 
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,23 +114,18 @@ def load_weights(
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype_for(precision, device)
-    model: Any
     options = nf4_options(dtype, device) if quantization == "nf4" else {}
     if spread:
         options |= spread_options()
+    model: Any = read_weights(location, dtype=dtype, **options)
     if quantization == "nf4":
-        model = read_weights(location, dtype=dtype, options=options)
         compute_alike(model)
         return model
-    model = read_weights(location, dtype=dtype, options=options)
     return model if stays or spread else model.to(device)
 
 
 def read_weights(
-    location: ModelLocation,
-    *,
-    dtype: torch.dtype | Literal["auto"],
-    options: Mapping[str, Any] | None = None,
+    location: ModelLocation, *, dtype: torch.dtype | Literal["auto"], **options: Any
 ) -> PreTrainedModel:
     """Returns a causal language model in main memory.
 
@@ -144,7 +138,7 @@ def read_weights(
             dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
-            **(options or {}),
+            **options,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise _cannot_load("model", location, error) from error

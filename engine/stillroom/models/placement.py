@@ -18,6 +18,14 @@ def spread_options() -> dict[str, Any]:
     return {"device_map": "auto"}
 
 
+def base_model(model: Any) -> Any:
+    """Returns the model itself; of a peft model the one that it wraps, which runs the adapter too.
+
+    A peft model puts its adapter into the layers of its base in place.
+    """
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def input_device(model: Any) -> torch.device:
     """Returns the device that a model's inputs must be on."""
     # accelerate puts hooks on a spread model, which hold the device that each layer runs on.

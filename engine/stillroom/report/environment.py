@@ -10,9 +10,19 @@ from markupsafe import Markup
 from stillroom import __version__
 from stillroom.files import write_atomic
 from stillroom.lineage import now
-from stillroom.report.wording import count, moment, number, percent, plural
+from stillroom.report.wording import (
+    count,
+    moment,
+    number,
+    number_interval,
+    percent,
+    percent_interval,
+    plural,
+    short_name,
+)
 
 _FOLDER = Path(__file__).parent
+_FILTERS = (count, moment, number, number_interval, percent, percent_interval, plural, short_name)
 
 
 def render_page(template: str, *, script: str | None = None, **shown: Any) -> str:
@@ -31,7 +41,7 @@ def render_page(template: str, *, script: str | None = None, **shown: Any) -> st
         lstrip_blocks=True,
     )
     filters: dict[str, Any] = environment.filters
-    filters.update(count=count, number=number, percent=percent, plural=plural)
+    filters.update((show.__name__, show) for show in _FILTERS)
     code = (_FOLDER / script).read_text(encoding="utf-8") if script else ""
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
     return environment.get_template(template).render(

@@ -8,6 +8,7 @@ from stillroom.evaluate.compare import Comparison, compare
 from stillroom.evaluate.intervals import Estimate
 from stillroom.report.lineup import MIN_SHARED, EvaluationEntry, Lineup, shared_tasks
 from stillroom.report.wording import (
+    Figure,
     Interval,
     number,
     number_interval,
@@ -17,15 +18,6 @@ from stillroom.report.wording import (
     points,
     short_name,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class HeadlineFigure:
-    """One of the large figures at the head of the report."""
-
-    label: str
-    value: str
-    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +34,7 @@ class Headline:
     """The headline's sentence and its figures."""
 
     sentence: Sequence[Phrase]
-    figures: Sequence[HeadlineFigure]
+    figures: Sequence[Figure]
 
 
 def headline(lineup: Lineup, *, num_runs: int) -> Headline:
@@ -122,7 +114,7 @@ def _teacher_clause(best: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
     return [Phrase("; the teacher, "), _name(teacher), Phrase(f", answers {percent(accuracy)}.")]
 
 
-def _single_figures(before: EvaluationEntry) -> list[HeadlineFigure]:
+def _single_figures(before: EvaluationEntry) -> list[Figure]:
     result = before.evaluation.result
     accuracy = _figure("Accuracy", percent_interval(result.accuracy), "")
     if result.teacher_kl is None:
@@ -131,20 +123,20 @@ def _single_figures(before: EvaluationEntry) -> list[HeadlineFigure]:
     return [accuracy, _figure("Reverse KL", number_interval(result.teacher_kl), note)]
 
 
-def _figure(label: str, interval: Interval, unit: str) -> HeadlineFigure:
+def _figure(label: str, interval: Interval, unit: str) -> Figure:
     known = f"95 % interval {interval.range}" if interval.range else "no interval"
-    return HeadlineFigure(label, interval.value, known + unit)
+    return Figure(label, interval.value, known + unit)
 
 
 def _figures(
     before: EvaluationEntry, best: EvaluationEntry, comparison: Comparison, lineup: Lineup
-) -> list[HeadlineFigure]:
+) -> list[Figure]:
     old, new = percent(comparison.baseline_accuracy), percent(comparison.candidate_accuracy)
     tasks = plural(comparison.tasks_shared, "task")
     difference = comparison.difference
     figures = [
-        HeadlineFigure("Accuracy", f"{old} → {new}", f"{before.label} → {best.label}"),
-        HeadlineFigure(
+        Figure("Accuracy", f"{old} → {new}", f"{before.label} → {best.label}"),
+        Figure(
             "Difference",
             f"{points(difference.value, is_signed=True)} points",
             f"{_within(difference)}, paired over {tasks}",
@@ -159,7 +151,7 @@ def _figures(
 
 def _gap_closed(
     before: EvaluationEntry, best: EvaluationEntry, teacher: EvaluationEntry | None
-) -> HeadlineFigure | None:
+) -> Figure | None:
     """Returns the closed share of the gap to the teacher, if the teacher is clearly ahead."""
     if teacher is None or best is teacher:
         return None
@@ -177,17 +169,13 @@ def _gap_closed(
     if goal <= start:
         return None
     share = percent((reached - start) / (goal - start))
-    return HeadlineFigure(
-        "Gap to the teacher closed", share, f"{teacher.label} answers {percent(goal)}"
-    )
+    return Figure("Gap to the teacher closed", share, f"{teacher.label} answers {percent(goal)}")
 
 
-def _kl_change(before: EvaluationEntry, best: EvaluationEntry) -> HeadlineFigure | None:
+def _kl_change(before: EvaluationEntry, best: EvaluationEntry) -> Figure | None:
     old, new = before.evaluation.result, best.evaluation.result
     if old.teacher_kl is None or new.teacher_kl is None or old.teacher != new.teacher:
         return None
     value = f"{number(old.teacher_kl.value)} → {number(new.teacher_kl.value)}"
     to = short_name(new.teacher or "the teacher")
-    return HeadlineFigure(
-        "Reverse KL to the teacher", value, f"nats per token, to {to}; lower is closer"
-    )
+    return Figure("Reverse KL to the teacher", value, f"nats per token, to {to}; lower is closer")

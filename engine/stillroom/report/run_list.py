@@ -11,34 +11,22 @@ from stillroom.report.wording import (
     NOTHING,
     count,
     duration,
-    moment,
     number,
     percent_interval,
     plural,
     short_name,
 )
-from stillroom.run_folder import RunFailure, RunState
+from stillroom.run_folder import RunState
 from stillroom.types import RunKind, RunStatus
-
-_MAIN_METRICS: dict[RunKind, tuple[str, str]] = {
-    RunKind.SFT: ("loss", "loss"),
-    RunKind.DPO: ("loss", "loss"),
-    RunKind.DISTILL: ("teacher_kl", "reverse KL"),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
     """One run as the page lists it."""
 
-    run_id: str
-    kind: RunKind
-    status: RunStatus
-    created_at: str
-    when: str
+    run: Run
     took: str
     outcome: str
-    error: RunFailure | None
 
 
 class _Rollouts(msgspec.Struct, frozen=True):
@@ -51,6 +39,12 @@ class _Rollouts(msgspec.Struct, frozen=True):
     dry_run: bool = False
     todo: int = 0
 
+    def line(self) -> str:
+        if self.dry_run:
+            return f"dry run: {plural(self.todo, 'rollout')} to do"
+        done = f"{count(self.succeeded)} of {count(self.requested)} rollouts in {self.output}"
+        return done + _mean_reward(self.mean_reward)
+
 
 class _Scoring(msgspec.Struct, frozen=True):
     """The fields of score_rollouts' result that the list shows."""
@@ -59,6 +53,14 @@ class _Scoring(msgspec.Struct, frozen=True):
     changed: int
     mean_after: float | None
 
+    def line(self) -> str:
+        done = f"{count(self.changed)} of {count(self.read)} rollouts scored anew"
+        return done + _mean_reward(self.mean_after)
+
+
+def _mean_reward(mean: float | None) -> str:
+    return "" if mean is None else f", mean reward {number(mean)}"
+
 
 class _Export(msgspec.Struct, frozen=True):
     """The fields of export_model's result that the list shows."""
@@ -66,54 +68,64 @@ class _Export(msgspec.Struct, frozen=True):
     output: str
     format: str
 
+    def line(self) -> str:
+        return f"{self.format} in {self.output}"
+
 
 class _Training(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a training run's result that the list shows."""
+
     steps: int
     rows: int
     metrics: dict[str, float | None]
 
+    def line(self) -> str:
+        steps = f"{plural(self.steps, 'step')} on {plural(self.rows, 'row')}"
+        is_distilled = "teacher_kl" in self.metrics
+        metric, name = ("teacher_kl", "reverse KL") if is_distilled else ("loss", "loss")
+        value = self.metrics.get(metric)
+        return steps if value is None else f"{steps}, {name} at the end {number(value)}"
+
 
 class _Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of an evaluation's result that the list shows."""
+
     name: str
     accuracy: Estimate
+
+    def line(self) -> str:
+        accuracy = percent_interval(self.accuracy)
+        within = f" ({accuracy.range})" if accuracy.range else ""
+        tasks = plural(self.accuracy.n, "task")
+        return f"{short_name(self.name)}: {accuracy.value}{within} of {tasks} right"
+
+
+_RESULTS = {
+    RunKind.ROLLOUTS: _Rollouts,
+    RunKind.SCORE: _Scoring,
+    RunKind.EVALUATE: _Evaluation,
+    RunKind.EXPORT: _Export,
+    RunKind.SFT: _Training,
+    RunKind.DPO: _Training,
+    RunKind.DISTILL: _Training,
+}
 
 
 def run_rows(runs: Sequence[Run]) -> list[RunRow]:
     """Returns the runs, newest first."""
-    return [_row(run) for run in reversed(runs)]
+    return [RunRow(run, _took(run.state), _outcome(run.state)) for run in reversed(runs)]
 
 
-def _row(run: Run) -> RunRow:
-    state = run.state
+def _took(state: RunState) -> str:
     took = duration(state.started_at, state.ended_at)
-    return RunRow(
-        run_id=run.run_id,
-        kind=state.kind,
-        status=state.status,
-        created_at=state.created_at,
-        when=moment(state.created_at),
-        took=took or (NOTHING if state.status.is_final else "unfinished"),
-        outcome=_outcome(state),
-        error=state.error,
-    )
+    return took or (NOTHING if state.status.is_final else "unfinished")
 
 
 def _outcome(state: RunState) -> str:
     if state.status is not RunStatus.SUCCEEDED:
         return _progress(state)
     try:
-        match state.kind:
-            case RunKind.ROLLOUTS:
-                return _of_rollouts(msgspec.convert(state.result, type=_Rollouts))
-            case RunKind.SCORE:
-                return _of_scoring(msgspec.convert(state.result, type=_Scoring))
-            case RunKind.EVALUATE:
-                return _of_evaluation(msgspec.convert(state.result, type=_Evaluation))
-            case RunKind.EXPORT:
-                return _of_export(msgspec.convert(state.result, type=_Export))
-            case RunKind.SFT | RunKind.DPO | RunKind.DISTILL:
-                result = msgspec.convert(state.result, type=_Training)
-                return _of_training(result, state.kind)
+        return msgspec.convert(state.result, type=_RESULTS[state.kind]).line()
     # What another version of stillroom wrote may have other fields.
     except (ValueError, RecursionError):
         return "its result cannot be read"
@@ -125,37 +137,3 @@ def _progress(state: RunState) -> str:
         return "ended without progress" if state.status.is_final else "no progress yet"
     done = f"{count(progress.done)} of {count(progress.total)} {progress.unit}"
     return f"{progress.phase}: {done}" if progress.phase != state.kind else done
-
-
-def _of_rollouts(result: _Rollouts) -> str:
-    if result.dry_run:
-        return f"dry run: {plural(result.todo, 'rollout')} to do"
-    done = f"{count(result.succeeded)} of {count(result.requested)} rollouts in {result.output}"
-    if result.mean_reward is None:
-        return done
-    return f"{done}, mean reward {number(result.mean_reward)}"
-
-
-def _of_scoring(result: _Scoring) -> str:
-    done = f"{count(result.changed)} of {count(result.read)} rollouts scored anew"
-    if result.mean_after is None:
-        return done
-    return f"{done}, mean reward {number(result.mean_after)}"
-
-
-def _of_evaluation(result: _Evaluation) -> str:
-    accuracy = percent_interval(result.accuracy)
-    within = f" ({accuracy.range})" if accuracy.range else ""
-    tasks = plural(result.accuracy.n, "task")
-    return f"{short_name(result.name)}: {accuracy.value}{within} of {tasks} right"
-
-
-def _of_export(result: _Export) -> str:
-    return f"{result.format} in {result.output}"
-
-
-def _of_training(result: _Training, kind: RunKind) -> str:
-    steps = f"{plural(result.steps, 'step')} on {plural(result.rows, 'row')}"
-    metric, name = _MAIN_METRICS[kind]
-    value = result.metrics.get(metric)
-    return steps if value is None else f"{steps}, {name} at the end {number(value)}"

@@ -9,7 +9,6 @@ from stillroom.report.lineup import EvaluationEntry, Lineup, Role
 from stillroom.report.wording import (
     Interval,
     count,
-    number_interval,
     percent_interval,
     plural,
     short_name,
@@ -49,21 +48,12 @@ class Panel:
 class ScoreboardRow:
     """One evaluation in the table."""
 
-    label: str
-    name: str
+    entry: EvaluationEntry
     role: Role
-    run: str
-    """The beginning of the evaluation's run id."""
-    data: str
-    num_tasks: str
-    accuracy: Interval
-    groups: Sequence[Interval | None]
-    teacher_kl: Interval | None
+    groups: Sequence[Estimate | None]
+    """The accuracy in each of the table's groups."""
     teacher: str | None
     """The teacher to whom the KL is measured, if the table's rows have several."""
-    truncated: str
-    tool_errors: str
-    failed: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,23 +120,12 @@ def _position(share: float) -> float:
 def _row(
     entry: EvaluationEntry, lineup: Lineup, field: str | None, groups: Sequence[str]
 ) -> ScoreboardRow:
-    result = entry.evaluation.result
     has_teachers = len({e.evaluation.result.teacher for e in lineup.entries} - {None}) > 1
-    accuracies = [_of_group(entry, field, group) for group in groups]
     return ScoreboardRow(
-        label=entry.label,
-        name=result.name,
+        entry=entry,
         role=lineup.role(entry),
-        run=short_name(entry.run.run_id),
-        data=result.data,
-        num_tasks=count(result.accuracy.n),
-        accuracy=percent_interval(result.accuracy),
-        groups=[None if one is None else percent_interval(one) for one in accuracies],
-        teacher_kl=None if result.teacher_kl is None else number_interval(result.teacher_kl),
-        teacher=short_name(result.teacher) if result.teacher and has_teachers else None,
-        truncated=count(result.truncated),
-        tool_errors=count(result.tool_errors),
-        failed=count(result.failed),
+        groups=[_of_group(entry, field, group) for group in groups],
+        teacher=entry.evaluation.result.teacher if has_teachers else None,
     )
 
 

@@ -24,6 +24,15 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
+class Figure:
+    """One of the large figures at the head of a page."""
+
+    label: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class CutText:
     """The beginning of a text."""
 

@@ -147,8 +147,7 @@ def _messages(row: Row) -> list[Row]:
 
 def rollout_from_nemo_gym(row: Row) -> Row:
     """Returns a NeMo Gym rollout, which must have no problems, in our layout."""
-    restored_row = restored(row, lambda: _messages(row), nemo_gym_from_rollout)
-    return restored_row if restored_row is not None else _read(row)
+    return restored(row, lambda: _messages(row), nemo_gym_from_rollout) or _read(row)
 
 
 def _read(row: Row) -> Row:

@@ -72,8 +72,7 @@ def is_rnow_reward(value: Any) -> bool:
 
 def rollout_from_rnow(row: Row) -> Row:
     """Returns an rnow rollout, which must have no problems, in our layout."""
-    restored_row = restored(row, lambda: row["conversation"], rnow_from_rollout)
-    return restored_row if restored_row is not None else _read(row)
+    return restored(row, lambda: row["conversation"], rnow_from_rollout) or _read(row)
 
 
 def _read(row: Row) -> Row:

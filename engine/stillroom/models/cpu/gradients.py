@@ -21,7 +21,7 @@ from stillroom.models.batches import TokenBatch
 from stillroom.models.cpu.matrix_head import TILE_NUMBERS, MatrixHead, MatrixScores, matrix_head
 from stillroom.models.divergence import Divergence, TokenScores
 
-__all__ = ["HandGradients", "MatrixHead", "TeacherTile", "matrix_of", "tile_positions"]
+__all__ = ["HandGradients", "MatrixHead", "TeacherTile", "matrix_head", "tile_positions"]
 
 # A loss of two distributions holds four buffers of a tile's size, so its tiles are smaller.
 _LOSS_TILE_NUMBERS = 1 << 24
@@ -39,18 +39,6 @@ class TeacherTile:
     stands for it."""
 
 
-def matrix_of(
-    head: Any, known: MatrixHead | None, *, scale: float, softcap: float | None
-) -> MatrixHead | None:
-    """Returns the output head as a matrix, or None; `known` is returned if it has the same weight.
-
-    None: the head is not a plain matrix, or not in main memory.
-    """
-    if known is not None and known.weight is getattr(head, "weight", None):
-        return known
-    return matrix_head(head, scale=scale, softcap=softcap)
-
-
 def tile_positions(vocab_size: int) -> int:
     """Returns the number of positions whose logits are held at a time."""
     return max(1, TILE_NUMBERS // vocab_size)
@@ -65,11 +53,6 @@ class HandGradients:
     batch_hidden: Callable[[TokenBatch, Tensor | None], Tensor]
     """The function that returns the hidden states that predict a batch's trained tokens, [N, H];
     its second argument is the batch's embedded tokens, [B, T, H], or None."""
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of logits at each position, V."""
-        return self.matrix.vocab_size
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """Returns the log-probabilities (nats) of the batch's trained tokens, [N].

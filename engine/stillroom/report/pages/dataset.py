@@ -10,7 +10,7 @@ from stillroom.data.token_counts import TokenCounts
 from stillroom.data.validate import ValidationReport
 from stillroom.report.charts.bar import HEIGHT, WIDTH, BarChart, bar_chart, distribution_chart
 from stillroom.report.environment import render_page, write_page
-from stillroom.report.wording import count, number, percent, plural
+from stillroom.report.wording import Figure, count, number, percent, plural
 
 _FORMATS = {
     RowFormat.PROMPTS: "prompt",
@@ -20,15 +20,6 @@ _FORMATS = {
 }
 _MAX_CATEGORIES = 30
 _MEGABYTE = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetFigure:
-    """One of the figures at the head of the page."""
-
-    label: str
-    value: str
-    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +57,17 @@ def _lead(report: ValidationReport) -> str:
     return f"{rows}, of which {count(report.bad)} have {problems}."
 
 
-def _figures(report: ValidationReport, counts: TokenCounts | None) -> Iterator[DatasetFigure]:
-    yield DatasetFigure("Good rows", count(report.good), f"of {count(report.rows)}")
+def _figures(report: ValidationReport, counts: TokenCounts | None) -> Iterator[Figure]:
+    yield Figure("Good rows", count(report.good), f"of {count(report.rows)}")
     if report.good:
         share = percent(report.duplicates / report.good)
-        yield DatasetFigure("Duplicates", share, f"{count(report.duplicates)} say what others said")
-    yield DatasetFigure("Size", f"{number(report.size_bytes / _MEGABYTE)} MB", "of all rows")
+        yield Figure("Duplicates", share, f"{count(report.duplicates)} say what others said")
+    yield Figure("Size", f"{number(report.size_bytes / _MEGABYTE)} MB", "of all rows")
     if counts and counts.tokens:
         note = f"mean; the longest of {count(counts.rows)}: {number(counts.tokens.high)}"
-        yield DatasetFigure("Tokens a row", number(counts.tokens.mean), note)
+        yield Figure("Tokens a row", number(counts.tokens.mean), note)
     if report.rewards:
-        yield DatasetFigure("Reward", number(report.rewards.mean), "mean of the rows that have one")
+        yield Figure("Reward", number(report.rewards.mean), "mean of the rows that have one")
 
 
 def _charts(

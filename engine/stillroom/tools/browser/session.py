@@ -10,7 +10,7 @@ from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import TimeoutError as PlaywrightTimeoutError
 
 from stillroom.tools.browser.addresses import AddressPolicy, AddressRefusedError
-from stillroom.tools.browser.chromium import Chromium
+from stillroom.tools.browser.chromium import CLOSE_TIMEOUT_S, Chromium
 from stillroom.tools.browser.page import (
     REF_ATTRIBUTE,
     Document,
@@ -23,7 +23,6 @@ from stillroom.tools.browser.text import TextReader
 from stillroom.tools.source import ToolResult, error_result
 
 MAX_PAGES = 5
-CLOSE_TIMEOUT_S = 5.0
 # How long a loaded page may go on fetching data before it is read anyway.
 _SETTLE_MS = 1500.0
 # A click may open another page, which the browser announces a little later.

@@ -54,7 +54,7 @@ def add_gradient_with_teacher(
     if (
         by_hand is not None
         and teacher_by_hand is not None
-        and by_hand.vocab_size == teacher_by_hand.vocab_size
+        and by_hand.matrix.vocab_size == teacher_by_hand.matrix.vocab_size
     ):
         scorer = _LocalScorer(teacher, batch, teacher_batch, algorithm, teacher_by_hand)
         by_hand.add_loss_gradient(batch, scorer.compare, losses)

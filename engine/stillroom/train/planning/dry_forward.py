@@ -12,6 +12,7 @@ from stillroom.errors import ModelError
 from stillroom.models.cpu.gradients import tile_positions
 from stillroom.models.heads import OutputHead
 from stillroom.models.load import dtype_for
+from stillroom.models.placement import base_model
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation
 from stillroom.train.planning.forecast import ModelSize
@@ -45,7 +46,7 @@ def empty_model(location: ModelLocation, *, precision: Precision, device: torch.
 
 def size_of(model: Any, *, is_quantized: bool = False) -> ModelSize:
     """Returns the size of a model without weights (or of the peft model around one)."""
-    vocabulary = int(_base(model).config.get_text_config().vocab_size)
+    vocabulary = int(base_model(model).config.get_text_config().vocab_size)
     trained = [p for p in model.parameters() if p.requires_grad]
     return ModelSize(
         weight_bytes=sum(p.nbytes for p in model.parameters())
@@ -61,7 +62,7 @@ def size_of(model: Any, *, is_quantized: bool = False) -> ModelSize:
 
 def _saved_by_quantizing(model: Any) -> int:
     """Returns the bytes that nf4 saves on all frozen matrices except the output head's."""
-    head = _base(model).get_output_embeddings()
+    head = base_model(model).get_output_embeddings()
     frozen = [
         module.weight
         for module in model.modules()
@@ -70,17 +71,13 @@ def _saved_by_quantizing(model: Any) -> int:
     return sum(int(weight.nbytes - weight.numel() * _NF4_BYTES) for weight in frozen)
 
 
-def _base(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def _activation_bytes(model: Any) -> float:
     """Returns the activation bytes of each token, without attention's bytes for pairs of tokens.
 
     On the meta device attention keeps its probabilities, which it does not on CPU and CUDA. So
     three lengths are tried, and the part that grows with the length's square is left out.
     """
-    body: nn.Module = _base(model).get_decoder()
+    body: nn.Module = base_model(model).get_decoder()
     low, middle, high = (_kept_bytes(body, num_tokens) for num_tokens in _PROBES)
     step = _PROBES[1] - _PROBES[0]
     quadratic = (high - 2 * middle + low) / (2 * step * step)

@@ -6,7 +6,7 @@ and whatever needs those weights is called inside it (`run_inside`).
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+from stillroom.models.placement import base_model
 
 T = TypeVar("T")
 
@@ -24,7 +26,7 @@ def shard(model: nn.Module, *, device: str, size: int) -> nn.Module:
     That module, the root, is the model without an adapter's wrapper: `root(compute)` returns
     `compute()`. The model is in main memory; the share that a process keeps moves to the device.
     """
-    root: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
+    root = base_model(model)
     mesh = init_device_mesh(torch.device(device).type, (size,))
     for layer in root.modules():
         if isinstance(layer, GradientCheckpointingLayer):

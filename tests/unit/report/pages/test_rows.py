@@ -13,6 +13,7 @@ from fakes.conversations import LAMP, PRICE, answer, calls, reply, user
 from fakes.mask_families import MASK_FAMILIES, mask_tokenizer
 from fakes.rollout_rows import write_lines, write_rows
 from stillroom import api
+from stillroom.data.chat.views import MAX_TOKENS_SHOWN
 from stillroom.data.inspect import InspectExamples, inspect_examples
 from stillroom.errors import InputError
 from stillroom.report.pages.rows import write_rows_page
@@ -45,6 +46,16 @@ def test_every_token_is_there_with_its_id_and_the_trained_ones_are_marked(tmp_pa
     assert "".join(trained).endswith("It costs 12.<|im_end|>")
     assert "Price" not in "".join(trained)
     assert ATTACK not in page
+
+
+def test_a_row_of_many_tokens_is_cut_and_says_so(tmp_path: Path) -> None:
+    tokenizer = mask_tokenizer(MASK_FAMILIES["chatml"])
+    write_rows(tmp_path / "rows.jsonl", [{"messages": [user("x 1 " * 7000), answer("y")]}])
+
+    page = page_of(tmp_path, tokenizer=tokenizer, model="student", html="page.html")
+
+    assert page.count('<span class="user" title=') <= MAX_TOKENS_SHOWN
+    assert re.search("[1-9][0-9]* *[0-9]*.more tokens", page)
 
 
 def test_without_a_model_it_shows_conversations_and_broken_rows_as_they_are(tmp_path: Path) -> None:
