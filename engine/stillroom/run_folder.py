@@ -17,7 +17,7 @@ from stillroom.files import FileLock, file_sha256, read_json, write_json
 from stillroom.lineage import now
 from stillroom.lines import read_lines
 from stillroom.settings import Workspace
-from stillroom.types import RunKind, RunStatus
+from stillroom.types import OthersText, RunKind, RunStatus
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 letters, none that look alike
 _ID_LENGTH = 26  # 130 random bits
@@ -37,7 +37,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why a run failed, and what the user can do about it."""
 
-    problem: str
+    problem: OthersText
     fix: str
 
 

@@ -2,11 +2,16 @@
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any, Literal, Required, TypedDict
+from typing import Annotated, Any, Literal, Required, TypedDict
 
 import msgspec
 
 from stillroom.errors import FailureClass
+
+OTHERS_WROTE = msgspec.Meta(extra={"others wrote this": True})
+OthersText = Annotated[str, OTHERS_WROTE]
+"""The type of a result's field that holds what others wrote, such as rows, pages and answers of
+models. An agent is shown it between marks."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 

@@ -6,6 +6,7 @@ import msgspec
 from pydantic import BaseModel
 
 from stillroom.api import RunReport
+from stillroom_mcp.fencing import fenced_answer
 from stillroom_mcp.next_steps import poll_after_s
 from stillroom_mcp.operations import OfferedOperation
 
@@ -14,8 +15,11 @@ _LONG_DEFAULT = 40
 
 
 def structured(operation: OfferedOperation, request: Any, result: msgspec.Struct) -> dict[str, Any]:
-    """Returns the result as JSON values with `next_step` added, and for a run `poll_after_s`."""
-    answer: dict[str, Any] = _rounded(msgspec.to_builtins(result))
+    """Returns the result as JSON values with `next_step` added, and for a run `poll_after_s`.
+
+    What others wrote stands between marks in it (see `fenced_answer`).
+    """
+    answer: dict[str, Any] = _rounded(fenced_answer(result))
     if isinstance(result, RunReport):
         answer["poll_after_s"] = poll_after_s(result)
     answer["next_step"] = operation.next_step(request, result)

@@ -23,6 +23,7 @@ from stillroom.errors import EngineError
 from stillroom.settings import Workspace
 from stillroom.validation import describe_errors
 from stillroom_mcp.answers import input_schema, output_schema, structured
+from stillroom_mcp.fencing import fenced_error, fenced_quote
 from stillroom_mcp.operations import OfferedOperation
 
 _POLL_S = 0.5
@@ -48,7 +49,7 @@ class OperationTool(Tool):
             else:
                 result = await _called(functools.partial(operation.call, self.workspace, request))
         except EngineError as error:
-            raise ToolError(str(error)) from error
+            raise ToolError(fenced_error(error)) from error
         except OSError as error:
             raise ToolError(
                 f"the system refused: {error}\nfix: check disk space and permissions"
@@ -59,7 +60,8 @@ class OperationTool(Tool):
                 raise
             traceback.print_exc(file=sys.stderr)
             raise ToolError(
-                f"{operation.name} failed unexpectedly: {type(error).__name__}: {error}\n"
+                f"{operation.name} failed unexpectedly: {type(error).__name__}\n"
+                f"{fenced_quote(str(error))}\n"
                 "fix: this is a fault in stillroom; its traceback is in the server's log"
             ) from error
         answer = structured(operation, request, result)

@@ -12,7 +12,7 @@ from stillroom.lineage import now, seconds_between
 from stillroom.lines import Tail, read_tail
 from stillroom.run_folder import Progress, RunFailure, RunFolder, RunState, all_runs, find_run
 from stillroom.settings import Workspace
-from stillroom.types import RunKind, RunStatus
+from stillroom.types import OthersText, RunKind, RunStatus
 from stillroom.validation import StrictModel
 
 MAX_WAIT_S = 50.0
@@ -90,7 +90,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float | None
     """The seconds from its start to its end, or to now; None if it has not begun."""
     progress: Progress | None
-    problem: str | None
+    problem: OthersText | None
 
 
 class UnreadableRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     source: str
     path: str
-    lines: list[str]
+    lines: list[OthersText]
     """The last lines; a long one is cut and says how long it is."""
     size_bytes: int
     has_more: bool

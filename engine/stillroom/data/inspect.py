@@ -1,5 +1,6 @@
 """Shows rows as text: their conversations or, with a student, also which tokens are trained."""
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -26,9 +27,13 @@ from stillroom.data.layouts.detect import as_rollout
 from stillroom.data.row_files import read_row_lines, rollout_files
 from stillroom.errors import DataError, InputError, ModelError
 from stillroom.settings import Workspace
+from stillroom.types import OthersText
 from stillroom.validation import StrictModel
 
 TRAINED_OPEN, TRAINED_CLOSE = "⟦", "⟧"
+_OTHER_BRACKETS = str.maketrans({TRAINED_OPEN: "[", TRAINED_CLOSE: "]"})
+"""A row's own brackets would look like those that mark what is trained."""
+_LINE_BREAK = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _MAX_TEXT = 4000
 _NOT_SHOWN = "(not shown: no row of this file has a known format)"
 
@@ -49,12 +54,12 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
 
     where: str
     format: str
-    text: str
+    text: OthersText
     """The conversation; with a model, its rendered text with the trained parts in ⟦ ⟧."""
     num_tokens: int | None
     num_trained_tokens: int | None
     reward: float | None
-    problem: str | None
+    problem: OthersText | None
 
 
 class ExamplesPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,7 +212,7 @@ def mask_text(sequence: SequenceView) -> str:
     """Returns the text of the tokens, with ⟦ ⟧ around the trained ones."""
     parts: list[str] = []
     for is_trained, pieces in groupby(sequence.pieces, key=lambda piece: piece.is_trained):
-        text = "".join(piece.text for piece in pieces)
+        text = "".join(piece.text for piece in pieces).translate(_OTHER_BRACKETS)
         parts.append(f"{TRAINED_OPEN}{text}{TRAINED_CLOSE}" if is_trained else text)
     return "".join(parts)
 
@@ -229,7 +234,8 @@ def _conversation_view(messages: Sequence[Any]) -> str:
         for call in message.get("tool_calls") or []:
             function = call["function"]
             lines.append(f"{message['role']} calls {function['name']}({function['arguments']})")
-    return "\n".join(lines)
+    # Only a role's own line begins at the margin, so that no text can pass for another message.
+    return "\n".join(_LINE_BREAK.sub("\n  ", line) for line in lines)
 
 
 def _broken(where: str, row_format: str, problem: str, data: bytes) -> RowView:

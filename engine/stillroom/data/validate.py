@@ -17,6 +17,7 @@ from stillroom.data.statistics import DatasetStatistics, RowPlace
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
 from stillroom.settings import Workspace
+from stillroom.types import OthersText
 from stillroom.validation import StrictModel
 
 AUTO, NONE = "auto", "none"
@@ -52,7 +53,7 @@ class RowProblem(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     """The file and the number of the line, as `file:line`."""
     field: str
-    problem: str
+    problem: OthersText
     fix: str
 
 

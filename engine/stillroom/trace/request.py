@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
+from stillroom.types import OthersText
 from stillroom.validation import StrictModel
 
 
@@ -73,11 +74,11 @@ class RowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The state of the file."""
     row: str | None = None
     """The name of the row in that file; None for a row that is not in it."""
-    id: str | None = None
+    id: OthersText | None = None
     """The id that the row gives itself; other rows may have the same."""
     decision: str | None = None
     """What was done with the row at this step, in words; None if there is nothing to say."""
-    reasons: list[str] = []
+    reasons: list[OthersText] = []
     """The reasons for which the row was dropped or left out."""
     like: str | None = None
     """The `file:line` of the kept row or evaluation prompt that a dropped row repeats."""
