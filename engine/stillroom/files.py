@@ -4,7 +4,6 @@ import fcntl
 import hashlib
 import os
 import secrets
-import tempfile
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from stillroom.errors import DataError
+from stillroom.places import open_real, real_folder
 
 _BLOCK = 1 << 20
 Buffer = bytes | memoryview | msgspec.Raw
@@ -57,19 +57,33 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     With `durable` the call returns only when the bytes are on the disk. Turn it off for progress
     that is soon written again.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            if durable:
-                stream.flush()
-                os.fsync(stream.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as handle, os.fdopen(handle, "wb") as stream:
+        stream.write(data)
+        if durable:
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def partial_name(name: str, ending: str) -> str:
+    """Returns the name of a file while it is written, before it is put in its place."""
+    return f".{name}.partial-{ending}"
+
+
+@contextmanager
+def replacing(path: Path) -> Generator[int]:
+    """Yields a new file's descriptor; the file is put at `path` if the block ends without an error.
+
+    The caller closes the descriptor. Raises InputError if a link is on the way to the file.
+    """
+    # A random name: two calls that write the same output must not share one temporary file.
+    temporary = partial_name(path.name, secrets.token_hex(4))
+    with real_folder(path.parent) as folder:
+        try:
+            yield folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            folder.rename(temporary, path.name)
+        except BaseException:
+            folder.remove(temporary)
+            raise
 
 
 def wait_for_disk(path: Path) -> None:
@@ -106,18 +120,14 @@ def read_json(path: Path, kind: type[_Document], *, fix: str = _DAMAGED) -> _Doc
 @contextmanager
 def atomic_output(path: Path) -> Generator["LineWriter"]:
     """Yields a writer whose lines appear under `path` only if the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A random name: two calls that write the same output must not share one temporary file.
-    temporary = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
-    try:
-        with temporary.open("xb", buffering=0) as stream, LineWriter(stream) as writer:
-            yield writer
-            writer.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with (
+        replacing(path) as handle,
+        FileIO(handle, "w") as stream,
+        LineWriter(stream) as writer,
+    ):
+        yield writer
+        writer.flush()
+        os.fsync(stream.fileno())
 
 
 class LineWriter:
@@ -245,9 +255,8 @@ class AppendLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
         cut_torn_line(path)
-        self._stream = path.open("ab")
+        self._stream = os.fdopen(open_real(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
         self._is_synced = True
         self._sync = _BackgroundSync(self._stream.fileno())
 
@@ -294,7 +303,7 @@ def cut_torn_line(path: Path) -> int:
     """Cuts off the bytes after the last newline of a file and returns how many there were."""
     if not path.exists():
         return 0
-    with path.open("r+b") as stream:
+    with os.fdopen(open_real(path, os.O_RDWR), "r+b") as stream:
         end = stream.seek(0, os.SEEK_END)
         keep = _last_newline_end(stream, end)
         if keep < end:
@@ -326,8 +335,7 @@ class FileLock:
         """Takes the lock if nobody holds it; returns whether this process holds it now."""
         if self._handle is not None:
             return True
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = open_real(self.path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -95,13 +95,21 @@ def record_folder(folder: Path) -> FileRecord:
     The hash is the SHA-256 of what `sha256sum` prints for its files, in the order of their paths.
     Hidden files and the folder's manifest are left out.
     """
-    files: list[FileRecord] = []
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        name = path.relative_to(folder).as_posix()
-        if name != FOLDER_MANIFEST and not any(part.startswith(".") for part in name.split("/")):
-            record = record_file(path)
-            files.append(FileRecord(path=name, sha256=record.sha256, num_bytes=record.num_bytes))
-    return folder_record(folder, files)
+    records = [(path.relative_to(folder), record_file(path)) for path in folder_files(folder)]
+    return folder_record(
+        folder, [msgspec.structs.replace(record, path=name.as_posix()) for name, record in records]
+    )
+
+
+def folder_files(folder: Path) -> list[Path]:
+    """Returns the files of a model's folder, without hidden ones and its manifest, in order."""
+
+    def is_listed(path: Path) -> bool:
+        name = path.relative_to(folder)
+        is_hidden = any(part.startswith(".") for part in name.parts)
+        return path.is_file() and not is_hidden and str(name) != FOLDER_MANIFEST
+
+    return sorted(filter(is_listed, folder.rglob("*")))
 
 
 def folder_record(folder: Path, files: Sequence[FileRecord]) -> FileRecord:
@@ -126,13 +134,19 @@ def _recorded(file: Path | FileRecord) -> FileRecord:
 class Recording:
     """Hashes files in a thread of its own, while other code reads them for something else."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], *, copies: Mapping[Path, Path] | None = None) -> None:
+        """`copies` are files that are hashed in place of others."""
         self._thread = ThreadPoolExecutor(1)
         self._is_over = False
-        self._records = self._thread.submit(self._record, list(files))
+        self._records = self._thread.submit(self._record, list(files), copies or {})
 
-    def _record(self, files: list[Path]) -> list[FileRecord]:
-        return [record_file(file, is_stopped=lambda: self._is_over) for file in files]
+    def _record(self, files: list[Path], copies: Mapping[Path, Path]) -> list[FileRecord]:
+        sources = {file: copies.get(file, file) for file in files}
+        records = [record_file(file, is_stopped=lambda: self._is_over) for file in sources.values()]
+        return [
+            msgspec.structs.replace(record, path=str(file))
+            for file, record in zip(sources, records, strict=True)
+        ]
 
     def records(self) -> list[FileRecord]:
         """Waits until all files are hashed, and returns their records."""
@@ -153,13 +167,39 @@ def manifest_path(output: Path) -> Path:
     return output.with_name(output.name + ".manifest.json")
 
 
+def pending_manifest(output: Path) -> Path:
+    """Returns the path of the manifest of a file that is about to be put in place.
+
+    A stop may leave it there: it then describes those files that are in place already.
+    """
+    return output.with_name(f".{output.name}.new")
+
+
 def read_manifest(output: Path) -> Manifest | None:
     """Returns the manifest of a file or folder; None if it has none.
 
     The output may have changed since its manifest was written; this is not checked.
     Raises DataError if the manifest is damaged.
     """
-    path = manifest_path(output)
+    pending = _manifest_at(pending_manifest(output))
+    if pending is not None and is_as_recorded(output, pending.output):
+        return pending
+    return _manifest_at(manifest_path(output))
+
+
+def is_as_recorded(path: Path, record: FileRecord) -> bool:
+    """Returns whether a file has the size and the SHA-256 of a record."""
+    is_alike = path.is_file() and path.stat().st_size == record.num_bytes
+    return is_alike and file_sha256(path) == record.sha256
+
+
+def recorded_files(output: Path) -> list[FileRecord]:
+    """Returns the records of all files that were written as, or with, this output."""
+    manifests = (_manifest_at(pending_manifest(output)), _manifest_at(manifest_path(output)))
+    return [r for manifest in manifests if manifest for r in (manifest.output, *manifest.side)]
+
+
+def _manifest_at(path: Path) -> Manifest | None:
     try:
         return read_json(path, Manifest, fix="delete it; what it said about the file is lost")
     except FileNotFoundError:

@@ -3,9 +3,10 @@
 All code that reads a run's files uses these types, so each field is declared only here.
 """
 
+import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import msgspec
 
 from stillroom.errors import DataError, InputError, RunError
-from stillroom.files import FileLock, file_sha256, read_json, write_json
-from stillroom.lineage import now
+from stillroom.files import FileLock, content_hash, read_json, write_atomic, write_json
+from stillroom.lineage import folder_files, now
 from stillroom.lines import read_lines
+from stillroom.places import make_folder, open_real
 from stillroom.settings import Workspace
 from stillroom.types import OthersText, RunKind, RunStatus
 
@@ -92,8 +94,20 @@ class StartAfter(msgspec.Struct, frozen=True, kw_only=True):
 
     after: Sequence[str]
     """The ids of the runs that must have ended first, whether or not they succeeded."""
-    files: dict[str, str]
-    """The SHA-256 of each file that must not change in the meantime, by its path."""
+
+
+class FixedInput(msgspec.Struct, frozen=True, kw_only=True):
+    """A file or model folder that a run reads, as it was when the run was started."""
+
+    path: str
+    stamp: str
+    """A hash of the sizes and times of change of the file, or of the files in the folder.
+
+    A call that starts a run must return at once, and hashing the content of 200,000 rows or of a
+    model takes longer; a copy would also take the disk twice. The run's process hashes what it
+    reads, and the stamp says whether that is what the call saw. Inode numbers are left out, since
+    machines that share a disk may number its files differently.
+    """
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +117,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str
     request: dict[str, Any]
     start_after: StartAfter | None = msgspec.field(default=None, name="turn")
+    inputs: Sequence[FixedInput] = ()
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -168,8 +183,10 @@ class RunFolder:
 
     def ask_to_cancel(self) -> None:
         """Leaves the wish that the run stops, with the time since the machine's start."""
-        with suppress(FileExistsError), self.cancel_mark.open("x", encoding="ascii") as stream:
-            stream.write(f"{time.monotonic()}\n")
+        with suppress(FileExistsError):
+            mark = open_real(self.cancel_mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with os.fdopen(mark, "w", encoding="ascii") as stream:
+                stream.write(f"{time.monotonic()}\n")
 
     def cancel_waited_s(self) -> float | None:
         """Returns how long ago the run was first asked to stop; None if it was not."""
@@ -183,6 +200,20 @@ class RunFolder:
         except ValueError:
             # Somebody has made the file by hand, or it did not fit on the disk.
             return max(0.0, time.time() - asked_at)
+
+    def check_inputs(self) -> None:
+        """Raises RunError if a file has changed since the run was started.
+
+        It is called before and after a run reads its files; then it has read what the call saw.
+        Without a request.json, as in a shard of a run, there is nothing to check.
+        """
+        inputs = self.read_request().inputs if self.request_file.exists() else ()
+        for fixed in inputs:
+            if _stamp(Path(fixed.path)) != fixed.stamp:
+                raise RunError(
+                    f"{fixed.path} has changed since this run was started",
+                    "start it again: it then reads the file as it is by then",
+                )
 
     def read_events(self) -> Iterator[RunEvent]:
         """Yields the events in order, without the lines that cannot be read."""
@@ -207,13 +238,25 @@ def create_run(
     request: dict[str, Any],
     *,
     start_after: StartAfter | None = None,
+    inputs: Sequence[Path] = (),
+    copies: Mapping[str, bytes] | None = None,
 ) -> RunFolder:
-    """Creates the folder of a new run, whose state is `starting`."""
+    """Creates the folder of a new run, whose state is `starting`.
+
+    The files and folders in `inputs` are recorded as they are now, and `copies` are written into
+    the folder by their names.
+    """
     suffix = "".join(secrets.choice(_ALPHABET) for _ in range(_ID_LENGTH))
     folder = RunFolder(workspace.runs / f"{kind}-{suffix}")
-    folder.path.mkdir(parents=True)
+    make_folder(folder.path)
+    for name, data in (copies or {}).items():
+        write_atomic(folder.path / name, data)
     run_request = RunRequest(
-        kind=kind, workspace=str(workspace.root), request=request, start_after=start_after
+        kind=kind,
+        workspace=str(workspace.root),
+        request=request,
+        start_after=start_after,
+        inputs=[FixedInput(path=str(path), stamp=_stamp(path)) for path in dict.fromkeys(inputs)],
     )
     write_json(folder.request_file, run_request)
     folder.write(
@@ -222,9 +265,18 @@ def create_run(
     return folder
 
 
-def hashes_of(files: Sequence[Path]) -> dict[str, str]:
-    """Returns the SHA-256 of each file by its path, as `StartAfter.files` holds them."""
-    return {str(file): file_sha256(file) for file in files}
+def given_config(config: Path) -> str:
+    """Returns the name of a run's copy of its config.yml, which later edits do not reach."""
+    return f"given_config{config.suffix}"
+
+
+def _stamp(path: Path) -> str:
+    """Returns the stamp of a file, or of a folder's files as `record_folder` lists them."""
+    files = folder_files(path) if path.is_dir() else [path]
+    with suppress(FileNotFoundError):
+        stats = [(file.relative_to(path).as_posix(), file.stat()) for file in files]
+        return content_hash([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+    return "gone"
 
 
 def find_run(workspace: Workspace, run_id: str) -> RunFolder:

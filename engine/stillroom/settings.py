@@ -29,10 +29,19 @@ class Workspace:
     """What the program that started this process handed to it: keys by their names, and the
     secrets in the command lines of MCP servers by their marks."""
 
+    def __post_init__(self) -> None:
+        # Nothing is written through a link (`places.py`), so the root itself must be none.
+        object.__setattr__(self, "root", self.root.resolve())
+
     @property
     def runs(self) -> Path:
-        """The folder that holds one folder for each run."""
-        return self.root / "runs"
+        """The folder that holds one folder for each run.
+
+        Where it is a link that leads outside the workspace, writing there is refused.
+        """
+        runs = self.root / "runs"
+        resolved = runs.resolve()
+        return resolved if resolved.is_relative_to(self.root) else runs
 
     def path(self, name: str | Path) -> Path:
         """Returns the absolute path of a name, which may be relative to the workspace.
@@ -72,7 +81,7 @@ class Workspace:
         path = self.path(name)
         # resolve() follows links, so a link that leads outside the workspace is refused.
         resolved = path.resolve()
-        if not resolved.is_relative_to(self.root.resolve()):
+        if not resolved.is_relative_to(self.root):
             raise InputError(
                 f"{label} {str(name)!r} is outside the workspace {self.root}",
                 "give a path inside the workspace, or start stillroom with --workspace set to a "
@@ -132,7 +141,7 @@ class Workspace:
     def shown(self, path: Path) -> str:
         """Returns a path as it is shown to a user: relative to the workspace where possible."""
         try:
-            return str(path.resolve().relative_to(self.root.resolve()))
+            return str(path.resolve().relative_to(self.root))
         except ValueError:
             return str(path)
 

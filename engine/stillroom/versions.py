@@ -4,23 +4,25 @@ A tag keeps a copy of the file under `.stillroom/datasets/`, whose name is the h
 It is a copy and not a link, since rollouts are appended to files and people edit files in place.
 """
 
+import hashlib
 import os
 import re
 import secrets
-import shutil
-import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from stillroom.errors import InputError
-from stillroom.files import file_sha256, read_json
+from stillroom.files import file_sha256, read_json, replacing
+from stillroom.places import real_folder
 
 LEAST_DIGITS = 8
 """The least number of hex digits of a SHA-256 that name a content."""
 FOLDER = ".stillroom"
+_BLOCK = 1 << 20
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CONTENT = re.compile(rf"[0-9a-f]{{{LEAST_DIGITS},64}}")
 _ENDINGS = ("", ".jsonl", ".json", ".txt")
@@ -199,33 +201,38 @@ def _read(record: Path) -> Version:
 def _keep_copy(file: Path, copy: Path, sha256: str) -> None:
     if copy.is_file() and file_sha256(copy) == sha256:
         return
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".copy-", dir=copy.parent) as folder:
-        partial = Path(folder) / copy.name
-        shutil.copyfile(file, partial)
-        if file_sha256(partial) != sha256:
+    digest = hashlib.sha256()
+    with (
+        replacing(copy) as handle,
+        os.fdopen(handle, "wb") as stream,
+        file.open("rb") as source,
+    ):
+        while block := source.read(_BLOCK):
+            digest.update(block)
+            stream.write(block)
+        if digest.hexdigest() != sha256:
             raise InputError(
                 f"{file} changed while it was copied", "wait until nothing writes to it any more"
             )
-        with partial.open("rb") as stream:
-            os.fsync(stream.fileno())
-        partial.chmod(0o444)
-        partial.replace(copy)
+        stream.flush()
+        os.fsync(handle)
+        os.fchmod(handle, 0o444)
 
 
 def _write_once(record: Path, version: Version) -> None:
     """Writes the record of a tag, whole, unless another process has written it first."""
-    record.parent.mkdir(parents=True, exist_ok=True)
     document = msgspec.json.format(msgspec.json.encode(version), indent=2) + b"\n"
-    partial = record.with_name(f".{record.name}.partial-{secrets.token_hex(4)}")
-    try:
-        with partial.open("xb") as stream:
-            stream.write(document)
-            stream.flush()
-            os.fsync(stream.fileno())
-        # A rename would replace a record that is there already; a hard link fails instead.
-        record.hardlink_to(partial)
-    except FileExistsError:
-        return
-    finally:
-        partial.unlink(missing_ok=True)
+    partial = f".{record.name}.partial-{secrets.token_hex(4)}"
+    with real_folder(record.parent) as folder:
+        try:
+            with os.fdopen(
+                folder.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb"
+            ) as stream:
+                stream.write(document)
+                stream.flush()
+                os.fsync(stream.fileno())
+            # A rename would replace a record that is there already; a hard link fails instead.
+            with suppress(FileExistsError):
+                folder.link(partial, record.name)
+        finally:
+            folder.remove(partial)

@@ -147,6 +147,9 @@ def _add_report(added: Any) -> argparse.ArgumentParser:
     parser = added.add_parser("report", help=text, description=text)
     _add_common(parser)
     parser.add_argument("--output", default="report.html", help="page to write")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="also replace what stillroom did not write"
+    )
     return parser
 
 
@@ -205,7 +208,8 @@ def _run(options: argparse.Namespace) -> int:
             return commands.demo(options.folder, seed=options.seed, is_smoke=options.smoke)
         case "report":
             workspace = open_workspace(options.workspace)
-            return commands.report(workspace, options.output, as_json=options.json)
+            overwrite, as_json = options.overwrite, options.json
+            return commands.report(workspace, options.output, overwrite=overwrite, as_json=as_json)
         case command:
             return _run_operation(command, options)
 

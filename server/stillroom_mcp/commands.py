@@ -37,9 +37,9 @@ def demo(folder: str | None, *, seed: int, is_smoke: bool) -> int:
     return run_demo(folder, seed=seed, settings=SMOKE if is_smoke else FULL)
 
 
-def report(workspace: Workspace, output: str, *, as_json: bool) -> int:
+def report(workspace: Workspace, output: str, *, overwrite: bool, as_json: bool) -> int:
     """Writes the HTML report of all runs of the workspace and prints its path."""
-    path = api.write_report(workspace, output)
+    path = api.write_report(workspace, output, overwrite=overwrite)
     _print(json.dumps({"output": path}) if as_json else f"written: {path}")
     return 0
 

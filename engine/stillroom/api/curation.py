@@ -19,6 +19,7 @@ from stillroom.data.token_counts import CountTokens, TokenCounts
 from stillroom.data.validate import ValidateDataset, ValidationReport
 from stillroom.jobs.child import run_in_child
 from stillroom.models.resolve import locate_model
+from stillroom.outputs import check_page
 from stillroom.settings import Workspace
 
 
@@ -111,6 +112,8 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Examples
     With a model the rows show which tokens are trained, rendered in a child process.
     """
     page = workspace.output_file(request.html, label="html") if request.html else None
+    if page is not None:
+        check_page(page, overwrite=request.overwrite)
     workspace.existing(request.path, label="path")
     if request.model is None:
         inspected = inspection.inspect_examples(workspace, request)

@@ -3,7 +3,9 @@
 Training is also planned here, since a plan makes the same checks.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 from pydantic import BaseModel
@@ -14,16 +16,17 @@ from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
 from stillroom.jobs.child import run_in_child
+from stillroom.outputs import check_free
 from stillroom.rollout.request import GenerateRollouts, plan_generation
-from stillroom.rollout.rescore.score import ScoreRollouts, check_scoring
-from stillroom.rollout.rewards.judge_request import plan_judge
-from stillroom.run_folder import StartAfter, find_run, hashes_of
+from stillroom.rollout.rescore.score import ScoreRollouts, plan_scoring
+from stillroom.run_folder import StartAfter, find_run, given_config
 from stillroom.secrecy.commands import hide_secrets
 from stillroom.secrecy.environments import run_environment
 from stillroom.settings import Workspace, tracking_environment
 from stillroom.train.config.request import (
     PlanTraining,
     StartTraining,
+    TrainingPlan,
     plan_request,
     resolve_resume,
 )
@@ -38,18 +41,20 @@ _COMMAND_KEY = "rollout.mcp_url"
 def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunReport:
     """Starts a rollout run. Raises an EngineError if the request is faulty, before any spending."""
     plan = plan_generation(workspace, request)
+    check_free(plan.output)
     keys = workspace.read_keys(plan.rollouts.key_names)
     # The processes of a cluster on this machine call the endpoints themselves.
     local = keys if request.ray_address == "local" else {}
-    return _start(workspace, RunKind.ROLLOUTS, request, keys=keys, variables=local)
+    inputs = plan.rollouts.inputs
+    return _start(workspace, RunKind.ROLLOUTS, request, keys=keys, variables=local, inputs=inputs)
 
 
 def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
     """Starts a scoring run. Raises an EngineError if the request is faulty, before any spending."""
-    check_scoring(workspace, request)
-    judge = plan_judge(workspace, request)
-    keys = workspace.read_keys([judge.endpoint.api_key_env if judge else None])
-    return _start(workspace, RunKind.SCORE, request, keys=keys)
+    plan = plan_scoring(workspace, request)
+    check_free(plan.output)
+    keys = workspace.read_keys([plan.judge.endpoint.api_key_env if plan.judge else None])
+    return _start(workspace, RunKind.SCORE, request, keys=keys, inputs=plan.inputs)
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
@@ -86,26 +91,39 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
         variables |= keys  # each of its processes may call the endpoints
     kind = RunKind(config.dataset_type)
     first, *others = requests
-    report = _start(workspace, kind, first, keys=keys, variables=variables)
-    then, files = list[str](), hashes_of([plans[0].config_file])
-    for other in others:
-        queued = StartAfter(after=[report.run_id, *then], files=files)
-        run = _start(workspace, kind, other, keys=keys, variables=variables, start_after=queued)
-        then.append(run.run_id)
+    copy, hidden = _without_secrets(plans[0])
+    start = functools.partial(
+        _start, workspace, kind, keys={**keys, **hidden}, variables=variables, copies=copy
+    )
+    report, then = start(first, inputs=plans[0].inputs), list[str]()
+    for other, plan in zip(others, plans[1:], strict=True):
+        queued = StartAfter(after=[report.run_id, *then])
+        then.append(start(other, start_after=queued, inputs=plan.inputs).run_id)
     return msgspec.structs.replace(report, then=then)
+
+
+def _without_secrets(plan: TrainingPlan) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Returns the run's copy of config.yml by its name, and the secrets behind its marks."""
+    text, hidden = plan.config_source.read_bytes(), dict[str, str]()
+    for command in plan.config.rollout.mcp_servers:
+        hidden |= hide_secrets(command)[1]
+    for mark, secret in hidden.items():
+        text = text.replace(secret.encode(), mark.encode())
+    return {given_config(plan.config_file): text}, hidden
 
 
 def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
     """Starts an evaluation. Raises an EngineError for a faulty request, before loading a model."""
     plan = plan_evaluation(workspace, request)
     keys = workspace.read_keys(plan.rollouts.key_names)
-    return _start(workspace, RunKind.EVALUATE, request, keys=keys)
+    return _start(workspace, RunKind.EVALUATE, request, keys=keys, inputs=plan.inputs)
 
 
 def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
     """Starts an export. Raises an EngineError for a faulty request, before loading a model."""
-    plan_export(workspace, request)
-    return _start(workspace, RunKind.EXPORT, request)
+    plan = plan_export(workspace, request)
+    check_free(plan.output)
+    return _start(workspace, RunKind.EXPORT, request, inputs=plan.inputs)
 
 
 def _start(
@@ -116,6 +134,8 @@ def _start(
     keys: Mapping[str, str] | None = None,
     variables: Mapping[str, str] | None = None,
     start_after: StartAfter | None = None,
+    inputs: Sequence[Path] = (),
+    copies: Mapping[str, bytes] | None = None,
 ) -> RunReport:
     """Starts a run's process, and hands it `keys` and the secrets of MCP servers' command lines."""
     hidden = dict[str, str]()
@@ -137,5 +157,7 @@ def _start(
         environment=run_environment(workspace.root) | dict(variables or {}),
         secrets={**(keys or {}), **hidden},
         start_after=start_after,
+        inputs=inputs,
+        copies=copies,
     )
     return report_run(workspace, find_run(workspace, state.run_id), state)

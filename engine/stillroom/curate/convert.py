@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,16 +13,16 @@ from stillroom.curate.rows.facts import NULL, RolloutParts, RowFacts
 from stillroom.curate.rows.read import CuratedRow, read_curated_rows
 from stillroom.curate.rows.sources import SourceFile, check_output, source_files
 from stillroom.errors import DataError
-from stillroom.files import Buffer, LineWriter, atomic_output
-from stillroom.lineage import FileRecord, Recording, write_manifest
+from stillroom.files import Buffer, LineWriter
+from stillroom.lineage import FileRecord, Recording
+from stillroom.outputs import NewOutput, ReplacingRequest, new_output
 from stillroom.settings import Workspace
-from stillroom.validation import StrictModel
 
 MAX_EXAMPLES = 5
 _MAX_SOURCES = 20
 
 
-class ConvertRollouts(StrictModel):
+class ConvertRollouts(ReplacingRequest):
     """Ask for supervised rows from rollouts: messages, tools, metadata, reward."""
 
     input: Annotated[
@@ -70,14 +71,16 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
     files = [source.path for source in sources]
     output = workspace.output_file(request.output, label="output")
     check_output(output, files)
-    with Recording(files) as recording:
-        with atomic_output(output) as rows:
-            conversion = Conversion(rows, include_failed=request.include_failed)
-            for source in sources:
-                conversion.convert(source)
-            if rows.num_rows == 0:
-                raise nothing_converted(sources, conversion)
-        return conversion.finish(workspace, request, output, recording.records())
+    with writing(output, request) as new, Recording(files) as recording:
+        conversion = Conversion(new.rows, include_failed=request.include_failed)
+        for source in sources:
+            conversion.convert(source)
+        return conversion.finish(workspace, request, new, sources, recording.records())
+
+
+def writing(output: Path, request: ConvertRollouts) -> AbstractContextManager[NewOutput]:
+    """Opens the output of a conversion."""
+    return new_output(output, operation="convert_rollouts", overwrite=request.overwrite)
 
 
 class Conversion:
@@ -124,20 +127,31 @@ class Conversion:
         self,
         workspace: Workspace,
         request: ConvertRollouts,
-        output: Path,
+        output: NewOutput,
+        sources: Sequence[SourceFile],
         inputs: Sequence[FileRecord],
     ) -> ConvertResult:
-        """Writes the manifest of the output, which must be closed, and returns all counts."""
-        result = self._result(workspace.shown(output))
-        write_manifest(
-            output,
-            written=self._rows,
-            operation="convert_rollouts",
-            inputs=inputs,
-            request=request.model_dump(mode="json"),
-            counts={"read": result.read, "converted": result.converted},
-        )
+        """Writes the manifest of the output and returns all counts.
+
+        Raises DataError if no row could be converted.
+        """
+        if output.rows.num_rows == 0:
+            raise self._nothing_converted(sources)
+        result = self._result(workspace.shown(output.path))
+        counts = {"read": result.read, "converted": result.converted}
+        output.record(inputs=inputs, request=request, counts=counts)
         return result
+
+    def _nothing_converted(self, sources: Sequence[SourceFile]) -> DataError:
+        whole = _together("all", self.sources)
+        why = ", ".join(f"{count} {reason}" for reason, count in whole.left_out.items())
+        example = f"; the first: {self.problems[0]}" if self.problems else ""
+        where = ", ".join(s.name for s in sources[:3]) + (", …" if len(sources) > 3 else "")
+        return DataError(
+            f"none of the {whole.read} rows in {where} can be converted ({why}){example}",
+            "give a file that generate_rollouts wrote; with include_failed also those without "
+            "success",
+        )
 
     def _result(self, output: str) -> ConvertResult:
         whole = _together("all", self.sources)
@@ -197,15 +211,3 @@ def reason_to_leave_out(facts: RowFacts, *, include_failed: bool) -> str | None:
     if facts.num_turns == 0:
         return "no assistant message"
     return None if include_failed or facts.is_success else "no success"
-
-
-def nothing_converted(sources: Sequence[SourceFile], conversion: Conversion) -> DataError:
-    """Returns the error to raise if none of the rows in the sources could be converted."""
-    whole = _together("all", conversion.sources)
-    why = ", ".join(f"{count} {reason}" for reason, count in whole.left_out.items())
-    example = f"; the first: {conversion.problems[0]}" if conversion.problems else ""
-    where = ", ".join(source.name for source in sources[:3]) + (", …" if len(sources) > 3 else "")
-    return DataError(
-        f"none of the {whole.read} rows in {where} can be converted ({why}){example}",
-        "give a file that generate_rollouts wrote; with include_failed also those without success",
-    )

@@ -4,6 +4,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -23,13 +24,13 @@ from stillroom.curate.pair_candidates import (
 )
 from stillroom.curate.rows.sources import check_output, source_files
 from stillroom.errors import DataError
-from stillroom.files import LineWriter, atomic_output
-from stillroom.lineage import FileRecord, Recording, write_manifest
+from stillroom.files import LineWriter
+from stillroom.lineage import FileRecord, Recording
+from stillroom.outputs import NewOutput, ReplacingRequest, new_output
 from stillroom.settings import Workspace
-from stillroom.validation import StrictModel
 
 
-class MakeDpoPairs(StrictModel):
+class MakeDpoPairs(ReplacingRequest):
     """Ask for preference pairs from rollouts of the same tasks with different rewards."""
 
     input: Annotated[
@@ -88,15 +89,14 @@ _ROUNDING = 1e-9
 def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     """Writes the pairs and returns the counts. Raises DataError if there are no pairs."""
     pairing = Pairing(workspace, request)
-    with Recording(pairing.files) as recording:
+    with pairing.writing() as output, Recording(pairing.files) as recording:
         skipped = pairing.tally.skipped
         pairing.compare([index_rollouts(side, skipped) for side in pairing.sides])
-        with atomic_output(pairing.output) as rows, PairReader() as reader:
-            writer = PairWriter(request, pairing.tally, reader, rows)
+        with PairReader() as reader:
+            writer = PairWriter(request, pairing.tally, reader, output.rows)
             for task_id, better in pairing.better.items():
                 writer.write_task(task_id, better, pairing.worse.get(task_id, []))
-            pairing.check_any(rows)
-        return pairing.finish(rows, recording.records())
+        return pairing.finish(output, recording.records())
 
 
 @dataclass(slots=True)
@@ -146,13 +146,16 @@ class Pairing:
         if num_alone := len(self.worse.keys() - self.better.keys()):
             skipped["task on the rejected side only"] = num_alone
 
-    def check_any(self, rows: LineWriter) -> None:
-        """Raises DataError if no pair was written."""
+    def writing(self) -> AbstractContextManager[NewOutput]:
+        """Opens the output."""
+        overwrite = self._request.overwrite
+        return new_output(self.output, operation="make_dpo_pairs", overwrite=overwrite)
+
+    def finish(self, output: NewOutput, inputs: Sequence[FileRecord]) -> PairsResult:
+        """Writes the manifest and returns the result. Raises DataError if there are no pairs."""
+        rows = output.rows
         if rows.num_rows == 0:
             raise _no_pairs(self.better, self.worse, self.tally.skipped)
-
-    def finish(self, rows: LineWriter, inputs: Sequence[FileRecord]) -> PairsResult:
-        """Writes the manifest of the output, which must be closed, and returns the result."""
         result = PairsResult(
             output=self._workspace.shown(self.output),
             read=self._num_read,
@@ -162,14 +165,8 @@ class Pairing:
             skipped=dict(self.tally.skipped),
             mean_difference=math.fsum(self.tally.differences) / rows.num_rows,
         )
-        write_manifest(
-            self.output,
-            written=rows,
-            operation="make_dpo_pairs",
-            inputs=inputs,
-            request=self._request.model_dump(mode="json"),
-            counts={"read": result.read, "pairs": result.pairs},
-        )
+        counts = {"read": result.read, "pairs": result.pairs}
+        output.record(inputs=inputs, request=self._request, counts=counts)
         return result
 
 

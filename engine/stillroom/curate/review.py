@@ -25,11 +25,10 @@ from stillroom.data.layouts.detect import as_rollout
 from stillroom.data.row_files import decode_line, read_row_lines
 from stillroom.data.row_names import RowNames
 from stillroom.errors import DataError, InputError
-from stillroom.files import atomic_output
-from stillroom.lineage import Recording, write_manifest
+from stillroom.lineage import Recording
 from stillroom.lines import read_lines
+from stillroom.outputs import ReplacingRequest, check_page, new_output
 from stillroom.settings import Workspace
-from stillroom.validation import StrictModel
 
 _NO_REWARD, NO_CATEGORY, OTHERS = "no reward", "(none)", "(others)"
 _MAX_CATEGORIES = 200
@@ -37,7 +36,7 @@ _MAX_CATEGORIES = 200
 Count = Annotated[int, Field(ge=0)]
 
 
-class SampleForReview(StrictModel):
+class SampleForReview(ReplacingRequest):
     """Ask for rows that a person should judge."""
 
     input: Annotated[str, Field(description="Rollouts, SFT or DPO rows")]
@@ -123,8 +122,10 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> Sampled
     page = workspace.output_file(output.with_suffix(".html"), label="output")
     check_output(output, files)
     _check_unreviewed(output)
+    check_page(page, overwrite=request.overwrite)
     pool = _Pool(request)
-    with Recording(files) as recording:
+    writing = new_output(output, operation="sample_for_review", overwrite=request.overwrite)
+    with writing as new, Recording(files) as recording:
         for file in files:
             names = RowNames()
             for line in read_row_lines(file):
@@ -137,17 +138,10 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> Sampled
                 f"none of the {pool.read} rows of {request.input!r} can be reviewed ({why})",
                 "validate_dataset lists what is wrong with them",
             )
-        with atomic_output(output) as writer:
-            for row in rows:
-                writer.write(row)
-        write_manifest(
-            output,
-            written=writer,
-            operation="sample_for_review",
-            inputs=recording.records(),
-            request=request.model_dump(mode="json"),
-            counts={"read": pool.read, "sampled": len(rows)},
-        )
+        for row in rows:
+            new.rows.write(row)
+        counts = {"read": pool.read, "sampled": len(rows)}
+        new.record(inputs=recording.records(), request=request, counts=counts)
     result = ReviewSample(
         output=workspace.shown(output),
         page=workspace.shown(page),
@@ -309,16 +303,13 @@ _JUDGED = msgspec.json.Decoder(_JudgedRow)
 
 
 def _check_unreviewed(output: Path) -> None:
-    """Raises InputError if the output already holds verdicts, which cost a person's time.
-
-    It also raises InputError if the output holds anything but rows for review.
-    """
+    """Raises InputError if the output already holds verdicts, which cost a person's time."""
     if not output.exists():
         return
     try:
         filled = sum(_JUDGED.decode(line.data).verdict is not None for line in read_lines(output))
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"the output {output} holds something else", "choose another") from error
+    except (msgspec.DecodeError, RecursionError):
+        return  # no rows for review; whether they may be replaced is checked before the writing
     if filled:
         raise InputError(
             f"the output {output} holds {filled} verdicts", "choose another output to keep them"

@@ -26,9 +26,9 @@ from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_r
 from stillroom.data.layouts.detect import as_rollout
 from stillroom.data.row_files import read_row_lines, rollout_files
 from stillroom.errors import DataError, InputError, ModelError
+from stillroom.outputs import ReplacingRequest
 from stillroom.settings import Workspace
 from stillroom.types import OthersText
-from stillroom.validation import StrictModel
 
 TRAINED_OPEN, TRAINED_CLOSE = "⟦", "⟧"
 _OTHER_BRACKETS = str.maketrans({TRAINED_OPEN: "[", TRAINED_CLOSE: "]"})
@@ -38,7 +38,7 @@ _MAX_TEXT = 4000
 _NOT_SHOWN = "(not shown: no row of this file has a known format)"
 
 
-class InspectExamples(StrictModel):
+class InspectExamples(ReplacingRequest):
     """Ask to see rows; with a model, also which of their tokens its training would train."""
 
     path: Annotated[str, Field(description="Data file, or folder of .jsonl or .json files")]

@@ -1,5 +1,6 @@
 """Checks a whole data file: finds every problem with its line, and describes the good rows."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from stillroom.data.row_files import decode_line, decode_text_line, read_row_lin
 from stillroom.data.statistics import DatasetStatistics, RowPlace
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
+from stillroom.lines import read_lines
+from stillroom.outputs import ReplacingRequest, check_page, not_ours
 from stillroom.settings import Workspace
 from stillroom.types import OthersText
-from stillroom.validation import StrictModel
 
 AUTO, NONE = "auto", "none"
 
@@ -29,7 +31,7 @@ def _report_name(name: str) -> str:
     return name
 
 
-class ValidateDataset(StrictModel):
+class ValidateDataset(ReplacingRequest):
     """Ask whether a data file is well formed, and what it holds."""
 
     path: Annotated[str, Field(description="File, or folder of .jsonl or .json files")]
@@ -120,6 +122,9 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> DatasetV
     row_format = _format_of(path, request.format)
     page = _page_path(workspace, path, request.report)
     side = page.with_suffix(".problems.jsonl") if page else None
+    if page and side:
+        check_page(page, overwrite=request.overwrite)
+        _check_side(side, overwrite=request.overwrite)
     statistics = DatasetStatistics(row_format, request.category_field)
     totals = _Totals(request.max_problems)
     with atomic_output(side) if side else nullcontext() as writer:
@@ -152,6 +157,17 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> DatasetV
         problems_file=workspace.shown(side) if side and totals.num_problems else None,
     )
     return DatasetValidation(report, statistics, row_format, page)
+
+
+def _check_side(side: Path, *, overwrite: bool) -> None:
+    """Raises InputError if a file is there that does not list problems."""
+    if overwrite or not side.exists():
+        return
+    for line in itertools.islice(read_lines(side), 1):
+        try:
+            msgspec.json.decode(line.data, type=RowProblem)
+        except msgspec.DecodeError as error:
+            raise not_ours(side) from error
 
 
 def _page_path(workspace: Workspace, path: Path, requested: str) -> Path | None:

@@ -1,6 +1,7 @@
 """The request for an evaluation, and its plan, in which all names are looked up and checked."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -47,6 +48,12 @@ class EvaluationPlan:
     rollouts: RolloutPlan
     kl_models: KLModels | None
     """The two models of the KL measurement; None if the request has no teacher."""
+
+    @property
+    def inputs(self) -> list[Path]:
+        """The files and the folders of models that the evaluation depends on."""
+        teacher = self.kl_models.teacher.inputs if self.kl_models is not None else []
+        return [*self.rollouts.inputs, *teacher]
 
 
 def plan_evaluation(workspace: Workspace, request: EvaluateModel) -> EvaluationPlan:

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -29,6 +29,7 @@ from stillroom.rollout.episode.collect import (
 from stillroom.rollout.journal.records import RolloutKey
 from stillroom.rollout.request import RolloutPlan, sampling_settings
 from stillroom.rollout.results import RolloutOrigin, origin_of
+from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.types import Trajectory
 
@@ -50,7 +51,13 @@ async def evaluate_model(
     tasks = plan.rollouts.load_tasks()
     origin = await _origin(plan)
     outcomes = await _collect(
-        plan.rollouts, tasks, request.temperature, request.samples_per_prompt, reporter, _PHASE
+        plan.rollouts,
+        tasks,
+        request.temperature,
+        request.samples_per_prompt,
+        reporter,
+        _PHASE,
+        on_open=RunFolder(folder).check_inputs,
     )
     rollouts = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
     if not rollouts:
@@ -111,12 +118,18 @@ async def _collect(
     samples_per_task: int,
     reporter: Reporter,
     phase: str,
+    *,
+    on_open: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-    """Returns the outcome of every rollout, in the order of the tasks."""
+    """Returns the outcome of every rollout, in the order of the tasks.
+
+    `on_open` is called when the tools and the model are open, before the first rollout.
+    """
     specs = specs_for(tasks, samples_per_task)
     sampling = sampling_settings(plan.options, temperature=temperature)
     done: dict[RolloutKey, Outcome] = {}
     async with open_rollout_context(plan, sampling, tasks) as context:
+        on_open()
         unjudged = [task for task in tasks if not context.rewarder.can_judge(task)]
         if unjudged:
             raise InputError(

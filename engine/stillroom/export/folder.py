@@ -11,6 +11,8 @@ import msgspec
 from stillroom.errors import InputError
 from stillroom.files import FileLock, file_sha256, wait_for_disk
 from stillroom.lineage import FOLDER_MANIFEST, FileRecord
+from stillroom.outputs import output_lock
+from stillroom.places import make_folder, put_folder
 
 MANIFEST = "export.json"
 # A model's files are told by their sizes; what a person edits is small.
@@ -57,8 +59,11 @@ def record_files(folder: Path) -> list[FileRecord]:
     return records
 
 
-def check_output(folder: Path) -> None:
-    """Raises InputError unless the folder is new, empty, or an unchanged export."""
+def check_output(folder: Path, *, overwrite: bool = False) -> None:
+    """Raises InputError unless the folder is new, empty, or an unchanged export.
+
+    With `overwrite` the export may have been changed; a folder of anything else is never replaced.
+    """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     manifest = read_export(folder) if folder.is_dir() else None
@@ -66,11 +71,11 @@ def check_output(folder: Path) -> None:
         raise InputError(
             f"output {str(folder)!r} exists and is not an export", "give a folder that is new"
         )
-    if others := _not_ours(folder, manifest):
+    if not overwrite and (others := _not_ours(folder, manifest)):
         shown = ", ".join(others[:4]) + (", …" if len(others) > 4 else "")
         raise InputError(
             f"output {str(folder)!r} holds files that are not as the export wrote them: {shown}",
-            "move them elsewhere, or give another folder",
+            "move them elsewhere, give another folder, or overwrite: true (--overwrite)",
         )
 
 
@@ -99,22 +104,27 @@ def require_space(output: Path, num_bytes: int) -> None:
 
 
 @contextmanager
-def export_folder(output: Path, *, run: Path) -> Generator[Path]:
+def export_folder(output: Path, *, run: Path, overwrite: bool = False) -> Generator[Path]:
     """Yields a new folder that becomes `output` only if the block ends without an error.
 
     An export that is there already is replaced. `run` is the folder of the run that writes: what
     runs that are dead left behind is cleared away.
+    Raises InputError if another process writes the output.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
-    _clear(output, run)
+    with output_lock(output, "export_model", run_id=run.name):
+        _clear(output, run)
+        yield from _new_folder(output, run, overwrite=overwrite)
+
+
+def _new_folder(output: Path, run: Path, *, overwrite: bool) -> Generator[Path]:
     partial = output.with_name(f".{output.name}.partial-{run.name}")
     try:
-        partial.mkdir()
+        make_folder(partial)
         yield partial
         for folder in (partial, *(path for path in partial.rglob("*") if path.is_dir())):
             wait_for_disk(folder)
         # Somebody may have written there while the model was merged.
-        check_output(output)
+        check_output(output, overwrite=overwrite)
         put_in_place(partial, output, aside=output.with_name(f".{output.name}.replaced-{run.name}"))
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -124,9 +134,9 @@ def export_folder(output: Path, *, run: Path) -> Generator[Path]:
 def put_in_place(partial: Path, output: Path, *, aside: Path) -> None:
     """Renames a complete folder to `output`; an older one is deleted, or restored on failure."""
     if output.exists():
-        output.rename(aside)
+        put_folder(output, aside)
     try:
-        partial.rename(output)
+        put_folder(partial, output)
     except BaseException:
         if aside.exists():
             aside.rename(output)

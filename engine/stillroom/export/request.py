@@ -14,13 +14,13 @@ from stillroom.export.gguf import Converter, find_converter
 from stillroom.export.tensors import TensorFileError, stored_bytes
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
+from stillroom.outputs import ReplacingRequest
 from stillroom.settings import Workspace
-from stillroom.validation import StrictModel
 
 ExportFormat = Literal["merged", "adapter", "gguf"]
 
 
-class ExportModel(StrictModel):
+class ExportModel(ReplacingRequest):
     """Ask for a model folder that other programs load."""
 
     model: Annotated[str, Field(description="Run id or checkpoint folder")]
@@ -49,6 +49,11 @@ class ExportPlan:
     converter: Converter | None
     """llama.cpp's converter, for format gguf."""
 
+    @property
+    def inputs(self) -> list[Path]:
+        """The folders of the models that are read."""
+        return [*self.checkpoint.inputs, *(self.base.inputs if self.base is not None else [])]
+
 
 def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
     """Returns the checked plan, loading no model. Raises an EngineError that says what is wrong."""
@@ -66,7 +71,7 @@ def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
         converter = find_converter(workspace, request.llama_cpp)
     elif request.llama_cpp is not None:
         raise InputError("llama_cpp is for format gguf", "leave llama_cpp out, or set format gguf")
-    check_output(output)
+    check_output(output, overwrite=request.overwrite)
     if (num_bytes := _size(request, checkpoint, base)) is not None:
         require_space(output, num_bytes)
     return ExportPlan(checkpoint, base, output, converter)

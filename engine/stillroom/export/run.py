@@ -24,6 +24,7 @@ from stillroom.files import write_atomic, write_json
 from stillroom.lineage import FileRecord, folder_record, now, record_file, write_manifest
 from stillroom.models.resolve import identify
 from stillroom.reporting import Reporter, stop_if_cancelled
+from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
 LOG = "llama_cpp.txt"
@@ -78,8 +79,9 @@ def export_model(
     plan = plan_export(workspace, request)
     history = read_history(workspace, plan.checkpoint, plan.base)
     export = _Export(workspace, request, plan, history, licence_of(history.base))
-    with export_folder(plan.output, run=folder) as target:
+    with export_folder(plan.output, run=folder, overwrite=request.overwrite) as target:
         written, gguf_file = _write(plan, request, target, folder, reporter)
+        RunFolder(folder).check_inputs()
         served = _served(export, written)
         usage = UsageExample(request.format, plan.output.name, served, gguf_file)
         facts = CardFacts(

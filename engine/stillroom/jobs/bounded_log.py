@@ -1,7 +1,11 @@
 """A log file that keeps its beginning and its latest end, and says how much it has left out."""
 
+import os
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
+
+from stillroom.places import open_real
 
 _MAX_BYTES = 32 << 20
 
@@ -16,7 +20,7 @@ class BoundedLog:
         self._path = path
         self._max, self._head, self._tail = max_bytes, max_bytes // 8, 3 * max_bytes // 8
         self._left_out = self._refused = 0
-        self._stream = path.open("ab", buffering=0)
+        self._stream = FileIO(open_real(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a")
         self._size = path.stat().st_size
         self._note = b""
 
@@ -50,8 +54,11 @@ class BoundedLog:
         note = _note(self._left_out, "the log was too long")
         temporary = self._path.with_name(f".{self._path.name}.shorter")
         try:
-            temporary.write_bytes(head + note + tail)
-            stream = temporary.open("ab", buffering=0)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC
+            stream = FileIO(open_real(temporary, flags), "a")
+            rest = memoryview(head + note + tail)
+            while rest:
+                rest = rest[stream.write(rest) :]
             temporary.replace(self._path)
         except OSError:
             temporary.unlink(missing_ok=True)

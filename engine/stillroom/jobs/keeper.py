@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stillroom.jobs.bounded_log import BoundedLog
+from stillroom.places import open_real
 from stillroom.processes import (
     RUN_MARK_VARIABLE,
     adopt_orphans,
@@ -163,7 +164,9 @@ def _note_end(folder: Path, kept: _Kept, code: int) -> None:
     # On a full disk the end is read without it.
     with suppress(OSError):
         temporary = folder / ".ended.json"
-        temporary.write_text(json.dumps(end) + "\n", encoding="utf-8")
+        handle = open_real(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(json.dumps(end) + "\n")
         temporary.replace(folder / "ended.json")
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stillroom.errors import EngineError, RunCancelledError, RunError
-from stillroom.files import file_sha256
+from stillroom.errors import EngineError, RunCancelledError
 from stillroom.jobs.failures import failure_of
 from stillroom.jobs.operations import Operation, run_operation
 from stillroom.jobs.reporter import JobReporter
@@ -126,6 +125,7 @@ def _work(
     try:
         stop_if_cancelled(reporter)
         _wait_for_others(folder, reporter)
+        folder.check_inputs()
         result = run_operation(operation, folder, reporter, secrets)
         error = operation.run.error_of(result) if operation.run is not None else None
         shown = reporter.redactor.value(msgspec.to_builtins(result))
@@ -141,8 +141,7 @@ def _work(
 def _wait_for_others(folder: RunFolder, reporter: JobReporter) -> None:
     """Waits until the runs that this one is queued behind have ended, in whatever way.
 
-    Raises RunCancelledError if the run is asked to stop, and RunError if a file that the request
-    depends on has changed in the meantime.
+    Raises RunCancelledError if the run is asked to stop.
     """
     start_after = folder.read_request().start_after
     if start_after is None:
@@ -152,12 +151,6 @@ def _wait_for_others(folder: RunFolder, reporter: JobReporter) -> None:
             stop_if_cancelled(reporter)
             reporter.progress(0, 1, unit="runs", phase=f"wait for {earlier_id}")
             time.sleep(_WAIT_POLL_S)
-    for path, digest in start_after.files.items():
-        if not Path(path).is_file() or file_sha256(Path(path)) != digest:
-            raise RunError(
-                f"{path} has changed while this run waited for its turn",
-                "start it again if it is still wanted, with model.path as an override",
-            )
 
 
 def _ending(error: BaseException, folder: RunFolder, reporter: JobReporter) -> dict[str, Any]:

@@ -50,6 +50,11 @@ class ModelLocation:
         return Path(self.location)
 
     @property
+    def inputs(self) -> list[Path]:
+        """The folder of a local model, which a run fixes; [] for a model on the hub."""
+        return [self.folder] if self.is_local else []
+
+    @property
     def is_adapter(self) -> bool:
         """Whether this is a LoRA adapter that needs its base model."""
         return self.is_local and (self.folder / "adapter_config.json").is_file()

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from stillroom import __version__
 from stillroom.files import write_atomic
 from stillroom.lineage import now
+from stillroom.outputs import marked_page
 from stillroom.report.wording import (
     count,
     moment,
@@ -54,5 +55,5 @@ def render_page(template: str, *, script: str | None = None, **shown: Any) -> st
 
 
 def write_page(path: Path, html: str) -> None:
-    """Writes a page atomically; characters that are not UTF-8 are replaced."""
-    write_atomic(path, html.encode("utf-8", errors="replace"))
+    """Writes a page atomically, with the mark by which it is known as ours."""
+    write_atomic(path, marked_page(html))

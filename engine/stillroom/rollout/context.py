@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -28,6 +27,7 @@ from stillroom.tools.browser.tool import BrowseTools
 from stillroom.tools.containers.docker import PLAYWRIGHT, DockerTools
 from stillroom.tools.mcp.servers import MCPTools
 from stillroom.tools.source import CombinedTools, RedactedTools, ToolSource
+from stillroom.tools.user.file import UserFile
 from stillroom.tools.user.pool import UserPool
 from stillroom.types import (
     Message,
@@ -141,8 +141,8 @@ async def open_rollout_context(
 async def open_user_pool(
     stack: AsyncExitStack,
     *,
-    tools_file: Path | None,
-    rewards_file: Path | None,
+    tools_file: UserFile | None,
+    rewards_file: UserFile | None,
     tool_timeout_s: float,
     reward_timeout_s: float,
 ) -> UserPool | None:

@@ -17,6 +17,7 @@ from stillroom.secrecy.redaction import Redactor
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import FREE, Price, known_price, price_for
 from stillroom.teachers.providers import IN_PROCESS, PROFILES, Endpoint, ProviderName, endpoint_for
+from stillroom.tools.user.file import UserFile, read_user_file
 from stillroom.types import SamplingSettings
 
 TerminationPolicy = Literal["last_tool", "max_turns"]
@@ -158,10 +159,15 @@ class ToolsPlan:
     workspace: Workspace
     options: RolloutOptions
     """The options as the user gave them; the files that they name are in the other fields."""
-    tools_file: Path | None
-    """The path of the user's tools.py; None if there is none."""
-    rewards_file: Path | None
-    """The path of the user's rewards.py; None if there is none."""
+    tools_file: UserFile | None
+    """The user's tools.py; None if there is none."""
+    rewards_file: UserFile | None
+    """The user's rewards.py; None if there is none."""
+
+    @property
+    def code_files(self) -> list[Path]:
+        """The paths of the user's tools.py and rewards.py, as far as there are any."""
+        return [file.path for file in (self.tools_file, self.rewards_file) if file is not None]
 
     @property
     def key_names(self) -> list[str | None]:
@@ -190,6 +196,13 @@ class RolloutPlan(ToolsPlan):
         """The variables with the keys that the rollouts' endpoints are sent."""
         endpoints = [self.policy, self.judge.endpoint if self.judge else None]
         return [one.api_key_env for one in endpoints if isinstance(one, Endpoint)]
+
+    @property
+    def inputs(self) -> list[Path]:
+        """The files and the model's folder that the rollouts depend on."""
+        judge = self.judge.inputs if self.judge is not None else []
+        model = self.policy.inputs if isinstance(self.policy, ModelLocation) else []
+        return [self.prompts_file, *self.code_files, *judge, *model]
 
     def load_tasks(self) -> list[Task]:
         """Returns the tasks of the prompts file that the options `n` and `entries` choose."""
@@ -256,14 +269,14 @@ def plan_generation(workspace: Workspace, request: GenerateRollouts) -> Generati
     return GenerationPlan(request, plan, output, price)
 
 
-def user_file(workspace: Workspace, name: str, *, kind: str) -> Path | None:
-    """Returns the path of a tools or rewards file, or None if its name is `none`."""
+def user_file(workspace: Workspace, name: str, *, kind: str) -> UserFile | None:
+    """Returns a tools or rewards file as it is now, or None if its name is `none`."""
     if name == NO_FILE:
         return None
     path = workspace.existing(name, label=f"{kind} file")
     if path.suffix != ".py" or not path.is_file():
         raise InputError(f"{kind} file {name!r} is not a Python file", "give a .py file, or none")
-    return path
+    return read_user_file(path)
 
 
 def _locate_policy(workspace: Workspace, options: RolloutOptions) -> ModelLocation:
@@ -356,8 +369,8 @@ def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]
         **shaping,
         "mcp_servers": [without_secrets(server) for server in request.mcp_servers],
         "nudge": request.nudge_to_send,
-        "tools_sha256": file_sha256(tools) if tools else None,
-        "rewards_sha256": file_sha256(rewards) if rewards else None,
+        "tools_sha256": tools.sha256 if tools else None,
+        "rewards_sha256": rewards.sha256 if rewards else None,
         "judge": judge and judge.file.model_dump(mode="json"),
         "input_sha256": file_sha256(files.prompts_file),
         "system": request.system,

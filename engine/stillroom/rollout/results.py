@@ -52,9 +52,8 @@ async def origin_of(plan: RolloutPlan) -> RolloutOrigin:
 
 
 def _origin(plan: RolloutPlan) -> RolloutOrigin:
-    judge_file = plan.judge.path if plan.judge is not None else None
-    files = (plan.prompts_file, plan.tools_file, plan.rewards_file, judge_file)
-    distinct = dict.fromkeys(file for file in files if file is not None)
+    judge = plan.judge.inputs if plan.judge is not None else []
+    distinct = dict.fromkeys([plan.prompts_file, *plan.code_files, *judge])
     models = [_policy_record(plan)]
     if plan.judge is not None:
         models.append(plan.judge.record)

@@ -41,6 +41,7 @@ from stillroom.rollout.results import (
     put_on_record,
     rollouts_result,
 )
+from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Outstanding
 from stillroom.teachers.endpoint.client import Spending
@@ -88,6 +89,7 @@ async def generate_rollouts(
         async with open_rollout_context(
             plan.rollouts, sampling, tasks, spending=spending
         ) as context:
+            RunFolder(folder).check_inputs()
             for note in [*context.notes, *_terms_notes(origin), *_killed_notes(store.orphaned)]:
                 reporter.note(note)
             already_done = len(specs) - len(todo)

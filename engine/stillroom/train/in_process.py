@@ -10,6 +10,7 @@ from stillroom.data.formats import load_datasets, load_dpo_rows, load_sft_rows
 from stillroom.lineage import ModelRecord, Recording
 from stillroom.models.resolve import identify, locate_model
 from stillroom.reporting import Reporter
+from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining, TrainingPlan
 from stillroom.train.config.resume import RunInputs, check_unchanged, find_resume_point
@@ -41,16 +42,10 @@ def train_in_process(
     started = time.monotonic()
     config = plan.config
     point = find_resume_point(workspace, request.resume) if request.resume else None
-    files = (
-        plan.config_file,
-        *plan.train_files,
-        plan.cold_start_file,
-        plan.tools_file,
-        plan.rewards_file,
-    )
-    # The files are hashed before and after they are read, so that the manifest describes these
-    # rows.
-    with Recording([file for file in files if file is not None]) as recording:
+    cold_start = [plan.cold_start_file] if plan.cold_start_file is not None else []
+    files = [plan.config_file, *plan.train_files, *cold_start, *plan.code_files]
+    # The files are hashed while they are read, and must be as they were at the start.
+    with Recording(files, copies={plan.config_file: plan.config_source}) as recording:
         train = _method(workspace, plan)
         prompts = read_prompts(plan)
         models = _model_records(workspace, config)
@@ -58,6 +53,7 @@ def train_in_process(
         if point is not None:
             check_unchanged(point.state.inputs, inputs, run_id=point.run_id)
         student = load_student(workspace, config.model, seed=config.trainer.seed, peers=peers)
+        RunFolder(folder).check_inputs()
         if peers.rank:
             # Each process must draw its own dropout.
             torch.manual_seed(config.trainer.seed + peers.rank)

@@ -6,6 +6,7 @@ import msgspec
 
 from stillroom.files import write_json
 from stillroom.reporting import Reporter
+from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining, plan_request
 from stillroom.train.distributed.launch import launch_training
@@ -18,7 +19,7 @@ def train(
     workspace: Workspace, request: StartTraining, *, folder: Path, reporter: Reporter
 ) -> TrainResult:
     """Trains as config.yml describes, with checkpoints in the run's folder; returns the result."""
-    plan = plan_request(workspace, request)
+    plan = plan_request(workspace, request, run=RunFolder(folder))
     write_json(folder / "config.json", plan.config.model_dump(mode="json"))
     tracked = TrackedReporter(reporter, open_trackers(plan.config, folder))
     run = train_in_process if plan.config.launcher.kind == "local" else launch_training

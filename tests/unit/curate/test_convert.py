@@ -142,12 +142,12 @@ def test_an_output_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "a.jsonl").symlink_to(path)
     (folder / "b.jsonl").symlink_to("/proc/self/mem")
-    with pytest.raises(OSError, match="error"):
-        convert(tmp_path, "folder")
+    with pytest.raises(InputError, match="cannot be read"):
+        convert(tmp_path, "folder", overwrite=True)
     assert (tmp_path / "train.jsonl").read_bytes() == b"old\n"
     assert names_in(tmp_path) == ["folder", "rollouts.jsonl", "train.jsonl"]
 
-    assert convert(tmp_path).converted == 50
+    assert convert(tmp_path, overwrite=True).converted == 50
     assert len(read_rows(tmp_path / "train.jsonl")) == 50
 
 
@@ -159,7 +159,7 @@ def test_nothing_to_convert_is_an_error_that_says_why_and_keeps_the_old_rows(
     write_lines(tmp_path / "rollouts.jsonl", lines)
 
     with pytest.raises(DataError) as caught:
-        convert(tmp_path)
+        convert(tmp_path, overwrite=True)
     assert "none of the 2 rows" in caught.value.problem
     assert "1 no success, 1 not a rollout row" in caught.value.problem
     assert f"{tmp_path}/rollouts.jsonl:2" in caught.value.problem
@@ -167,7 +167,7 @@ def test_nothing_to_convert_is_an_error_that_says_why_and_keeps_the_old_rows(
 
     write_lines(tmp_path / "rollouts.jsonl", [])
     with pytest.raises(DataError, match="none of the 0 rows"):
-        convert(tmp_path)
+        convert(tmp_path, overwrite=True)
 
 
 def test_rollouts_of_another_run_are_not_replaced_either(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_file_that_a_rollout_run_only_touched_can_be_written(tmp_path: Path) -
     write_lines(tmp_path / ".empty.jsonl" / "settings.json", [b"{}"])
 
     for output in ("train.jsonl", "empty.jsonl"):
-        assert convert(tmp_path, output=output).converted == 1
+        assert convert(tmp_path, output=output, overwrite=True).converted == 1
 
 
 @pytest.mark.parametrize(

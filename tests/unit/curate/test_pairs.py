@@ -276,7 +276,7 @@ def test_without_a_pair_the_old_file_stays_and_the_error_says_why(tmp_path: Path
     write_lines(tmp_path / "rollouts.jsonl", map(encoded, answers(1, 1, None)))
 
     with pytest.raises(DataError) as caught:
-        pairs_of(tmp_path)
+        pairs_of(tmp_path, overwrite=True)
     assert "1 × rollout without a reward" in caught.value.problem
     assert "1 × task whose rewards differ too little" in caught.value.problem
     assert "samples_per_prompt" in caught.value.fix

@@ -23,6 +23,7 @@ from stillroom.tools.user.file import (
     ToolMark,
     load_user_file,
     marked_functions,
+    read_user_file,
 )
 
 PROJECT = Path(stillroom.demo.__file__).parent / "project"
@@ -30,12 +31,12 @@ PROJECT = Path(stillroom.demo.__file__).parent / "project"
 
 @pytest.fixture(scope="module")
 def tools():
-    return marked_functions(load_user_file(PROJECT / "tools.py"), ToolMark)
+    return marked_functions(load_user_file(read_user_file(PROJECT / "tools.py")), ToolMark)
 
 
 @pytest.fixture(scope="module")
 def correct_answer():
-    return load_user_file(PROJECT / "rewards.py").correct_answer
+    return load_user_file(read_user_file(PROJECT / "rewards.py")).correct_answer
 
 
 def project_reply(tools, task, name, arguments):

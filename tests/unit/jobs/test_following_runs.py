@@ -12,7 +12,7 @@ from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.errors import ConfigError, EngineError
 from stillroom.jobs.supervise import start_run
-from stillroom.run_folder import StartAfter, create_run, find_run, hashes_of
+from stillroom.run_folder import StartAfter, create_run, find_run, given_config
 from stillroom.secrecy.environments import run_environment
 from stillroom.train.planning.forecast import TrainingForecast
 from stillroom.train.planning.per_model import combined_forecast, requests_per_model
@@ -56,7 +56,8 @@ def test_each_model_gets_a_run_that_begins_when_those_before_have_ended(project)
     assert requested["model"]["path"] == project.config["model"]["path"][2]
 
 
-def test_a_run_whose_config_has_changed_while_it_waited_is_not_made(project):
+@pytest.mark.parametrize("edited", ["config.yml", "train.jsonl"])
+def test_a_run_that_waits_trains_the_config_it_was_started_with_and_no_other_rows(project, edited):
     before = create_run(project.workspace, RunKind.SFT, {})
     lock = before.owner_lock()
     assert lock.try_acquire()
@@ -67,21 +68,33 @@ def test_a_run_whose_config_has_changed_while_it_waited_is_not_made(project):
         RunKind.SFT,
         requested.model_dump(mode="json"),
         environment=run_environment(),
-        start_after=StartAfter(
-            after=[before.run_id], files=hashes_of([project.root / "config.yml"])
-        ),
+        start_after=StartAfter(after=[before.run_id]),
+        inputs=[project.root / "train.jsonl"],
+        copies={
+            given_config(project.root / "config.yml"): (project.root / "config.yml").read_bytes()
+        },
     )
     wait_until(lambda: report(project, state.run_id).progress is not None, timeout_s=60)
 
-    project.config["trainer"]["learning_rate"] = 1.0
-    project.write_config()
+    requested_rate = project.config["trainer"]["learning_rate"]
+    if edited == "config.yml":
+        project.config["trainer"]["learning_rate"] = 1.0
+        project.write_config()
+    else:
+        project.write(ROWS[::-1])
     before.write(msgspec.structs.replace(before.read(), status=RunStatus.SUCCEEDED))
     lock.release()
 
-    error = ended(project, state.run_id).error
-    assert error is not None
-    assert "config.yml has changed while this run waited for its turn" in error.problem
-    assert "start it again" in error.fix
+    last = ended(project, state.run_id)
+    if edited == "config.yml":
+        assert last.status == "succeeded"
+        trained = json.loads((project.root / "runs" / state.run_id / "config.json").read_text())
+        assert trained["trainer"]["learning_rate"] == requested_rate
+    else:
+        assert last.error is not None
+        problem = f"{project.root / edited} has changed since this run was started"
+        assert last.error.problem == problem
+        assert "start it again" in last.error.fix
 
 
 def test_nothing_is_started_if_one_of_the_models_is_not_there(project):

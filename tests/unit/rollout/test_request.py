@@ -17,6 +17,7 @@ from stillroom.rollout.request import (
     user_file,
 )
 from stillroom.settings import Workspace
+from stillroom.tools.user.file import read_user_file
 from stillroom.types import SamplingSettings
 
 TASKS = [task_from_row({"prompt": str(index)}) for index in range(10)]
@@ -115,7 +116,7 @@ def test_a_user_file_is_a_python_file_or_none(tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
 
     assert user_file(workspace, "none", kind="tools") is None
-    assert user_file(workspace, "tools.py", kind="tools") == tmp_path / "tools.py"
+    assert user_file(workspace, "tools.py", kind="tools") == read_user_file(tmp_path / "tools.py")
     for name in ("tools.txt", "missing.py", "folder.py"):
         with pytest.raises(InputError, match="tools file"):
             user_file(workspace, name, kind="tools")

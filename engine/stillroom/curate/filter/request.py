@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from stillroom.curate.filter.contamination import ContaminationLevel
 from stillroom.data.distribution import Quantiles
-from stillroom.validation import StrictModel
+from stillroom.outputs import ReplacingRequest
 
 ANY_TOOL = "any"
 
@@ -19,7 +19,7 @@ def _kind_of_duplicates(value: Any) -> Any:
     return kinds.get(value, value) if isinstance(value, bool | str) else value
 
 
-class FilterDataset(StrictModel):
+class FilterDataset(ReplacingRequest):
     """Ask for the rows that pass every given filter; a filter left out lets all pass."""
 
     input: Annotated[str, Field(description="Rollouts (also of rnow or NeMo Gym) or SFT rows")]

@@ -2,8 +2,8 @@
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.distribution import Distribution
 from stillroom.data.row_files import rollout_files
 from stillroom.data.row_names import RowNames
-from stillroom.files import LineWriter, atomic_output
-from stillroom.lineage import FileRecord, Recording, record_written, write_manifest
+from stillroom.files import LineWriter
+from stillroom.lineage import FileRecord, Recording
+from stillroom.outputs import NewOutput, new_output
 from stillroom.settings import Workspace
 
 _MAX_CATEGORIES = 50
@@ -52,14 +53,15 @@ def filter_dataset(
     filtering = Filtering(workspace, request)
     renderer = ChatRenderer(tokenizer) if tokenizer is not None else None
     read = functools.partial(read_rows_to_filter, filtering.source)
-    with Recording([*rollout_files(filtering.source), *filtering.other_files]) as recording:
+    files = [*rollout_files(filtering.source), *filtering.other_files]
+    with filtering.writing() as output, Recording(files) as recording:
         known = _knowledge(workspace, request, read, renderer)
         tally = FilterTally(request)
-        with filtering.writing() as (kept, dropped):
-            writer = RowWriter(request, tally, renderer, kept=kept, dropped=dropped)
-            for row, reasons in judged_rows(read, request, known):
-                writer.write(row, reasons)
-        filtering.record(kept, dropped, tally, recording.records())
+        kept, dropped = output.rows, output.side[filtering.dropped_file]
+        writer = RowWriter(request, tally, renderer, kept=kept, dropped=dropped)
+        for row, reasons in judged_rows(read, request, known):
+            writer.write(row, reasons)
+        filtering.record(output, tally, recording.records())
     return filtering.result(tally, known)
 
 
@@ -126,29 +128,19 @@ class Filtering:
         self.other_files = [file for path in others for file in rollout_files(path)]
         """The files that are read besides the input: evaluation prompts and verdicts."""
 
-    @contextmanager
-    def writing(self) -> Generator[tuple[LineWriter, LineWriter]]:
-        """Yields two writers: for the kept rows, and for the side file about the dropped rows."""
-        with atomic_output(self.output) as kept, atomic_output(self.dropped_file) as dropped:
-            yield kept, dropped
-
-    def record(
-        self,
-        kept: LineWriter,
-        dropped: LineWriter,
-        tally: "FilterTally",
-        inputs: Sequence[FileRecord | Path],
-    ) -> None:
-        """Writes the manifest of the outputs, which must be closed."""
-        write_manifest(
+    def writing(self) -> AbstractContextManager[NewOutput]:
+        """Opens the output for the kept rows, with the side file about the dropped rows."""
+        return new_output(
             self.output,
-            written=kept,
+            self.dropped_file,
             operation="filter_dataset",
-            inputs=inputs,
-            request=self._request.model_dump(mode="json"),
-            counts={"read": tally.read, "kept": tally.kept},
-            side=[record_written(self.dropped_file, dropped)],
+            overwrite=self._request.overwrite,
         )
+
+    def record(self, output: NewOutput, tally: "FilterTally", inputs: Sequence[FileRecord]) -> None:
+        """Writes the manifest of the outputs."""
+        counts = {"read": tally.read, "kept": tally.kept}
+        output.record(inputs=inputs, request=self._request, counts=counts)
 
     def result(self, tally: "FilterTally", known: Knowledge) -> FilterResult:
         """Returns the result of filtering, once all rows are tallied."""

@@ -9,7 +9,7 @@ from stillroom.curate.convert import (
     ConvertResult,
     ConvertRollouts,
     SourceCount,
-    nothing_converted,
+    writing,
 )
 from stillroom.curate.ray.parts import RayParts, ray_parts
 from stillroom.curate.rows.sources import SourceFile, check_output, source_files
@@ -40,12 +40,10 @@ def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertRes
     sources = source_files(workspace, request.input)
     output = workspace.output_file(request.output, label="output")
     check_output(output, [source.path for source in sources])
-    with ray_parts(request.ray_address, output) as parts, atomic_output(output) as rows:
-        conversion = Conversion(rows, include_failed=request.include_failed)
-        records = _converted(parts, sources, conversion, rows)
-        if rows.num_rows == 0:
-            raise nothing_converted(sources, conversion)
-    return conversion.finish(workspace, request, output, records)
+    with writing(output, request) as new, ray_parts(request.ray_address, output) as parts:
+        conversion = Conversion(new.rows, include_failed=request.include_failed)
+        records = _converted(parts, sources, conversion, new.rows)
+        return conversion.finish(workspace, request, new, sources, records)
 
 
 def _converted(

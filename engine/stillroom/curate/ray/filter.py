@@ -109,16 +109,17 @@ def filter_on_ray(workspace: Workspace, request: FilterDataset) -> FilterResult:
     filtering = Filtering(workspace, request)
     files = rollout_files(filtering.source)
     tally, records = FilterTally(request), list[FileRecord]()
-    with ray_parts(request.ray_address, filtering.output) as parts:
+    with filtering.writing() as output, ray_parts(request.ray_address, output.path) as parts:
         known = _knowledge(workspace, request, parts, files)
         common = _Common(workspace.root, request, known)
-        with filtering.writing() as (kept, dropped):
-            for part in parts.each(_write, _jobs(parts, files, common)):
-                _append(kept, part.kept, part.tally.kept)
-                _append(dropped, part.dropped, part.tally.read - part.tally.kept)
-                tally.take(part.tally)
-                records.append(part.source)
-    filtering.record(kept, dropped, tally, [*records, *filtering.other_files])
+        for part in parts.each(_write, _jobs(parts, files, common)):
+            _append(output.rows, part.kept, part.tally.kept)
+            dropped = output.side[filtering.dropped_file]
+            _append(dropped, part.dropped, part.tally.read - part.tally.kept)
+            tally.take(part.tally)
+            records.append(part.source)
+        records += map(record_file, filtering.other_files)
+        filtering.record(output, tally, records)
     return filtering.result(tally, known)
 
 

@@ -50,17 +50,15 @@ def pair_on_ray(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     One Ray task indexes each file, and one pairs each batch of about 2000 rollouts.
     """
     pairing = Pairing(workspace, request)
-    with ray_parts(request.ray_address, pairing.output) as parts:
+    with pairing.writing() as output, ray_parts(request.ray_address, output.path) as parts:
         records: dict[Path, FileRecord] = {}
         skipped = pairing.tally.skipped
         pairing.compare([_indexed(parts, side, skipped, records) for side in pairing.sides])
-        with atomic_output(pairing.output) as rows:
-            for part in parts.each(_pair, _jobs(parts, request, pairing)):
-                rows.append_file(part.path, num_rows=part.num_rows)
-                part.path.unlink()
-                pairing.tally.take(part.tally)
-            pairing.check_any(rows)
-    return pairing.finish(rows, [records[file] for file in pairing.files])
+        for part in parts.each(_pair, _jobs(parts, request, pairing)):
+            output.rows.append_file(part.path, num_rows=part.num_rows)
+            part.path.unlink()
+            pairing.tally.take(part.tally)
+        return pairing.finish(output, [records[file] for file in pairing.files])
 
 
 def _indexed(

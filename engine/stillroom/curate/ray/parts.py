@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from stillroom import __version__
 from stillroom.errors import EngineError, RunError
+from stillroom.places import make_folder
 from stillroom.rollout.ray.cluster import ray_cluster
 
 _AHEAD = 2
@@ -77,7 +78,7 @@ def ray_parts(address: str | None, output: Path) -> Generator[RayParts]:
 
     The folder is beside the output, where all workers can write.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(output.parent)
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.parts-", dir=output.parent))
     try:
         with ray_cluster(address) as ray:

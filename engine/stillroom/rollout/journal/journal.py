@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from stillroom.errors import InputError
-from stillroom.files import AppendLog, FileLock, cut_torn_line, write_atomic, write_json
+from stillroom.files import AppendLog, cut_torn_line, write_atomic, write_json
+from stillroom.outputs import OutputLock
 from stillroom.rollout.journal.records import (
     FinishedRow,
     JudgeRecord,
@@ -107,12 +108,8 @@ class RolloutStore:
     ) -> None:
         self.output, self.on_turn = output, on_turn
         self._folder = journal_folder(output)
-        self._lock = FileLock(self._folder / "lock")
-        if not self._lock.try_acquire():
-            raise InputError(
-                f"another process is writing {output}",
-                "wait for that run (`stillroom list-runs`), or choose another output",
-            )
+        self._lock = OutputLock(output)
+        self._lock.acquire("generate_rollouts")
         journal = journal_path(output)
         try:
             check_settings(output, settings)

@@ -20,6 +20,7 @@ from stillroom.data.formats import decode_trajectory
 from stillroom.errors import InputError
 from stillroom.files import FileLock, write_json
 from stillroom.lines import read_lines
+from stillroom.outputs import OutputHeldError
 from stillroom.rollout.journal.journal import RolloutStore, journal_folder, journal_path
 from stillroom.rollout.journal.records import (
     RECORD,
@@ -287,17 +288,17 @@ def _open_when_free(path: Path, settings: _Settings) -> RolloutStore:
     When a driver has been killed, Ray ends its workers only after a while, so this waits for them.
     Raises InputError if a process still writes to the files after that time.
     """
-    lock = FileLock(journal_folder(path) / "lock")
     deadline = time.monotonic() + _WRITER_WAIT_S
-    while not lock.try_acquire():
-        if time.monotonic() > deadline:
-            raise InputError(
-                f"a worker of an earlier run is still writing {path}",
-                "end that run (`stillroom list-runs`, `ray list actors`), then start again",
-            )
+    while True:
+        try:
+            return RolloutStore(path, settings)
+        except OutputHeldError as error:
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"a worker of an earlier run is still writing {path}",
+                    "end that run (`stillroom list-runs`, `ray list actors`), then start again",
+                ) from error
         time.sleep(_WRITER_POLL_S)
-    lock.release()
-    return RolloutStore(path, settings)
 
 
 def unmerged_steps(

@@ -4,6 +4,7 @@ import itertools
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +13,9 @@ from pydantic import Field
 
 from stillroom.data.row_files import rollout_files
 from stillroom.errors import CallFailedError, EngineError, FailureClass, InputError, RunError
-from stillroom.files import AppendLog, LineWriter, atomic_output, content_hash
-from stillroom.lineage import Recording, write_manifest
+from stillroom.files import AppendLog, LineWriter, content_hash
+from stillroom.lineage import Recording
+from stillroom.outputs import ReplacingRequest, check_replaceable, new_output
 from stillroom.reporting import Reporter, cancel_when_asked, stop_if_cancelled
 from stillroom.rollout.context import open_user_pool
 from stillroom.rollout.journal.journal import holds_rollouts
@@ -32,14 +34,16 @@ from stillroom.rollout.rescore.rows import (
 from stillroom.rollout.results import AnswererWatch
 from stillroom.rollout.rewards.judge_request import JudgeOptions, JudgePlan, open_judge, plan_judge
 from stillroom.rollout.rewards.rewards import Judgement, Rewarder
+from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
+from stillroom.tools.user.file import UserFile
 
 _PHASE = "score rollouts"
 _BATCHES_AHEAD = 4
 _SAME = "same reward"
 
 
-class ScoreRollouts(JudgeOptions):
+class ScoreRollouts(JudgeOptions, ReplacingRequest):
     """Ask for new rewards of rollouts that are there already; the teacher is not asked again."""
 
     input: Annotated[str, Field(description="Rollouts file or folder; also of rnow or NeMo Gym")]
@@ -56,15 +60,31 @@ class ScoreRollouts(JudgeOptions):
     request_timeout: Annotated[float, Field(gt=0, description="Seconds per judge call")] = 120.0
 
 
-def check_scoring(workspace: Workspace, request: ScoreRollouts) -> Path:
-    """Checks a scoring request and returns the path of its output.
+@dataclass(frozen=True, slots=True)
+class ScoringPlan:
+    """A checked `ScoreRollouts`, with the files that it names."""
+
+    source: Path
+    output: Path
+    rewards: UserFile | None
+    judge: JudgePlan | None
+
+    @property
+    def inputs(self) -> list[Path]:
+        """The rollouts, and the files that decide how they are judged."""
+        rewards = [self.rewards.path] if self.rewards is not None else []
+        return [self.source, *rewards, *(self.judge.inputs if self.judge is not None else [])]
+
+
+def plan_scoring(workspace: Workspace, request: ScoreRollouts) -> ScoringPlan:
+    """Checks a scoring request and returns its plan.
 
     Raises InputError for everything that can be seen to be wrong before anything is spent.
     """
     source = workspace.existing(request.input, label="input")
     output = workspace.output_file(request.output, label="output")
-    user_file(workspace, request.rewards, kind="rewards")
-    plan_judge(workspace, request)
+    rewards = user_file(workspace, request.rewards, kind="rewards")
+    judge = plan_judge(workspace, request)
     if output.resolve() in {file.resolve() for file in rollout_files(source)}:
         raise InputError(f"the output {output} is the input itself", "choose another output")
     if holds_rollouts(output):
@@ -72,7 +92,8 @@ def check_scoring(workspace: Workspace, request: ScoreRollouts) -> Path:
             f"the output {output} holds rollouts that generate_rollouts wrote",
             "choose another output; delete the file yourself if it is not needed any more",
         )
-    return output
+    check_replaceable(output, overwrite=request.overwrite)
+    return ScoringPlan(source, output, rewards, judge)
 
 
 async def score_rollouts(
@@ -90,14 +111,19 @@ async def score_rollouts(
     Raises RunCancelledError between batches of rows if the run is cancelled, and RunError if no
     reward at all could be computed.
     """
-    source = workspace.existing(request.input, label="input")
-    output = check_scoring(workspace, request)
-    rewards = user_file(workspace, request.rewards, kind="rewards")
-    judge_plan = plan_judge(workspace, request)
+    plan = plan_scoring(workspace, request)
+    source, output, rewards, judge_plan = plan.source, plan.output, plan.rewards, plan.judge
     tally = ScoreTally()
-    optional_files = [rewards, judge_plan.path if judge_plan else None]
-    files = [*rollout_files(source), *(file for file in optional_files if file is not None)]
+    files = [*rollout_files(source), *plan.inputs[1:]]
     async with AsyncExitStack() as stack:
+        new = stack.enter_context(
+            new_output(
+                output,
+                operation="score_rollouts",
+                overwrite=request.overwrite,
+                run_id=folder.name,
+            )
+        )
         recording = stack.enter_context(Recording(files))
         pool = await open_user_pool(
             stack,
@@ -114,6 +140,8 @@ async def score_rollouts(
         )
         rewarder = Rewarder(pool, judge=judge, match=request.default_match)
         total = _check_all(source, rewarder)
+        run_folder = RunFolder(folder)
+        run_folder.check_inputs()
         journal = output.with_name(f".{output.name}.scores")
         verdicts = stack.enter_context(
             ScoreJournal(journal, _settings(request, judge_plan, rewards))
@@ -122,21 +150,19 @@ async def score_rollouts(
         judge_model = "" if judge_plan is None else judge_plan.file.model
         watch = AnswererWatch(judge_model, whose="the manifest")
         run = _Run(rewarder, tally, verdicts, log, reporter, total, watch)
-        with atomic_output(output) as rows:
-            await run.score(source, rows, request)
+        await run.score(source, new.rows, request)
+        run_folder.check_inputs()
         inputs = await anyio.to_thread.run_sync(recording.records)
-    models = [] if judge_plan is None else [judge_plan.record]
+        models = [] if judge_plan is None else [judge_plan.record]
+        failed = tally.failed.total()
+        new.record(
+            inputs=[*inputs, *tally.with_answerers(models)],
+            request=request,
+            counts={"read": tally.read, "changed": tally.changed, "failed": failed},
+        )
     # After failures the journal is kept: a rerun then pays only for the rows that failed.
     if not tally.failed:
         journal.unlink(missing_ok=True)
-    write_manifest(
-        output,
-        operation="score_rollouts",
-        inputs=[*inputs, *tally.with_answerers(models)],
-        request=request.model_dump(mode="json"),
-        counts={"read": tally.read, "changed": tally.changed, "failed": tally.failed.total()},
-        run_id=folder.name,
-    )
     return tally.result(workspace.shown(output))
 
 
@@ -283,12 +309,19 @@ def _batches(input_rows: Iterator[InputRow], size: int) -> Iterator[list[InputRo
         yield batch
 
 
-def _settings(request: ScoreRollouts, judge: JudgePlan | None, rewards: Path | None) -> str:
+def _settings(request: ScoreRollouts, judge: JudgePlan | None, rewards: UserFile | None) -> str:
     """Returns a hash of all settings that shape a judgement."""
     shaping = request.model_dump(
         mode="json",
-        exclude={"input", "output", "concurrency", "reward_timeout", "request_timeout"},
+        exclude={
+            "input",
+            "output",
+            "overwrite",
+            "concurrency",
+            "reward_timeout",
+            "request_timeout",
+        },
     )
-    code = rewards.read_text(encoding="utf-8", errors="replace") if rewards else None
+    code = rewards.code.decode("utf-8", errors="replace") if rewards else None
     described = judge and judge.file.model_dump(mode="json")
     return content_hash({**shaping, "judge": described, "rewards": code})

@@ -5,6 +5,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from stillroom.data.checks import as_number
@@ -202,14 +203,20 @@ def read_verdict(reply: str, *, is_cut: bool = False) -> Verdict | str:
     return Verdict(score, value["reasoning"])
 
 
-def rubric_text(workspace: Workspace, rubric: str) -> str:
-    """Returns the text of a rubric, which may be the name of a .md or .txt file.
+def rubric_path(workspace: Workspace, rubric: str) -> Path | None:
+    """Returns the path of the .md or .txt file that a rubric names; None if it names none."""
+    if not re.fullmatch(r"[^\n]{1,400}\.(?:md|txt)", rubric.strip()):
+        return None
+    return workspace.existing(rubric.strip(), label="rubric")
+
+
+def rubric_text(rubric: str, path: Path | None) -> str:
+    """Returns the text of a rubric, or that of the file at `path`, which the rubric names.
 
     Raises InputError if it is empty or the file can't be read.
     """
     text = rubric
-    if re.fullmatch(r"[^\n]{1,400}\.(?:md|txt)", rubric.strip()):
-        path = workspace.existing(rubric.strip(), label="rubric")
+    if path is not None:
         try:
             if path.stat().st_size > _MAX_RUBRIC_BYTES:
                 raise InputError(f"{path} is over 1 MB", "give a shorter rubric")

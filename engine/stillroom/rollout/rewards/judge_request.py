@@ -10,7 +10,13 @@ from pydantic import Field, ValidationError
 
 from stillroom.errors import InputError
 from stillroom.lineage import ModelRecord
-from stillroom.rollout.rewards.judge import AnswerJudge, JudgeSees, ReplyFormat, rubric_text
+from stillroom.rollout.rewards.judge import (
+    AnswerJudge,
+    JudgeSees,
+    ReplyFormat,
+    rubric_path,
+    rubric_text,
+)
 from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.secrecy.readable import unreadable
 from stillroom.settings import Workspace
@@ -73,6 +79,13 @@ class JudgePlan:
     endpoint: Endpoint
     price: Price | None
     """The price of the judge's tokens; None if it is unknown."""
+    rubric_file: Path | None = None
+    """The path of the file with the rubric; None if judge.yml holds it."""
+
+    @property
+    def inputs(self) -> list[Path]:
+        """The files that were read."""
+        return [self.path] if self.rubric_file is None else [self.path, self.rubric_file]
 
     @property
     def record(self) -> ModelRecord:
@@ -97,9 +110,11 @@ def plan_judge(workspace: Workspace, options: JudgeOptions) -> JudgePlan | None:
     endpoint = endpoint_for(
         workspace, file.provider, base_url=file.base_url, api_key_env=file.api_key_env
     )
-    file = file.model_copy(update={"rubric": rubric_text(workspace, file.rubric)})
+    rubric_file = rubric_path(workspace, file.rubric)
+    rubric = rubric_text(file.rubric, rubric_file)
     price = FREE if PROFILES[file.provider].is_local else price_for(workspace, file.model)
-    return JudgePlan(file, path, endpoint, price)
+    file = file.model_copy(update={"rubric": rubric})
+    return JudgePlan(file, path, endpoint, price, rubric_file)
 
 
 async def open_judge(

@@ -1,5 +1,6 @@
 """The decorators `@tool` and `@reward` for tools.py and rewards.py, and what these may read."""
 
+import hashlib
 import importlib.util
 import inspect
 import sys
@@ -8,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import msgspec
 
 from stillroom.errors import ToolFileError
 
@@ -85,21 +88,49 @@ def _marked(function: Any, mark: ToolMark | RewardMark) -> Any:
     return apply if function is None else apply(function)
 
 
-def load_user_file(path: Path) -> ModuleType:
-    """Imports the user's Python file, with its folder first on the path, and returns the module.
+class UserFile(msgspec.Struct, frozen=True):
+    """A user's Python file as it was read once; what is edited later is not run."""
+
+    location: str
+    code: bytes
+
+    @property
+    def path(self) -> Path:
+        """The path of the file."""
+        return Path(self.location)
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the code, in hex."""
+        return hashlib.sha256(self.code).hexdigest()
+
+
+def read_user_file(path: Path) -> UserFile:
+    """Returns a user's Python file. Raises ToolFileError if it cannot be read."""
+    try:
+        # Its functions run in its own folder, where a relative path would lead elsewhere.
+        return UserFile(str(path.absolute()), path.read_bytes())
+    except OSError as error:
+        raise ToolFileError(f"{path} cannot be read: {error}", "check the file") from error
+
+
+def load_user_file(file: UserFile) -> ModuleType:
+    """Runs a user's Python file, with its folder first on the path, and returns the module.
 
     Raises ToolFileError, which names the file and line, if that fails.
     """
+    path = file.path
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(f"_user_{path.stem}", path)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise ToolFileError(f"{path} is not a Python file", "give a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
-        spec.loader.exec_module(module)
+        # Not the spec's loader, which would read the file again, or bytecode of another version.
+        exec(compile(file.code, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102
     except Exception as error:
         raise ToolFileError(
             f"{path}:{_line_of(error, path)}: loading failed: {type(error).__name__}: {error}",

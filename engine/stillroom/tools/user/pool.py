@@ -8,11 +8,9 @@ can begin the call; a worker that misses a deadline is killed here and replaced.
 import asyncio
 import math
 import os
-import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Self, cast
 
 import anyio
@@ -22,7 +20,15 @@ from anyio import AsyncContextManagerMixin
 from stillroom.concurrency import background_tasks
 from stillroom.errors import CallFailedError, FailureClass, ToolFileError
 from stillroom.tools.source import ToolResult, ToolSource, ToolTask, error_result
-from stillroom.tools.user.worker import Answer, CallReward, CallTool, Ready, RewardDescription
+from stillroom.tools.user.file import UserFile
+from stillroom.tools.user.worker import (
+    Answer,
+    CallReward,
+    CallTool,
+    Ready,
+    RewardDescription,
+    UserFiles,
+)
 from stillroom.tools.user.worker_process import (
     QuickFunctions,
     WorkerCall,
@@ -50,17 +56,13 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
     def __init__(
         self,
         *,
-        tools_file: Path | None,
-        rewards_file: Path | None,
+        tools_file: UserFile | None,
+        rewards_file: UserFile | None,
         tool_timeout_s: float = 60.0,
         reward_timeout_s: float = 60.0,
         max_workers: int = 16,
     ) -> None:
-        # The worker runs in the folder of these files, where a relative path would lead elsewhere.
-        tools_file = tools_file and tools_file.absolute()
-        rewards_file = rewards_file and rewards_file.absolute()
-        self._command = _worker_command(tools_file, rewards_file)
-        self._folder = (tools_file or rewards_file or Path.cwd()).parent
+        self._files = UserFiles(tools=tools_file, rewards=rewards_file, parent=os.getpid())
         self._timeouts = (tool_timeout_s, reward_timeout_s)
         self._max_workers = max_workers
         self._workers: set[WorkerProcess] = set()
@@ -249,7 +251,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         # Counted before it is up, so that waiting calls do not start more than allowed.
         self._num_workers += 1
         try:
-            worker = await start_worker(self._command, self._folder)
+            worker = await start_worker(self._files)
         except BaseException:
             self._num_workers -= 1
             raise
@@ -281,14 +283,3 @@ class _UserSession:
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         return await self._pool.call(name, arguments, metadata=self._metadata)
-
-
-def _worker_command(tools_file: Path | None, rewards_file: Path | None) -> list[str]:
-    # -P keeps the user's folder off the path, where their json.py would shadow the library's.
-    command = [sys.executable, "-P", "-m", "stillroom.tools.user.worker"]
-    command += ["--parent", str(os.getpid())]
-    if tools_file is not None:
-        command += ["--tools", str(tools_file)]
-    if rewards_file is not None:
-        command += ["--rewards", str(rewards_file)]
-    return command

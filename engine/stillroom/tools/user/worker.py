@@ -1,11 +1,11 @@
 """The child process that runs a user's tools.py and rewards.py, one call at a time.
 
-It writes one JSON line to its standard output when it has started, a Ready or a Broken. Then it
-reads calls as JSON lines from its standard input, and writes an Answer to each. What the user's
-code prints goes to standard error. When the parent ends, the worker kills its process group.
+The first line of its standard input holds the files. When it has loaded them, it writes one JSON
+line to its standard output, a Ready or a Broken. Then it reads calls as JSON lines, and writes an
+Answer to each. What the user's code prints goes to standard error. When the parent ends, the worker
+kills its process group.
 """
 
-import argparse
 import inspect
 import math
 import os
@@ -13,7 +13,6 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
@@ -32,6 +31,7 @@ from stillroom.tools.user.file import (
     RewardMark,
     ToolArgs,
     ToolMark,
+    UserFile,
     load_user_file,
     mark_of,
     marked_functions,
@@ -103,10 +103,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """The duration of the call in the worker."""
 
 
+class UserFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line that a worker reads: the files that it loads."""
+
+    tools: UserFile | None
+    rewards: UserFile | None
+    parent: int
+    """The pid of the process that has started the worker."""
+
+
 class UserCode:
     """The loaded functions of tools.py and rewards.py."""
 
-    def __init__(self, tools_file: Path | None, rewards_file: Path | None) -> None:
+    def __init__(self, tools_file: UserFile | None, rewards_file: UserFile | None) -> None:
         self.tools = _load(tools_file, ToolMark, "@tool")
         self.rewards = _load(rewards_file, RewardMark, "@reward")
         # Made before the checkers, since its error names the tool whose type is not supported.
@@ -162,11 +171,11 @@ class UserCode:
 
 
 def _load(
-    path: Path | None, kind: type[ToolMark] | type[RewardMark], decorator: str
+    file: UserFile | None, kind: type[ToolMark] | type[RewardMark], decorator: str
 ) -> dict[str, Callable[..., Any]]:
-    if path is None:
+    if file is None:
         return {}
-    functions = marked_functions(load_user_file(path), kind)
+    path, functions = file.path, marked_functions(load_user_file(file), kind)
     if not functions:
         raise ToolFileError(
             f"{path} holds no function marked with {decorator}",
@@ -274,22 +283,18 @@ def _take_stdout() -> BinaryIO:
 
 
 def main() -> None:
-    """Loads the files named on the command line, announces their functions, and answers calls."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tools", type=Path)
-    parser.add_argument("--rewards", type=Path)
-    parser.add_argument("--parent", type=int)
-    options = parser.parse_args()
+    """Loads the files that it is sent, announces their functions, and answers calls."""
     calls, replies = _take_stdin(), _take_stdout()
     # The user's code may hang already while it is imported.
     threading.Thread(target=_end_with_parent, args=(calls.fileno(),), daemon=True).start()
-    if options.parent is not None and RUN_MARK_VARIABLE in os.environ:
+    files = msgspec.json.decode(calls.readline(), type=UserFiles)
+    if RUN_MARK_VARIABLE in os.environ:
         # The thread cannot act while a call holds the interpreter, but the system can; what the
         # call has started is then killed by the run's keeper.
-        end_with_parent(options.parent)
+        end_with_parent(files.parent)
     limit_this_process(memory_bytes=memory_share())
     try:
-        code = UserCode(options.tools, options.rewards)
+        code = UserCode(files.tools, files.rewards)
         ready = code.describe()
     except ToolFileError as error:
         _send(replies, Broken(problem=error.problem, fix=error.fix))

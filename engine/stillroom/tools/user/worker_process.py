@@ -8,10 +8,10 @@ next ones before it has answered.
 import asyncio
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import cast
 
 import anyio
@@ -20,7 +20,7 @@ import msgspec
 from stillroom.errors import ToolFileError
 from stillroom.processes import kill_family
 from stillroom.secrecy.environments import tool_environment
-from stillroom.tools.user.worker import Answer, Broken, CallReward, CallTool, Ready
+from stillroom.tools.user.worker import Answer, Broken, CallReward, CallTool, Ready, UserFiles
 
 MAX_LINE_BYTES = 64 << 20
 QUICK_S = 0.005
@@ -33,6 +33,8 @@ _NUM_QUICK_TO_TRUST = 8
 _NUM_QUICK_AFTER_SLOW = 1000
 
 _STDOUT = 1
+# -P keeps the user's folder off the path, where their json.py would shadow the library's.
+_COMMAND = (sys.executable, "-P", "-m", "stillroom.tools.user.worker")
 _REPLY = msgspec.json.Decoder(Ready | Broken | Answer)
 
 
@@ -243,29 +245,32 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             self._deadline.cancel()
 
 
-async def start_worker(command: list[str], folder: Path) -> WorkerProcess:
-    """Starts a child process and waits until it has loaded the user's files.
+async def start_worker(files: UserFiles) -> WorkerProcess:
+    """Starts a child process in the files' folder and waits until it has loaded them.
 
     Raises ToolFileError if the process ends or hangs meanwhile, or if a file can't be used.
     """
     worker, start = WorkerProcess(), WorkerCall(None, _START_TIMEOUT_S)
     worker.send(start)
+    paths = [file.path for file in (files.tools, files.rewards) if file is not None]
     try:
-        await asyncio.get_running_loop().subprocess_exec(
+        transport, _ = await asyncio.get_running_loop().subprocess_exec(
             lambda: worker,
-            *command,
-            cwd=folder,
+            *_COMMAND,
+            cwd=paths[0].parent if paths else None,
             env=tool_environment(),
             stderr=None,
             start_new_session=True,
         )
+        stdin = cast("asyncio.WriteTransport", transport.get_pipe_transport(0))
+        stdin.write(msgspec.json.encode(files) + b"\n")
         first_line = await start.reply
         if isinstance(first_line, Broken):
             raise ToolFileError(first_line.problem, first_line.fix)
     except (TimeoutError, WorkerDiedError) as error:
         await worker.kill()
         raise ToolFileError(
-            f"the process for {command[-1]} did not start: {error or 'it hung'}",
+            f"the process for {' and '.join(map(str, paths))} did not start: {error or 'it hung'}",
             "run the file with python: importing it must end quickly and without an error",
         ) from error
     except BaseException:

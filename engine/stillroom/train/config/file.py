@@ -60,13 +60,16 @@ REFUSED_VALUES: dict[tuple[str, str], tuple[str, str]] = {
 """The reason and the fix for each refused value, by dotted key and value."""
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
+def load_config(
+    path: Path, overrides: Sequence[str] = (), *, source: Path | None = None
+) -> TrainConfig:
     """Returns the checked configuration of a config.yml or config.json.
 
-    Each of `overrides` is `section.key=value`, with the value in YAML.
+    Each of `overrides` is `section.key=value`, with the value in YAML. `source` is a copy of the
+    file that is read in its place.
     Raises a ConfigError that names the wrong key, and for a misspelt key the nearest known one.
     """
-    raw = read_config(path, overrides)
+    raw = read_config(path, overrides, source=source)
     _refuse_unsupported(raw, path)
     try:
         return TrainConfig.model_validate(raw)
@@ -77,17 +80,19 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
         ) from error
 
 
-def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def read_config(
+    path: Path, overrides: Sequence[str] = (), *, source: Path | None = None
+) -> dict[str, Any]:
     """Returns a configuration's keys and values, unchecked. Raises ConfigError for bad syntax."""
-    raw = _read(path)
+    raw = _read(path, source or path)
     for override in overrides:
         _apply(raw, override)
     return raw
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, source: Path) -> dict[str, Any]:
     check_readable(path)
-    data = path.read_bytes()
+    data = source.read_bytes()
     try:
         raw: Any = msgspec.json.decode(data) if path.suffix == ".json" else read_yaml(data)
     except _UNREADABLE as error:

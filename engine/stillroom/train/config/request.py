@@ -14,9 +14,11 @@ from stillroom.data.formats import RowFormat, read_rows
 from stillroom.errors import ConfigError, DataError, missing_extra
 from stillroom.models.pairing import refuse_api_teacher
 from stillroom.models.precision import check_quantization
-from stillroom.models.resolve import locate_model
+from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.run_folder import RunFolder, given_config
 from stillroom.settings import Workspace
 from stillroom.tools.mcp.spec import parse_spec
+from stillroom.tools.user.file import UserFile, read_user_file
 from stillroom.train.config.file import load_config
 from stillroom.train.config.resume import find_resume_point, run_to_resume
 from stillroom.train.config.schema import EvalSection, LauncherSection, TrainConfig, split_address
@@ -70,15 +72,38 @@ class TrainingPlan:
 
     config: TrainConfig
     config_file: Path
+    config_source: Path
+    """The file that was read as config.yml: the run's copy, or config.yml itself."""
     train_files: tuple[Path, ...]
     """The files of rows to train on: one, or for distill several."""
-    tools_file: Path | None
+    tools_file: UserFile | None
     """tools.py beside config.yml; None if there is none or the run samples nothing (sft or dpo
     without evals)."""
-    rewards_file: Path | None
+    rewards_file: UserFile | None
     eval_files: Mapping[str, Path]
     """The prompt file of each evaluation, by the evaluation's name."""
     cold_start_file: Path | None = None
+
+    models: tuple[ModelLocation, ...] = ()
+    """The student, then the teachers that this run loads."""
+
+    @property
+    def code_files(self) -> list[Path]:
+        """The paths of the user's tools.py and rewards.py, as far as they are used."""
+        return [file.path for file in (self.tools_file, self.rewards_file) if file is not None]
+
+    @property
+    def inputs(self) -> list[Path]:
+        """All files and folders of models that the run reads, but config.yml."""
+        cold_start = [self.cold_start_file] if self.cold_start_file is not None else []
+        models = (path for model in self.models for path in model.inputs)
+        return [
+            *self.train_files,
+            *cold_start,
+            *self.eval_files.values(),
+            *self.code_files,
+            *models,
+        ]
 
     @property
     def key_names(self) -> list[str | None]:
@@ -95,13 +120,18 @@ class TrainingPlan:
         return self.train_files[0]
 
 
-def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
+def plan_request(
+    workspace: Workspace, request: PlanTraining, *, run: RunFolder | None = None
+) -> TrainingPlan:
     """Returns the plan of a training request once all its settings and files are checked.
 
-    No model is loaded. Raises an EngineError that says what is wrong and how to fix it.
+    With a run, its copy of config.yml is read, which later edits do not reach. No model is loaded.
+    Raises an EngineError that says what is wrong and how to fix it.
     """
     config_file = workspace.existing(request.config, label="config")
-    config = load_config(config_file, request.overrides)
+    copy = run.path / given_config(config_file) if run is not None else config_file
+    source = copy if copy.is_file() else config_file
+    config = load_config(config_file, request.overrides, source=source)
     folder = config_file.parent
     kind = _FORMATS[config.dataset_type]
     train_files = [
@@ -117,7 +147,7 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
             key="cold_start.train_file",
             kind=RowFormat.SFT,
         )
-    locate_model(workspace, config.model.path)
+    models = [locate_model(workspace, config.model.path)]
     if config.model.quantization is not None or any(
         teacher.section.quantization is not None for teacher in config.teachers
     ):
@@ -127,7 +157,7 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
         if teacher.section.is_served:
             served_teacher(workspace, teacher)
         else:
-            locate_model(workspace, teacher.path)
+            models.append(locate_model(workspace, teacher.path))
     for server in config.rollout.mcp_servers:
         parse_spec(server)
     _check_trackers(config)
@@ -136,11 +166,13 @@ def plan_request(workspace: Workspace, request: PlanTraining) -> TrainingPlan:
     return TrainingPlan(
         config,
         config_file,
+        source,
         tuple(train_files),
         tools_file=_beside(folder, "tools.py") if acts else None,
         rewards_file=_beside(folder, "rewards.py") if acts else None,
         eval_files={section.name: _eval_file(folder, section) for section in config.evals},
         cold_start_file=cold_start_file,
+        models=tuple(models),
     )
 
 
@@ -190,9 +222,9 @@ def _check_trackers(config: TrainConfig) -> None:
             raise missing_extra("track", f"metrics to {package}")
 
 
-def _beside(folder: Path, name: str) -> Path | None:
+def _beside(folder: Path, name: str) -> UserFile | None:
     path = folder / name
-    return path if path.is_file() else None
+    return read_user_file(path) if path.is_file() else None
 
 
 def check_launcher(section: LauncherSection) -> None:

@@ -7,6 +7,7 @@ import msgspec
 from stillroom import __version__
 from stillroom.errors import RunCancelledError
 from stillroom.files import write_json
+from stillroom.places import make_folder
 from stillroom.reporting import Reporter
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining, TrainingPlan
@@ -38,7 +39,7 @@ def launch_training(
     section = plan.config.launcher
     size = process_count(section)
     files = RankFiles(folder / FOLDER)
-    files.folder.mkdir()
+    make_folder(files.folder)
     job = RankJob(
         workspace=str(workspace.root),
         request=request.model_dump(mode="json"),

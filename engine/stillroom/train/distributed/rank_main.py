@@ -17,6 +17,7 @@ from accelerate import PartialState
 
 from stillroom import __version__
 from stillroom.errors import EngineError, RunCancelledError, RunError
+from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining, plan_request
 from stillroom.train.distributed.rank_folder import (
@@ -72,7 +73,7 @@ def _train(files: RankFiles, peers: Collective) -> TrainResult:
     return train_in_process(
         workspace,
         request,
-        plan_request(workspace, request),
+        plan_request(workspace, request, run=RunFolder(Path(job.run))),
         folder=Path(job.run),
         reporter=RankReporter(files, is_first=peers.is_first),
         peers=peers,

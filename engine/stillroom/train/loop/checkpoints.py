@@ -33,6 +33,7 @@ from stillroom.models.resolve import (
     CheckpointRecord,
     ModelLocation,
 )
+from stillroom.places import make_folder, put_folder
 from stillroom.train.config.resume import STATE, TrainingState
 from stillroom.train.student.model import Student
 from stillroom.train.student.sharding import set_weights, whole_weights
@@ -116,8 +117,9 @@ def adopt_checkpoint(checkpoint: Path, run: Path) -> None:
     """Copies a checkpoint of the run that is resumed into the new run's folder."""
     folder = run / CHECKPOINTS / checkpoint.name
     temporary = _partial(folder)
+    make_folder(temporary)
     shutil.copytree(checkpoint, temporary, dirs_exist_ok=True)
-    temporary.rename(folder)
+    put_folder(temporary, folder)
 
 
 def promote_checkpoint(run: Path, *, step: int, sources: RunSources | None = None) -> Path:
@@ -160,14 +162,14 @@ def _written(
     temporary = _partial(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
+        make_folder(temporary)
         write(temporary)
         write_json(temporary / RECORD, record)
         if sources is not None:
             _write_manifest(temporary, folder, record, sources)
         for path in (*temporary.iterdir(), temporary):
             wait_for_disk(path)
-        temporary.rename(folder)
+        put_folder(temporary, folder)
     except (OSError, SafetensorError) as error:
         # A partial checkpoint would keep a full disk full.
         shutil.rmtree(temporary, ignore_errors=True)

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,6 +19,7 @@ from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.serving.model_server import ModelServer
 from stillroom.settings import Workspace
 from stillroom.tools.source import ToolSource
+from stillroom.tools.user.file import UserFile
 from stillroom.train.config.distill_sections import RolloutSection
 from stillroom.train.config.request import TrainingPlan
 from stillroom.train.loop.student_server import student_server
@@ -138,5 +138,5 @@ def _options(plan: TrainingPlan) -> RolloutOptions:
     )
 
 
-def _named(path: Path | None) -> str:
-    return NO_FILE if path is None else str(path)
+def _named(file: UserFile | None) -> str:
+    return NO_FILE if file is None else file.location

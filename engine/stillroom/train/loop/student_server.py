@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 
 from stillroom.errors import CallFailedError, RunError, TeacherError
+from stillroom.places import make_folder, put_folder
 from stillroom.serving.model_server import ModelServer, NotServedError, ServerSettings
 from stillroom.serving.policy import ServedPolicy
 from stillroom.settings import Workspace
@@ -104,5 +105,6 @@ def _write_adapter(student: Student, folder: Path) -> None:
     """Writes the adapter to a temporary folder and renames it: no server ever reads half of it."""
     temporary = folder.with_name(f".{folder.name}.partial")
     model: Any = student.module
+    make_folder(temporary)
     model.save_pretrained(temporary, save_embedding_layers=False)
-    temporary.rename(folder)
+    put_folder(temporary, folder)

@@ -258,8 +258,8 @@ def test_an_error_in_the_middle_leaves_both_old_files(tmp_path: Path) -> None:
     write_lines(folder / "a.jsonl", [encoded(rollout_row()), b"{broken"] * 2000)
     (folder / "b.jsonl").symlink_to("/proc/self/mem")
 
-    with pytest.raises(OSError, match="error"):
-        filtered(tmp_path, "folder")
+    with pytest.raises(InputError, match="cannot be read"):
+        filtered(tmp_path, "folder", overwrite=True)
     assert (tmp_path / "kept.jsonl").read_bytes() == b"old\n"
     assert (tmp_path / "kept.jsonl.dropped").read_bytes() == b"old\n"
     assert names_in(tmp_path) == ["folder", "kept.jsonl", "kept.jsonl.dropped"]

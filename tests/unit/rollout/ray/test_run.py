@@ -219,7 +219,7 @@ def test_shards_of_a_killed_driver_are_adopted_by_any_rerun(
 
     assert len(tasks_in(workspace)) == NUM_PROMPTS
     assert len(teacher.served) == len(set(teacher.served)) == NUM_PROMPTS
-    assert names_beside(workspace) == ["lock", "settings.json"]
+    assert names_beside(workspace) == ["settings.json"]
 
 
 def test_a_rerun_in_one_process_brings_in_what_shards_left(workspace: Workspace) -> None:

@@ -24,7 +24,7 @@ from stillroom.lineage import manifest_path
 from stillroom.rollout.rescore.score import (
     ScoreResult,
     ScoreRollouts,
-    check_scoring,
+    plan_scoring,
     score_rollouts,
 )
 from stillroom.settings import Workspace
@@ -251,7 +251,7 @@ def test_where_no_reward_can_be_computed_nothing_is_written(tmp_path: Path) -> N
     (tmp_path / "scored.jsonl").write_bytes(b"before\n")
 
     with pytest.raises(RunError, match="3 tries"):
-        scored(tmp_path, answer=lambda _: completion("hm"), judge=JUDGE)
+        scored(tmp_path, answer=lambda _: completion("hm"), judge=JUDGE, overwrite=True)
 
     assert (tmp_path / "scored.jsonl").read_bytes() == b"before\n"
 
@@ -300,7 +300,7 @@ def test_what_is_wrong_is_told_before_anything_is_spent(tmp_path: Path) -> None:
     ):
         request = ScoreRollouts(input="rollouts.jsonl", **{"output": "o.jsonl", **options})
         with pytest.raises(InputError, match=reported):
-            check_scoring(Workspace(tmp_path), request)
+            plan_scoring(Workspace(tmp_path), request)
     for judge, reported in (
         ({"model": "m"}, "rubric"),
         ({"rubric": "x"}, "model"),
@@ -313,7 +313,7 @@ def test_what_is_wrong_is_told_before_anything_is_spent(tmp_path: Path) -> None:
         name = write_judge(tmp_path, judge)
         request = ScoreRollouts(input="rollouts.jsonl", output="o.jsonl", judge=name)
         with pytest.raises(InputError, match=reported):
-            check_scoring(Workspace(tmp_path), request)
+            plan_scoring(Workspace(tmp_path), request)
     with pytest.raises(ValidationError):
         ScoreRollouts(input="a", output="b", jugde="m")  # type: ignore[call-arg]
 

@@ -12,6 +12,7 @@ from stillroom.errors import CallFailedError, DataError
 from stillroom.rollout.rewards.judge import AnswerJudge
 from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Judgement, Rewarder, last_answer
+from stillroom.tools.user.file import read_user_file
 from stillroom.tools.user.pool import UserPool
 
 REWARDS = """
@@ -68,7 +69,7 @@ def judged(folder: Path, one: Task, text: str, *, code: str | None = REWARDS) ->
         if code is None:
             return await Rewarder(None).judge(one, said(text))
         rewards = write_tools(folder, code, name="rewards.py")
-        async with UserPool(tools_file=None, rewards_file=rewards) as pool:
+        async with UserPool(tools_file=None, rewards_file=read_user_file(rewards)) as pool:
             return await Rewarder(pool).judge(one, said(text))
 
     return run_async(main)
@@ -127,7 +128,7 @@ def test_a_reward_that_fails_is_not_a_reward_of_zero(tmp_path: Path) -> None:
 def test_a_name_that_rewards_py_does_not_have_is_refused_before_the_run(tmp_path: Path) -> None:
     async def main() -> None:
         rewards = write_tools(tmp_path, REWARDS, name="rewards.py")
-        async with UserPool(tools_file=None, rewards_file=rewards) as pool:
+        async with UserPool(tools_file=None, rewards_file=read_user_file(rewards)) as pool:
             rewarder = Rewarder(pool)
             known = task(rewards=["right", "expected_answer"], metadata={"expected_answer": "7"})
             rewarder.check([known, task()])
@@ -202,7 +203,7 @@ def test_a_judge_comes_before_the_match_and_its_cost_is_told() -> None:
 def test_a_judge_counts_beside_others_where_it_is_named(tmp_path: Path) -> None:
     async def main() -> None:
         rewards = write_tools(tmp_path, REWARDS, name="rewards.py")
-        async with UserPool(tools_file=None, rewards_file=rewards) as pool:
+        async with UserPool(tools_file=None, rewards_file=read_user_file(rewards)) as pool:
             judge, teacher = judge_of(judgement(0.5))
             rewarder = Rewarder(pool, judge=judge)
             named = task(rewards=["brief", "judge", "polite"])

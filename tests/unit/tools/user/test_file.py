@@ -11,6 +11,7 @@ from stillroom.tools.user.file import (
     load_user_file,
     mark_of,
     marked_functions,
+    read_user_file,
 )
 
 pytestmark = pytest.mark.usefixtures("same_imports")
@@ -41,7 +42,7 @@ def test_marks_keep_their_options(tmp_path: Path) -> None:
         ''',
     )
 
-    module = load_user_file(path)
+    module = load_user_file(read_user_file(path))
 
     tools = marked_functions(module, ToolMark)
     assert list(tools) == ["plain", "slow"]
@@ -56,7 +57,7 @@ def test_the_files_own_folder_comes_first_on_the_path(tmp_path: Path) -> None:
     (tmp_path / "prices.py").write_text("LAMP = 7\n", encoding="utf-8")
     path = write_tools(tmp_path, "import prices\nLAMP = prices.LAMP\n")
 
-    assert load_user_file(path).LAMP == 7
+    assert load_user_file(read_user_file(path)).LAMP == 7
     assert sys.path[0] == str(tmp_path)
 
 
@@ -71,7 +72,7 @@ def test_a_dataclass_in_the_file_finds_its_module(tmp_path: Path) -> None:
         encoding="utf-8",
     )
 
-    assert load_user_file(path).Lamp(7).price == 7
+    assert load_user_file(read_user_file(path)).Lamp(7).price == 7
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_a_file_that_cannot_be_loaded_is_told_with_its_line(
     path = write_tools(tmp_path, code)
 
     with pytest.raises(ToolFileError) as caught:
-        load_user_file(path)
+        load_user_file(read_user_file(path))
     assert caught.value.problem.startswith(f"{path}:{line}: loading failed: {text}")
 
 
@@ -98,7 +99,7 @@ def test_a_file_with_nul_bytes_is_an_error_of_the_file(tmp_path: Path) -> None:
     path.write_bytes(b"x = 1\0\n")
 
     with pytest.raises(ToolFileError, match="loading failed"):
-        load_user_file(path)
+        load_user_file(read_user_file(path))
 
 
 def test_a_file_that_is_no_python_file_is_refused(tmp_path: Path) -> None:
@@ -106,4 +107,4 @@ def test_a_file_that_is_no_python_file_is_refused(tmp_path: Path) -> None:
     path.touch()
 
     with pytest.raises(ToolFileError, match="is not a Python file"):
-        load_user_file(path)
+        load_user_file(read_user_file(path))

@@ -16,6 +16,7 @@ from fakes.rollout_rows import assistant, user
 from fakes.user_files import is_alive, wait_for, wait_for_end, write_tools
 from stillroom.errors import CallFailedError, FailureClass, ToolFileError
 from stillroom.tools.source import ToolResult
+from stillroom.tools.user.file import read_user_file
 from stillroom.tools.user.pool import UserPool
 
 TOOLS = '''
@@ -164,7 +165,11 @@ def rewards(tmp_path: Path) -> Path:
 
 
 def pool_of(tools: Path | None, rewards: Path | None = None, **options: Any) -> UserPool:
-    return UserPool(tools_file=tools, rewards_file=rewards, **options)
+    return UserPool(
+        tools_file=tools and read_user_file(tools),
+        rewards_file=rewards and read_user_file(rewards),
+        **options,
+    )
 
 
 async def call(pool: UserPool, name: str, **arguments: Any) -> ToolResult:
@@ -237,6 +242,21 @@ def test_a_process_that_crashes_or_hangs_is_replaced(tools: Path, name: str, tex
     assert text in broken.content
     assert one.content != other.content
     assert not is_alive(int(one.content))
+
+
+def test_a_new_process_runs_the_code_that_the_run_began_with(tools: Path) -> None:
+    def edit() -> None:
+        tools.write_text("this is no Python any more", encoding="utf-8")
+
+    async def main() -> None:
+        async with pool_of(tools) as pool:
+            edit()
+            await pool.call("crash", {}, metadata={})
+            answer = await pool.call("echo", {"text": "as before"}, metadata={})
+
+        assert answer.content == "as before"
+
+    run_async(main)
 
 
 def test_a_tool_that_never_waits_is_killed_at_the_pools_deadline(tools: Path) -> None:
@@ -385,9 +405,10 @@ def test_a_pool_cancelled_while_it_starts_leaves_no_process(tmp_path: Path) -> N
 def test_a_worker_ends_itself_when_its_parent_is_killed(tools: Path) -> None:
     code = (
         "import anyio, pathlib, sys\n"
+        "from stillroom.tools.user.file import read_user_file\n"
         "from stillroom.tools.user.pool import UserPool\n"
         "async def main():\n"
-        "    tools = pathlib.Path(sys.argv[1])\n"
+        "    tools = read_user_file(pathlib.Path(sys.argv[1]))\n"
         "    async with UserPool(tools_file=tools, rewards_file=None) as pool:\n"
         "        for name in ('pid', 'start_child', 'start_session'):\n"
         "            print((await pool.call(name, {}, metadata={})).content, flush=True)\n"

@@ -10,6 +10,7 @@ import pytest
 from fakes.rollout_rows import assistant, user
 from fakes.user_files import write_tools
 from stillroom.errors import ToolFileError
+from stillroom.tools.user.file import read_user_file
 from stillroom.tools.user.worker import (
     MAX_RESULT_CHARACTERS,
     Answer,
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("same_imports")
 
 def answer_of(folder: Path, code: str, **arguments: Any) -> Answer:
     """What a file's tool `f` answers."""
-    user_code = UserCode(write_tools(folder, code), None)
+    user_code = UserCode(read_user_file(write_tools(folder, code)), None)
     answer = user_code.answer(CallTool(name="f", arguments=arguments, metadata={"seen": 1}))
     return msgspec.json.decode(msgspec.json.encode(answer), type=Answer)
 
@@ -145,7 +146,7 @@ def test_a_tool_is_called_by_the_name_it_has_in_the_file(tmp_path: Path) -> None
         lamp = tool(make(7))
         f = tool(make(9))
         '''
-    user_code = UserCode(write_tools(tmp_path, code), None)
+    user_code = UserCode(read_user_file(write_tools(tmp_path, code)), None)
 
     described = [tool.schema["function"]["name"] for tool in user_code.describe().tools]
 
@@ -154,7 +155,7 @@ def test_a_tool_is_called_by_the_name_it_has_in_the_file(tmp_path: Path) -> None
 
 
 def reward_of(folder: Path, code: str) -> Answer:
-    user_code = UserCode(None, write_tools(folder, code, name="rewards.py"))
+    user_code = UserCode(None, read_user_file(write_tools(folder, code, name="rewards.py")))
     call = CallReward(
         name="r",
         messages=[user("a"), assistant("b")],
@@ -215,4 +216,4 @@ def test_a_file_whose_tools_cannot_be_offered_is_refused(
     tmp_path: Path, code: str, problem: str
 ) -> None:
     with pytest.raises(ToolFileError, match=problem):
-        UserCode(write_tools(tmp_path, code), None).describe()
+        UserCode(read_user_file(write_tools(tmp_path, code)), None).describe()

@@ -10,6 +10,7 @@ import pytest
 
 from fakes.loops import run_async
 from fakes.user_files import write_tools
+from stillroom.tools.user.file import read_user_file
 from stillroom.tools.user.pool import UserPool
 from stillroom.tools.user.worker import Answer
 from stillroom.tools.user.worker_process import (
@@ -242,7 +243,11 @@ def test_the_time_of_a_call_begins_when_the_one_before_it_is_answered() -> None:
 
 def test_a_call_cancelled_in_the_queue_costs_no_process(tmp_path: Path) -> None:
     async def main() -> None:
-        pool = UserPool(tools_file=write_tools(tmp_path, TOOLS), rewards_file=None, max_workers=1)
+        pool = UserPool(
+            tools_file=read_user_file(write_tools(tmp_path, TOOLS)),
+            rewards_file=None,
+            max_workers=1,
+        )
 
         async def pid() -> str:
             return (await pool.call("pid", {}, metadata={})).content
@@ -265,7 +270,7 @@ def test_a_call_cancelled_in_the_queue_costs_no_process(tmp_path: Path) -> None:
 
 def test_a_copy_that_a_tool_forks_off_answers_no_call(tmp_path: Path) -> None:
     async def main() -> None:
-        tools = write_tools(tmp_path, TOOLS)
+        tools = read_user_file(write_tools(tmp_path, TOOLS))
         async with UserPool(tools_file=tools, rewards_file=None) as pool:
             names = ["split", *["pid"] * 20]
             split, *pids = [(await pool.call(name, {}, metadata={})).content for name in names]
@@ -283,7 +288,7 @@ def test_quick_calls_at_once_have_one_answer_each_though_one_ends_its_process(
     seen: dict[int, str] = {}
 
     async def main() -> None:
-        tools = write_tools(tmp_path, TOOLS)
+        tools = read_user_file(write_tools(tmp_path, TOOLS))
         async with UserPool(tools_file=tools, rewards_file=None, tool_timeout_s=0.5) as pool:
 
             async def ask(which: int) -> None:

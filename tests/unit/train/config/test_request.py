@@ -51,8 +51,7 @@ def test_the_users_tools_and_rewards_are_for_distill(project, tmp_path):
 
     project.write([{"prompt": "a"}])
     found = plan(project, "dataset_type=distill")
-    assert found.tools_file == tmp_path / "tools.py"
-    assert found.rewards_file == tmp_path / "rewards.py"
+    assert found.code_files == [tmp_path / "tools.py", tmp_path / "rewards.py"]
 
 
 def test_prompts_may_be_a_text_file(project, tmp_path):

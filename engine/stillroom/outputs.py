@@ -1,0 +1,234 @@
+"""The outputs of operations: locked while they are written, and replaced only if they are ours.
+
+A file is ours if its hash is in the manifest beside it, a page if the hash in its last line is its
+own. Anything else was written or edited by somebody else.
+"""
+
+import fcntl
+import glob
+import hashlib
+import os
+import re
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from stillroom import __version__
+from stillroom.errors import InputError
+from stillroom.files import LineWriter, atomic_output, partial_name, write_json
+from stillroom.lineage import (
+    FileRecord,
+    Manifest,
+    ModelRecord,
+    is_as_recorded,
+    manifest_path,
+    now,
+    pending_manifest,
+    record_written,
+    recorded_files,
+)
+from stillroom.places import open_real, real_folder
+from stillroom.validation import StrictModel
+
+_PAGE_MARK = re.compile(rb"<!-- stillroom ([0-9a-f]{64}) -->\n\Z")
+_OLD_PAGE_MARK = re.compile(rb"<footer>Written [^<]{1,40} by stillroom ")
+_MAX_WORDS = 300
+_TRIES, _RETRY_S = 5, 0.02
+
+
+class OutputHeldError(InputError):
+    """Another process, or another call of this one, is writing the output."""
+
+
+def _without_text(schema: dict[str, Any]) -> None:
+    """Removes an option's text from what a calling model reads: the error explains the option."""
+    schema.pop("description", None)
+
+
+class ReplacingRequest(StrictModel):
+    """A request whose output is replaced if it is there already."""
+
+    overwrite: Annotated[
+        bool,
+        Field(
+            description="Also replace what stillroom did not write", json_schema_extra=_without_text
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class NewOutput:
+    """The writers of an output and of the files beside it, until they are put in place."""
+
+    path: Path
+    rows: LineWriter
+    side: Mapping[Path, LineWriter]
+    operation: str
+    run_id: str | None
+
+    def record(
+        self,
+        *,
+        inputs: Sequence[FileRecord | ModelRecord],
+        request: BaseModel,
+        counts: Mapping[str, int],
+    ) -> None:
+        """Writes the manifest, which counts once the output is in place. To be called last."""
+        for writer in (self.rows, *self.side.values()):
+            writer.flush()
+        manifest = Manifest(
+            operation=self.operation,
+            output=record_written(self.path, self.rows),
+            inputs=[record for record in inputs if isinstance(record, FileRecord)],
+            models=[record for record in inputs if isinstance(record, ModelRecord)],
+            request=request.model_dump(mode="json"),
+            counts=dict(counts),
+            run_id=self.run_id,
+            stillroom_version=__version__,
+            created_at=now(),
+            side=[record_written(path, writer) for path, writer in self.side.items()],
+        )
+        write_json(pending_manifest(self.path), manifest)
+
+
+@contextmanager
+def new_output(
+    path: Path, *side: Path, operation: str, overwrite: bool, run_id: str | None = None
+) -> Generator[NewOutput]:
+    """Yields writers for an output and files beside it, which appear if the block ends well.
+
+    The block must call `record` last. The manifest is on the disk before the first file is
+    replaced, so that after a stop at any point each file is known to be ours.
+    Raises InputError if another process writes the output, or if a file there is not ours.
+    """
+    with output_lock(path, operation, run_id=run_id):
+        check_replaceable(path, *side, overwrite=overwrite)
+        # What killed processes left: whoever writes it now would hold the lock.
+        for file in (path, *side, pending_manifest(path)):
+            for leftover in path.parent.glob(partial_name(glob.escape(file.name), "*")):
+                leftover.unlink()
+        with ExitStack() as stack:
+            rows, *others = [stack.enter_context(atomic_output(file)) for file in (path, *side)]
+            writers = dict(zip(side, others, strict=True))
+            yield NewOutput(path, rows, writers, operation, run_id)
+        with real_folder(path.parent) as folder:
+            folder.rename(pending_manifest(path).name, manifest_path(path).name)
+
+
+def check_replaceable(output: Path, *side: Path, overwrite: bool) -> None:
+    """Raises InputError if the output, or a file beside it, is there and not as we wrote it.
+
+    A file without content may be replaced: nothing is lost.
+    """
+    if overwrite:
+        return
+    records = recorded_files(output)
+    is_old = len(records) == 1  # older versions recorded no file beside the output
+    for path in (output, *side):
+        if path.exists() and path.stat().st_size:
+            written = (is_old and path != output) or any(is_as_recorded(path, r) for r in records)
+            if not written:
+                raise not_ours(path)
+
+
+def check_page(path: Path, *, overwrite: bool) -> None:
+    """Raises InputError if a file is there that is no page as stillroom wrote it."""
+    if overwrite or not path.exists() or not path.stat().st_size:
+        return
+    page = path.read_bytes()
+    mark = _PAGE_MARK.search(page)
+    is_ours = (
+        hashlib.sha256(page[: mark.start()]).hexdigest().encode() == mark[1]
+        if mark
+        else _OLD_PAGE_MARK.search(page)
+    )
+    if not is_ours:
+        raise not_ours(path)
+
+
+def marked_page(html: str) -> bytes:
+    """Returns a page as bytes with its mark; characters that are not UTF-8 are replaced."""
+    page = html.encode("utf-8", errors="replace")
+    return page + f"<!-- stillroom {hashlib.sha256(page).hexdigest()} -->\n".encode()
+
+
+def not_ours(path: Path) -> InputError:
+    """Returns the error to raise about a file that would be replaced and is not ours."""
+    return InputError(
+        f"{path} is there already, and stillroom did not write it as it is now",
+        "choose another output, or give overwrite: true (--overwrite) to replace it",
+    )
+
+
+@contextmanager
+def output_lock(output: Path, operation: str, *, run_id: str | None = None) -> Generator[None]:
+    """Locks an output until the block ends. Raises OutputHeldError if it is.
+
+    The system frees the lock when the process ends. It is a file beside the output, so that it also
+    holds between servers whose workspaces lie in one another.
+    """
+    lock = OutputLock(output)
+    lock.acquire(operation, run_id=run_id)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def check_free(output: Path) -> None:
+    """Raises OutputHeldError if the output is being written right now."""
+    lock = OutputLock(output)
+    if lock.path.exists():
+        lock.acquire("a check")
+        lock.release()
+
+
+class OutputLock:
+    """The lock of an output; its file holds the words that say who has it."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self.path = output.with_name(f".{output.name}.lock")
+        self._handle: int | None = None
+
+    def acquire(self, operation: str, *, run_id: str | None = None) -> None:
+        """Takes the lock. Raises OutputHeldError, which names the holder, if it is taken."""
+        tries = 0
+        while self._handle is None:
+            tries += 1
+            handle = open_real(self.path, os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The last holder deletes the file, perhaps after it was opened here.
+                if os.fstat(handle).st_nlink:
+                    self._handle = handle
+            except BlockingIOError:
+                # It may be held by `check_free`, for a moment.
+                if tries < _TRIES:
+                    time.sleep(_RETRY_S)
+                    continue
+                words = os.pread(handle, _MAX_WORDS, 0).decode("utf-8", errors="replace")
+                raise OutputHeldError(
+                    f"{self._output} is being written by {words or 'another process'}",
+                    "wait until that has ended (`stillroom list-runs`), or choose another output",
+                ) from None
+            finally:
+                if self._handle is None:
+                    os.close(handle)
+        run = f", run {run_id}" if run_id else ""
+        words = f"{operation} (process {os.getpid()}, since {now()}{run})"
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, words.encode(), 0)
+
+    def release(self) -> None:
+        """Frees the lock, if it is held, and deletes its file."""
+        if self._handle is not None:
+            with real_folder(self.path.parent) as folder:
+                folder.remove(self.path.name)
+            os.close(self._handle)
+            self._handle = None
