@@ -99,7 +99,6 @@ def _plain(value: Any) -> Any:
     choices = plain.get("anyOf")
     if isinstance(choices, list) and plain.get("default", "") is None:
         some = [choice for choice in choices if choice != {"type": "null"}]
-        if len(some) == 1:
-            rest = {key: inner for key, inner in plain.items() if key not in ("anyOf", "default")}
-            return {**rest, **some[0]}
+        rest = {key: inner for key, inner in plain.items() if key not in ("anyOf", "default")}
+        return {**rest, **some[0]} if len(some) == 1 else {**rest, "anyOf": some}
     return plain

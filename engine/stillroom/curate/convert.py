@@ -29,7 +29,7 @@ class ConvertRollouts(ReplacingRequest):
         str | tuple[str, ...],
         Field(description="Rollouts: file, folder or run id; also rnow, NeMo Gym"),
     ]
-    output: Annotated[str, Field(description="Supervised rows (.jsonl); replaced when complete")]
+    output: Annotated[str, Field(description="Supervised rows (.jsonl)")]
     include_failed: Annotated[bool, Field(description="Also convert unsuccessful ones")] = False
     ray_address: str | None = None
 

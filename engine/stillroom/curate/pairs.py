@@ -42,7 +42,7 @@ class MakeDpoPairs(ReplacingRequest):
     rejected_from: Annotated[
         str | None, Field(description="Source of rejected, e.g. student's")
     ] = None
-    output: Annotated[str, Field(description="Pairs (.jsonl); replaced when complete")]
+    output: Annotated[str, Field(description="Pairs (.jsonl)")]
     strategy: Annotated[
         Strategy,
         Field(description="Which rollouts of a task are paired"),

@@ -41,12 +41,12 @@ _NOT_SHOWN = "(not shown: no row of this file has a known format)"
 class InspectExamples(ReplacingRequest):
     """Ask to see rows; with a model, also which of their tokens its training would train."""
 
-    path: Annotated[str, Field(description="Data file, or folder of .jsonl or .json files")]
+    path: Annotated[str, Field(description="Data file or folder")]
     start: Annotated[int, Field(ge=0, description="First row, from 0")] = 0
     n: Annotated[int, Field(ge=1, le=20)] = 2
     model: Annotated[str | None, Field(description="Student: mark trained tokens with ⟦ ⟧")] = None
     include_thinking: bool = False
-    html: Annotated[PageName, Field(description="HTML page to write")] = None
+    html: PageName = None
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):

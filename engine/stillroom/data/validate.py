@@ -34,7 +34,7 @@ def _report_name(name: str) -> str:
 class ValidateDataset(ReplacingRequest):
     """Ask whether a data file is well formed, and what it holds."""
 
-    path: Annotated[str, Field(description="File, or folder of .jsonl or .json files")]
+    path: Annotated[str, Field(description="Data file or folder")]
     format: Annotated[
         Literal["auto", "prompts", "rollouts", "sft", "dpo"],
         Field(description="auto: by the first good row"),

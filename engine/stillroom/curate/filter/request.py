@@ -23,7 +23,7 @@ class FilterDataset(ReplacingRequest):
     """Ask for the rows that pass every given filter; a filter left out lets all pass."""
 
     input: Annotated[str, Field(description="Rollouts (also of rnow or NeMo Gym) or SFT rows")]
-    output: Annotated[str, Field(description="Rows that pass; replaced when complete")]
+    output: Annotated[str, Field(description="Rows that pass")]
     min_reward: float | None = None
     success: Annotated[bool | None, Field(description="true: only successes")] = None
     min_success_rate: Annotated[float | None, Field(gt=0, le=1, description="Of a row's task")] = (

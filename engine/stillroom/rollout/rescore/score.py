@@ -47,9 +47,7 @@ class ScoreRollouts(JudgeOptions, ReplacingRequest):
     """Ask for new rewards of rollouts that are there already; the teacher is not asked again."""
 
     input: Annotated[str, Field(description="Rollouts file or folder; also of rnow or NeMo Gym")]
-    output: Annotated[
-        str, Field(description="The same rows with new rewards; replaced when complete")
-    ]
+    output: Annotated[str, Field(description="The same rows with new rewards")]
     rewards: Annotated[
         str,
         Field(description="Python file with @reward functions, or none"),
