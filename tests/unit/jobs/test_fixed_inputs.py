@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,7 +38,7 @@ class NeverStarted:
     pid = NO_PROCESS
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        pass
+        self.stdin = BytesIO()
 
     def wait(self) -> int:
         return 0
