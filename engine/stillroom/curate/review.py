@@ -41,7 +41,7 @@ class SampleForReview(ReplacingRequest):
 
     input: Annotated[str, Field(description="Rollouts, SFT or DPO rows")]
     output: Annotated[str, Field(description="JSONL to fill in; a page beside it")]
-    bands: Annotated[tuple[float, ...], Field(description="Rewards that divide the bands")] = (
+    bands: Annotated[tuple[float, ...], Field(description="Rewards between bands")] = (
         0.5,
         0.8,
     )

@@ -45,7 +45,7 @@ class ValidateDataset(ReplacingRequest):
     report: Annotated[
         str,
         AfterValidator(_report_name),
-        Field(description="HTML page; auto: in reports/ beside the file; or none"),
+        Field(description="HTML page; auto: in reports/ beside it; none"),
     ] = AUTO
 
 

@@ -66,7 +66,7 @@ class RolloutOptions(JudgeOptions):
         str,
         Field(description="Python file with @reward functions; none: match expected_answer"),
     ] = NO_FILE
-    n: Annotated[int | None, Field(ge=1, description="Only the first n prompts")] = None
+    n: Annotated[int | None, Field(ge=1, description="Only the first n")] = None
     entries: Annotated[str | None, Field(description="Only these, e.g. 0,2,5-9 (0-based)")] = None
     samples_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
     concurrency: Annotated[
