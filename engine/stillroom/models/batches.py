@@ -57,7 +57,6 @@ class TokenBatch:
     [N]."""
     targets_N: Tensor
     """The id of each trained token, [N]."""
-    num_sequences: int
     pack: Pack | None = None
     positions_BT: Tensor | None = None
     """The position of each token of a pack in its own sequence, [1, T]; None without a pack."""
@@ -87,7 +86,6 @@ def collate(
         rows_N.to(device),
         (rows_N * longest + positions_N).to(device),
         targets_N.to(device),
-        len(sequences),
     )
 
 
@@ -120,7 +118,6 @@ def _packed(sequences: Sequence[TokenSequence], device: torch.device) -> TokenBa
     return TokenBatch(
         torch.tensor([ids], device=device),
         *columns.unbind(),
-        num_sequences=len(sequences),
         pack=Pack(spans),
         positions_BT=torch.tensor([positions], device=device),
     )

@@ -109,16 +109,11 @@ class TrainingSettings:
 class Training:
     """One training run as the page shows it."""
 
-    run_id: str
-    name: str
-    kind: RunKind
-    status: RunStatus
+    run: Run
     summary: str
     charts: Sequence[LineChart]
     more: Sequence[LineChart]
     """Further charts, folded away on the page."""
-    alarms: Sequence[str]
-    """The alarms of the latest step, each with what to change."""
     empty: str | None
     """The reason why there are no charts; None if there are some."""
     settings: Sequence[Setting]
@@ -155,22 +150,17 @@ def trainings(
 
 
 def _training(reader: FolderReader, run: Run, settings: TrainingSettings | None) -> Training:
-    state = run.state
-    plans = [*_PLANS[state.kind], *_evaluations(reader, run.folder / "config.json")]
+    plans = [*_PLANS[run.state.kind], *_evaluations(reader, run.folder / "config.json")]
     names = {name for plan in plans for name in (plan.metric, plan.also) if name}
     series = read_metrics(reader, RunFolder(run.folder), names)
     drawn = [(plan, _chart(plan, series)) for plan in plans if series[plan.metric].points]
     charts = [chart for plan, chart in drawn if not plan.is_more]
     return Training(
-        run_id=run.run_id,
-        name=short_name(run.run_id),
-        kind=state.kind,
-        status=state.status,
+        run=run,
         summary=_summary(series[plans[0].metric], settings),
         charts=charts,
         more=[chart for plan, chart in drawn if plan.is_more],
-        alarms=state.alarms,
-        empty=None if charts else _why_empty(state.status),
+        empty=None if charts else _why_empty(run.state.status),
         settings=settings.rows if settings else (),
     )
 

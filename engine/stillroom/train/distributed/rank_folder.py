@@ -147,10 +147,6 @@ class RankFiles:
         files = self.folder.glob("rank_*.end.json")
         return {_rank_of(p): msgspec.json.decode(p.read_bytes(), type=RankEnd) for p in files}
 
-    def last_line(self, rank: int) -> str:
-        """Returns the last line of a rank's log; "" if there is none."""
-        return last_line(self.log(rank))
-
 
 def this_process() -> Owner:
     """Returns this process, as the owner of a run."""
@@ -295,9 +291,9 @@ def _lost_error(
     name = f"process {rank}"
     if start is not None:
         name += f" of {start.size} (pid {start.pid} on {start.host})"
-    last_line = files.last_line(rank)
+    last_words = last_line(files.log(rank))
     return RunError(
-        f"{name} {ending}" + (f"; its log ends with: {last_line}" if last_line else ""),
+        f"{name} {ending}" + (f"; its log ends with: {last_words}" if last_words else ""),
         f"read {files.log(rank)}; if it was killed for memory, lower model.microbatch_tokens, "
         "train an adapter (model.qlora_rank), or split the weights (launcher.strategy: fsdp2)",
     )
