@@ -35,15 +35,18 @@ def main(
 ) -> int:
     """Does the work of the run whose folder is the first argument, and returns the exit code.
 
-    The code is 0 if the run succeeded, 1 if not, and 2 if another process has the run already.
+    The code is 0 if the run succeeded, 1 if not, and 2 if another process has or had the run.
     """
     folder, secrets = RunFolder(Path(sys.argv[1])), secrets or {}
     lock = folder.owner_lock()
-    if not lock.try_acquire():
-        sys.stderr.write(f"{folder.run_id} already has a process\n")
+    is_mine = lock.try_acquire()
+    before = folder.read()
+    # Another process may have had the run and ended already.
+    if not is_mine or before.status is not RunStatus.STARTING:
+        sys.stderr.write(f"{folder.run_id} already has, or had, a process\n")
         return 2
     state = msgspec.structs.replace(
-        folder.read(),
+        before,
         status=RunStatus.RUNNING,
         started_at=now(),
         pid=os.getpid(),
