@@ -337,7 +337,7 @@ class FilterTally:
         self._dropped_rows = self._dropped_rows.joined(other._dropped_rows)
         self._dropped.update(other._dropped)
         self._dropped_by_category.update(other._dropped_by_category)
-        self._all_reasons.update(other._contamination)
+        self._all_reasons.update(other._all_reasons)
         self._problems += other._problems[: MAX_EXAMPLES - len(self._problems)]
 
     def result(
