@@ -73,6 +73,13 @@ class RunKind(StrEnum):
     EVALUATE = "evaluate"
     SCORE = "score"
     EXPORT = "export"
+    VALIDATE = "validate"
+    REVIEW = "review"
+    FILTER = "filter"
+    CONVERT = "convert"
+    PAIRS = "pairs"
+    INSPECT = "inspect"
+    LINEAGE = "lineage"
 
 
 class RunStatus(StrEnum):

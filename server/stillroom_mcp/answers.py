@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from stillroom.api import RunReport
 from stillroom_mcp.fencing import fenced_answer
-from stillroom_mcp.next_steps import poll_after_s
+from stillroom_mcp.next_steps import after_run, large_result, poll_after_s
 from stillroom_mcp.operations import OfferedOperation
 
 _REF = "#/$defs/{name}"
@@ -22,7 +22,12 @@ def structured(operation: OfferedOperation, request: Any, result: msgspec.Struct
     answer: dict[str, Any] = _rounded(fenced_answer(result))
     if isinstance(result, RunReport):
         answer["poll_after_s"] = poll_after_s(result)
-    answer["next_step"] = operation.next_step(request, result)
+        if (inner := large_result(result)) is not None:
+            answer["result"] = _rounded(fenced_answer(inner))
+    if isinstance(result, RunReport) and operation.may_become_run:
+        answer["next_step"] = after_run(request, result)
+    else:
+        answer["next_step"] = operation.next_step(request, result)
     return answer
 
 
@@ -36,13 +41,24 @@ def _rounded(value: Any) -> Any:
 
 
 def output_schema(operation: OfferedOperation) -> dict[str, Any]:
-    """Returns the JSON schema of what `structured` returns, with an object as its root."""
+    """Returns the JSON schema of what `structured` returns, with an object as its root.
+
+    That is the operation's result or, where large files make it a run, the report of the run.
+    """
     (root,), definitions = msgspec.json.schema_components([operation.result], ref_template=_REF)
     schema: dict[str, Any] = definitions.pop(root["$ref"].removeprefix("#/$defs/"))
     properties = dict(schema["properties"])
     required = list(schema["required"])
-    if operation.result is RunReport:
+    if operation.may_become_run:
+        (run,), of_run = msgspec.json.schema_components([RunReport], ref_template=_REF)
+        report: dict[str, Any] = of_run.pop(run["$ref"].removeprefix("#/$defs/"))
+        schema["anyOf"] = [{"required": required}, {"required": report["required"]}]
+        definitions |= of_run
+        properties |= report["properties"]
+        required = []
+    if operation.result is RunReport or operation.may_become_run:
         properties["poll_after_s"] = {"anyOf": [{"type": "number"}, {"type": "null"}]}
+    if operation.result is RunReport:
         required.append("poll_after_s")
     properties["next_step"] = {"type": "string"}
     required.append("next_step")

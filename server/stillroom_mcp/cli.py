@@ -108,7 +108,7 @@ def build_parser(
         sub = added.add_parser(name, help=listed, description=text, allow_abbrev=False)
         _add_fields(sub, operation, given)
         _add_common(sub)
-        if operation.starts_run:
+        if operation.starts_run or operation.may_become_run:
             sub.add_argument(
                 "--detach", action="store_true", help="return at once; the run continues"
             )
@@ -219,7 +219,7 @@ def _run_operation(command: str, options: argparse.Namespace) -> int:
     given = {k: v for k, v in vars(options).items() if k in operation.request.model_fields}
     request = _request(operation, given)
     workspace = open_workspace(options.workspace)
-    is_waiting = operation.starts_run and not options.detach
+    is_waiting = not getattr(options, "detach", True)
     return commands.operate(
         workspace, operation, request, as_json=options.json, is_waiting=is_waiting
     )

@@ -61,6 +61,9 @@ def operate(
         wait_s = request.wait_s if isinstance(request, api.GetRun) else None
         if is_waiting or wait_s:
             result = _follow(workspace, result, as_json=as_json, wait_s=wait_s)
+        if operation.may_become_run and result.status == "succeeded":
+            # Printed as if it had been done in the call.
+            result = msgspec.convert(result.result, operation.result)
     answer = structured(operation, request, result)
     if as_json:
         _print(json.dumps(answer, ensure_ascii=False))

@@ -1,5 +1,10 @@
 """The text that suggests the next call after each operation, so that an agent can act on it."""
 
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
 from stillroom import api
 
 _MAX_POLL_S = 50.0
@@ -30,7 +35,7 @@ def after_check_setup(request: api.CheckSetup, result: api.SetupReport) -> str:
     return "create_project, or generate_rollouts with your own prompts"
 
 
-def after_validate_dataset(request: api.ValidateDataset, result: api.ValidationReport) -> str:
+def after_validate_dataset(request: object, result: api.ValidationReport) -> str:
     """Suggests mending the file's bad rows, or else the stage that reads this kind of file."""
     if result.bad:
         where = f" ({result.problems_file} lists all problems)" if result.problems_file else ""
@@ -45,16 +50,16 @@ def after_validate_dataset(request: api.ValidateDataset, result: api.ValidationR
     }[result.format]
 
 
-def after_sample_for_review(request: api.SampleForReview, result: api.ReviewSample) -> str:
+def after_sample_for_review(request: object, result: api.ReviewSample) -> str:
     """Suggests that the user judges the sample, then filtering by those verdicts."""
     return (
         f"let the user judge in {result.page} and download the verdicts (or fill in verdict in "
-        f"{result.output}: keep or drop), then filter_dataset(input={request.input}, "
+        f"{result.output}: keep or drop), then filter_dataset(input=<the rows that were sampled>, "
         "verdicts=<that file>)"
     )
 
 
-def after_filter_dataset(request: api.FilterDataset, result: api.FilterResult) -> str:
+def after_filter_dataset(request: object, result: api.FilterResult) -> str:
     """Suggests converting the rows that passed, or loosening a filter if none did."""
     if result.kept == 0:
         return f"nothing passed: look at {result.dropped_file} and loosen a filter"
@@ -72,7 +77,7 @@ def after_filter_dataset(request: api.FilterDataset, result: api.FilterResult) -
     )
 
 
-def after_convert_rollouts(request: api.ConvertRollouts, result: api.ConvertResult) -> str:
+def after_convert_rollouts(request: object, result: api.ConvertResult) -> str:
     """Suggests looking at the supervised rows, then SFT."""
     return (
         f"inspect_examples(path={result.output}, model=<student>) to see what is trained, then "
@@ -80,7 +85,7 @@ def after_convert_rollouts(request: api.ConvertRollouts, result: api.ConvertResu
     )
 
 
-def after_make_dpo_pairs(request: api.MakeDpoPairs, result: api.PairsResult) -> str:
+def after_make_dpo_pairs(request: object, result: api.PairsResult) -> str:
     """Suggests DPO on the pairs, from the checkpoint that produced the rejected rollouts."""
     return (
         f"start_training with dataset_type dpo and data.train_file set to {result.output}; start "
@@ -88,11 +93,11 @@ def after_make_dpo_pairs(request: api.MakeDpoPairs, result: api.PairsResult) -> 
     )
 
 
-def after_inspect_examples(request: api.InspectExamples, result: api.ExamplesPage) -> str:
+def after_inspect_examples(request: object, result: api.ExamplesPage) -> str:
     """Suggests how to check the mask of trained tokens, or how to get one."""
     if any(example.problem for example in result.examples):
         return "validate_dataset lists every problem of the file"
-    if request.model is None:
+    if all(example.num_tokens is None for example in result.examples):
         return "give model=<student> to see which tokens are trained"
     if result.html:
         return f"ask the user to open {result.html}: it highlights every token that is trained"
@@ -132,6 +137,8 @@ def _go_on(result: api.RunReport) -> str:
 
 def _after_success(result: api.RunReport) -> str:
     outcome = result.result or {}
+    if (large := large_result(result)) is not None:
+        return _AFTER_LARGE[result.kind][1](None, large)
     if result.kind == "rollouts":
         if outcome.get("dry_run"):
             return "generate_rollouts without dry_run makes the calls; budget_usd caps the cost"
@@ -162,7 +169,7 @@ def after_compare_evaluations(request: api.CompareEvaluations, result: api.Compa
     return "where an interval includes 0, no difference was shown: evaluate on more tasks"
 
 
-def after_show_lineage(request: api.ShowLineage, result: api.Lineage) -> str:
+def after_show_lineage(request: object, result: api.Lineage) -> str:
     """Suggests how to use a kept version, repair a changed input, or look at one row."""
     if result.tagged:
         return f"give {result.tagged} as an input instead of this file; its content never changes"
@@ -174,6 +181,25 @@ def after_show_lineage(request: api.ShowLineage, result: api.Lineage) -> str:
     if result.row:
         return "inspect_examples(path=<file>, start=<row>) shows a row of these files"
     return "show_lineage with row=<line or id> traces one row, with tag=v1.0 keeps this content"
+
+
+_AFTER_LARGE: dict[str, tuple[Any, Callable[[object, Any], str]]] = {
+    "validate": (api.ValidationReport, after_validate_dataset),
+    "review": (api.ReviewSample, after_sample_for_review),
+    "filter": (api.FilterResult, after_filter_dataset),
+    "convert": (api.ConvertResult, after_convert_rollouts),
+    "pairs": (api.PairsResult, after_make_dpo_pairs),
+    "inspect": (api.ExamplesPage, after_inspect_examples),
+    "lineage": (api.Lineage, after_show_lineage),
+}
+"""The results of operations that large files made runs, and what comes next, by kind of run."""
+
+
+def large_result(run: api.RunReport) -> msgspec.Struct | None:
+    """Returns the result of an operation that large files made a run; None for other runs."""
+    if run.result is None or run.kind not in _AFTER_LARGE:
+        return None
+    return msgspec.convert(run.result, _AFTER_LARGE[run.kind][0])
 
 
 def after_list_runs(request: api.ListRuns, result: api.RunPage) -> str:

@@ -56,9 +56,14 @@ class OfferedOperation:
         """Whether the operation starts a run, which continues after the call has returned."""
         return api.operation_named(self.name).run is not None
 
+    @property
+    def may_become_run(self) -> bool:
+        """Whether the operation becomes a run if the files that it reads are large."""
+        return api.operation_named(self.name).large is not None
+
     def call(self, workspace: Workspace, request: BaseModel) -> msgspec.Struct:
-        """Carries out the operation and returns its result."""
-        return api.operation_named(self.name).call(workspace, request)
+        """Carries out the operation; returns its result, or the run that it has become."""
+        return api.carry_out(workspace, api.operation_named(self.name), request)
 
 
 OPERATIONS = (

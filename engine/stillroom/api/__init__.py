@@ -15,6 +15,7 @@ from stillroom.api.curation import (
     validate_dataset,
 )
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport, compare_evaluations
+from stillroom.api.large_files import carry_out
 from stillroom.api.operations import OPERATIONS, operation_named
 from stillroom.api.reports import write_report
 from stillroom.api.runs import (

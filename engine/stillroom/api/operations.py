@@ -54,6 +54,7 @@ OPERATIONS = (
         request=ValidateDataset,
         result=ValidationReport,
         function="stillroom.api.curation:validate_dataset",
+        large=RunKind.VALIDATE,
         child=ChildWork(
             function="stillroom.jobs.child_work:count_tokens",
             timeout_s=60,
@@ -86,12 +87,14 @@ OPERATIONS = (
         request=SampleForReview,
         result=ReviewSample,
         function="stillroom.api.curation:sample_for_review",
+        large=RunKind.REVIEW,
     ),
     Operation(
         name="filter_dataset",
         request=FilterDataset,
         result=FilterResult,
         function="stillroom.api.curation:filter_dataset",
+        large=RunKind.FILTER,
         child=ChildWork(
             function="stillroom.jobs.child_work:filter_rows",
             timeout_s=3600,
@@ -105,6 +108,7 @@ OPERATIONS = (
         request=ConvertRollouts,
         result=ConvertResult,
         function="stillroom.api.curation:convert_rollouts",
+        large=RunKind.CONVERT,
         child=ChildWork(
             function="stillroom.curate.ray.convert:convert_on_ray",
             timeout_s=3600,
@@ -117,6 +121,7 @@ OPERATIONS = (
         request=MakeDpoPairs,
         result=PairsResult,
         function="stillroom.api.curation:make_dpo_pairs",
+        large=RunKind.PAIRS,
         child=ChildWork(
             function="stillroom.curate.ray.pairs:pair_on_ray",
             timeout_s=3600,
@@ -129,6 +134,7 @@ OPERATIONS = (
         request=InspectExamples,
         result=ExamplesPage,
         function="stillroom.api.curation:inspect_examples",
+        large=RunKind.INSPECT,
         child=ChildWork(
             function="stillroom.jobs.child_work:inspect_examples",
             timeout_s=60,
@@ -205,6 +211,7 @@ OPERATIONS = (
         request=ShowLineage,
         result=Lineage,
         function="stillroom.trace.show:show_lineage",
+        large=RunKind.LINEAGE,
     ),
 )
 """All operations, in the order in which the server and the command line list them."""
@@ -217,7 +224,11 @@ def operation_named(name: str) -> Operation:
 
 def operation_of_run(kind: RunKind) -> Operation:
     """Returns the operation that starts runs of this kind."""
-    return next(o for o in OPERATIONS if o.run is not None and kind in o.run.kinds)
+    return next(
+        operation
+        for operation in OPERATIONS
+        if kind is operation.large or (operation.run is not None and kind in operation.run.kinds)
+    )
 
 
 def child_work(name: str) -> ChildWork:

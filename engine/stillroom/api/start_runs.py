@@ -126,6 +126,11 @@ def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
     return _start(workspace, RunKind.EXPORT, request, inputs=plan.inputs)
 
 
+def start_data_run(workspace: Workspace, kind: RunKind, request: BaseModel) -> RunReport:
+    """Starts the run of an operation whose files are too large to be worked on in a call."""
+    return _start(workspace, kind, request)
+
+
 def _start(
     workspace: Workspace,
     kind: RunKind,

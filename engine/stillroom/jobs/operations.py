@@ -76,6 +76,8 @@ class Operation:
     """The work of the run that the function starts; None if it starts none."""
     child: ChildWork | None = None
     """The part of the work that a child process does; None if there is none."""
+    large: RunKind | None = None
+    """The kind of the run that does the work if files are large; None if it is always done here."""
 
     def call(self, workspace: Workspace, request: BaseModel) -> msgspec.Struct:
         """Carries out the operation in this process and returns its result."""
@@ -96,9 +98,11 @@ def run_operation(
     Raises ValueError if the operation starts no run.
     """
     work, run_request = operation.run, folder.read_request()
+    request = operation.request.model_validate(run_request.request)
+    if operation.large is not None:
+        return operation.call(Workspace(Path(run_request.workspace), secrets), request)
     if work is None:
         raise ValueError(f"{operation.name} starts no run")
-    request = operation.request.model_validate(run_request.request)
     is_on_ray = work.on_ray is not None and getattr(request, "ray_address", None)
     function = load(work.on_ray if work.on_ray and is_on_ray else work.function)
     stage = functools.partial(function, folder=folder.path, reporter=reporter)

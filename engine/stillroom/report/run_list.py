@@ -62,6 +62,28 @@ def _mean_reward(mean: float | None) -> str:
     return "" if mean is None else f", mean reward {number(mean)}"
 
 
+class _Curation(msgspec.Struct, frozen=True):
+    """The fields of the results of operations on large files that the list shows."""
+
+    read: int = 0
+    rows: int = 0
+    kept: int | None = None
+    converted: int | None = None
+    pairs: int | None = None
+    sampled: int | None = None
+    good: int | None = None
+    output: str = ""
+
+    def line(self) -> str:
+        made = {"kept": self.kept, "converted": self.converted, "pairs": self.pairs,
+                "sampled": self.sampled, "good": self.good}  # fmt: skip
+        shown = [f"{count(num)} {name}" for name, num in made.items() if num is not None]
+        if not shown:
+            return "its result is in run.json"
+        place = f" in {self.output}" if self.output else ""
+        return f"{shown[0]}{place}, of {plural(self.read or self.rows, 'row')}"
+
+
 class _Export(msgspec.Struct, frozen=True):
     """The fields of export_model's result that the list shows."""
 
@@ -125,7 +147,7 @@ def _outcome(state: RunState) -> str:
     if state.status is not RunStatus.SUCCEEDED:
         return _progress(state)
     try:
-        return msgspec.convert(state.result, type=_RESULTS[state.kind]).line()
+        return msgspec.convert(state.result, type=_RESULTS.get(state.kind, _Curation)).line()
     # What another version of stillroom wrote may have other fields.
     except (ValueError, RecursionError):
         return "its result cannot be read"

@@ -1,0 +1,105 @@
+"""Operations on files so large that they become runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from mcp import Client
+
+from fakes.rollout_rows import assistant, rollout_row, user, write_rows
+from stillroom import api
+from stillroom.api.large_files import LARGE_BYTES, carry_out
+from stillroom.settings import Workspace
+from stillroom_mcp.app import build_server
+
+NUM_ROWS = 50
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A workspace with rollouts of just over the size from which operations become runs."""
+    text = "long " * (LARGE_BYTES // NUM_ROWS // 5)
+    rows = [
+        rollout_row(
+            task_id=f"t{number // 2}",
+            sample=number % 2,
+            messages=[user(f"{number // 2} {text}"), assistant(f"answer {number}")],
+            reward=float(number % 2),
+            success=bool(number % 2),
+        )
+        for number in range(NUM_ROWS)
+    ]
+    write_rows(tmp_path / "rollouts.jsonl", rows)
+    write_rows(tmp_path / "small.jsonl", [rollout_row(), rollout_row(task_id="b", reward=0.0)])
+    return tmp_path
+
+
+LARGE: list[tuple[str, dict[str, Any], str, Any]] = [
+    ("validate_dataset", {"path": "rollouts.jsonl"}, "good", NUM_ROWS),
+    ("sample_for_review", {"input": "rollouts.jsonl", "output": "review.jsonl"}, "read", NUM_ROWS),
+    ("filter_dataset", {"input": "rollouts.jsonl", "output": "good.jsonl", "min_reward": 1.0},
+     "kept", NUM_ROWS // 2),
+    ("convert_rollouts", {"input": "rollouts.jsonl", "output": "sft.jsonl"},
+     "converted", NUM_ROWS // 2),
+    ("make_dpo_pairs", {"input": "rollouts.jsonl", "output": "pairs.jsonl"},
+     "pairs", NUM_ROWS // 2),
+    ("show_lineage", {"path": "rollouts.jsonl", "row": 3}, "tagged", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "request_fields", "field", "value"), LARGE)
+def test_on_a_large_file_a_tool_starts_a_run_whose_result_is_the_operations(
+    folder: Path, name: str, request_fields: dict[str, Any], field: str, value: Any
+) -> None:
+    async def called() -> tuple[Any, Any]:
+        async with Client(build_server(Workspace(folder))) as client:
+            begun = await client.call_tool(name, request_fields)
+            wanted = {"run_id": begun.structured_content["run_id"], "wait_s": 50}
+            return begun, await client.call_tool("get_run", wanted)
+
+    begun, ended = anyio.run(called)
+
+    assert "next_step" in begun.structured_content
+    assert not begun.is_error
+    report = ended.structured_content
+    assert (report["status"], report["result"][field]) == ("succeeded", value)
+    operation = api.operation_named(name)
+    # The same call at once, by the library.
+    expected = operation.call(Workspace(folder), operation.request(**request_fields))
+    assert msgspec.convert(report["result"], operation.result) == expected
+
+
+def test_small_files_and_a_few_rows_of_a_large_one_are_answered_at_once(folder: Path) -> None:
+    workspace = Workspace(folder)
+    small = api.FilterDataset(input="small.jsonl", output="good.jsonl", min_reward=1.0)
+    few = api.InspectExamples(path="rollouts.jsonl", n=1)
+
+    kept = carry_out(workspace, api.operation_named("filter_dataset"), small)
+    page = carry_out(workspace, api.operation_named("inspect_examples"), few)
+
+    assert isinstance(kept, api.FilterResult)
+    assert isinstance(page, api.ExamplesPage)
+    assert page.total_count == NUM_ROWS
+    assert not workspace.runs.exists()
+
+
+def test_the_command_line_waits_and_prints_the_same(folder: Path) -> None:
+    command = [sys.executable, "-m", "stillroom_mcp", "filter-dataset"]
+    done = subprocess.run(
+        [*command, "rollouts.jsonl", "--output", "good.jsonl", "--min-reward", "1", "--json"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    answer = json.loads(done.stdout)
+    assert (answer["kept"], answer["output"]) == (NUM_ROWS // 2, "good.jsonl")
+    assert answer["next_step"].startswith(("convert_rollouts", "first read"))
+    assert done.stderr.startswith("run filter-")
