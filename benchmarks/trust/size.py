@@ -131,9 +131,13 @@ async def timed(folder: Path, finish: bool) -> tuple[list[dict[str, Any]], int]:
                     await anyio.sleep(0.5)
         for name in ("get_run", "get_run_logs"):
             await call(name, {"run_id": run_of(folder)})
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-        peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-        return shown, int(peak.split()[1]) // 1024
+        return shown, peak_mb_of(pid)
+
+
+def peak_mb_of(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(peak.split()[1]) // 1024
 
 
 def server_pid() -> int:

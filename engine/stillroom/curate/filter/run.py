@@ -382,6 +382,6 @@ class FilterTally:
             size = before.size_of(category)
             if _LEAST_CATEGORY <= size < self.read and count > size / 2:
                 warnings.append(
-                    f"{text!r} took {count} of the {size} rows of category {category!r}"
+                    f"{text!r} took {count} of the {size} rows of category {category[:60]!r}"
                 )
         return warnings[:_MAX_WARNINGS]
