@@ -65,9 +65,12 @@ def greedy(model: Any, starts: Sequence[Sequence[int]], *, num_tokens: int = 12)
     said: dict[tuple[int, ...], list[int]] = {}
     for length in {len(ids) for ids in starts}:
         group = [list(ids) for ids in starts if len(ids) == length]
-        rows = torch.tensor(group)
+        rows = given = torch.tensor(group)
+        cache = None
         for _ in range(num_tokens):
-            rows = torch.cat([rows, model(rows).logits[:, -1:].argmax(-1)], dim=1)
+            output = model(given, past_key_values=cache, use_cache=True)
+            given, cache = output.logits[:, -1:].argmax(-1), output.past_key_values
+            rows = torch.cat([rows, given], dim=1)
         for ids, row in zip(group, rows.tolist(), strict=True):
             said[tuple(ids)] = _turn(row[length:], model.generation_config.eos_token_id)
     return [said[tuple(ids)] for ids in starts]

@@ -8,28 +8,21 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fakes.conversations import answer, user
+from fakes.exports import greedy
 from fakes.training import make_project
+from stillroom.data.chat.render import ChatRenderer
 from stillroom.models.load import load_model
 from stillroom.models.resolve import locate_model
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(12)]
 WORDS = ["lamp", "chair", "red", "stock", "cost", "price", "how", "many", "which", "12"]
-NEW_TOKENS = 12
 
 
-def prompts(count):
+def prompts(tokenizer, count):
     draw = random.Random(0)
-    return [" ".join(draw.choices(WORDS, k=draw.randrange(1, 9))) + "?" for _ in range(count)]
-
-
-@torch.no_grad()
-def greedy(model, tokenizer, prompt):
-    chat = [{"role": "user", "content": prompt}]
-    given = tokenizer.apply_chat_template(
-        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    out = model.generate(**given, max_new_tokens=NEW_TOKENS, do_sample=False)
-    return out[0, given["input_ids"].shape[1] :].tolist()
+    questions = [" ".join(draw.choices(WORDS, k=draw.randrange(1, 9))) + "?" for _ in range(count)]
+    renderer = ChatRenderer(tokenizer)
+    return [renderer.prompt_ids([user(question)], []) for question in questions]
 
 
 @pytest.mark.parametrize("model", [{}, {"quantization": "nf4"}], ids=["lora", "qlora"])
@@ -42,11 +35,12 @@ def test_an_adapter_on_its_base_and_merged_answer_alike(tmp_path, tiny_models, m
 
     tokenizer = AutoTokenizer.from_pretrained(project.checkpoint())
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-    before = [greedy(plain, tokenizer, prompt) for prompt in prompts(100)]
+    starts = prompts(tokenizer, 100)
+    before = greedy(plain, starts)
     adapted = PeftModel.from_pretrained(plain, project.checkpoint()).eval()
     merged = load_model(project.workspace, locate_model(project.workspace, "run-1")).model
 
-    answers = [greedy(adapted, tokenizer, prompt) for prompt in prompts(100)]
+    answers = greedy(adapted, starts)
 
-    assert [greedy(merged, tokenizer, prompt) for prompt in prompts(100)] == answers
+    assert greedy(merged, starts) == answers
     assert sum(a != b for a, b in zip(answers, before, strict=True)) > 50
