@@ -150,11 +150,16 @@ def _nearby_files(path: Path) -> str | None:
     folder = path.parent
     if not folder.is_dir():
         return None
-    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    names = sorted(entry.name for entry in folder.iterdir() if _is_plain(entry.name))
     if not names:
         return None
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
     return f"check the name; {folder} holds: {shown}"
+
+
+def _is_plain(name: str) -> bool:
+    """Returns whether an error may name a file: others name files too, and could write sentences."""
+    return not name.startswith(".") and name.isprintable() and len(name.split()) <= 3
 
 
 def open_workspace(root: str | Path | None = None) -> Workspace:

@@ -9,7 +9,6 @@ needs; the run's libraries are loaded after the fork.
 import json
 import os
 import runpy
-import secrets
 import select
 import signal
 import sys
@@ -17,6 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from stillroom.jobs.bounded_log import BoundedLog
@@ -29,6 +29,7 @@ from stillroom.processes import (
     kill,
     kill_marked,
 )
+from stillroom.secrecy.redaction import RedactedStream, Redactor
 
 _WORKER = "stillroom.api.worker"
 _BLOCK = 1 << 16
@@ -44,23 +45,38 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the run's process until it ends and returns its exit code."""
     folder = Path(arguments[0])
     is_adopting = adopt_orphans()
-    mark = secrets.token_hex(16)
+    mark = token_hex(16)
     output, prints = os.pipe()
+    handed_over, handing = os.pipe()
+    secrets = _read_secrets()
     keeper = os.getpid()
     # A signal that comes before the run's process can handle it must not end it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     worker = os.fork()
     if worker == 0:
         os.close(output)
+        os.close(handing)
+        os.dup2(handed_over, 0)
+        os.close(handed_over)
         _become_worker(folder, mark, prints, keeper)
     os.close(prints)
-    kept = _Kept(worker, output, BoundedLog(folder / "log.txt"))
+    os.close(handed_over)
+    # A process that has ended already reads nothing.
+    with suppress(BrokenPipeError), os.fdopen(handing, "wb") as stream:
+        stream.write(secrets)
+    known = Redactor(json.loads(secrets).values() if secrets else ())
+    kept = _Kept(worker, output, BoundedLog(folder / "log.txt"), known)
     code = kept.wait()
     if code < 0 or code > 1:
         _note_end(folder, kept, code)
     _kill_rest(kept, mark, is_adopting=is_adopting)
     kept.drain()
     return code if code >= 0 else _SIGNALLED - code
+
+
+def _read_secrets() -> bytes:
+    """Returns the secrets that the starting program wrote to standard input; none by hand."""
+    return b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
 
 
 def _become_worker(folder: Path, mark: str, prints: int, keeper: int) -> None:
@@ -76,10 +92,11 @@ def _become_worker(folder: Path, mark: str, prints: int, keeper: int) -> None:
 
 
 class _Kept:
-    """The run's process and the pipe of what it prints."""
+    """The run's process and the pipe of what it prints, of which secrets are taken out."""
 
-    def __init__(self, worker: int, output: int, log: BoundedLog) -> None:
+    def __init__(self, worker: int, output: int, log: BoundedLog, known: Redactor) -> None:
         self._worker, self._output, self._log = worker, output, log
+        self._clean = RedactedStream(known, log.write)
         self._code: int | None = None
         self.memory_bytes = 0
         """The most memory that the process has held."""
@@ -117,6 +134,7 @@ class _Kept:
         """Writes what is still in the pipe."""
         while select.select([self._output], [], [], 0)[0] and self._copy():
             pass
+        self._clean.flush()
         self._log.close()
 
     def reap(self) -> bool:
@@ -134,7 +152,7 @@ class _Kept:
 
     def _copy(self) -> bool:
         data = os.read(self._output, _BLOCK)
-        self._log.write(data)
+        self._clean.write(data)
         return bool(data)
 
     def _reap(self) -> bool:

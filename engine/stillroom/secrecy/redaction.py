@@ -2,7 +2,7 @@
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 SHORTEST_SECRET = 8
@@ -12,6 +12,8 @@ _ENCODED = re.compile(rb"%([0-9a-fA-F]{2})|\\+u00([0-9a-fA-F]{2})|\\+/")
 """An escape in which a character of a key may be hidden."""
 _MOST_ESCAPES = 4
 """How often a text may be escaped again and still be recognised."""
+_MOST_HELD = 1 << 14
+"""The most bytes of a line that are held back; no key in any spelling is longer."""
 _BASE64_AROUND = rb"[A-Za-z0-9+/_\-]{0,4}"
 
 
@@ -75,6 +77,31 @@ class Redactor:
 
 
 NO_SECRETS = Redactor(())
+
+
+class RedactedStream:
+    """Takes secrets out of what is written in pieces, also where one is cut in two.
+
+    The last line is held back until it is complete or long.
+    """
+
+    def __init__(self, redactor: Redactor, write: Callable[[bytes], None]) -> None:
+        self._redactor, self._write = redactor, write
+        self._held = b""
+
+    def write(self, data: bytes) -> None:
+        """Writes all lines that are complete by now."""
+        clean = self._redactor.data(self._held + data)
+        end = max(clean.rfind(b"\n") + 1, len(clean) - _MOST_HELD)
+        self._held = clean[end:]
+        if end:
+            self._write(clean[:end])
+
+    def flush(self) -> None:
+        """Writes what was held back."""
+        if self._held:
+            self._write(self._held)
+        self._held = b""
 
 
 def _base64_forms(key: bytes) -> Iterator[bytes]:

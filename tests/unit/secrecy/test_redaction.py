@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillroom.secrecy.redaction import NO_SECRETS, Redactor
+from stillroom.secrecy.redaction import NO_SECRETS, RedactedStream, Redactor
 
 KEY = "sk-canary/5f+2d81c0=="
 keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=60)
@@ -61,3 +61,19 @@ def test_a_word_that_stands_for_no_key_is_left_in_texts(key: str | None):
 def test_the_longer_of_two_keys_is_taken_out_whole():
     redactor = Redactor(["sk-canary-1", "sk-canary-1-and-more"])
     assert redactor.value({"a": ["sk-canary-1-and-more", 1, None]}) == {"a": ["[key]", 1, None]}
+
+
+@pytest.mark.parametrize("size", [61, 1000, 16_411])
+def test_a_key_that_is_printed_in_pieces_is_taken_out(size: int):
+    encoded = base64.b64encode(KEY.encode()).decode()
+    text = f"a\n{KEY}\nlong {'x' * 40_000} {KEY} {encoded} and {KEY}, the end".encode()
+    written: list[bytes] = []
+    stream = RedactedStream(Redactor([KEY]), written.append)
+    for start in range(0, len(text), size):
+        stream.write(text[start : start + size])
+    stream.flush()
+    clean = b"".join(written).decode()
+    assert clean.count("[key]") == 4
+    assert KEY[:8] not in clean
+    assert clean.startswith("a\n[key]\nlong xxx")
+    assert clean.endswith(", the end")
