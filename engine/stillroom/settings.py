@@ -158,7 +158,7 @@ def _nearby_files(path: Path) -> str | None:
 
 
 def _is_plain(name: str) -> bool:
-    """Returns whether an error may name a file: others name files too, and could write sentences."""
+    """Returns whether an error may name a file; others name files too, even with sentences."""
     return not name.startswith(".") and name.isprintable() and len(name.split()) <= 3
 
 
