@@ -15,6 +15,12 @@ held = sorted(path.name for path in Path(model).iterdir())
 Path(outfile).write_bytes(b"GGUF" + json.dumps([outtype, held]).encode())
 print("converted")"""
 FAILS = "sys.exit('Model FooForCausalLM is not supported')"
+LACKS_A_PACKAGE = "import sentencepiece_of_nobody"
+LACKS_A_LIBRARY = "sys.exit('LlamaModel requires the SentencePiece library but it was not found')"
+OWN_TOKENIZER = "raise NotImplementedError('BPE pre-tokenizer was not recognized')"
+NO_VOCABULARY = "raise FileNotFoundError('File not found: /m/tokenizer.model')"
+NO_MEMORY = "raise MemoryError"
+IS_KILLED = "import os; os.kill(os.getpid(), 9)"
 WRITES_NOTHING = "print('done')"
 WRITES_OTHER = "Path(outfile).write_bytes(b'<html>')"
 HANGS = "Path(outfile).write_bytes(b'GG'); time.sleep(60)"

@@ -1,5 +1,6 @@
 """The model card, README.md: it states only what is on record."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,11 @@ import yaml
 
 from stillroom import __version__
 from stillroom.evaluate.intervals import Estimate
+from stillroom.export.conversation import MOST_ROWS
 from stillroom.export.history import History, RecordedEvaluation, TrainingStage
 from stillroom.export.licence import Licence
 from stillroom.export.provenance import DataStep
-from stillroom.export.snippets import UsageExample, snippets
+from stillroom.export.snippets import TOOLS, UsageExample, snippets
 from stillroom.export.written import ReadBack
 from stillroom.teachers.providers import IN_PROCESS
 
@@ -70,7 +72,13 @@ def render_card(facts: CardFacts) -> str:
         data_notes=list(_data_notes(history)),
         licence=list(_licence(facts)),
         measured=[_measured(row) for row in history.evaluations],
-        read_back=_read_back(facts.read_back),
+        more_evaluations=history.num_evaluations - len(history.evaluations),
+        in_training=_in_training(history),
+        conversation=list(_system_lines(history)),
+        system=_fenced(history.conversation.system) if history.conversation else None,
+        tools=_tools(history),
+        template=_template(facts),
+        read_back=_read_back(facts.read_back, is_gguf=usage.format == "gguf"),
         snippets=snippets(usage),
         closing="SHA-256 and size of every file are in `export.json`.",
     )
@@ -168,7 +176,43 @@ def _licence(facts: CardFacts) -> Iterator[str]:
 
 def _measured(row: RecordedEvaluation) -> Sequence[str]:
     kl = _UNKNOWN if row.teacher_kl is None else f"{_interval(row.teacher_kl)} ({row.teacher})"
-    return [row.data, str(row.accuracy.n), _interval(row.accuracy), kl, row.run_id]
+    return [row.name, row.data, str(row.accuracy.n), _interval(row.accuracy), kl, row.run_id]
+
+
+def _in_training(history: History) -> str | None:
+    last = history.stages[-1] if history.stages else None
+    if last is None or not last.measured:
+        return None
+    shown = ", ".join(f"{name.removeprefix('eval/')} {v:.3f}" for name, v in last.measured.items())
+    return f"Measured during training, at step {last.step} of run {last.run_id}: {shown}."
+
+
+def _tools(history: History) -> str:
+    trained = history.conversation
+    if trained is None:
+        return ""
+    schemas, rows = trained.tool_schemas, trained.num_rows
+    if not schemas:
+        has_some = rows - trained.tools.most_common(1)[0][1]
+        return f"{has_some} of {rows} rows name tools." if has_some else "No row names tools."
+    names = ", ".join(f"`{_inline(str(s['function'].get('name')))}`" for s in schemas)
+    same = trained.tools.most_common(1)[0][1]
+    return f"Tools of {same} of {rows} rows, with their schemas in `{TOOLS}`: {names}."
+
+
+def _template(facts: CardFacts) -> str:
+    if facts.usage.format == "gguf":
+        return "The chat template is in the GGUF file, and `--jinja` applies it."
+    return "The chat template and the tokenizer are in this folder, as they were in training."
+
+
+def _fenced(text: str | None) -> str | None:
+    """Returns a text as a code block, which nothing in the text can end."""
+    if not text:
+        return None
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"
 
 
 def _interval(estimate: Estimate) -> str:
@@ -177,14 +221,49 @@ def _interval(estimate: Estimate) -> str:
     return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
-def _read_back(read_back: ReadBack | None) -> str | None:
+def _read_back(read_back: ReadBack | None, *, is_gguf: bool) -> str | None:
     if read_back is None:
         return None
+    loaded = "merged weights, from which the GGUF file was made," if is_gguf else "written files"
+    closing = " The GGUF file itself was not loaded." if is_gguf else ""
     return (
-        f"The written files were loaded again: the most probable token was the trained model's at "
+        f"The {loaded} were loaded again: the most probable token was the trained model's at "
         f"{read_back.same_token:.1%} of {read_back.positions} positions (KL {read_back.kl:.1e} "
-        "nats)."
+        f"nats).{closing}"
     )
+
+
+def _system_lines(history: History) -> Iterator[str]:
+    """Yields what is known of the system message: which rows had it, and what it is worth."""
+    trained = history.conversation
+    if trained is None:
+        yield f"The system message and the tools of the training rows are {_UNKNOWN}."
+        return
+    system, num = trained.system, trained.systems.most_common(1)[0][1]
+    of = f"the first {trained.num_rows}" if trained.num_rows == MOST_ROWS else trained.num_rows
+    if system is None:
+        yield f"{num} of {of} training rows have no system message: send none."
+        return
+    yield f"{num} of {of} training rows begin with this system message: send it as it is."
+    if num < trained.num_rows:
+        yield f"The others have {len(trained.systems) - 1} different ones, or none."
+    yield _cost_of_leaving_out(history, system)
+
+
+def _cost_of_leaving_out(history: History, system: str) -> str:
+    """Returns the accuracies with and without the system message, where both were measured."""
+    known = [row for row in history.evaluations if row.conversation is not None]
+    for row in known:
+        for other in known:
+            one, two = row.conversation, other.conversation
+            is_pair = one and two and one.questions == two.questions
+            if is_pair and one.system == system and two.system == "":
+                return (
+                    f"Without it the accuracy on the same {row.accuracy.n} tasks was "
+                    f"{_interval(other.accuracy)} (run {other.run_id}), with it "
+                    f"{_interval(row.accuracy)} (run {row.run_id})."
+                )
+    return "What leaving it out costs was not measured."
 
 
 def _cell(text: str) -> str:

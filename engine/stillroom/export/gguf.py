@@ -1,5 +1,6 @@
 """GGUF files, made by llama.cpp's own converter where the user has it."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,15 @@ _MAGIC = b"GGUF"
 _TIMEOUT_S = 6 * 3600.0
 _POLL_S = 0.1
 _STOP_S = 10.0
+_LACKING = re.compile(r"No module named ['\"]([\w.]+)['\"]|requires the ([\w-]+) library")
+_PACKAGES = {"google": "protobuf", "mistral_common": "mistral-common", "yaml": "pyyaml"}
+_TOKENIZER = re.compile(
+    r"pre-tokenizer was not recognized|get_vocab_base_pre|tokenizer\.model|Unknown tokenizer|"
+    r"Cannot find tokenizer|vocab size mismatch",
+    re.IGNORECASE,
+)
+_MODEL = re.compile(r"(?:Model|Architecture) ['\"]?(\w+)['\"]? (?:is )?not supported")
+_MEMORY = re.compile(r"MemoryError|out of memory|can't allocate memory", re.IGNORECASE)
 _OUTTYPES = {"auto": "auto", "fp32": "f32", "bf16": "bf16"}
 
 
@@ -51,8 +61,10 @@ def find_converter(workspace: Workspace, checkout: str | None) -> Converter:
         return Converter([installed])
     raise InputError(
         f"format gguf needs llama.cpp's {SCRIPT}, and it is neither on the PATH nor in LLAMA_CPP",
-        "clone ggml-org/llama.cpp and give llama_cpp=<its folder>; or export with format merged "
-        f"and run `python llama.cpp/{SCRIPT} <output> --outfile model.gguf --outtype auto`",
+        "clone ggml-org/llama.cpp and give llama_cpp=<its folder>; where GitHub cannot be reached, "
+        "the source package of llama-cpp-python holds it in vendor/llama.cpp (`pip download "
+        "--no-deps --no-binary :all: llama-cpp-python`). Or export with format merged and run "
+        f"`python llama.cpp/{SCRIPT} <output> --outfile model.gguf --outtype auto`",
     )
 
 
@@ -100,7 +112,9 @@ def convert(
             _end(process)
     if code is None:
         raise _failure(command, log, f"took over {_TIMEOUT_S / 3600:g} hours")
-    if code != 0:
+    if code < 0:
+        raise _failure(command, log, f"was killed by signal {-code}, often for memory")
+    if code > 0:
         words = last_line(log) or "it said nothing"
         raise _failure(command, log, f"ended with code {code}: {words}")
     if not _is_gguf(output):
@@ -128,12 +142,33 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _failure(command: Sequence[str], log: Path, outcome: str) -> RunError:
+    by_hand = " ".join([*command[:-5], "<output>", *command[-2:]])
     return RunError(
         f"llama.cpp's converter {outcome}",
-        f"read {log}; packages it lacks are in llama.cpp's requirements.txt, and a model it does "
-        "not know needs a newer llama.cpp. By hand: export with format merged, then "
-        f"`{' '.join([*command[:-5], '<output>', *command[-2:]])}`",
+        f"{_remedy(command, log)}. Its whole output is in {log}. By hand: export with format "
+        f"merged, then `{by_hand}`",
     )
+
+
+def _remedy(command: Sequence[str], log: Path) -> str:
+    """Returns what to do about a failure, as far as the converter's output tells its cause."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if lacking := _LACKING.search(text):
+        module = (lacking[1] or lacking[2]).partition(".")[0]
+        package = _PACKAGES.get(module, module.lower())
+        # A converter on the PATH names its Python in its own first line.
+        python = command[0] if command[1].endswith(".py") else "python"
+        return f"it lacks a package: `{python} -m pip install {package}`"
+    if _TOKENIZER.search(text):
+        return (
+            "it does not know this model's tokenizer, which a newer llama.cpp may; a tokenizer of "
+            "one's own has no GGUF form, so serve the model with format merged"
+        )
+    if model := _MODEL.search(text):
+        return f"it does not know the model {model[1]}: use a newer llama.cpp, or format merged"
+    if _MEMORY.search(text):
+        return "it ran out of memory: free some, or convert on a larger machine"
+    return "read its output: packages that it lacks are in llama.cpp's requirements.txt"
 
 
 def _is_gguf(path: Path) -> bool:

@@ -1,13 +1,19 @@
 """The history of a model, as its checkpoints and runs recorded it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stillroom.errors import DataError, EngineError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.evaluate.intervals import Estimate
+from stillroom.export.conversation import (
+    EvaluatedConversation,
+    TrainedConversation,
+    evaluated_conversation,
+    trained_conversation,
+)
 from stillroom.export.folder import read_export
 from stillroom.export.provenance import DataStep, data_steps, public_name
 from stillroom.files import read_json
@@ -18,7 +24,7 @@ from stillroom.settings import Workspace
 
 _Kind = TypeVar("_Kind")
 _MOST_STAGES = 12
-_MOST_EVALUATIONS = 12
+_MOST_EVALUATIONS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,10 @@ class TrainingStage:
     """The model that scored tokens, in on-policy distillation."""
     max_length: int | None = None
     """The most tokens of a row or rollout; None if only the model's context limited them."""
+    conversation: TrainedConversation | None = None
+    """The conversation of its rows; None if they have changed since."""
+    measured: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The metrics of the evaluations during training, at this step, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +55,13 @@ class RecordedEvaluation:
     """One evaluation of exactly this checkpoint."""
 
     run_id: str
+    name: str
     data: str
     accuracy: Estimate
     teacher: str | None
     teacher_kl: Estimate | None
+    conversation: EvaluatedConversation | None = None
+    """How its prompts began; None if its rollouts are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,13 @@ class History:
     """The training runs in order; empty for a model that stillroom did not train."""
     evaluations: tuple[RecordedEvaluation, ...]
     """The evaluations, latest first."""
+    num_evaluations: int = 0
+    """The number of all evaluations on record, of which the latest 50 are above."""
+
+    @property
+    def conversation(self) -> TrainedConversation | None:
+        """The conversation of the last training; None if it is not known."""
+        return self.stages[-1].conversation if self.stages else None
 
     @property
     def is_synthetic(self) -> bool:
@@ -78,7 +98,7 @@ class History:
         students = {self.base_name, *(stage.run_id for stage in self.stages)}
         named: list[str | None] = []
         for stage in self.stages:
-            named += [step.teacher for step in stage.data if step.teacher not in students]
+            named += [_with_answerers(s) for s in stage.data if s.teacher not in students]
             named.append(stage.teacher)
         return list(dict.fromkeys(name for name in named if name))
 
@@ -104,11 +124,13 @@ def read_history(
         name = (config.get("model") or {}).get("path") or record.base_model
         stages.insert(0, _stage(workspace, record, config, location, name))
         location = _located(workspace, name)
+    evaluations = _evaluations(workspace, checkpoint)
     return History(
         base=location if stages else base,
         base_name=public_name(workspace, name),
         stages=tuple(stages),
-        evaluations=tuple(_evaluations(workspace, checkpoint)),
+        evaluations=evaluations[:_MOST_EVALUATIONS],
+        num_evaluations=len(evaluations),
     )
 
 
@@ -147,7 +169,25 @@ def _stage(
         data=tuple(data_steps(workspace, rows)) if rows else (),
         teacher=public_name(workspace, teacher.name) if teacher else None,
         max_length=(config.get(limits) or {}).get(limit),
+        conversation=trained_conversation(workspace, rows) if rows else None,
+        measured=_measured_in_training(workspace, record),
     )
+
+
+def _measured_in_training(workspace: Workspace, record: CheckpointRecord) -> dict[str, float]:
+    measured: dict[str, float] = {}
+    for step, values in RunFolder(workspace.runs / record.run_id).read_metrics():
+        if step == record.step:
+            measured |= {n: v for n, v in values.items() if n.startswith("eval/") and v is not None}
+    return measured
+
+
+def _with_answerers(step: DataStep) -> str | None:
+    """Returns a teacher's name, with the models that answered in it where they differ from it."""
+    others = [a.model for a in step.answered_by if not (step.teacher or "").endswith(a.model)]
+    if step.teacher is None or not others:
+        return step.teacher
+    return f"{step.teacher} (answered as {', '.join(others)})"
 
 
 def _manifest(checkpoint: ModelLocation) -> Manifest | None:
@@ -165,7 +205,7 @@ def _identity(model: ModelRecord | None) -> str | None:
     return f"sha256 {model.sha256[:12]}" if model.sha256 else None
 
 
-def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> Iterator[RecordedEvaluation]:
+def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> tuple[RecordedEvaluation, ...]:
     dated: list[tuple[str, RecordedEvaluation]] = []
     for file in workspace.runs.glob(f"*/{RESULT_FILE}"):
         evaluation = _document(file, Evaluation)
@@ -176,14 +216,16 @@ def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> Iterator[Re
         if _is_of(workspace, result.model, checkpoint):
             measured = RecordedEvaluation(
                 file.parent.name,
+                public_name(workspace, result.name),
                 public_name(workspace, result.data),
                 result.accuracy,
                 public_name(workspace, result.teacher) if result.teacher else None,
                 result.teacher_kl,
+                evaluated_conversation(workspace.path(result.rollouts)),
             )
             dated.append((state.created_at, measured))
     dated.sort(key=lambda item: item[0], reverse=True)
-    yield from (measured for _, measured in dated[:_MOST_EVALUATIONS])
+    return tuple(measured for _, measured in dated)
 
 
 def _is_of(workspace: Workspace, model: str, checkpoint: ModelLocation) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from stillroom.errors import DataError
-from stillroom.lineage import FileRecord, Manifest, read_manifest
+from stillroom.lineage import AnsweringModel, FileRecord, Manifest, read_manifest
 from stillroom.settings import Workspace
 from stillroom.versions import versions_with
 
@@ -26,6 +26,8 @@ class DataStep:
     teacher: str | None = None
     """The model that answered, if the operation made rollouts."""
     provider: str | None = None
+    answered_by: tuple[AnsweringModel, ...] = ()
+    """The models that, according to the endpoint, answered in the teacher's name."""
 
 
 def public_name(workspace: Workspace, name: str) -> str:
@@ -52,11 +54,18 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
             counts=manifest.counts,
             teacher=_teacher(workspace, manifest.request) if is_made else None,
             provider=manifest.request.get("provider") if is_made else None,
+            answered_by=tuple(_answerers(manifest)) if is_made else (),
         )
         # The path too: a filter that keeps everything writes the same content elsewhere.
         new = [source for source in manifest.inputs if (source.path, source.sha256) not in seen]
         waiting += new
         seen.update((source.path, source.sha256) for source in new)
+
+
+def _answerers(manifest: Manifest) -> Iterator[AnsweringModel]:
+    for model in manifest.models:
+        if model.role == "policy":
+            yield from model.answered_by
 
 
 def _manifest_of(workspace: Workspace, record: FileRecord) -> Manifest | None:

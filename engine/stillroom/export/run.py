@@ -17,7 +17,7 @@ from stillroom.export.licence import Licence, licence_of
 from stillroom.export.provenance import public_name
 from stillroom.export.request import ExportModel, ExportPlan, plan_export
 from stillroom.export.serving import Served
-from stillroom.export.snippets import UsageExample
+from stillroom.export.snippets import TOOLS, UsageExample
 from stillroom.export.weights import write_adapter, write_merged
 from stillroom.export.written import ReadBack, Written
 from stillroom.files import write_atomic, write_json
@@ -83,7 +83,17 @@ def export_model(
         written, gguf_file = _write(plan, request, target, folder, reporter)
         RunFolder(folder).check_inputs()
         served = _served(export, written)
-        usage = UsageExample(request.format, plan.output.name, served, gguf_file)
+        trained = history.conversation
+        if trained is not None and trained.tool_schemas:
+            write_json(target / TOOLS, trained.tool_schemas)
+        usage = UsageExample(
+            request.format,
+            plan.output.name,
+            served,
+            gguf_file,
+            system=trained.system if trained is not None else None,
+            has_tools=trained is not None and bool(trained.tool_schemas),
+        )
         facts = CardFacts(
             history, export.licence, usage, export.source, written.precision, written.read_back
         )
@@ -122,7 +132,7 @@ def _result(
         evaluations=len(history.evaluations),
         read_back=written.read_back,
         serve=usage.command,
-        warnings=list(_warnings(export.plan, history, licence, usage)),
+        warnings=list(_warnings(export.plan, history, licence, usage, written)),
         seconds=seconds,
     )
 
@@ -216,12 +226,18 @@ def _write_lineage(
 
 
 def _warnings(
-    plan: ExportPlan, history: History, licence: Licence | None, usage: UsageExample
+    plan: ExportPlan,
+    history: History,
+    licence: Licence | None,
+    usage: UsageExample,
+    written: Written,
 ) -> Iterator[str]:
     if licence is None:
         yield f"the licence of {history.base_name} is not on record: look it up before publishing"
     if not history.evaluations:
         yield "no evaluation of this checkpoint is on record, so the card shows none"
+    if written.read_back is not None and usage.format == "gguf":
+        yield "the GGUF file itself was not loaded, only the weights that it was made of: try it"
     if usage.format == "adapter" and plan.base is not None and plan.base.is_local:
         yield (f"the adapter finds its base at {plan.base.location}: format merged goes anywhere")
     if usage.command is None:

@@ -1,15 +1,18 @@
 """Commands and code examples that load and serve an export."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stillroom.export.request import ExportFormat
 from stillroom.export.serving import Served, serve_command
 
+TOOLS = "tools.json"
+"""The file of an export with the schemas of the tools that it was trained with."""
 _GENERATE = """\
-messages = [{"role": "user", "content": "…"}]
+messages = {messages}
 inputs = tokenizer.apply_chat_template(
-    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    messages, {tools}add_generation_prompt=True, return_tensors="pt", return_dict=True
 )
 output = model.generate(**inputs, max_new_tokens=512)
 print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))"""
@@ -24,6 +27,10 @@ class UsageExample:
     """The name of the export's folder."""
     served: Served
     gguf_file: str | None = None
+    system: str | None = None
+    """The system message of most training rows."""
+    has_tools: bool = False
+    """Whether most training rows had tools, which are then in TOOLS beside the weights."""
 
     @property
     def command(self) -> str | None:
@@ -70,4 +77,14 @@ def _python(usage: UsageExample) -> str:
             "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
             f'model = AutoModelForCausalLM.from_pretrained("{path}", dtype="auto")'
         )
-    return f'{load}\ntokenizer = AutoTokenizer.from_pretrained("{path}")\n{_GENERATE}'
+    messages = [{"role": "user", "content": "…"}]
+    if usage.system:
+        messages.insert(0, {"role": "system", "content": usage.system})
+    # A JSON string is a Python string as well.
+    lines = [f"    {json.dumps(message, ensure_ascii=False)},\n" for message in messages]
+    tools = ""
+    if usage.has_tools:
+        load = f'{load}\ntools = json.loads(Path("{path}/{TOOLS}").read_text(encoding="utf-8"))'
+        load, tools = f"import json\nfrom pathlib import Path\n\n{load}", "tools=tools, "
+    generate = _GENERATE.format(messages=f"[\n{''.join(lines)}]", tools=tools)
+    return f'{load}\ntokenizer = AutoTokenizer.from_pretrained("{path}")\n{generate}'

@@ -1,8 +1,13 @@
+import json
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 import yaml
 
 from stillroom.evaluate.intervals import Estimate, share_estimate
 from stillroom.export.card import CardFacts, render_card
+from stillroom.export.conversation import EvaluatedConversation, TrainedConversation
 from stillroom.export.history import History, RecordedEvaluation, TrainingStage
 from stillroom.export.licence import Licence, licence_of, read_licence
 from stillroom.export.provenance import DataStep
@@ -24,14 +29,16 @@ DISTILL = TrainingStage(
 KL = Estimate(value=0.02, low=0.01, high=0.03, n=90)
 
 
-def facts(kind="merged", *, stages=(SFT, DISTILL), base=BASE, licence=None, measured=()):
+def facts(
+    kind="merged", *, stages=(SFT, DISTILL), base=BASE, licence=None, measured=(), system=None
+):
     served = Served(
         "./out", "out", "bf16", 4096, "hermes", "base" if kind == "adapter" else None, 8
     )
     return CardFacts(
         History(base, BASE.name, stages, measured),
         licence,
-        UsageExample(kind, "out", served, "out.gguf" if kind == "gguf" else None),
+        UsageExample(kind, "out", served, "out.gguf" if kind == "gguf" else None, system=system),
         "runs/distill-1/checkpoints/final",
         "bf16",
         ReadBack(positions=200, same_token=0.995, kl=1e-4),
@@ -63,7 +70,7 @@ def test_the_header_names_base_licence_methods_and_synthetic_data():
 def test_the_card_tells_the_whole_chain():
     measured = (
         RecordedEvaluation(
-            "evaluate-1", "heldout.jsonl", share_estimate(270, 300), "Qwen/Qwen3-8B", KL
+            "evaluate-1", "final", "heldout.jsonl", share_estimate(270, 300), "Qwen/Qwen3-8B", KL
         ),
     )
     card = render_card(facts(measured=measured))
@@ -159,3 +166,79 @@ def test_the_licence_comes_from_the_bases_own_folder(tmp_path):
 
 def test_a_hub_model_that_was_never_fetched_has_no_known_licence():
     assert licence_of(BASE) is None
+
+
+SYSTEM = 'You are "Bo" of the shop.\n```\nAnswer briefly.'
+TOOL = {"type": "function", "function": {"name": "price", "parameters": {}}}
+
+
+def conversation(systems, *, tools=()):
+    rows = Counter(systems)
+    return TrainedConversation(
+        rows.total(), rows, Counter({json.dumps(tools).encode(): rows.total()})
+    )
+
+
+def with_conversation(trained):
+    return replace(SFT, conversation=trained, measured={"eval/held/pass1": 0.93})
+
+
+def evaluation(run_id, system, share, *, questions="same", name="mine"):
+    asked = EvaluatedConversation(system, questions)
+    accuracy = share_estimate(50 + round(50 * share), 100)
+    return RecordedEvaluation(run_id, name, "heldout.jsonl", accuracy, None, None, asked)
+
+
+def test_the_card_shows_the_conversation_as_it_was_trained():
+    trained = conversation({SYSTEM: 9, "": 1}, tools=[TOOL])
+    shown = facts(stages=(with_conversation(trained),), system=SYSTEM)
+    card = render_card(replace(shown, usage=replace(shown.usage, has_tools=True)))
+
+    assert "9 of 10 training rows begin with this system message: send it as it is." in card
+    assert f"````text\n{SYSTEM}\n````" in card
+    assert "Tools of 10 of 10 rows, with their schemas in `tools.json`: `price`." in card
+    python = card.split("```python\n")[1].split("\n```")[0]
+    messages = python[python.index("messages = ") : python.index("inputs = ")]
+    names: dict[str, object] = {}
+    exec(messages, names)  # noqa: S102
+    assert names["messages"] == [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": "…"},
+    ]
+    assert 'tools = json.loads(Path("./out/tools.json")' in python
+    assert "messages, tools=tools, add_generation_prompt=True" in python
+    assert "Measured during training, at step 12 of run sft-1: held/pass1 0.930." in card
+
+
+def test_the_card_of_rows_without_a_system_message_says_to_send_none():
+    card = render_card(facts(stages=(with_conversation(conversation({"": 10})),)))
+
+    assert "10 of 10 training rows have no system message: send none." in card
+    assert '"role": "system"' not in card
+    assert "No row names tools." in card
+
+
+@pytest.mark.parametrize(
+    ("others", "text"),
+    [
+        (
+            (("bare", "", 0.0, "same"),),
+            "Without it the accuracy on the same 100 tasks was 0.500 [0.404, 0.596] (run bare)",
+        ),
+        ((("bare", "", 0.0, "other"),), "What leaving it out costs was not measured."),
+        ((("else", "another", 0.0, "same"),), "What leaving it out costs was not measured."),
+        ((), "What leaving it out costs was not measured."),
+    ],
+)
+def test_the_card_says_what_leaving_the_system_message_out_costs_where_it_was_measured(
+    others, text
+):
+    measured = (
+        evaluation("with", SYSTEM, 1.0, name="final"),
+        *(evaluation(r, system, share, questions=q) for r, system, share, q in others),
+    )
+    stage = with_conversation(conversation({SYSTEM: 10}))
+    card = render_card(facts(stages=(stage,), measured=measured))
+
+    assert text in card
+    assert "| final | heldout.jsonl | 100 |" in card

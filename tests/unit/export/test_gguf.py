@@ -7,6 +7,12 @@ from fakes.exports import trained
 from fakes.llama_cpp import (
     FAILS,
     HANGS,
+    IS_KILLED,
+    LACKS_A_LIBRARY,
+    LACKS_A_PACKAGE,
+    NO_MEMORY,
+    NO_VOCABULARY,
+    OWN_TOKENIZER,
     WRITES_NOTHING,
     WRITES_OTHER,
     read_gguf,
@@ -59,26 +65,37 @@ def test_the_converter_makes_a_gguf_file_of_the_merged_model(
     card = (out / "README.md").read_text("utf-8")
     assert f"llama-server -m ./{output}/{output}.gguf --jinja" in card
     assert "- gguf" in card
+    assert "The merged weights, from which the GGUF file was made, were loaded again" in card
+    assert "The GGUF file itself was not loaded." in card
+    assert any("GGUF file itself was not loaded" in warning for warning in result.warnings)
     log = (workspace.runs / "export-1" / "llama_cpp.txt").read_text("utf-8")
     assert log == "converted\n"
 
 
 @pytest.mark.parametrize(
-    ("body", "problem"),
+    ("body", "problem", "fix"),
     [
-        (FAILS, "ended with code 1: Model FooForCausalLM is not supported"),
-        (WRITES_NOTHING, "wrote no GGUF file"),
-        (WRITES_OTHER, "wrote no GGUF file"),
+        (FAILS, "ended with code 1: Model FooForCausalLM is not", "know the model FooForCausalLM"),
+        (WRITES_NOTHING, "wrote no GGUF file", "requirements.txt"),
+        (WRITES_OTHER, "wrote no GGUF file", "requirements.txt"),
+        (LACKS_A_PACKAGE, "ended with code 1", "pip install sentencepiece_of_nobody"),
+        (LACKS_A_LIBRARY, "requires the SentencePiece", "pip install sentencepiece"),
+        (OWN_TOKENIZER, "was not recognized", "does not know this model's tokenizer"),
+        (NO_VOCABULARY, "tokenizer.model", "does not know this model's tokenizer"),
+        (NO_MEMORY, "MemoryError", "ran out of memory"),
+        (IS_KILLED, "was killed by signal 9, often for memory", "requirements.txt"),
     ],
 )
-def test_a_converter_that_fails_leaves_nothing_but_its_words(workspace, tmp_path, body, problem):
+def test_a_converter_that_fails_leaves_nothing_but_its_words_and_their_meaning(
+    workspace, tmp_path, body, problem, fix
+):
     checkout = write_checkout(tmp_path / "llama.cpp", body)
     before = sorted(path.name for path in workspace.root.iterdir())
     with pytest.raises(RunError) as caught:
         export(workspace, "failed", llama_cpp=str(checkout))
     assert problem in caught.value.problem
     assert "llama_cpp.txt" in caught.value.fix
-    assert "requirements.txt" in caught.value.fix
+    assert fix in caught.value.fix
     command = f"{sys.executable} {checkout}/convert_hf_to_gguf.py <output> --outtype auto"
     assert command in caught.value.fix
     assert sorted(path.name for path in workspace.root.iterdir()) == before
@@ -98,6 +115,7 @@ def test_without_llama_cpp_the_error_has_the_commands_to_run(workspace):
         export(workspace, "out")
     assert "neither on the PATH nor in LLAMA_CPP" in caught.value.problem
     assert "llama_cpp=<its folder>" in caught.value.fix
+    assert "source package of llama-cpp-python" in caught.value.fix
     assert "convert_hf_to_gguf.py <output> --outfile model.gguf" in caught.value.fix
 
 

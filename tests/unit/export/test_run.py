@@ -106,8 +106,8 @@ def test_the_card_shows_evaluations_of_this_checkpoint_only(project):
     rows = [line for line in card.splitlines() if "evaluate-" in line]
     assert result.evaluations == 2
     assert NO_EVALUATION not in result.warnings
-    assert rows[0].startswith("| heldout.jsonl | 10 | 1.000 [")
-    assert rows[1].startswith("| heldout.jsonl | 20 | 0.900 [")
+    assert rows[0].startswith("| runs/run-1/checkpoints/final | heldout.jsonl | 10 | 1.000 [")
+    assert rows[1].startswith("| run-1 | heldout.jsonl | 20 | 0.900 [")
     assert rows[1].endswith("| not on record | evaluate-a |")
 
 

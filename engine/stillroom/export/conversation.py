@@ -1,0 +1,113 @@
+"""The conversation that a model was trained on: its system message and its tools."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from stillroom.data.row_files import read_row_lines
+from stillroom.files import content_hash
+from stillroom.lineage import FileRecord, is_as_recorded
+from stillroom.settings import Workspace
+from stillroom.versions import copy_of, versions_with
+
+MOST_ROWS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedConversation:
+    """The system messages and tools of training rows, of which the first 20,000 are read."""
+
+    num_rows: int
+    systems: Counter[str]
+    """The number of rows with each system message; `""` stands for none."""
+    tools: Counter[bytes]
+    """The number of rows with each list of tool schemas, as JSON; `[]` stands for none."""
+
+    @property
+    def system(self) -> str | None:
+        """The most frequent system message, or None if most rows have none."""
+        return self.systems.most_common(1)[0][0] or None
+
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """The most frequent list of tools; [] if most rows have none."""
+        return msgspec.json.decode(self.tools.most_common(1)[0][0])
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedConversation:
+    """How the prompts of an evaluation began, as its rollouts show it."""
+
+    system: str | None
+    """The system message of all prompts, `""` for none; None if they differ."""
+    questions: str
+    """A hash of the prompts without their system messages."""
+
+
+def trained_conversation(workspace: Workspace, rows: FileRecord) -> TrainedConversation | None:
+    """Returns what recorded training rows have in common; None if they have changed or are gone."""
+    path = _with_content(workspace, rows)
+    if path is None:
+        return None
+    systems, tools = Counter[str](), Counter[bytes]()
+    for row in itertools.islice(_rows(path), MOST_ROWS):
+        systems[_system(row) or ""] += 1
+        tools[msgspec.json.encode(_schemas(row))] += 1
+    total = systems.total()
+    return TrainedConversation(total, systems, tools) if total else None
+
+
+def evaluated_conversation(rollouts: Path) -> EvaluatedConversation | None:
+    """Returns how the prompts of an evaluation began; None if its rollouts are gone."""
+    systems, questions = set[str](), set[str]()
+    try:
+        for row in itertools.islice(_rows(rollouts), MOST_ROWS):
+            systems.add(_system(row) or "")
+            first = (message for message in _messages(row) if message.get("role") == "user")
+            questions.add(content_hash(next(first, {}).get("content")))
+    except OSError:
+        return None
+    system = systems.pop() if len(systems) == 1 else None
+    return EvaluatedConversation(system, content_hash(sorted(questions))) if questions else None
+
+
+def _with_content(workspace: Workspace, record: FileRecord) -> Path | None:
+    kept = [
+        copy_of(workspace.root, version) for version in versions_with(workspace.root, record.sha256)
+    ]
+    return next((path for path in (Path(record.path), *kept) if is_as_recorded(path, record)), None)
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    for line in read_row_lines(path):
+        try:
+            row: Any = msgspec.json.decode(line.data)
+        except (msgspec.DecodeError, RecursionError):
+            continue  # training has refused or left out such a row
+        if isinstance(row, dict):
+            yield cast("dict[str, Any]", row)
+
+
+def _messages(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the messages of a supervised row or rollout, or the prompt of a pair or task."""
+    given: Any = row.get("messages") or row.get("prompt")
+    messages: list[Any] = given if isinstance(given, list) else [{"role": "user", "content": given}]
+    return [message for message in messages if isinstance(message, dict)]
+
+
+def _system(row: dict[str, Any]) -> str | None:
+    first = next(iter(_messages(row)), {})
+    content = first.get("content") if first.get("role") == "system" else None
+    return content if isinstance(content, str) else None
+
+
+def _schemas(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the schemas of a row's tools; a prompt names its tools only."""
+    given: Any = row.get("tools")
+    tools: list[Any] = given if isinstance(given, list) else []
+    return [tool for tool in tools if isinstance(tool, dict) and "function" in tool]
