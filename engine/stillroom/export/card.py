@@ -252,12 +252,12 @@ def _system_lines(history: History) -> Iterator[str]:
 
 def _cost_of_leaving_out(history: History, system: str) -> str:
     """Returns the accuracies with and without the system message, where both were measured."""
-    known = [row for row in history.evaluations if row.conversation is not None]
-    for row in known:
-        for other in known:
+    for row in history.evaluations:
+        for other in history.evaluations:
             one, two = row.conversation, other.conversation
-            is_pair = one and two and one.questions == two.questions
-            if is_pair and one.system == system and two.system == "":
+            if one is None or two is None or one.questions != two.questions:
+                continue
+            if one.system == system and two.system == "":
                 return (
                     f"Without it the accuracy on the same {row.accuracy.n} tasks was "
                     f"{_interval(other.accuracy)} (run {other.run_id}), with it "

@@ -19,6 +19,7 @@ from stillroom.rollout.rewards.judge import (
     Verdict,
     judge_messages,
     read_verdict,
+    rubric_path,
     rubric_text,
 )
 from stillroom.settings import Workspace
@@ -251,10 +252,13 @@ def test_a_rubric_is_a_text_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "empty.md").write_text("\n", encoding="utf-8")
     (tmp_path / "latin.txt").write_bytes(b"\xff")
 
-    assert rubric_text(workspace, "Be right.") == "Be right."
-    assert rubric_text(workspace, "See notes.\nThen judge.md") == "See notes.\nThen judge.md"
-    assert rubric_text(workspace, "rubric.md") == "Be kind {to} all."
+    def text_of(rubric: str) -> str:
+        return rubric_text(rubric, rubric_path(workspace, rubric))
+
+    assert text_of("Be right.") == "Be right."
+    assert text_of("See notes.\nThen judge.md") == "See notes.\nThen judge.md"
+    assert text_of("rubric.md") == "Be kind {to} all."
     assert "{to}" in str(judge_messages("Be {to}", TASK, "x", nonce="n")[0]["content"])
     for given_rubric in ("missing.md", "empty.md", "latin.txt", " "):
         with pytest.raises(InputError):
-            rubric_text(workspace, given_rubric)
+            text_of(given_rubric)
