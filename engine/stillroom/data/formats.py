@@ -27,6 +27,7 @@ from stillroom.data.layouts.nemo_gym import (
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines
 from stillroom.errors import DataError
 from stillroom.files import content_hash
+from stillroom.lines import Line
 from stillroom.types import Message, ToolSchema, Trajectory
 
 _VALIDATE_HINT = "mend the line, then list every problem with `stillroom validate-dataset {path}`"
@@ -195,6 +196,11 @@ def read_rows(path: Path, expected: RowFormat) -> Iterator[dict[str, Any]]:
 
     Raises DataError at the first row that has a problem.
     """
+    return (row for _, row in checked_rows(path, expected))
+
+
+def checked_rows(path: Path, expected: RowFormat) -> Iterator[tuple[Line, dict[str, Any]]]:
+    """Yields the same rows as read_rows, each with its line."""
     if path.is_dir():
         raise DataError(f"{path} is a folder, not a data file", "give one of the files in it")
     check, decode = CHECKS[expected], decode_text_line if path.suffix == ".txt" else decode_line
@@ -203,7 +209,7 @@ def read_rows(path: Path, expected: RowFormat) -> Iterator[dict[str, Any]]:
         problems = [row] if isinstance(row, Problem) else list(check(row))
         if problems:
             raise _row_error(path, line.number, problems)
-        yield cast("dict[str, Any]", row)
+        yield line, cast("dict[str, Any]", row)
 
 
 def _row_error(path: Path, number: int, problems: list[Problem]) -> DataError:

@@ -327,7 +327,8 @@ class _ToolSources:
         self, workspace: Workspace, options: RolloutOptions, tasks: Sequence[Task]
     ) -> None:
         self._workspace, self._options = workspace, options
-        self._tasks = [tool_task(task) for task in tasks]
+        # Only tasks with a container matter to a source, and all tasks may be too many to hold.
+        self._tasks = [tool_task(task) for task in tasks if task.docker]
         self.notes: list[str] = []
 
     @asynccontextmanager
@@ -346,7 +347,7 @@ class _ToolSources:
             browser = await self._open_browser(stack)
             if browser is not None and self._options.browse:
                 sources["the browser"] = browser
-            if any(task.docker for task in self._tasks):
+            if self._tasks:
                 containers = await stack.enter_async_context(self._containers(browser))
                 sources["the rows' containers"] = containers
                 self.notes += containers.notes

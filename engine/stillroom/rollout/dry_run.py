@@ -6,8 +6,9 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from stillroom.data.formats import Task
+from stillroom.data.task_file import TaskFile
 from stillroom.rollout.context import ToolsAndRewards, open_rewarder, open_tools_and_rewards
-from stillroom.rollout.episode.collect import RolloutSpec
+from stillroom.rollout.episode.collect import RolloutSpec, RolloutSpecs
 from stillroom.rollout.episode.loop import offered_tools
 from stillroom.rollout.forecast import (
     CallRules,
@@ -18,8 +19,9 @@ from stillroom.rollout.forecast import (
     RolloutLoad,
     forecast,
 )
+from stillroom.rollout.journal.finished import finished_rows
 from stillroom.rollout.journal.journal import check_settings, journal_path
-from stillroom.rollout.journal.records import KnownSteps, RolloutKey, finished_rows, read_journal
+from stillroom.rollout.journal.records import KnownSteps, RolloutKey, read_journal
 from stillroom.rollout.journal.shards import unmerged_steps
 from stillroom.rollout.request import GenerateRollouts, GenerationPlan
 from stillroom.rollout.rewards.judge import RESPONSE_FORMATS, judge_messages
@@ -35,7 +37,7 @@ is longer."""
 
 
 async def dry_run(
-    plan: GenerationPlan, specs: Sequence[RolloutSpec], settings: Mapping[str, object]
+    plan: GenerationPlan, tasks: TaskFile, specs: RolloutSpecs, settings: Mapping[str, object]
 ) -> Forecast:
     """Returns a forecast of a run's calls, tokens and cost; calls no model and writes no file.
 
@@ -46,9 +48,9 @@ async def dry_run(
     finished = finished_rows(output)
     known = read_journal(journal_path(output), finished).known
     rows, steps = unmerged_steps(output, finished)
-    finished, known = finished | rows, known | steps
-    todo = [spec for spec in specs if spec.key not in finished]
-    tasks = [spec.task for spec in specs]
+    for row in rows.values():
+        finished.add(row)
+    todo, known = specs.where(lambda key: key not in finished), known | steps
     async with AsyncExitStack() as stack:
         around = await stack.enter_async_context(open_tools_and_rewards(rollouts, tasks))
         rewarder = await open_rewarder(stack, rollouts, tasks, around.pool)
@@ -57,7 +59,7 @@ async def dry_run(
     judge = rollouts.judge
     result = forecast(
         loads,
-        list(finished.values()),
+        list(finished.rows()),
         CallRules(
             max_turns=request.max_turns,
             max_tokens=request.max_tokens,

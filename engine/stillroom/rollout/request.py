@@ -1,5 +1,6 @@
 """The request for a rollout run, and its plan, in which all names are looked up and checked."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -8,6 +9,7 @@ import msgspec
 from pydantic import Field, model_validator
 
 from stillroom.data.formats import Task, load_tasks
+from stillroom.data.task_file import TaskFile
 from stillroom.errors import InputError
 from stillroom.files import content_hash, file_sha256
 from stillroom.models.resolve import ModelLocation, locate_model
@@ -218,9 +220,11 @@ class GenerationPlan:
     price: Price | None
     """The price of the model's tokens; None if it is unknown."""
 
-    def load_tasks(self) -> list[Task]:
-        """Returns the run's tasks, with the request's system message if it has one."""
-        return with_system(self.rollouts.load_tasks(), self.request.system)
+    def open_tasks(self) -> TaskFile:
+        """Opens the run's tasks, with the request's system message if it has one."""
+        system = self.request.system
+        tasks = TaskFile(self.rollouts.prompts_file, lambda task: with_system([task], system)[0])
+        return tasks.chosen(_chosen(len(tasks), n=self.request.n, entries=self.request.entries))
 
 
 def plan_rollouts(workspace: Workspace, options: RolloutOptions, *, prompts: Path) -> RolloutPlan:
@@ -314,8 +318,11 @@ def with_system(tasks: list[Task], system: str | None) -> list[Task]:
 
 def select_entries(tasks: list[Task], *, n: int | None, entries: str | None) -> list[Task]:
     """Returns the tasks that `entries` (e.g. "0,2,5-9", 0-based) and `n` choose."""
-    chosen = tasks if entries is None else [tasks[i] for i in _indices(entries, len(tasks))]
-    return chosen[:n]
+    return [tasks[number] for number in _chosen(len(tasks), n=n, entries=entries)]
+
+
+def _chosen(length: int, *, n: int | None, entries: str | None) -> Sequence[int]:
+    return (range(length) if entries is None else _indices(entries, length))[:n]
 
 
 def _indices(entries: str, length: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -267,7 +268,7 @@ def failure_row(failed: FailedRollout) -> FailureRow:
 def rollouts_result(
     output: str,
     requested: int,
-    rows: list[FinishedRow],
+    rows: Iterable[FinishedRow],
     tally: RolloutTally,
     unconfirmed: Outstanding,
     seconds: float,
@@ -278,27 +279,33 @@ def rollouts_result(
     were in flight when a run was killed.
     """
     failed = tally.failed.total()
-    rewards = [row.reward for row in rows if row.reward is not None]
+    rewards, answered_by = array("d"), Counter[str]()
+    num_rows = num_success = num_truncated = 0
+    for row in rows:
+        num_rows += 1
+        num_success += row.success is True
+        num_truncated += row.truncated
+        if row.reward is not None:
+            rewards.append(row.reward)
+        answered_by.update({answerer.model for answerer in row.answered_by})
     return RolloutsResult(
         output=output,
         requested=requested,
-        succeeded=len(rows),
+        succeeded=num_rows,
         failed=failed,
         failed_by_class=dict(tally.failed),
-        omitted=requested - len(rows) - failed,
-        already_done=len(rows) - tally.rows,
+        omitted=requested - num_rows - failed,
+        already_done=num_rows - tally.rows,
         rewarded=len(rewards),
         mean_reward=fmean(rewards) if rewards else None,
-        num_success=sum(row.success is True for row in rows),
-        truncated=sum(row.truncated for row in rows),
+        num_success=num_success,
+        truncated=num_truncated,
         calls=tally.calls,
         usage=tally.usage,
         cost_usd=tally.cost_usd,
         unconfirmed_usd=round(unconfirmed.worst.usd, 6),
         lost_calls=unconfirmed.calls,
-        answered_by=dict(
-            Counter(model for row in rows for model in {who.model for who in row.answered_by})
-        ),
+        answered_by=dict(answered_by),
         restarted=tally.restarted,
         stopped_by=tally.stopped_by,
         seconds=round(seconds, 3),

@@ -16,9 +16,8 @@ from stillroom.rollout.episode.collect import (
     FailedRollout,
     Outcome,
     RolloutContext,
-    RolloutSpec,
+    RolloutSpecs,
     collect_rollouts,
-    specs_for,
 )
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal.journal import RolloutStore
@@ -71,46 +70,48 @@ async def generate_rollouts(
     started = time.monotonic()
     # Planned before any file is opened, since the request may be refused.
     plan = plan_generation(workspace, request)
-    tasks = plan.load_tasks()
-    specs = specs_for(tasks, request.samples_per_prompt)
-    if part is not None:
-        specs = [spec for spec in specs if spec.key in part.keys]
-    origin = await origin_of(plan.rollouts)
-    settings = output_settings(plan, origin.weights)
-    if request.dry_run:
-        return await dry_run(plan, specs, settings)
-    await anyio.to_thread.run_sync(adopt_shards, plan.output, settings)
-    tally = RolloutTally()
-    store = RolloutStore(plan.output, settings, on_turn=tally.count_call)
-    todo = [spec for spec in specs if spec.key not in store.finished]
-    spending = Spending(plan.price, _budget(request, store, part))
-    try:
-        sampling = sampling_settings(request, temperature=request.temperature)
-        async with open_rollout_context(
-            plan.rollouts, sampling, tasks, spending=spending
-        ) as context:
-            RunFolder(folder).check_inputs()
-            for note in [*context.notes, *_terms_notes(origin), *_killed_notes(store.orphaned)]:
-                reporter.note(note)
-            already_done = len(specs) - len(todo)
-            progress = ProgressReport(reporter, tally, already_done=already_done, total=len(specs))
-            run = _Run(store, tally, reporter, progress, plan)
-            await run.collect(todo, context, folder)
-    finally:
-        # The journal of a part is kept, since it is merged into the journal of the whole run.
-        store.close(is_complete=part is None and tally.rows == len(todo))
-    rows = [store.finished[spec.key] for spec in specs if spec.key in store.finished]
-    tally.restarted = store.num_restarted
-    unconfirmed = Outstanding(worst=spending.budget.unconfirmed)
-    if part is None:
-        unconfirmed += store.orphaned
-    seconds = time.monotonic() - started
-    output = workspace.shown(plan.output)
-    result = rollouts_result(output, len(specs), rows, tally, unconfirmed, seconds)
-    put_on_record(result, plan, origin, store.finished.values(), run_id=folder.name)
-    if reporter.is_cancelled() and result.omitted:
-        raise RunCancelledError(result)
-    return result
+    with plan.open_tasks() as tasks:
+        specs = RolloutSpecs(tasks, request.samples_per_prompt)
+        if part is not None:
+            specs = specs.where(part.keys.__contains__)
+        origin = await origin_of(plan.rollouts)
+        settings = output_settings(plan, origin.weights)
+        if request.dry_run:
+            return await dry_run(plan, tasks, specs, settings)
+        await anyio.to_thread.run_sync(adopt_shards, plan.output, settings)
+        tally = RolloutTally()
+        store = RolloutStore(plan.output, settings, on_turn=tally.count_call)
+        todo = specs.where(lambda key: key not in store.finished)
+        spending = Spending(plan.price, _budget(request, store, part))
+        try:
+            sampling = sampling_settings(request, temperature=request.temperature)
+            async with open_rollout_context(
+                plan.rollouts, sampling, tasks, spending=spending
+            ) as context:
+                RunFolder(folder).check_inputs()
+                for note in [*context.notes, *_terms_notes(origin), *_killed_notes(store.orphaned)]:
+                    reporter.note(note)
+                already_done = len(specs) - len(todo)
+                progress = ProgressReport(
+                    reporter, tally, already_done=already_done, total=len(specs)
+                )
+                run = _Run(store, tally, reporter, progress, plan)
+                await run.collect(todo, context, folder)
+        finally:
+            # The journal of a part is kept, since it is merged into the journal of the whole run.
+            store.close(is_complete=part is None and tally.rows == len(todo))
+        rows = (store.finished[key] for key in specs.keys if key in store.finished)
+        tally.restarted = store.num_restarted
+        unconfirmed = Outstanding(worst=spending.budget.unconfirmed)
+        if part is None:
+            unconfirmed += store.orphaned
+        seconds = time.monotonic() - started
+        output = workspace.shown(plan.output)
+        result = rollouts_result(output, len(specs), rows, tally, unconfirmed, seconds)
+        put_on_record(result, plan, origin, store.finished.rows(), run_id=folder.name)
+        if reporter.is_cancelled() and result.omitted:
+            raise RunCancelledError(result)
+        return result
 
 
 class _Run:
@@ -124,17 +125,19 @@ class _Run:
         progress: ProgressReport,
         plan: GenerationPlan,
     ) -> None:
-        rows, judge = store.finished.values(), plan.rollouts.judge
-        self._watch = AnswererWatch(plan.request.model, (row.answered_by for row in rows))
+        finished, judge = store.finished, plan.rollouts.judge
+        self._watch = AnswererWatch(
+            plan.request.model, (row.answered_by for row in finished.rows())
+        )
         self._judge_watch = AnswererWatch(
             judge.file.model if judge else "",
-            (row.judged_by for row in rows),
+            (row.judged_by for row in finished.rows()),
             whose="a row's judge",
         )
         self._store, self._tally, self._reporter = store, tally, reporter
         self._progress, self._concurrency = progress, plan.request.concurrency
 
-    async def collect(self, todo: list[RolloutSpec], context: RolloutContext, folder: Path) -> None:
+    async def collect(self, todo: RolloutSpecs, context: RolloutContext, folder: Path) -> None:
         """Does the rollouts; each outcome is written to a file before it is counted."""
         with AppendLog(folder / "failures.jsonl") as failures:
 

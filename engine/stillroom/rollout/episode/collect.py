@@ -1,8 +1,11 @@
 """Runs many rollouts at once: each sample of each task, with shared policy, tools and rewards."""
 
+import copy
 import gc
 import time
 import traceback
+from array import array
+from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -18,6 +21,8 @@ from dataclasses import dataclass
 import anyio
 
 from stillroom.data.formats import Task
+from stillroom.data.hash_set import HashSet
+from stillroom.data.task_file import TaskFile
 from stillroom.errors import CallFailedError, EngineError, FailureClass
 from stillroom.lineage import now
 from stillroom.rollout.episode.loop import (
@@ -123,6 +128,46 @@ def specs_for(tasks: Sequence[Task], samples_per_task: int) -> list[RolloutSpec]
         num_samples[task.task_id] = begin + samples_per_task
         specs += [RolloutSpec(task, begin + i) for i in range(samples_per_task)]
     return specs
+
+
+class RolloutSpecs:
+    """The rollouts to do of the tasks in a file, each read when its turn comes."""
+
+    def __init__(self, tasks: TaskFile, samples_per_task: int) -> None:
+        self._tasks, self._samples = tasks, samples_per_task
+        self._begins = array("I")
+        seen, repeats = HashSet(), Counter[str]()
+        for number in range(len(tasks)):
+            task_id = tasks.id_of(number)
+            # A task that is listed twice gets twice as many samples.
+            if not seen.add(int(task_id, 16)):
+                repeats[task_id] += 1
+            self._begins.append(samples_per_task * repeats.get(task_id, 0))
+        self._numbers: Sequence[int] = range(len(tasks) * samples_per_task)
+
+    def where(self, is_wanted: Callable[[RolloutKey], bool]) -> "RolloutSpecs":
+        """Returns only those rollouts whose keys are wanted."""
+        chosen = copy.copy(self)
+        numbers = (number for number in self._numbers if is_wanted(self._key(number)))
+        chosen._numbers = array("Q", numbers)
+        return chosen
+
+    @property
+    def keys(self) -> Iterator[RolloutKey]:
+        """The keys of the rollouts, whose tasks are not read for them."""
+        return map(self._key, self._numbers)
+
+    def _key(self, number: int) -> RolloutKey:
+        task, sample = divmod(number, self._samples)
+        return RolloutKey(self._tasks.id_of(task), self._begins[task] + sample)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[RolloutSpec]:
+        for number in self._numbers:
+            task, sample = divmod(number, self._samples)
+            yield RolloutSpec(self._tasks[task], self._begins[task] + sample)
 
 
 async def collect_rollouts(

@@ -15,6 +15,7 @@ import msgspec
 from stillroom.errors import InputError
 from stillroom.files import AppendLog, cut_torn_line, write_atomic, write_json
 from stillroom.outputs import OutputLock
+from stillroom.rollout.journal.finished import finished_rows
 from stillroom.rollout.journal.records import (
     FinishedRow,
     JudgeRecord,
@@ -27,7 +28,6 @@ from stillroom.rollout.journal.records import (
     StepRecord,
     TurnRecord,
     UnconfirmedRecord,
-    finished_rows,
     read_journal,
 )
 from stillroom.secrecy.commands import without_secrets
@@ -160,8 +160,7 @@ class RolloutStore:
         """Appends the row of a finished rollout to the output."""
         self._is_empty = False
         self._rows.append(trajectory)
-        key = RolloutKey(trajectory.task_id, trajectory.sample)
-        self.finished[key] = FinishedRow.of(trajectory)
+        self.finished.add(FinishedRow.of(trajectory))
 
     def record_unconfirmed(self, worst: Cost) -> None:
         """Records the worst-case cost of a call that broke off and may have been billed."""
@@ -191,17 +190,18 @@ class RolloutStore:
         calls that are in the journal.
         """
         by_step = self._before.spent
-        by_row = {key: row.spent for key, row in self.finished.items()}
-        costs = [_larger(cost, by_step.get(key, Cost())) for key, cost in by_row.items()]
-        costs += [cost for key, cost in by_step.items() if key not in by_row]
-        return sum(costs, start=self._before.unconfirmed + self.lost.worst)
+        spent = self._before.unconfirmed + self.lost.worst
+        for row in self.finished.rows():
+            spent += _larger(row.spent, by_step.get(RolloutKey(row.task_id, row.sample), Cost()))
+        unfinished = (cost for key, cost in by_step.items() if key not in self.finished)
+        return sum(unfinished, start=spent)
 
     def paid(self) -> CallTotals:
         """Returns the totals of all recorded calls, including those of unfinished rollouts."""
-        totals = [row.paid for row in self.finished.values()]
+        paid = sum((row.paid for row in self.finished.rows()), start=CallTotals())
         by_step = self._before.paid
-        totals += [paid for key, paid in by_step.items() if key not in self.finished]
-        return sum(totals, start=CallTotals())
+        unfinished = (totals for key, totals in by_step.items() if key not in self.finished)
+        return sum(unfinished, start=paid)
 
     def close(self, *, is_complete: bool) -> None:
         """Closes the files, and deletes the journal if nothing depends on it any more.

@@ -126,9 +126,6 @@ class FinishedRow(msgspec.Struct, frozen=True):
         return Cost.of(self.paid.usage, self.cost_usd)
 
 
-_ROW = msgspec.json.Decoder(FinishedRow)
-
-
 @dataclass(slots=True)
 class KnownSteps:
     """The recorded steps of one unfinished rollout."""
@@ -233,41 +230,19 @@ class JournalContent:
         self.spent[key] = self.spent.get(key, Cost()) + Cost.of(totals.usage, totals.cost_usd)
 
 
-def finished_rows(output: Path) -> dict[RolloutKey, FinishedRow]:
-    """Returns the finished rows of an output file, keyed by rollout."""
-    answerers = _SharedAnswerers()
-    rows: dict[RolloutKey, FinishedRow] = {}
-    for row in _decoded(output, _ROW, "a rollout"):
-        rows[RolloutKey(row.task_id, row.sample)] = answerers.in_row(row)
-    return rows
-
-
-class _SharedAnswerers:
-    """Holds one copy of equal answerers, since most of very many rows have the same ones."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Answerer, ...], tuple[Answerer, ...]] = {}
-
-    def in_row(self, row: FinishedRow) -> FinishedRow:
-        """Returns the row with answerers whose memory it shares with other rows."""
-        judge = row.judge
-        if judge is not None:
-            judge = msgspec.structs.replace(judge, answered_by=self._kept(judge.answered_by))
-        return msgspec.structs.replace(row, answered_by=self._kept(row.answered_by), judge=judge)
-
-    def _kept(self, answerers: tuple[Answerer, ...]) -> tuple[Answerer, ...]:
-        return self._known.setdefault(answerers, answerers)
-
-
 def read_journal(journal: Path, finished: Collection[RolloutKey]) -> JournalContent:
     """Returns the content of a journal; `finished` are the rollouts that already have a row."""
     content = JournalContent()
-    for record in _decoded(journal, RECORD, "a step of a rollout"):
+    for record in decoded_lines(journal, RECORD, "a step of a rollout"):
         content.add(record, finished)
     return content
 
 
-def _decoded(path: Path, decoder: msgspec.json.Decoder[_T], kind: str) -> Iterator[_T]:
+def decoded_lines(path: Path, decoder: msgspec.json.Decoder[_T], kind: str) -> Iterator[_T]:
+    """Yields the lines of an output or a journal, decoded; none if there is no such file.
+
+    Raises DataError for a line that is not `kind`.
+    """
     for line in read_lines(path) if path.exists() else ():
         try:
             yield decoder.decode(line.data)

@@ -21,6 +21,7 @@ from stillroom.errors import InputError
 from stillroom.files import FileLock, write_json
 from stillroom.lines import read_lines
 from stillroom.outputs import OutputHeldError
+from stillroom.rollout.journal.finished import FinishedRows, finished_rows
 from stillroom.rollout.journal.journal import RolloutStore, journal_folder, journal_path
 from stillroom.rollout.journal.records import (
     RECORD,
@@ -29,7 +30,6 @@ from stillroom.rollout.journal.records import (
     OutstandingRecord,
     RolloutKey,
     UnconfirmedRecord,
-    finished_rows,
     read_journal,
 )
 from stillroom.teachers.budget import Budget, Cost, Outstanding
@@ -216,7 +216,7 @@ def adopt_shards(output: Path, settings: _Settings) -> None:
 
 def merge_shards(
     output: Path, settings: _Settings, *, requested: Collection[RolloutKey] | None = None
-) -> dict[RolloutKey, FinishedRow]:
+) -> FinishedRows:
     """Merges the shards into the output and its journal, and returns all finished rows.
 
     The journal is deleted if all `requested` rollouts are finished. A kill midway does no harm: no
@@ -229,7 +229,7 @@ def merge_shards(
         lost = sum((_merge(path, settings, store) for path in paths), start=Outstanding())
         if lost.calls:
             store.inherit(lost)
-        for key in store.finished.keys() & store.known.keys():
+        for key in [key for key in store.known if key in store.finished]:
             del store.known[key]
     finally:
         is_complete = requested is not None and all(key in store.finished for key in requested)

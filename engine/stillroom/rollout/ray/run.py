@@ -17,10 +17,11 @@ import anyio
 
 from stillroom.errors import RunCancelledError, RunError
 from stillroom.reporting import Reporter
-from stillroom.rollout.episode.collect import specs_for
+from stillroom.rollout.episode.collect import RolloutSpecs
 from stillroom.rollout.forecast import Forecast
+from stillroom.rollout.journal.finished import FinishedRows
 from stillroom.rollout.journal.journal import RolloutStore
-from stillroom.rollout.journal.records import FinishedRow, RolloutKey
+from stillroom.rollout.journal.records import RolloutKey
 from stillroom.rollout.journal.shards import (
     RemainingBudget,
     merge_shards,
@@ -61,7 +62,8 @@ async def generate_on_ray(
         return await generate_rollouts(workspace, request, folder=folder, reporter=reporter)
     started = time.monotonic()
     plan = plan_generation(workspace, request)
-    keys = [spec.key for spec in specs_for(plan.load_tasks(), request.samples_per_prompt)]
+    with plan.open_tasks() as tasks:
+        keys = list(RolloutSpecs(tasks, request.samples_per_prompt).keys)
     origin = await origin_of(plan.rollouts)
     settings = output_settings(plan, origin.weights)
     state = RayRunState(plan, settings, folder, reporter)
@@ -71,10 +73,10 @@ async def generate_on_ray(
         finished = await _RayRun(ray, state, keys).run()
     if state.error is not None:
         raise state.error
-    rows = [finished[key] for key in keys if key in finished]
+    rows = (finished[key] for key in keys if key in finished)
     output, seconds = workspace.shown(plan.output), time.monotonic() - started
     result = rollouts_result(output, len(keys), rows, state.tally, state.unconfirmed, seconds)
-    put_on_record(result, plan, origin, finished.values(), run_id=folder.name)
+    put_on_record(result, plan, origin, finished.rows(), run_id=folder.name)
     if reporter.is_cancelled() and result.omitted:
         raise RunCancelledError(result)
     return result
@@ -89,7 +91,7 @@ class _RayRun:
         self._remaining: RemainingBudget | None = None
         """The budget that is left; None until the costs on record have been read."""
 
-    async def run(self) -> dict[RolloutKey, FinishedRow]:
+    async def run(self) -> FinishedRows:
         """Does the rollouts and returns all finished rows of the output."""
         state, keys = self._state, self._keys
         finished = await self._merged()
@@ -114,7 +116,7 @@ class _RayRun:
         state.tally.failed = Counter(state.failed.values())
         return finished
 
-    async def _merged(self) -> dict[RolloutKey, FinishedRow]:
+    async def _merged(self) -> FinishedRows:
         """Merges the shards into the output and returns all finished rows."""
         merge = functools.partial(merge_shards, requested=self._keys)
         return await anyio.to_thread.run_sync(merge, self._output, self._state.settings)

@@ -16,7 +16,7 @@ from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from stillroom.errors import InputError, MissingExtraError, RunError
 from stillroom.files import FileLock
-from stillroom.rollout.episode.collect import specs_for
+from stillroom.rollout.episode.collect import RolloutSpecs
 from stillroom.rollout.journal.journal import RolloutStore, journal_path
 from stillroom.rollout.journal.records import OutstandingRecord, RolloutKey, TurnRecord
 from stillroom.rollout.journal.shards import (
@@ -139,8 +139,8 @@ class Sharded:
         plan = plan_generation(workspace, request)
         origin = run_async(origin_of, plan.rollouts)
         self.settings = output_settings(plan, origin.weights)
-        specs = specs_for(plan.load_tasks(), 1)
-        self.keys = [spec.key for spec in specs]
+        with plan.open_tasks() as tasks:
+            self.keys = list(RolloutSpecs(tasks, 1).keys)
         store = RolloutStore(self.output, self.settings)
         todo = [key for key in self.keys if key not in store.finished]
         self.shards = shards_of(todo, workers=workers)
