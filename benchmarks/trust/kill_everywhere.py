@@ -26,6 +26,7 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from scenes import (
     ACTIVE,
@@ -42,9 +43,10 @@ from scenes import (
 
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project
-from fakes.rollout_rows import rollout_row
+from fakes.rollout_rows import assistant, rollout_row, user
 from fakes.warm_python import warm_python
 from stillroom import api
+from stillroom.jobs import supervise
 from stillroom.settings import Workspace
 
 MAX_ATTEMPTS = 5
@@ -90,7 +92,9 @@ class RunScene(Scene):
     def request(self, before: str | None) -> api.RunReport: ...
 
     def start(self, before: str | None) -> str:
-        return self.request(before).run_id
+        # At once, so that the kill may also hit the beginning.
+        with mock.patch.object(supervise, "_START_WAIT_S", 0.0):
+            return self.request(before).run_id
 
     def kill(self, attempt: str) -> bool:
         state = folder_of(self.space, attempt).read()
@@ -210,7 +214,12 @@ class CommandScene(Scene):
     def __init__(self, space: Workspace) -> None:
         super().__init__(space)
         rows = [
-            rollout_row(task_id=f"task{n // 2}", sample=n % 2, reward=float(n % 2))
+            rollout_row(
+                task_id=f"task{n // 2}",
+                sample=n % 2,
+                reward=float(n % 2),
+                messages=[user(f"What is the price of item {n // 2}?"), assistant(f"It is {n}.")],
+            )
             for n in range(NUM_ROWS)
         ]
         text = "".join(json.dumps(row) + "\n" for row in rows)

@@ -1,6 +1,7 @@
 """The server's standard output, which no message can break."""
 
 import dataclasses
+from types import TracebackType
 from typing import Any, Protocol, Self
 
 from mcp.server.mcpserver import MCPServer
@@ -45,7 +46,12 @@ class _EncodableMessages:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
         await self.aclose()
 
 

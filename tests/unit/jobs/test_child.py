@@ -1,5 +1,6 @@
 """Filtering in a child process: what the server itself must not load."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from fakes.rollout_lines import encoded
 from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_lines
 from stillroom import api
+from stillroom.demo import DEMO_MODELS
 from stillroom.errors import EngineError
 from stillroom.settings import Workspace
 
@@ -65,3 +67,19 @@ def test_heavy_filters_load_nothing_into_this_process(tmp_path: Path) -> None:
     )
 
     assert finished.stdout == "2 []\n"
+
+
+def test_a_template_that_asks_for_gigabytes_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(next(iter(DEMO_MODELS.values())), tmp_path / "model")
+    template = tmp_path / "model" / "chat_template.jinja"
+    template.write_text("{{ 'a' * 4000000000 }}", encoding="utf-8")
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row())])
+    request = api.InspectExamples(path="rollouts.jsonl", model="model")
+
+    try:
+        page = api.inspect_examples(Workspace(tmp_path), request)
+        reported = " ".join(str(example.problem) for example in page.examples)
+    except EngineError as error:
+        reported = str(error)
+
+    assert "memory" in reported.lower()

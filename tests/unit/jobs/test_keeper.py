@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -184,3 +185,45 @@ def test_a_process_with_the_pid_of_another_is_told_from_it() -> None:
         sleeper.kill()
     wait_until(lambda: process_start(sleeper.pid) is None)
     sleeper.wait()
+
+
+def test_a_run_without_a_single_success_has_failed(workspace: Workspace) -> None:
+    with ScriptedEndpoint(status=400) as endpoint:
+        folder = start(workspace, endpoint)
+        wait_until(lambda: folder.read().status.is_final)
+    state = folder.read()
+    assert state.status is RunStatus.FAILED
+    assert state.error is not None
+    assert state.error.problem == "none of 2 rollouts succeeded: 2 failed with bad_request"
+    assert "failures.jsonl" in state.error.fix
+    assert state.result is not None
+    assert state.result["failed"] == 2
+
+
+def can_mount() -> bool:
+    return sys.platform == "linux" and os.geteuid() == 0 and Path("/bin/mount").exists()
+
+
+@pytest.mark.skipif(not can_mount(), reason="only root may mount a small disk")
+def test_a_run_whose_disk_is_full_has_failed_for_that(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    subprocess.run(mount, check=True)
+    try:
+        workspace = Workspace(endpoint_project(disk, num_prompts=2))
+        with ScriptedEndpoint(tool_turns=1) as endpoint:
+            endpoint.hold.clear()
+            folder = start(workspace, endpoint)
+            wait_until(lambda: endpoint.num_asked > 0)
+            with suppress(OSError), (disk / "filler").open("wb", buffering=0) as stream:
+                while stream.write(bytes(512)):
+                    pass
+            endpoint.hold.set()
+            request = api.GetRun(run_id=folder.run_id)
+            wait_until(lambda: api.get_run(workspace, request).status == "failed")
+        error = api.get_run(workspace, request).error
+        assert error is not None
+        assert "no space left on the disk" in error.problem
+    finally:
+        subprocess.run(["/bin/umount", "--lazy", str(disk)], check=True)

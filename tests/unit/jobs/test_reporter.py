@@ -1,9 +1,16 @@
 """What a worker tells of alarms, and who sees them."""
 
-import msgspec
+import signal
+import sys
 
-from stillroom.api import GetRun
+import msgspec
+import pytest
+
+from stillroom.api import GetRun, LogPage
 from stillroom.api.runs import get_run
+from stillroom.errors import RunCancelledError
+from stillroom.jobs import worker
+from stillroom.jobs.operations import Operation, RunWork
 from stillroom.jobs.reporter import JobReporter
 from stillroom.run_folder import create_run
 from stillroom.settings import Workspace
@@ -49,3 +56,43 @@ def test_an_agent_that_polls_is_told_of_alarms(tmp_path):
     assert "cancel_run" in after_run(None, going)
     calm = msgspec.structs.replace(going, alarms=[])
     assert "alarm" not in after_run(None, calm)
+
+
+def stops_early(workspace, request, *, folder, reporter):
+    reporter.progress(1, 1320, unit="steps", phase="train")
+    reporter.progress(528, 1320, unit="steps", phase="train")
+    return LogPage(
+        run_id="", source="log", path="", lines=[], size_bytes=0, has_more=False
+    )  # any result
+
+
+def gives_up(workspace, request, *, folder, reporter):
+    stops_early(workspace, request, folder=folder, reporter=reporter)
+    raise RunCancelledError
+
+
+@pytest.mark.parametrize(
+    ("work", "status", "total"),
+    [(stops_early, RunStatus.SUCCEEDED, 528), (gives_up, RunStatus.CANCELLED, 1320)],
+)
+def test_a_run_that_stops_early_reads_as_finished(tmp_path, monkeypatch, work, status, total):
+    folder = create_run(Workspace(tmp_path), RunKind.SFT, {"run_id": "x"})
+    operation = Operation(
+        name="early",
+        request=GetRun,
+        result=LogPage,
+        function="",
+        run=RunWork((RunKind.SFT,), f"{__name__}:{work.__name__}"),
+    )
+    monkeypatch.setattr(sys, "argv", ["worker", str(folder.path)])
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        worker.main(lambda _kind: operation)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+    state = folder.read()
+    assert state.status is status
+    assert state.progress is not None
+    assert (state.progress.done, state.progress.total) == (528, total)
+    assert state.progress.eta_s is None

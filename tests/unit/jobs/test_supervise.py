@@ -2,7 +2,9 @@
 
 import os
 import signal
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -126,6 +128,50 @@ def test_a_run_that_does_not_stop_is_killed_by_a_later_cancel(
     assert status_of(workspace, run.run_id) == "cancelled"
 
 
+@pytest.mark.parametrize("step_s", [3.0, -3600.0])
+def test_a_run_is_killed_although_the_clock_was_set(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    with ScriptedEndpoint() as endpoint:
+        endpoint.hold.clear()
+        run = start_rollouts(workspace, endpoint)
+        folder = find_run(workspace, run.run_id)
+        wait_until(lambda: folder.read().status is RunStatus.RUNNING)
+        os.kill(folder.read().pid or 0, signal.SIGSTOP)
+        begun, now = psutil.Process.create_time, time.time
+        monkeypatch.setattr(psutil.Process, "create_time", lambda self: begun(self) + step_s)
+        monkeypatch.setattr(time, "time", lambda: now() + step_s)
+        assert supervise.cancel_run(folder).status is RunStatus.RUNNING
+        # A clock that was set forward makes no cancel old.
+        assert supervise.cancel_run(folder).status is RunStatus.RUNNING
+        asked_long_ago(folder)
+        assert supervise.cancel_run(folder).status is RunStatus.CANCELLED
+
+
+def test_a_run_of_an_older_version_is_known_by_the_time_it_was_started_at(
+    workspace: Workspace,
+) -> None:
+    folder = create_run(workspace, RunKind.ROLLOUTS, {})
+    old = psutil.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        state = msgspec.structs.replace(
+            folder.read(),
+            status=RunStatus.RUNNING,
+            pid=old.pid,
+            pid_started_at=psutil.Process(old.pid).create_time(),
+        )
+        folder.write(state)
+        lock = folder.owner_lock()
+        assert lock.try_acquire()
+        supervise.cancel_run(folder)
+        assert old.wait(10) == -signal.SIGTERM
+        lock.release()
+    finally:
+        if old.poll() is None:
+            old.kill()
+            old.wait()
+
+
 def test_a_pid_that_belongs_to_another_program_now_is_never_signalled(
     workspace: Workspace,
 ) -> None:
@@ -181,8 +227,6 @@ def test_a_second_process_for_the_same_run_gives_up(workspace: Workspace) -> Non
 
 
 def worker_command() -> list[str]:
-    import sys
-
     return [sys.executable, "-P", "-m", "stillroom.api.worker"]
 
 
