@@ -39,12 +39,12 @@ def text_of(result: Any) -> str:
 
 
 def test_a_name_that_is_no_unicode_is_answered_and_the_server_lives(tmp_path: Path) -> None:
-    os.close(os.open(os.fsencode(tmp_path) + b"/caf\xe9.jsonl", os.O_CREAT | os.O_WRONLY))
+    (tmp_path / "rows").mkdir()
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/rows/caf\xe9.jsonl")).write_text("{}\n")
 
     async def main() -> None:
         async with real_server(tmp_path) as client:
-            first = await client.call_tool("validate_dataset", {"path": "cafe.jsonl"})
-            assert first.is_error
+            first = await client.call_tool("inspect_examples", {"path": "rows"})
             assert "caf\\udce9.jsonl" in text_of(first)
             second = await client.call_tool("list_runs", {})
             assert not second.is_error
