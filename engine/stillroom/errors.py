@@ -32,6 +32,10 @@ class InputError(EngineError):
     """A request cannot be carried out: an argument is wrong, a file missing, a path not allowed."""
 
 
+class DocumentError(InputError):
+    """A file that a request names, such as judge.yml, is malformed; the error may quote it."""
+
+
 class ConfigError(EngineError):
     """A config.yml, or an override of it, is wrong or asks for something that is not supported."""
 

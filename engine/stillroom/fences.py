@@ -1,7 +1,9 @@
 """Puts text that others wrote between two marks, for whoever reads it with an agent's eyes."""
 
+import re
 import secrets
 
+_LINE_BREAKS = re.compile(r"[\n\u2028\u2029]+")
 _LINES_AND_TABS = "\n\t"
 
 
@@ -41,7 +43,12 @@ def printable(text: str) -> str:
     return kept.encode("utf-8", "replace").decode("utf-8")
 
 
+def one_line(text: str) -> str:
+    """Returns a text without control characters and line breaks."""
+    return _LINE_BREAKS.sub(" ", printable(text))
+
+
 def on_one_line(text: str, *, most: int) -> str:
     """Returns a short text on one line, so that it cannot pass for a line of somebody else."""
-    line = " ".join(printable(text).split())
+    line = one_line(text)
     return line if len(line) <= most else line[: most - 1] + "…"

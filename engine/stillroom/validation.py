@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from stillroom.fences import on_one_line
 from stillroom.secrecy.names import is_secret_name
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
@@ -42,7 +43,8 @@ def nearest(name: str, known_names: Sequence[str]) -> str:
 
 
 def _sentence(fault: Any, model: type[BaseModel]) -> str:
-    path = [str(part)[:_LONGEST_PART] for part in fault["loc"]]
+    # A key of a document may be anything, even several lines.
+    path = [on_one_line(str(part), most=_LONGEST_PART) for part in fault["loc"]]
     where = ".".join(path)
     match fault["type"]:
         case "extra_forbidden":

@@ -8,12 +8,10 @@ from typing import Any
 import msgspec
 
 from stillroom import fences
-from stillroom.errors import DataError, EngineError, RunError, TeacherError, ToolFileError
+from stillroom.errors import EngineError, InputError
 from stillroom.types import OTHERS_WROTE
 
 _WRITER = "others (rows, models, tools, pages or programs)"
-_QUOTING = (DataError, RunError, TeacherError, ToolFileError)
-"""The errors that may quote what others wrote; an EngineError itself comes from a child process."""
 _LONGEST_KEY = 120
 
 
@@ -21,20 +19,23 @@ def fenced_answer(result: msgspec.Struct) -> dict[str, Any]:
     """Returns a result as JSON values; what others wrote stands between marks.
 
     Such fields are those of type `OthersText`. If there are any, `about_marks` says what the marks
-    mean. Keys that are names out of rows or endpoints are cut to one short line.
+    mean. All other texts are put on one line, since names of files may hold anything; keys that
+    are names out of rows or endpoints are cut too.
     """
     mark = fences.new_mark()
     fencing = _Fencing(mark)
-    answer: dict[str, Any] = msgspec.to_builtins(fencing.struct(result))
-    answer = _short_keys(answer)
+    answer: dict[str, Any] = _on_one_line(msgspec.to_builtins(fencing.struct(result)), mark)
     if fencing.has_fenced:
         answer["about_marks"] = fences.warning(mark, writer=_WRITER)
     return answer
 
 
 def fenced_error(error: EngineError) -> str:
-    """Returns an error's text; a problem that may quote what others wrote stands between marks."""
-    if type(error) is not EngineError and not isinstance(error, _QUOTING):
+    """Returns an error's text; a problem that may quote what others wrote stands between marks.
+
+    Only an InputError quotes no more than the arguments of the call.
+    """
+    if type(error) is InputError:
         return fences.printable(str(error))
     return f"{fenced_quote(error.problem)}\nfix: {fences.printable(error.fix)}"
 
@@ -96,10 +97,13 @@ def _is_others(hint: Any) -> bool:
     return any(_is_others(inner) for inner in typing.get_args(hint))
 
 
-def _short_keys(value: Any) -> Any:
+def _on_one_line(value: Any, mark: str) -> Any:
     if isinstance(value, Mapping):
         return {
-            fences.on_one_line(str(key), most=_LONGEST_KEY): _short_keys(inner)
+            fences.on_one_line(str(key), most=_LONGEST_KEY): _on_one_line(inner, mark)
             for key, inner in typing.cast("Mapping[Any, Any]", value).items()
         }
-    return [_short_keys(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_on_one_line(inner, mark) for inner in value]
+    is_fenced = isinstance(value, str) and value.startswith(fences.opening(mark))
+    return fences.one_line(value) if isinstance(value, str) and not is_fenced else value

@@ -97,7 +97,7 @@ class UnreadableRun(msgspec.Struct, frozen=True, kw_only=True):
     """A folder among the runs whose run.json is damaged or of another program."""
 
     folder: str
-    problem: str
+    problem: OthersText
 
 
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from stillroom.errors import InputError
+from stillroom.errors import DocumentError, InputError
 from stillroom.secrecy.readable import check_readable, unreadable
 from stillroom.settings import Workspace
 from stillroom.types import Usage
@@ -98,7 +98,7 @@ def _own_prices(workspace: Workspace) -> dict[str, Price]:
         read: Any = read_yaml(path.read_text(encoding="utf-8")) or {}
         return {str(model): _own_price(entry) for model, entry in read.items()}
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
-        raise InputError(
+        raise DocumentError(
             unreadable(path, error),
             'write lines such as "my-model": {input: 0.15, output: 0.60}',
         ) from error

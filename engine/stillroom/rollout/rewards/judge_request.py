@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from stillroom.errors import InputError
+from stillroom.errors import DocumentError
 from stillroom.lineage import ModelRecord
 from stillroom.rollout.rewards.judge import (
     AnswerJudge,
@@ -150,6 +150,6 @@ def _read(path: Path) -> JudgeFile:
         problem = f"{path}: {describe_errors(error, JudgeFile)}"
     except (OSError, ValueError, yaml.YAMLError) as error:
         problem = unreadable(path, error)
-    raise InputError(
+    raise DocumentError(
         f"the judge {problem}", "write `model: …` and `rubric: what makes an answer good`"
     )
