@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from stillroom import __version__
 from stillroom.errors import EngineError
+from stillroom.fences import printable
 from stillroom.settings import open_workspace
 from stillroom.validation import describe_errors, nearest
 from stillroom_mcp import commands
@@ -71,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _failed(text: str) -> int:
     # Standard error may be on the disk that is full.
     with suppress(OSError):
-        sys.stderr.write(text + "\n")
+        # What an error quotes must not steer the terminal.
+        sys.stderr.write(printable(text) + "\n")
         sys.stderr.flush()
     return 1
 
