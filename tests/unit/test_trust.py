@@ -22,7 +22,9 @@ def functions_of(path: Path) -> set[str]:
 
 
 def test_every_promise_has_its_number() -> None:
-    assert [entry["number"] for entry in TABLE["promise"]] == list(range(1, NUM_PROMISES + 1))
+    numbers = [entry["number"] for entry in TABLE["promise"]]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) >= NUM_PROMISES
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["text"][:40])
