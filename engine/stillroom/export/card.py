@@ -188,16 +188,22 @@ def _in_training(history: History) -> str | None:
 
 
 def _tools(history: History) -> str:
-    trained = history.conversation
-    if trained is None:
+    last = history.conversation
+    if last is None:
         return ""
-    schemas, rows = trained.tool_schemas, trained.num_rows
-    if not schemas:
-        has_some = rows - trained.tools.most_common(1)[0][1]
-        return f"{has_some} of {rows} rows name tools." if has_some else "No row names tools."
-    names = ", ".join(f"`{_inline(str(s['function'].get('name')))}`" for s in schemas)
+    stage = history.with_tools
+    trained = stage.conversation if stage is not None else None
+    if stage is None or trained is None:
+        has_some = last.num_rows - last.tools.most_common(1)[0][1]
+        if has_some:
+            return f"{has_some} of {last.num_rows} rows name tools."
+        if history.stages[-1].method == "distill":
+            return "No prompt names tools; the files of those that it had are in its manifest."
+        return "No row names tools."
+    names = ", ".join(f"`{_inline(str(s['function'].get('name')))}`" for s in trained.tool_schemas)
     same = trained.tools.most_common(1)[0][1]
-    return f"Tools of {same} of {rows} rows, with their schemas in `{TOOLS}`: {names}."
+    of = f"{same} of {trained.num_rows} rows of {_inline(stage.train_file or stage.run_id)}"
+    return f"Tools of {of}, with their schemas in `{TOOLS}`: {names}."
 
 
 def _template(facts: CardFacts) -> str:

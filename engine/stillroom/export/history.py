@@ -84,6 +84,19 @@ class History:
         return self.stages[-1].conversation if self.stages else None
 
     @property
+    def with_tools(self) -> TrainingStage | None:
+        """The last training, if its rows name tools; else None.
+
+        The prompts of an on-policy distillation name none, so the training before it is taken.
+        """
+        for stage in reversed(self.stages):
+            if stage.conversation is not None and stage.conversation.tool_schemas:
+                return stage
+            if stage.method != "distill":
+                return None
+        return None
+
+    @property
     def is_synthetic(self) -> bool:
         """Whether a model wrote the training data, as far as is known."""
         made = (step.teacher for stage in self.stages for step in stage.data)

@@ -83,16 +83,16 @@ def export_model(
         written, gguf_file = _write(plan, request, target, folder, reporter)
         RunFolder(folder).check_inputs()
         served = _served(export, written)
-        trained = history.conversation
-        if trained is not None and trained.tool_schemas:
-            write_json(target / TOOLS, trained.tool_schemas)
+        trained, with_tools = history.conversation, history.with_tools
+        if with_tools is not None and with_tools.conversation is not None:
+            write_json(target / TOOLS, with_tools.conversation.tool_schemas)
         usage = UsageExample(
             request.format,
             plan.output.name,
             served,
             gguf_file,
             system=trained.system if trained is not None else None,
-            has_tools=trained is not None and bool(trained.tool_schemas),
+            has_tools=with_tools is not None,
         )
         facts = CardFacts(
             history, export.licence, usage, export.source, written.precision, written.read_back

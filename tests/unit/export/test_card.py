@@ -184,19 +184,21 @@ def with_conversation(trained):
 
 
 def evaluation(run_id, system, share, *, questions="same", name="mine"):
-    asked = EvaluatedConversation(system, questions)
+    began = EvaluatedConversation(system, questions)
     accuracy = share_estimate(50 + round(50 * share), 100)
-    return RecordedEvaluation(run_id, name, "heldout.jsonl", accuracy, None, None, asked)
+    return RecordedEvaluation(run_id, name, "heldout.jsonl", accuracy, None, None, began)
 
 
 def test_the_card_shows_the_conversation_as_it_was_trained():
     trained = conversation({SYSTEM: 9, "": 1}, tools=[TOOL])
     shown = facts(stages=(with_conversation(trained),), system=SYSTEM)
-    card = render_card(replace(shown, usage=replace(shown.usage, has_tools=True)))
+    card = render_card(replace(shown, usage=replace(shown.usage, has_tools=[TOOL])))
 
     assert "9 of 10 training rows begin with this system message: send it as it is." in card
     assert f"````text\n{SYSTEM}\n````" in card
-    assert "Tools of 10 of 10 rows, with their schemas in `tools.json`: `price`." in card
+    assert (
+        "Tools of 10 of 10 rows of sft.jsonl, with their schemas in `tools.json`: `price`." in card
+    )
     python = card.split("```python\n")[1].split("\n```")[0]
     messages = python[python.index("messages = ") : python.index("inputs = ")]
     names: dict[str, object] = {}
@@ -208,6 +210,17 @@ def test_the_card_shows_the_conversation_as_it_was_trained():
     assert 'tools = json.loads(Path("./out/tools.json")' in python
     assert "messages, tools=tools, add_generation_prompt=True" in python
     assert "Measured during training, at step 12 of run sft-1: held/pass1 0.930." in card
+
+
+def test_the_tools_of_a_distillation_are_those_of_the_training_before_it():
+    sft = with_conversation(conversation({SYSTEM: 10}, tools=[TOOL]))
+    distill = replace(DISTILL, conversation=conversation({SYSTEM: 10}))
+
+    card = render_card(facts(stages=(sft, distill)))
+    alone = render_card(facts(stages=(distill,)))
+
+    assert "Tools of 10 of 10 rows of sft.jsonl, with" in card
+    assert "No prompt names tools; the files of those that it had are in its manifest." in alone
 
 
 def test_the_card_of_rows_without_a_system_message_says_to_send_none():
