@@ -17,6 +17,13 @@ from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 
 
+def peak_kb(fallback: int) -> int:
+    """Returns the most memory of this process; ru_maxrss would count that of the one which started it."""
+    status = Path("/proc/self/status")
+    lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), fallback)
+
+
 def main() -> None:
     folder, base_url, options = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     request = GenerateRollouts(
@@ -46,7 +53,7 @@ def main() -> None:
     print("@@" + json.dumps({
         "wall_s": round(time.perf_counter() - started, 3),
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 2),
-        "rss_mb": round(usage.ru_maxrss / 1024, 1),
+        "rss_mb": round(peak_kb(usage.ru_maxrss) / 1024, 1),
         "succeeded": result.succeeded, "failed": result.failed, "omitted": result.omitted, "calls": result.calls,
         "failed_by_class": result.failed_by_class, "cost_usd": result.cost_usd,
     }))  # fmt: skip

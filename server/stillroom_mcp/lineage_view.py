@@ -22,6 +22,8 @@ def lineage_lines(lineage: api.Lineage) -> Iterator[str]:
             yield "  " + "  ".join(word for word in words if word) + mark
     if lineage.tagged:
         yield f"tagged: {lineage.tagged}"
+    if lineage.sources:
+        yield f"sources: {lineage.num_sources} rows in {lineage.sources}"
     for problem in lineage.problems:
         yield f"problem: {problem}"
 

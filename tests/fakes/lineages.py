@@ -95,6 +95,21 @@ class Lineages:
         )
         return folder
 
+    def export(self, name: str = "exported") -> Path:
+        """Writes what export_model leaves of the checkpoint: a folder with a manifest."""
+        checkpoint = self.root / "runs" / RUN / "checkpoints" / "final"
+        folder = self.model(name)
+        source = identify(ModelLocation(RUN, str(checkpoint), is_local=True), role="checkpoint")
+        write_manifest(
+            folder,
+            written=record_folder(folder),
+            operation="export_model",
+            inputs=[source],
+            request={"model": RUN, "output": name},
+            counts={},
+        )
+        return folder
+
     def model(self, name: str) -> Path:
         folder = self.root / name
         folder.mkdir()

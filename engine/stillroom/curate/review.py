@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 
 from stillroom.curate.rows.sources import check_output, source_files
 from stillroom.curate.verdicts import ReviewVerdict
+from stillroom.data.categories import category_in
 from stillroom.data.chat.views import Section, sections_of
 from stillroom.data.checks import Problem, as_number
 from stillroom.data.formats import CHECKS, RowFormat, detect_format
@@ -211,8 +212,8 @@ class _Pool:
         )
 
     def _category(self, row: Mapping[str, Any]) -> str:
-        value = (row.get("metadata") or {}).get(self._request.category_field)
-        name = NO_CATEGORY if value is None else str(value)[:100]
+        value = category_in(row.get("metadata") or {}, self._request.category_field)
+        name = NO_CATEGORY if value is None else value[:100]
         if name not in self._categories and len(self._categories) >= _MAX_CATEGORIES:
             return OTHERS
         self._categories.add(name)

@@ -7,9 +7,11 @@ from typing import Any
 
 import msgspec
 
+from stillroom.data.categories import category_in
 from stillroom.data.checks import as_number
 from stillroom.data.distribution import Distribution
 from stillroom.data.formats import RowFormat, task_from_row
+from stillroom.data.hash_set import HashSet
 from stillroom.data.layouts.detect import RolloutLayout, as_rollout, layout_of
 from stillroom.files import canonical_json
 
@@ -30,10 +32,10 @@ class DatasetStatistics:
 
     def __init__(self, row_format: RowFormat, category_field: str) -> None:
         self._format, self._category_field = row_format, category_field
-        self._seen: set[int] = set()
+        self._seen, self._contents = HashSet(), HashSet()
         self._chance = random.Random(0)
         self._count = 0
-        self.duplicates = 0
+        self.duplicates = self.copies = 0
         self.messages, self.turns = Distribution(), Distribution()
         self.characters, self.rewards = Distribution(), Distribution()
         self.categories: Counter[str] = Counter()
@@ -42,8 +44,8 @@ class DatasetStatistics:
         self.failed = self.success_unknown = 0
         self.places: list[RowPlace] = []
 
-    def add(self, row: dict[str, Any], place: RowPlace) -> None:
-        """Adds one row, which must have no problems."""
+    def add(self, row: dict[str, Any], place: RowPlace, content: int) -> None:
+        """Adds one row, which must have no problems; `content` is a 64-bit hash of its bytes."""
         if self._format is RowFormat.ROLLOUTS:
             self.layouts[layout_of(row) or RolloutLayout.STILLROOM] += 1
             row = as_rollout(row)
@@ -51,26 +53,24 @@ class DatasetStatistics:
             self.success_unknown += row.get("success") is None and row.get("error") is None
         messages = _conversation_of(row, self._format)
         metadata = _metadata(row, self._format)
-        self._count_duplicate([messages, metadata])
+        self._count_duplicate([messages, metadata], content)
         self.messages.add(len(messages))
         self.turns.add(sum(message.get("role") == "assistant" for message in messages))
         self.characters.add(sum(map(_num_characters, messages)))
         if (reward := as_number(row.get("reward"))) is not None:
             self.rewards.add(reward)
-        category = metadata.get(self._category_field)
+        category = category_in(metadata, self._category_field)
         if category is None:
             self.uncategorized += 1
         else:
-            self.categories[str(category)] += 1
+            self.categories[category] += 1
         self._sample(place)
 
-    def _count_duplicate(self, content: Any) -> None:
-        # 8 bytes of a hash are enough: only one in 40 million files with a million rows has two
-        # different rows with the same hash.
-        digest = hashlib.blake2b(canonical_json(content), digest_size=8).digest()
-        identity = int.from_bytes(digest)
-        self.duplicates += identity in self._seen
-        self._seen.add(identity)
+    def _count_duplicate(self, conversation: Any, content: int) -> None:
+        digest = hashlib.blake2b(canonical_json(conversation), digest_size=8).digest()
+        is_copy = not self._contents.add(content)
+        self.duplicates += not self._seen.add(int.from_bytes(digest))
+        self.copies += is_copy
 
     def _sample(self, place: RowPlace) -> None:
         self._count += 1

@@ -14,6 +14,7 @@ from stillroom.data.checks import Problem
 from stillroom.data.distribution import Quantiles
 from stillroom.data.formats import CHECKS, RowFormat, detect_format
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines, rollout_files
+from stillroom.data.row_names import row_hash
 from stillroom.data.statistics import DatasetStatistics, RowPlace
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
@@ -70,7 +71,12 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     num_problems: int
     problems: list[RowProblem]
     duplicates: int
-    """Good rows with the same conversation and metadata as an earlier row."""
+    """Good rows with the same conversation and metadata as an earlier row.
+
+    That is the number of `copies`, and of equal answers that were sampled apart.
+    """
+    copies: int
+    """The good rows that are byte for byte an earlier row."""
     size_bytes: int
     """The size of all rows, good and bad, in bytes."""
     messages: Quantiles | None
@@ -132,7 +138,7 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> DatasetV
             problems = _problems(row.value, row_format)
             totals.add(row, problems, writer)
             if isinstance(row.value, dict) and not problems:
-                statistics.add(row.value, row.place)
+                statistics.add(row.value, row.place, row.content)
     if side is not None and not totals.num_problems:
         side.unlink()
     report = ValidationReport(
@@ -144,6 +150,7 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> DatasetV
         num_problems=totals.num_problems,
         problems=totals.listed,
         duplicates=statistics.duplicates,
+        copies=statistics.copies,
         size_bytes=totals.size_bytes,
         messages=statistics.messages.quantiles(),
         turns=statistics.turns.quantiles(),
@@ -188,6 +195,8 @@ class _Row:
     where: str
     place: RowPlace
     value: dict[str, Any] | Problem
+    content: int
+    """A 64-bit hash of the row's bytes."""
 
 
 class _Totals:
@@ -220,7 +229,8 @@ def _rows(path: Path) -> Iterator[_Row]:
         decode = decode_text_line if file.suffix == ".txt" else decode_line
         for line in read_row_lines(file):
             place = RowPlace(str(file), line.offset, line.num_bytes)
-            yield _Row(f"{file}:{line.number}", place, decode(line))
+            content = int(row_hash(line.view), 16)
+            yield _Row(f"{file}:{line.number}", place, decode(line), content)
 
 
 def _format_of(path: Path, wanted: str) -> RowFormat:

@@ -40,8 +40,9 @@ def mean_estimate(
     """Returns the mean of independent values with Student's interval.
 
     For several samples of a task pass the task's mean, since samples of a task are not independent.
-    `limits` are the lowest and the highest possible value. If all values are equal, `limits` bound
-    how far unseen values may move the mean (Clopper, Pearson 1934).
+    `limits` are the lowest and the highest possible value, past which the interval does not go. If
+    all values are equal, `limits` bound how far unseen values may move the mean (Clopper, Pearson
+    1934).
     """
     n = len(values)
     if n == 0:
@@ -55,7 +56,10 @@ def mean_estimate(
         return Estimate(value=mean, low=low, high=high, n=n)
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
     half = t_quantile(n - 1) * math.sqrt(variance / n)
-    return Estimate(value=mean, low=mean - half, high=mean + half, n=n)
+    least, most = limits or (-math.inf, math.inf)
+    # Rounding must not move a bound past the mean.
+    low, high = min(mean, max(least, mean - half)), max(mean, min(most, mean + half))
+    return Estimate(value=mean, low=low, high=high, n=n)
 
 
 def ratio_estimate(sums: Sequence[float], sizes: Sequence[int]) -> Estimate:

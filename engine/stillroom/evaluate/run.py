@@ -9,6 +9,7 @@ from statistics import fmean
 import anyio
 
 from stillroom.concurrency import background_tasks
+from stillroom.data.categories import category_in
 from stillroom.data.formats import Task
 from stillroom.errors import InputError, TeacherError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation, EvaluationResult, TaskScore
@@ -180,13 +181,15 @@ def score_tasks(rollouts: Sequence[Trajectory], group_by: Sequence[str]) -> list
             task_id=task_id,
             success=fmean(rollout.success is True for rollout in group),
             reward=fmean(rollout.reward or 0.0 for rollout in group),
-            groups={
-                name: str(group[0].metadata[name]) if name in group[0].metadata else _NO_GROUP
-                for name in group_by
-            },
+            groups={name: _group_of(group[0], name) for name in group_by},
         )
         for task_id, group in by_task.items()
     ]
+
+
+def _group_of(rollout: Trajectory, name: str) -> str:
+    group = category_in(rollout.metadata, name)
+    return _NO_GROUP if group is None else group
 
 
 def accuracy_of(scores: Sequence[TaskScore], *, is_single: bool) -> Estimate:

@@ -52,14 +52,19 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
             operation=manifest.operation,
             output=public_name(workspace, record.path),
             counts=manifest.counts,
-            teacher=_teacher(workspace, manifest.request) if is_made else None,
+            teacher=_teacher(workspace, manifest.request) if is_made else _foreign(manifest),
             provider=manifest.request.get("provider") if is_made else None,
-            answered_by=tuple(_answerers(manifest)) if is_made else (),
+            answered_by=tuple(_answerers(manifest)),
         )
         # The path too: a filter that keeps everything writes the same content elsewhere.
         new = [source for source in manifest.inputs if (source.path, source.sha256) not in seen]
         waiting += new
         seen.update((source.path, source.sha256) for source in new)
+
+
+def _foreign(manifest: Manifest) -> str | None:
+    """Returns the model that answered in another system, whose rows were converted."""
+    return next((model.name for model in manifest.models if model.role == "policy"), None)
 
 
 def _answerers(manifest: Manifest) -> Iterator[AnsweringModel]:

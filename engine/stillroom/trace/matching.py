@@ -124,9 +124,9 @@ def copied_from(file: Path, row: bytes) -> Iterator[Match]:
 
 def scored_from(file: Path, row: bytes) -> Iterator[Match]:
     """Yields the rows in a file with the same id and messages; their rewards may differ."""
-    ids, messages = ids_of(row).id, _messages(row)
+    ids, messages = ids_of(row).id, messages_of(row)
     for line in read_row_lines(file):
-        if ids_of(line.data).id == ids and _messages(line.data) == messages:
+        if ids_of(line.data).id == ids and messages_of(line.data) == messages:
             yield file, line
 
 
@@ -152,14 +152,21 @@ def asked_by(file: Path, task_id: str, manifest: Manifest) -> Iterator[Match]:
 
     The id covers the system prompt that the request of the manifest adds to each prompt.
     """
-    system = manifest.request.get("system")
-    decode = decode_text_line if file.suffix == ".txt" else decode_line
+    system, is_text = manifest.request.get("system"), file.suffix == ".txt"
     for line in read_row_lines(file):
-        row = decode(line)
-        if isinstance(row, Problem):
-            continue
-        if _task_id(row, system if isinstance(system, str) else None) == task_id:
+        if prompt_task_id(line, system, is_text=is_text) == task_id:
             yield file, line
+
+
+def prompt_task_id(line: Line, system: Any, *, is_text: bool) -> str | None:
+    """Returns the id of the task of a prompt, to which a system message may be added.
+
+    None if the line holds no prompt.
+    """
+    row = (decode_text_line if is_text else decode_line)(line)
+    if isinstance(row, Problem):
+        return None
+    return _task_id(row, system if isinstance(system, str) else None)
 
 
 def _task_id(row: dict[str, Any], system: str | None) -> str | None:
@@ -174,7 +181,8 @@ def _may_be(rollout: CuratedRow, wanted: Any, task_id: Any) -> bool:
     return facts is not None and facts.task_id == task_id and wanted in (None, facts.id)
 
 
-def _messages(data: bytes) -> Any:
+def messages_of(data: bytes) -> Any:
+    """Returns the messages of a rollout of ours or of rnow; the data itself if there are none."""
     try:
         row = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -14,10 +14,9 @@ class ShowLineage(StrictModel):
     """Ask where a file, a run's result or a checkpoint comes from."""
 
     path: Annotated[str, Field(description="File, run id or checkpoint")]
-    row: Annotated[
-        int | str | None, Field(description="Line, name or id: also follow that row")
-    ] = None
+    row: Annotated[int | str | None, Field(description="Line, name or id to follow")] = None
     tag: Annotated[str | None, Field(description="Keep a copy, named path@tag")] = None
+    sources: Annotated[str | None, Field(description="JSONL of all rows behind it")] = None
 
     @property
     def wanted_row(self) -> int | str | None:
@@ -93,5 +92,9 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     row: list[RowStep]
     tagged: str | None
     """The name of the version (path@tag) that keeps the file now; None if none was asked for."""
+    sources: str | None = None
+    """The path of the file with all rows behind it; None if none was asked for."""
+    num_sources: int = 0
+    """The number of rows in that file."""
     problems: list[str]
     """The files and models in the lineage that have changed or are missing, one per text."""

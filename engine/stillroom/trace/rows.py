@@ -32,6 +32,8 @@ from stillroom.trace.origins import Origin, Origins
 from stillroom.trace.request import RowStep, State
 
 _CODE = (".py", ".yml", ".yaml")
+_EXPORTED = "checkpoint"
+"""The role in which the manifest of an export names the checkpoint."""
 _UNSURE = "the file has changed since it was used: this may not be the row that was used"
 _DROPPED = msgspec.json.Decoder(DroppedRow)
 _KEPT = {
@@ -88,20 +90,16 @@ class RowTrace:
         For a checkpoint or an evaluation's result, this is the first file of rows that it was made
         from. Raises InputError if that file is not there.
         """
-        while origin.path.is_dir() or origin.path.suffix == ".json":
-            data = self._data_inputs(origin)
-            if not data or not data[0].path.is_file():
-                raise InputError(
-                    f"the rows behind {self._at(origin)} are not there",
-                    "give the file that holds the row",
-                )
-            origin = data[0]
-        return origin
+        found = rows_behind(self._origins, origin)
+        if not found or not found[0].path.is_file():
+            raise InputError(
+                f"the rows behind {self._at(origin)} are not there",
+                "give the file that holds the row",
+            )
+        return found[0]
 
     def _data_inputs(self, origin: Origin) -> list[Origin]:
-        """Returns those inputs that are files with rows, that is, neither models nor code."""
-        found = [i for i in origin.inputs(self._origins) if i.role is None]
-        return [i.rows(self._origins) for i in found if i.path.suffix not in _CODE]
+        return data_inputs(self._origins, origin)
 
     def _steps(self, origin: Origin, line: Line, alike_at: list[str] | None = None,
                *, what: str = "row", decision: str | None = None) -> Iterator[RowStep]:  # fmt: skip
@@ -234,6 +232,27 @@ class RowTrace:
     def _at(self, origin: Origin, number: int | None = None) -> str:
         shown = self._workspace.shown(origin.path)
         return shown if number is None else f"{shown}:{number}"
+
+
+def data_inputs(origins: Origins, origin: Origin) -> list[Origin]:
+    """Returns those inputs that are files with rows, that is, neither models nor code."""
+    found = [i for i in origin.inputs(origins) if i.role is None]
+    return [i.rows(origins) for i in found if i.path.suffix not in _CODE]
+
+
+def rows_behind(origins: Origins, origin: Origin) -> list[Origin]:
+    """Returns the files of rows behind an origin: the file itself, if it is one.
+
+    For a checkpoint or an evaluation's result these are the files that it was made from, and for an
+    export those of the checkpoint that was exported.
+    """
+    if origin.path.is_file() and origin.path.suffix != ".json":
+        return [origin]
+    data = data_inputs(origins, origin)
+    if not data:
+        exported = [i for i in origin.inputs(origins) if i.role == _EXPORTED]
+        return [file for checkpoint in exported for file in rows_behind(origins, checkpoint)]
+    return data
 
 
 def _ways_back(origin: Origin, line: Line) -> list[tuple[str, Callable[[Path], Iterator[Match]]]]:

@@ -2,12 +2,15 @@
 
 import msgspec
 
+from stillroom.curate.rows.sources import check_output
 from stillroom.errors import InputError
 from stillroom.lineage import now
+from stillroom.outputs import new_output
 from stillroom.settings import Workspace
 from stillroom.trace.origins import Origin, Origins
 from stillroom.trace.request import Lineage, ShowLineage, State
-from stillroom.trace.rows import RowTrace
+from stillroom.trace.rows import RowTrace, rows_behind
+from stillroom.trace.sources import write_sources
 from stillroom.trace.states import Checker
 from stillroom.trace.subject import subject_of
 from stillroom.trace.walk import Walk
@@ -23,7 +26,17 @@ def show_lineage(workspace: Workspace, request: ShowLineage) -> Lineage:
     row = RowTrace(workspace, origins).follow(subject, wanted) if wanted is not None else []
     walk = Walk(workspace, origins)
     root = walk.draw(subject)
-    return Lineage(root=root, row=row, tagged=tagged, problems=walk.problems)
+    lineage = Lineage(root=root, row=row, tagged=tagged, problems=walk.problems)
+    if request.sources is None:
+        return lineage
+    output = workspace.output_file(request.sources, label="sources")
+    check_output(output, [f.path for f in rows_behind(origins, subject) if f.path.exists()])
+    with new_output(output, operation="show_lineage", overwrite=False) as new:
+        num_files = write_sources(workspace, origins, subject, new.rows)
+        counts = {"rows": new.rows.num_rows, "files": num_files}
+        new.record(inputs=[], request=request, counts=counts)
+    shown, num_sources = workspace.shown(output), new.rows.num_rows
+    return msgspec.structs.replace(lineage, sources=shown, num_sources=num_sources)
 
 
 def _tagged(workspace: Workspace, subject: Origin, tag: str) -> str:

@@ -98,5 +98,6 @@ def _options(manifest: Manifest) -> dict[str, Any]:
     return {
         name: value
         for name, value in manifest.request.items()
-        if name not in _FILES and value not in (None, False, [], "")
+        # Not by equality, since 0 is equal to False and is an option that was given.
+        if name not in _FILES and value is not None and value is not False and value not in ([], "")
     }

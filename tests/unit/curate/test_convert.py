@@ -21,6 +21,7 @@ from stillroom.curate.convert import ConvertResult, ConvertRollouts, convert_rol
 from stillroom.data.formats import load_sft_rows
 from stillroom.errors import DataError, InputError
 from stillroom.files import content_hash, file_sha256
+from stillroom.lineage import read_manifest
 from stillroom.settings import Workspace
 
 OPEN = [user("a"), assistant(None, tool_call())]
@@ -344,3 +345,17 @@ def test_an_output_of_many_blocks_is_whole_and_has_its_hash(tmp_path: Path) -> N
     ]
     manifest = json.loads((tmp_path / "train.jsonl.manifest.json").read_bytes())
     assert manifest["output"]["sha256"] == file_sha256(tmp_path / "train.jsonl")
+
+
+def test_the_model_that_answered_in_nemo_gym_is_on_record(tmp_path: Path) -> None:
+    rows = [{**GYM_ROW, "_ng_rollout_index": number} for number in range(3)]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+    request = ConvertRollouts(input="rollouts.jsonl", output="sft.jsonl")
+
+    convert_rollouts(Workspace(tmp_path), request)
+
+    manifest = read_manifest(tmp_path / "sft.jsonl")
+    assert manifest is not None
+    [teacher] = manifest.models
+    assert (teacher.role, teacher.name, teacher.location) == ("policy", "m", "nemo_gym")
+    assert [(one.model, one.rows) for one in teacher.answered_by] == [("m", 3)]

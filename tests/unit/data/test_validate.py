@@ -63,6 +63,22 @@ def test_a_good_file_is_described(tmp_path: Path) -> None:
     assert report.categories == {"price": 3, "stock": 1}
 
 
+def test_copies_are_told_from_equal_answers_that_were_sampled_apart(tmp_path: Path) -> None:
+    row = {**SFT, "rollout_id": "t-0"}
+    write_rows(tmp_path / "rows.jsonl", [row, row, {**row, "rollout_id": "t-1"}, row])
+
+    report = report_of(tmp_path)
+
+    assert (report.duplicates, report.copies) == (3, 2)
+
+
+def test_a_category_may_be_inside_an_object_of_the_metadata(tmp_path: Path) -> None:
+    metadata = [{"a": {"b": "x"}}, {"verifier_metadata": {"a": {"b": "y"}}}, {"a.b": "z"}, {}]
+    write_rows(tmp_path / "rows.jsonl", [{**SFT, "metadata": one} for one in metadata])
+
+    assert report_of(tmp_path, category_field="a.b").categories == {"x": 1, "y": 1, "z": 1}
+
+
 def test_lengths_are_those_of_what_is_said(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [SFT, PARTS])
 

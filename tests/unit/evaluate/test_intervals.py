@@ -188,6 +188,13 @@ def test_no_difference_in_a_few_tasks_is_not_a_proof_of_none() -> None:
     assert estimate.high == pytest.approx(1 - 0.025**0.25)
 
 
+def test_the_interval_of_a_mean_stays_within_its_limits() -> None:
+    estimate = mean_estimate([1.0] * 11 + [0.4], limits=(-1.0, 1.0))
+    assert estimate.high == 1.0
+    assert estimate.low is not None
+    assert -1.0 < estimate.low < estimate.value < 1.0
+
+
 def test_one_value_says_nothing_of_the_spread() -> None:
     estimate = mean_estimate([0.7])
 

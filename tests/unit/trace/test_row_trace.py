@@ -147,6 +147,15 @@ def test_a_rows_name_is_followed_to_what_was_made_of_it(project: Lineages) -> No
     assert ways(steps(project, "pairs.jsonl", name[:8]))[0] == ("row", "pairs.jsonl:2")
 
 
+def test_a_row_is_followed_from_an_export(project: Lineages) -> None:
+    project.export()
+    way = ways(steps(project, RUN, 2))
+
+    assert ways(steps(project, "exported", 2)) == way
+    assert way[-1] == ("prompt", "prompts.jsonl:2")
+    assert ways(steps(project, "exported", project.ids[3]))[0][1] == "good.jsonl.dropped:2"
+
+
 def test_a_missing_file_ends_the_way(project: Lineages) -> None:
     (project.root / "good.jsonl").unlink()
     found = steps(project, "sft.jsonl", 1)

@@ -66,6 +66,13 @@ def test_a_filter_says_what_it_was_asked_for(project: Lineages) -> None:
     assert "output" not in node.options
 
 
+def test_an_option_of_zero_is_an_option(project: Lineages) -> None:
+    project.write_prompts()
+    project.rollouts()
+    project.filter(min_reward=0)
+    assert shown(project, "good.jsonl").root.options["min_reward"] == 0
+
+
 @pytest.mark.parametrize(
     ("name", "state"),
     [

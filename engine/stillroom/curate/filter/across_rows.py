@@ -1,7 +1,7 @@
-"""Filters that compare a row with the other rows: near duplicates and balance of categories.
+"""Filters that compare a row with the other rows: duplicates and balance of categories.
 
 With these filters the rows are read twice, once to judge and once to write. In between, only what
-is needed to compare the rows is held in memory. Exact duplicates need one reading: see `RowJudge`.
+is needed to compare the rows is held in memory.
 """
 
 import hashlib
@@ -18,14 +18,15 @@ import msgspec
 
 from stillroom.curate.filter.near_duplicates import NearDuplicates, Signature, Signer
 from stillroom.curate.filter.request import FilterDataset
-from stillroom.curate.filter.rules import Knowledge, Reason, Reasons, RowJudge
-from stillroom.curate.rows.read import CuratedRow, translate
+from stillroom.curate.filter.rules import TOO_DEEP, Knowledge, Reason, Reasons, RowJudge
+from stillroom.curate.rows.facts import RowFacts
+from stillroom.curate.rows.read import CuratedRow, conversation_digest, translate
 from stillroom.curate.rows.words import shingles_of, spoken_text
 from stillroom.data.layouts.detect import RolloutLayout
 from stillroom.data.row_files import RowReader
 from stillroom.errors import DataError
 
-_NEAR_DUPLICATE = "near duplicate"
+_DUPLICATE, _NEAR_DUPLICATE = "duplicate", "near duplicate"
 _WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -48,8 +49,11 @@ class Traits:
     place: Place
     category: str | None
     signature: Signature | None
+    conversation: bytes | None
+    """A digest of the conversation, if exact duplicates are looked for."""
     worth: float
-    """The reward, by which the best of near duplicates is kept; -inf without one."""
+    """The reward, by which the best of duplicates is kept; the success where there is no reward,
+    and -inf for a row that was not judged."""
     tie: bytes
     """A digest of the line, which decides between rows of equal worth."""
 
@@ -60,6 +64,7 @@ class TraitReader:
     def __init__(self, request: FilterDataset) -> None:
         self._field = request.category_field if request.max_per_category is not None else None
         self._signer = Signer() if request.dedupe == "near" else None
+        self._is_exact = request.dedupe == "exact"
 
     def traits(self, row: CuratedRow) -> Traits:
         """Returns the traits of a row that has passed all filters so far."""
@@ -72,9 +77,16 @@ class TraitReader:
             Place(row.path, line.number, line.offset, line.num_bytes, is_ours),
             None if self._field is None else row.category(self._field),
             signature,
-            -math.inf if facts is None or facts.reward is None else facts.reward,
+            conversation_digest(row) if self._is_exact else None,
+            _worth(facts),
             hashlib.blake2b(line.data, digest_size=8).digest() if signature else b"",
         )
+
+
+def _worth(facts: RowFacts | None) -> float:
+    if facts is None or (facts.reward is None and facts.success is None):
+        return -math.inf
+    return float(bool(facts.success)) if facts.reward is None else facts.reward
 
 
 class _Places:
@@ -115,6 +127,10 @@ class PassedRows:
     def __init__(self, request: FilterDataset) -> None:
         self._request = request
         self._near = NearDuplicates() if request.dedupe == "near" else None
+        self._best: dict[bytes, tuple[int, float]] = {}
+        """The index of the best row so far with a conversation, and its worth."""
+        self._repeats: dict[int, bytes] = {}
+        """The conversations of the rows that repeat a better one, by the index of the row."""
         self._positions = array("q")
         self._places = _Places()
         self._categories: list[str] = []
@@ -124,13 +140,29 @@ class PassedRows:
         self._positions.append(position)
         if traits.category is not None:
             self._categories.append(traits.category)
+        if traits.conversation is not None:
+            self._places.add(traits.place)
+            self._compare(len(self._positions) - 1, traits.conversation, traits.worth)
         if self._near is not None and traits.signature is not None:
             self._places.add(traits.place)
             self._near.add(traits.signature, worth=traits.worth, tie=traits.tie)
 
+    def _compare(self, index: int, conversation: bytes, worth: float) -> None:
+        """Finds whether a row repeats a better one, or an earlier one repeats it."""
+        best, most = self._best.get(conversation, (index, worth))
+        if worth > most:
+            self._repeats[best] = conversation
+            best, most = index, worth
+        elif best != index:
+            self._repeats[index] = conversation
+        self._best[conversation] = best, most
+
     def dropped(self) -> dict[int, Reason]:
         """Returns the positions of the rows that must still be dropped, each with the reason."""
         dropped: dict[int, Reason] = {}
+        for index, conversation in self._repeats.items():
+            kept = self._places.where(self._best[conversation][0])
+            dropped[self._positions[index]] = Reason(_DUPLICATE, kept)
         if self._near is not None:
             with RowReader() as reader:
                 repeats = self._near.repeats(lambda index: self._places.shingles(index, reader))
@@ -165,6 +197,19 @@ def _chosen_by_category(
     return {position for slots in chosen.values() for position in slots}
 
 
+def judged_row(
+    row: CuratedRow, judge: RowJudge, reader: TraitReader
+) -> tuple[Reasons, Traits | None]:
+    """Returns the reasons to drop a row by itself; without any, the traits to compare it by."""
+    reasons = judge.reasons(row)
+    if reasons:
+        return reasons, None
+    try:
+        return (), reader.traits(row)
+    except (msgspec.DecodeError, RecursionError):
+        return (TOO_DEEP,), None
+
+
 def judged_rows(
     read: Callable[[], Iterator[CuratedRow]], request: FilterDataset, known: Knowledge
 ) -> Iterator[tuple[CuratedRow, Reasons]]:
@@ -174,7 +219,7 @@ def judged_rows(
     the input changes in between.
     """
     judge = RowJudge(request, known)
-    if request.dedupe != "near" and request.max_per_category is None:
+    if request.dedupe is None and request.max_per_category is None:
         for row in read():
             yield row, judge.reasons(row)
         return
@@ -182,12 +227,12 @@ def judged_rows(
     sizes, tokens = array("q"), array("q")
     passed, reader = PassedRows(request), TraitReader(request)
     for position, row in enumerate(read()):
-        reasons = judge.reasons(row)
+        reasons, traits = judged_row(row, judge, reader)
         reasons_of.append(reasons)
         sizes.append(row.line.num_bytes)
         tokens.append(-1 if row.num_tokens is None else row.num_tokens)
-        if not reasons:
-            passed.add(position, reader.traits(row))
+        if traits is not None:
+            passed.add(position, traits)
     for position, reason in passed.dropped().items():
         reasons_of[position] = (reason,)
     position = -1

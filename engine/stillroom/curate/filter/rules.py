@@ -1,4 +1,4 @@
-"""The filters that judge each row by itself, and the exact comparison with earlier rows.
+"""The filters that judge each row by itself.
 
 `_fact_rules` and `_row_rules` list the filters that a request asks for. To add a filter, add a
 function to one of them, and its option to request.py. `RowJudge` applies the filters to one row
@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -23,7 +22,7 @@ from stillroom.curate.filter.language import LanguageDetector
 from stillroom.curate.filter.request import ANY_TOOL, FilterDataset
 from stillroom.curate.filter.secrets import PERSONAL_DATA, SECRETS, SensitiveKind, kinds_in
 from stillroom.curate.rows.facts import SUPERVISED, RowFacts
-from stillroom.curate.rows.read import CuratedRow, conversation_digest
+from stillroom.curate.rows.read import CuratedRow
 from stillroom.curate.rows.words import content_text, final_answer, strings_in, user_texts
 from stillroom.curate.verdicts import RowVerdicts
 from stillroom.data.chat.render import ChatRenderer
@@ -44,7 +43,6 @@ class Reason:
 Reasons = tuple[Reason, ...]
 _NOT_A_ROW = Reason("not a rollout or SFT row")
 TOO_DEEP = Reason("nested too deeply")
-DUPLICATE = "duplicate"
 CONTAMINATED: dict[ContaminationLevel, str] = {
     "exact": "evaluation prompt",
     "contained": "evaluation prompt, contained",
@@ -71,12 +69,11 @@ _RowRule = Callable[[CuratedRow], Reason | None]
 
 
 class RowJudge:
-    """Judges one row after the other by itself, and finds exact duplicates of earlier rows."""
+    """Judges one row after the other by itself."""
 
     def __init__(self, request: FilterDataset, known: Knowledge) -> None:
         self._fact_rules = _fact_rules(request)
         self._row_rules = _row_rules(request, known)
-        self._seen: dict[bytes, tuple[Path, int]] | None = {} if request.dedupe == "exact" else None
 
     def reasons(self, row: CuratedRow) -> Reasons:
         """Returns the reasons to drop a row; none if the row passes."""
@@ -88,22 +85,13 @@ class RowJudge:
         for fact_rule in self._fact_rules:
             if (reason := fact_rule(facts)) is not None:
                 reasons.append(reason)  # noqa: PERF401
-        if not self._row_rules and self._seen is None:
+        if not self._row_rules:
             return tuple(reasons)
         try:
             reasons += [reason for rule in self._row_rules if (reason := rule(row)) is not None]
-            # A row that is dropped for another reason must not make a later row a duplicate.
-            if self._seen is not None and not reasons and (like := self._earlier(row, self._seen)):
-                reasons.append(Reason(DUPLICATE, like))
         except (msgspec.DecodeError, RecursionError):
             reasons.append(TOO_DEEP)
         return tuple(reasons)
-
-    def _earlier(self, row: CuratedRow, seen: dict[bytes, tuple[Path, int]]) -> str | None:
-        """Returns the `file:line` of an earlier row with an equal conversation; None if new."""
-        here = (row.path, row.line.number)
-        path, number = seen.setdefault(conversation_digest(row), here)
-        return f"{path}:{number}" if (path, number) != here else None
 
 
 def success_of(facts: RowFacts) -> bool | None:

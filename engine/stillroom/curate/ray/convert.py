@@ -1,5 +1,6 @@
 """convert_rollouts on a Ray cluster, with the same rows and counts as in one process."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class _Part:
     count: SourceCount
     problems: list[str]
     derived: int
+    teachers: Counter[str]
     source: FileRecord
 
 
@@ -61,6 +63,7 @@ def _converted(
         conversion.sources.append(part.count)
         conversion.problems += part.problems[: MAX_EXAMPLES - len(conversion.problems)]
         conversion.derived += part.derived
+        conversion.teachers.update(part.teachers)
         records.append(part.source)
     return records
 
@@ -75,5 +78,6 @@ def _convert(job: _Job) -> _Part:
         conversion.sources[0],
         conversion.problems,
         conversion.derived,
+        conversion.teachers,
         record_file(job.source.path),
     )

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from stillroom.curate.filter.across_rows import PassedRows, TraitReader, Traits, changed_input
+from stillroom.curate.filter.across_rows import (
+    PassedRows,
+    TraitReader,
+    Traits,
+    changed_input,
+    judged_row,
+)
 from stillroom.curate.filter.contamination import ContaminationIndex
 from stillroom.curate.filter.request import FilterDataset, FilterResult
 from stillroom.curate.filter.rules import (
-    DUPLICATE,
-    TOO_DEEP,
     Knowledge,
-    Reason,
     Reasons,
     RowJudge,
 )
@@ -36,7 +37,7 @@ from stillroom.curate.filter.run import (
     review_verdicts,
 )
 from stillroom.curate.ray.parts import RayParts, ray_parts
-from stillroom.curate.rows.read import CuratedRow, conversation_digest
+from stillroom.curate.rows.read import CuratedRow
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.row_files import rollout_files
 from stillroom.files import LineWriter, atomic_output
@@ -77,7 +78,7 @@ class _Judged:
     sizes: "array[int]"
     tokens: "array[int]"
     """The number of tokens of each row; -1 if they were not counted."""
-    compared: list[tuple[bytes, Traits] | None]
+    compared: list[Traits | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,18 +171,10 @@ def _jobs(parts: RayParts, files: list[Path], common: _Common) -> Iterator[_Writ
 
 def _judge(job: _JudgeJob) -> _Judged:
     common: _Common = _fetched(job.common)
-    # Duplicates are left to the driver, which compares the rows of all files.
-    without_dedupe = common.request.model_copy(update={"dedupe": None})
-    judge, reader = RowJudge(without_dedupe, common.with_renderer()), TraitReader(common.request)
+    judge, reader = RowJudge(common.request, common.with_renderer()), TraitReader(common.request)
     judged = _Judged([], array("q"), array("q"), [])
     for row in read_rows_to_filter(job.file):
-        reasons, compared = judge.reasons(row), None
-        if not reasons:
-            try:
-                is_exact = common.request.dedupe == "exact"
-                compared = (conversation_digest(row) if is_exact else b"", reader.traits(row))
-            except (msgspec.DecodeError, RecursionError):
-                reasons = (TOO_DEEP,)
+        reasons, compared = judged_row(row, judge, reader)
         judged.reasons.append(reasons)
         judged.compared.append(compared)
         judged.sizes.append(row.line.num_bytes)
@@ -191,20 +184,13 @@ def _judge(job: _JudgeJob) -> _Judged:
 
 def _decide(request: FilterDataset, judged_files: list[_Judged]) -> None:
     """Adds the reasons that come from comparing rows, in the order of the rows."""
-    seen: dict[bytes, str] = {}
     passed = PassedRows(request)
     places: list[tuple[_Judged, int]] = []
     for judged in judged_files:
-        for number, compared in enumerate(judged.compared):
-            if compared is None:
-                continue
-            digest, traits = compared
-            here = f"{traits.place.path}:{traits.place.number}"
-            if digest and (like := seen.setdefault(digest, here)) != here:
-                judged.reasons[number] = (Reason(DUPLICATE, like),)
-                continue
-            passed.add(len(places), traits)
-            places.append((judged, number))
+        for number, traits in enumerate(judged.compared):
+            if traits is not None:
+                passed.add(len(places), traits)
+                places.append((judged, number))
         # Only the reasons go back to the workers.
         judged.compared.clear()
     for position, reason in passed.dropped().items():

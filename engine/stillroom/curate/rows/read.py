@@ -28,6 +28,7 @@ from stillroom.curate.rows.facts import (
     stillroom_facts,
     supervised_facts,
 )
+from stillroom.data.categories import category_in
 from stillroom.data.checks import Problem, decode_deeper, decode_row, tool_schema_problems
 from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of, stillroom_problems
 from stillroom.data.layouts.foreign import ORIGIN
@@ -104,6 +105,12 @@ class CuratedRow(msgspec.Struct, dict=True):
         return _WHOLE.decode(self.in_our_layout)
 
     @property
+    def foreign_teacher(self) -> str | None:
+        """The model that answered, as the rollout of another system names it."""
+        teacher = self.whole.get("teacher")
+        return teacher.get("model") if isinstance(teacher, dict) else None
+
+    @property
     def messages(self) -> list[dict[str, Any]]:
         """The messages of the conversation, with all of their fields."""
         return self.whole["messages"]
@@ -143,8 +150,8 @@ class CuratedRow(msgspec.Struct, dict=True):
         """Returns a metadata field as text; "(none)" or "(unreadable)" if there is no value."""
         if self.facts is None:
             return "(unreadable)"
-        value = (self.facts.metadata or {}).get(field)
-        return "(none)" if value is None else str(value)
+        category = category_in(self.facts.metadata or {}, field)
+        return "(none)" if category is None else category
 
 
 def read_curated_rows(

@@ -159,7 +159,9 @@ def _read(row: Row) -> Row:
     success = row.get("success")
     counts = as_object(response.get("usage"))
     task, sample = row.get("_ng_task_index"), row.get("_ng_rollout_index")
-    return {
+    model = response.get("model")
+    teacher = {"teacher": {"provider": LAYOUT, "model": model, "settings": _settings(row)}}
+    return (teacher if isinstance(model, str) and model else {}) | {
         "id": _id_of(row, response),
         # The index is part of it, since some environments hold the task themselves and have the
         # same prompt for all tasks.
@@ -181,6 +183,13 @@ def _read(row: Row) -> Row:
         },
         ORIGIN: {"format": LAYOUT, "row": row},
     }
+
+
+def _settings(row: Row) -> Row:
+    """Returns the sampling settings of a row's request, under our names."""
+    request = as_object(row.get(REQUEST))
+    names = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_output_tokens"}
+    return {name: request[given] for name, given in names.items() if given in request}
 
 
 def _id_of(row: Row, response: Row) -> str:

@@ -61,7 +61,11 @@ def _figures(report: ValidationReport, counts: TokenCounts | None) -> Iterator[F
     yield Figure("Good rows", count(report.good), f"of {count(report.rows)}")
     if report.good:
         share = percent(report.duplicates / report.good)
-        yield Figure("Duplicates", share, f"{count(report.duplicates)} say what others said")
+        yield Figure(
+            "Duplicates",
+            share,
+            f"{count(report.duplicates)} say what others said; {count(report.copies)} are copies",
+        )
     yield Figure("Size", f"{number(report.size_bytes / _MEGABYTE)} MB", "of all rows")
     if counts and counts.tokens:
         note = f"mean; the longest of {count(counts.rows)}: {number(counts.tokens.high)}"

@@ -112,7 +112,12 @@ def test_rows_with_the_same_messages_are_kept_once(tmp_path: Path) -> None:
 
     # A row that another filter drops does not make a good one a duplicate.
     assert kept_of(tmp_path, rows, dedupe="exact", min_reward=1) == ["2", "4"]
-    assert kept_of(tmp_path, rows, dedupe="exact") == ["1", "4"]
+    # Of twins the best is kept, and one that was judged before one that was not.
+    assert kept_of(tmp_path, rows, dedupe="exact") == ["2", "4"]
+    unjudged = rollout_row(task_id="0", messages=same, reward=None, success=None)
+    assert kept_of(tmp_path, [unjudged, rows[0]], dedupe="exact") == ["1"]
+    [dropped] = read_rows(tmp_path / "kept.jsonl.dropped")
+    assert dropped["like"] == f"{tmp_path}/rollouts.jsonl:2"
 
 
 def test_calls_with_other_arguments_are_no_duplicates(tmp_path: Path) -> None:
