@@ -177,7 +177,7 @@ def test_training_goes_on_from_its_checkpoint_and_is_finished(
     kind = RunKind(run_id.partition("-")[0])
     folder = create_run(workspace, kind, request.model_dump(mode="json"))
 
-    result = run_operation(operation_of_run(kind), folder, reporter := KeptReporter())
+    result = run_operation(operation_of_run(kind), folder, reporter := KeptReporter(), {})
 
     assert result.steps == len(reporter.measured) == num_steps
     assert reporter.progressed[0] == (last_step + 1, num_steps)

@@ -42,7 +42,7 @@ def main(
     is_mine = lock.try_acquire()
     before = folder.read()
     # Another process may have had the run and ended already.
-    if not is_mine or before.status is not RunStatus.STARTING:
+    if not is_mine or before.status.is_final:
         sys.stderr.write(f"{folder.run_id} already has, or had, a process\n")
         return 2
     state = msgspec.structs.replace(
@@ -54,9 +54,10 @@ def main(
     )
     folder.write(state)
     reporter = JobReporter(folder, state, Redactor(secrets.values()))
-    signal.signal(signal.SIGTERM, lambda _number, _frame: reporter.cancel())
-    with _room_for_the_end(folder), _watched_for_cancel(folder, reporter):
-        ending = _work(operation_of_run(state.kind), folder, reporter, secrets)
+    stop = _Stop(reporter)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: stop.now())
+    with _room_for_the_end(folder), _watched_for_cancel(folder, stop):
+        ending = _work(operation_of_run(state.kind), folder, stop, secrets)
         ending = _closed(reporter, ending, folder)
     is_whole = ending["status"] is RunStatus.SUCCEEDED
     progress = ended_progress(reporter.state.progress, is_whole=is_whole)
@@ -64,6 +65,36 @@ def main(
     folder.write(final)
     lock.release()
     return 0 if is_whole else 1
+
+
+class _Stop:
+    """The wish that the run stops, and how it reaches the work."""
+
+    def __init__(self, reporter: JobReporter) -> None:
+        self.reporter = reporter
+        self._is_raising = False
+
+    def now(self) -> None:
+        """Tells the work to stop; the main thread calls this, at a signal."""
+        self.reporter.cancel()
+        if self._is_raising:
+            self._is_raising = False
+            raise RunCancelledError
+
+    def from_elsewhere(self) -> None:
+        """Tells the work to stop; any thread may call this."""
+        self.reporter.cancel()
+        if self._is_raising:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    @contextmanager
+    def raising(self, *, is_raising: bool) -> Generator[None]:
+        """Ends the block by a RunCancelledError, for work that does not look for the wish."""
+        self._is_raising = is_raising
+        try:
+            yield
+        finally:
+            self._is_raising = False
 
 
 @contextmanager
@@ -80,7 +111,7 @@ def _room_for_the_end(folder: RunFolder) -> Generator[None]:
 
 
 @contextmanager
-def _watched_for_cancel(folder: RunFolder, reporter: JobReporter) -> Generator[None]:
+def _watched_for_cancel(folder: RunFolder, stop: _Stop) -> Generator[None]:
     """Cancels the run once its folder holds the wish, even if no signal has come."""
     ended = threading.Event()
 
@@ -88,10 +119,10 @@ def _watched_for_cancel(folder: RunFolder, reporter: JobReporter) -> Generator[N
         while not folder.cancel_mark.exists():
             if ended.wait(_LOOK_FOR_CANCEL_S):
                 return
-        reporter.cancel()
+        stop.from_elsewhere()
 
     if folder.cancel_mark.exists():
-        reporter.cancel()
+        stop.reporter.cancel()
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
@@ -122,14 +153,17 @@ def handed_over() -> dict[str, str]:
 
 
 def _work(
-    operation: Operation, folder: RunFolder, reporter: JobReporter, secrets: Mapping[str, str]
+    operation: Operation, folder: RunFolder, stop: _Stop, secrets: Mapping[str, str]
 ) -> dict[str, Any]:
     """Does the run's work and returns the fields of its final state: status, result or error."""
+    reporter = stop.reporter
     try:
         stop_if_cancelled(reporter)
         _wait_for_others(folder, reporter)
         folder.check_inputs()
-        result = run_operation(operation, folder, reporter, secrets)
+        # What is done here as in a call has no reporter, by which it could see the wish.
+        with stop.raising(is_raising=operation.large is not None):
+            result = run_operation(operation, folder, reporter, secrets)
         error = operation.run.error_of(result) if operation.run is not None else None
         shown = reporter.redactor.value(msgspec.to_builtins(result))
         if error is None:

@@ -144,6 +144,37 @@ def test_out_of_memory_is_said_only_if_the_kernel_has_killed(workspace: Workspac
     assert "12.3 GB" in failure.problem
 
 
+@pytest.mark.parametrize("kills", [0, 1])
+def test_a_run_that_the_kernel_kills_for_memory_says_so(workspace: Workspace, kills: int) -> None:
+    counter = workspace.root / "memory.events"
+    counter.write_text("low 3\noom_kill 4\n")
+    program = (
+        "import sys, pathlib, stillroom.jobs.keeper as keeper;"
+        f"keeper._counters = lambda: [(pathlib.Path({str(counter)!r}), 'oom_kill')];"
+        "sys.exit(keeper.main(sys.argv[1:]))"
+    )
+    with ScriptedEndpoint() as endpoint:
+        endpoint.hold.clear()
+        request = api.GenerateRollouts(
+            input="prompts.jsonl", output="out.jsonl", base_url=endpoint.base_url, model="scripted"
+        )
+        folder = create_run(workspace, RunKind.ROLLOUTS, request.model_dump(mode="json"))
+        command = [sys.executable, "-P", "-c", program, str(folder.path)]
+        keeper = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        wait_until(lambda: endpoint.num_asked > 0)
+        counter.write_text(f"low 3\noom_kill {4 + kills}\n")
+        os.kill(folder.read().pid or 0, signal.SIGKILL)
+        assert keeper.wait(15) == 128 + signal.SIGKILL
+    state = supervise.read_run(folder)
+    assert state.error is not None
+    if kills:
+        assert state.status is RunStatus.FAILED
+        assert state.error.problem.startswith("out of memory: the system killed the run's process")
+    else:
+        assert state.status is RunStatus.INTERRUPTED
+        assert "out of memory" not in state.error.problem
+
+
 def test_a_log_keeps_its_beginning_and_its_end_and_counts_what_it_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     log = BoundedLog(path, max_bytes=80_000)

@@ -2,6 +2,8 @@
 
 import signal
 import sys
+import threading
+import time
 
 import msgspec
 import pytest
@@ -69,6 +71,35 @@ def stops_early(workspace, request, *, folder, reporter):
 def gives_up(workspace, request, *, folder, reporter):
     stops_early(workspace, request, folder=folder, reporter=reporter)
     raise RunCancelledError
+
+
+def never_looks(workspace, request):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_work_that_never_looks_for_a_cancel_is_cancelled_at_once(tmp_path, monkeypatch):
+    folder = create_run(Workspace(tmp_path), RunKind.FILTER, {"run_id": "x"})
+    operation = Operation(
+        name="long",
+        request=GetRun,
+        result=LogPage,
+        function=f"{__name__}:never_looks",
+        large=RunKind.FILTER,
+    )
+    monkeypatch.setattr(sys, "argv", ["worker", str(folder.path)])
+    handler = signal.getsignal(signal.SIGTERM)
+    timer = threading.Timer(0.3, folder.ask_to_cancel)
+    timer.start()
+    started = time.monotonic()
+    try:
+        worker.main(lambda _kind: operation)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+    assert folder.read().status is RunStatus.CANCELLED
+    assert time.monotonic() - started < 15
 
 
 @pytest.mark.parametrize(
