@@ -43,10 +43,7 @@ class MakeDpoPairs(ReplacingRequest):
         str | None, Field(description="Source of rejected, e.g. student's")
     ] = None
     output: Annotated[str, Field(description="Pairs (.jsonl)")]
-    strategy: Annotated[
-        Strategy,
-        Field(description="Which rollouts of a task are paired"),
-    ] = "best_worst"
+    strategy: Strategy = "best_worst"
     min_difference: Annotated[float, Field(gt=0, description="Least difference of rewards")] = 0.1
     max_pairs_per_task: Annotated[
         int | None, Field(ge=1, description="Keeps the largest differences")

@@ -31,9 +31,7 @@ class FilterDataset(ReplacingRequest):
     )
     min_turns: Annotated[int | None, Field(ge=0, description="Assistant turns")] = None
     max_turns: Annotated[int | None, Field(ge=1)] = None
-    require_final_answer: Annotated[
-        bool, Field(description="Must end with text, not with a tool call")
-    ] = False
+    require_final_answer: Annotated[bool, Field(description="Must end with text")] = False
     require_tool_use: Annotated[str | None, Field(description="any, or a tool's name")] = None
     max_tool_errors: Annotated[int | None, Field(ge=0)] = None
     max_tokens: Annotated[int | None, Field(ge=1, description="In model's tokens")] = None
