@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 from stillroom.errors import InputError
 from stillroom.secrecy.commands import with_secrets
 from stillroom.secrecy.keys import keys_file
+from stillroom.secrecy.names import is_secret_name
 from stillroom.secrecy.readable import check_readable
+from stillroom.secrecy.redaction import Redactor
 from stillroom.versions import find_version
 
 _WORKSPACE_VARIABLE = "STILLROOM_WORKSPACE"
@@ -130,6 +132,14 @@ class Workspace:
         """Returns the secrets among `names` that are set, by name."""
         found = {name: self.read_key(name) for name in names if name}
         return {name: key for name, key in found.items() if key is not None}
+
+    def redactor(self) -> Redactor:
+        """Takes the secrets that this process can read out of texts.
+
+        These are the values of variables and of lines of the .env file whose names say so.
+        """
+        variables = {**_dot_env(self.root / ".env"), **os.environ, **self.secrets}
+        return Redactor(value for name, value in variables.items() if is_secret_name(name))
 
     def command(self, command: str) -> str:
         """Returns the command line or URL of an MCP server with the secrets that were hidden.

@@ -6,6 +6,7 @@ import msgspec
 from pydantic import BaseModel
 
 from stillroom.api import RunReport
+from stillroom.settings import Workspace
 from stillroom_mcp.fencing import fenced_answer
 from stillroom_mcp.next_steps import after_run, large_result, poll_after_s
 from stillroom_mcp.operations import OfferedOperation
@@ -14,10 +15,13 @@ _REF = "#/$defs/{name}"
 _LONG_DEFAULT = 40
 
 
-def structured(operation: OfferedOperation, request: Any, result: msgspec.Struct) -> dict[str, Any]:
+def structured(
+    workspace: Workspace, operation: OfferedOperation, request: Any, result: msgspec.Struct
+) -> dict[str, Any]:
     """Returns the result as JSON values with `next_step` added, and for a run `poll_after_s`.
 
-    What others wrote stands between marks in it (see `fenced_answer`).
+    What others wrote stands between marks in it (see `fenced_answer`), and no secret that this
+    process can read is in it, whichever file it was found in.
     """
     answer: dict[str, Any] = _rounded(fenced_answer(result))
     if isinstance(result, RunReport):
@@ -28,7 +32,7 @@ def structured(operation: OfferedOperation, request: Any, result: msgspec.Struct
         answer["next_step"] = after_run(request, result)
     else:
         answer["next_step"] = operation.next_step(request, result)
-    return answer
+    return workspace.redactor().value(answer)
 
 
 def _rounded(value: Any) -> Any:

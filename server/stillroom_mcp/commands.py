@@ -64,7 +64,7 @@ def operate(
         if operation.may_become_run and result.status == "succeeded":
             # Printed as if it had been done in the call.
             result = msgspec.convert(result.result, operation.result)
-    answer = structured(operation, request, result)
+    answer = structured(workspace, operation, request, result)
     if as_json:
         _print(json.dumps(answer, ensure_ascii=False))
     elif isinstance(result, api.Lineage):

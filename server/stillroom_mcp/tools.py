@@ -41,7 +41,7 @@ class OperationTool(Tool):
         self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
     ) -> CallToolResult:
         """Carries out one call and returns its result. Raises ToolError with a fix in its text."""
-        operation = self.operation
+        operation, redacted = self.operation, self.workspace.redactor().text
         try:
             request = parse_arguments(operation, arguments)
             if isinstance(request, api.GetRun):
@@ -49,7 +49,7 @@ class OperationTool(Tool):
             else:
                 result = await _called(functools.partial(operation.call, self.workspace, request))
         except EngineError as error:
-            raise ToolError(fenced_error(error)) from error
+            raise ToolError(redacted(fenced_error(error))) from error
         except OSError as error:
             raise ToolError(
                 f"the system refused: {error}\nfix: check disk space and permissions"
@@ -61,10 +61,10 @@ class OperationTool(Tool):
             traceback.print_exc(file=sys.stderr)
             raise ToolError(
                 f"{operation.name} failed unexpectedly: {type(error).__name__}\n"
-                f"{fenced_quote(str(error))}\n"
+                f"{redacted(fenced_quote(str(error)))}\n"
                 "fix: this is a fault in stillroom; its traceback is in the server's log"
             ) from error
-        answer = structured(operation, request, result)
+        answer = structured(self.workspace, operation, request, result)
         text = json.dumps(answer, ensure_ascii=False)
         return CallToolResult(
             content=[TextContent(type="text", text=text)], structured_content=answer

@@ -27,6 +27,12 @@ _LIBRARIES = re.compile(
     r"|DOCKER_\w+|CONTAINERS?_\w+|PODMAN_\w+|REGISTRY_AUTH_FILE|SSH_AUTH_SOCK|NUMEXPR_\w+"
 )
 """The settings of the libraries that a run loads, and of the container engine that it calls."""
+_PROGRAMS = re.compile(
+    r"NODE_\w+|NPM_CONFIG_\w+|NVM_\w+|UV_\w+|PIP_\w+|DENO_\w+|BUN_\w+|JAVA_HOME|GOPATH"
+    r"|PLAYWRIGHT_\w+|DISPLAY|WAYLAND_DISPLAY|DBUS_SESSION_BUS_ADDRESS",
+    re.IGNORECASE,
+)
+"""The settings of the programs that start MCP servers, such as npx and uvx."""
 _HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
 """Needed to download models, so that a run's own process keeps them."""
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
@@ -46,6 +52,7 @@ def run_environment(workspace: Path | None = None) -> dict[str, str]:
         or name.lower() in _PROXIES
         or _is_listed(name, _SYSTEM)
         or _is_listed(name, _LIBRARIES)
+        or _is_listed(name, _PROGRAMS)
     }
 
 
@@ -55,7 +62,12 @@ def tool_environment() -> dict[str, str]:
     It holds no secrets but those that the user's keys.yml gives to tools.
     """
     tools = tool_variables()
-    return bare_environment() | {k: v for k, v in os.environ.items() if k in tools}
+    given = {
+        name: value
+        for name, value in os.environ.items()
+        if name in tools or (_is_listed(name, _PROGRAMS) and not _has_login(value))
+    }
+    return bare_environment() | given
 
 
 def bare_environment() -> dict[str, str]:

@@ -65,6 +65,15 @@ def test_the_user_can_give_tools_a_variable(
     assert "DATABASE_URL" not in bare_environment()
 
 
+def test_what_starts_servers_of_tools_is_set_up_as_the_user_has_it(monkeypatch):
+    monkeypatch.setenv("UV_CACHE_DIR", "/cache")
+    monkeypatch.setenv("UV_INDEX_URL", "https://me:hunter2@index.test/simple")
+    monkeypatch.setenv("NPM_CONFIG__AUTHTOKEN", "hunter2")
+    environment = tool_environment()
+    assert environment["UV_CACHE_DIR"] == "/cache"
+    assert "hunter2" not in str(environment)
+
+
 def test_a_proxy_with_a_login_is_for_our_own_processes_only(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://me:hunter2@proxy.test:3128")
     monkeypatch.setenv("http_proxy", "http://proxy.test:3128")

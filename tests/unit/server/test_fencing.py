@@ -26,7 +26,7 @@ MARKED = re.compile(
 def answer_of(workspace: Workspace, name: str, **arguments: Any) -> dict[str, Any]:
     [operation] = [one for one in OPERATIONS if one.name == name]
     request = operation.request.model_validate(arguments)
-    return structured(operation, request, operation.call(workspace, request))
+    return structured(workspace, operation, request, operation.call(workspace, request))
 
 
 def outside(value: Any) -> str:
@@ -127,3 +127,17 @@ def test_each_answer_has_a_mark_of_its_own(workspace: Workspace, run: RunFolder)
 def test_a_fence_holds_what_it_was_given():
     mark = fences.new_mark()
     assert MARKED.fullmatch(fences.fenced("a\n\tb", mark)).groups() == (mark, "a\n\tb")
+
+
+def test_no_answer_holds_a_secret_of_the_server_wherever_it_was_found(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GITHUB_TOKEN", "sk-canary/5f2d81c0")
+    (workspace.root / ".env").write_text("SHOP_KEY=sk-canary/77aa\nMODE=sk-no-secret\n")
+    rows = [{"prompt": f"My keys: {key}"} for key in ("sk-canary/5f2d81c0", "sk-canary/77aa")]
+    rows.append({"prompt": "sk-no-secret"})
+    (workspace.root / "rows.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
+    shown = str(answer_of(workspace, "inspect_examples", path="rows.jsonl", n=5))
+    assert "canary" not in shown
+    assert shown.count("My keys: [key]") == 2
+    assert "sk-no-secret" in shown

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from stillroom.errors import ToolFileError
+from stillroom.secrecy.readable import check_readable
 
 _MARK = "__stillroom__"
 
@@ -106,7 +107,11 @@ class UserFile(msgspec.Struct, frozen=True):
 
 
 def read_user_file(path: Path) -> UserFile:
-    """Returns a user's Python file. Raises ToolFileError if it cannot be read."""
+    """Returns a user's Python file.
+
+    Raises ToolFileError if it cannot be read, and InputError if it must not be.
+    """
+    check_readable(path)
     try:
         # Its functions run in its own folder, where a relative path would lead elsewhere.
         return UserFile(str(path.absolute()), path.read_bytes())
