@@ -5,7 +5,9 @@ from enum import StrEnum
 _LONGEST = 4000
 
 
-def _cut(text: str) -> str:
+def writable_text(text: str) -> str:
+    """Returns a text that JSON can hold and a person can read: without half characters, and cut."""
+    text = text.encode("utf-8", errors="backslashreplace").decode("utf-8")
     if len(text) <= _LONGEST:
         return text
     half = _LONGEST // 2
@@ -20,7 +22,7 @@ class EngineError(Exception):
     """
 
     def __init__(self, problem: str, fix: str) -> None:
-        problem, fix = _cut(problem), _cut(fix)
+        problem, fix = writable_text(problem), writable_text(fix)
         super().__init__(problem, fix)
         self.problem, self.fix = problem, fix
 

@@ -52,12 +52,15 @@ class Workspace:
         """
         try:
             path = self.root / Path(name).expanduser()
+            # Manifests and requests name it, and JSON holds Unicode only.
+            str(path).encode()
             with suppress(FileNotFoundError, NotADirectoryError):
                 path.stat()
-        # RuntimeError: no such user after a `~`; ValueError: NUL or half a surrogate pair.
+        # RuntimeError: no such user after a `~`; ValueError: NUL, or bytes that are not UTF-8.
         except (OSError, RuntimeError, ValueError) as error:
             raise InputError(
-                f"path {str(name)[:200]!r} cannot be used: {error}", "give a plain file path"
+                f"path {str(name)[:200]!r} cannot be used: {error}",
+                "give a plain file path, whose name is UTF-8",
             ) from error
         return path
 

@@ -1,3 +1,4 @@
+import json
 import pickle
 
 import pytest
@@ -44,3 +45,11 @@ def test_the_failure_of_one_call_is_not_an_error_of_the_run() -> None:
 
 def test_a_missing_extra_names_the_command_that_installs_it() -> None:
     assert "pip install 'stillroom[train]'" in missing_extra("train", "training").fix
+
+
+def test_an_error_can_be_written_whatever_it_quotes():
+    error = DataError("the file caf\udce9" + "x" * 100_000, "rename it")
+    assert len(error.problem) < 4100
+    assert error.problem.startswith("the file caf\\udce9xxx")
+    assert "characters left out" in error.problem
+    assert json.loads(json.dumps(str(error)).encode()) == str(error)

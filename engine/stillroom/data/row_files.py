@@ -134,7 +134,20 @@ def rollout_files(path: Path) -> list[Path]:
             f"the folder {path} holds no .jsonl or .json files with rollouts",
             "give the file that generate_rollouts wrote, or the folder it wrote to",
         )
+    if (strange := next((file for file in files if not _is_utf8(file)), None)) is not None:
+        raise DataError(
+            f"{strange}: the file's name is not UTF-8, so no manifest can name it",
+            "rename the file",
+        )
     return sorted(files, key=lambda file: _sort_key(file, path))
+
+
+def _is_utf8(file: Path) -> bool:
+    try:
+        str(file).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_visible(file: Path, folder: Path) -> bool:

@@ -9,7 +9,7 @@ import shutil
 import signal
 from contextlib import suppress
 
-from stillroom.errors import DivergedError, EngineError
+from stillroom.errors import DivergedError, EngineError, writable_text
 from stillroom.lines import last_line
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.run_folder import ProcessEnd, RunFailure, RunFolder, RunState
@@ -33,7 +33,7 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
         return RunFailure(problem=error.problem, fix=error.fix + _start_from(folder, kind))
     if isinstance(error, EngineError):
         return RunFailure(problem=error.problem, fix=error.fix + going_on(folder, kind))
-    name, text = type(error).__name__, str(error).strip()
+    name, text = type(error).__name__, writable_text(str(error).strip())
     if isinstance(error, MemoryError) or any(mark in text.lower() for mark in _NO_MEMORY):
         return RunFailure(
             problem=f"out of memory: {text[:300] or name}",
@@ -41,12 +41,12 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
         )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return RunFailure(
-            problem=f"no space left on the disk: {error}",
+            problem=f"no space left on the disk: {text}",
             fix=f"free some space under {folder.path.parent}" + going_on(folder, kind),
         )
     if isinstance(error, OSError) and error.errno is not None:
         return RunFailure(
-            problem=f"the system refused: {error}",
+            problem=f"the system refused: {text}",
             fix=f"check free disk space and permissions, then start again; details in {folder.log}"
             + going_on(folder, kind),
         )

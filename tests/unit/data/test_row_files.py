@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from fakes.mangling import JSON
 from fakes.rollout_rows import rollout_row, write_rows
 from stillroom.data.row_files import RowReader, read_row_lines, rollout_files
-from stillroom.errors import DataError
+from stillroom.errors import DataError, InputError
+from stillroom.settings import Workspace
 
 
 def test_a_folder_stands_for_its_tables_and_documents(tmp_path: Path) -> None:
@@ -78,3 +80,13 @@ def test_a_broken_document_is_read_line_by_line_so_that_nothing_is_lost(tmp_path
     assert [line.data for line in read_row_lines(path)] == [b'{"a":', b'{"b": 1}']
     path.write_bytes(b"\n \n")
     assert list(read_row_lines(path)) == []
+
+
+def test_a_file_whose_name_is_no_unicode_is_refused_with_words(tmp_path):
+    name = os.fsdecode(b"caf\xe9.jsonl")
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / name).write_text("{}\n")
+    with pytest.raises(DataError, match="name is not UTF-8, so no manifest can name it"):
+        rollout_files(tmp_path / "rows")
+    with pytest.raises(InputError, match="give a plain file path, whose name is UTF-8"):
+        Workspace(tmp_path).path(f"rows/{name}")
