@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from stillroom.errors import DataError
-from stillroom.places import open_real, real_folder
+from stillroom.places import naming, open_real, real_folder
 
 _BLOCK = 1 << 20
 Buffer = bytes | memoryview | msgspec.Raw
@@ -77,7 +77,7 @@ def replacing(path: Path) -> Generator[int]:
     """
     # A random name: two calls that write the same output must not share one temporary file.
     temporary = partial_name(path.name, secrets.token_hex(4))
-    with real_folder(path.parent) as folder:
+    with naming(path), real_folder(path.parent) as folder:
         try:
             yield folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             folder.rename(temporary, path.name)
@@ -263,11 +263,12 @@ class AppendLog:
     def append(self, row: Any, *, durable: bool = False) -> None:
         """Writes one row to the operating system; with `durable`, also waits for the disk."""
         self._is_synced = False
-        self._stream.write(msgspec.json.encode(row) + b"\n")
-        self._stream.flush()
-        if durable:
-            os.fsync(self._stream.fileno())
-            self._is_synced = True
+        with naming(self.path):
+            self._stream.write(msgspec.json.encode(row) + b"\n")
+            self._stream.flush()
+            if durable:
+                os.fsync(self._stream.fileno())
+                self._is_synced = True
 
     def sync_soon(self) -> None:
         """Starts a sync in a thread unless one is running. Raises the error of the last sync."""

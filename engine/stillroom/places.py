@@ -18,6 +18,17 @@ from stillroom.errors import InputError
 _ON_THE_WAY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+@contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Raises an OSError that names no file again with this path, so that a reader can act on it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 class RealFolder:
     """An open folder, in which files are opened, renamed and deleted by their names.
 

@@ -63,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"error: the system refused: {error}\n"
             "fix: check free disk space and permissions, then call again"
         )
+    except MemoryError:
+        code = _failed("error: out of memory\nfix: close other programs, or work on fewer rows")
     except KeyboardInterrupt:
         _failed("stopped; a run already started continues (see stillroom list-runs)")
         code = 130

@@ -54,6 +54,11 @@ class OperationTool(Tool):
             raise ToolError(
                 f"the system refused: {error}\nfix: check disk space and permissions"
             ) from error
+        except MemoryError as error:
+            raise ToolError(
+                f"{operation.name} ran out of memory\n"
+                "fix: close other programs, or work on fewer rows"
+            ) from error
         # A tool's outermost handler: the agent gets a short text, the server's log the traceback.
         except Exception as error:
             if isinstance(error, ToolError):
