@@ -1,4 +1,4 @@
-"""A full disk, a failing disk and no memory at each write of an operation: what is on the disk, and does it go on? disk_faults.py [--points 10] [--all]
+"""A full disk, a failing disk and no memory at each write of an operation: what is on the disk, and does it go on? disk_faults.py [--points 6] [--all]
 
 Each operation (rollouts, the four of curation, training with checkpoints, export) runs in a forked process in which the n-th write, sync, rename or new
 file fails: with ENOSPC from then on, with EIO or a MemoryError once. Of all n of an operation some, evenly spaced, are tried (`--all`: every one). Afterwards no file may
@@ -22,6 +22,7 @@ from typing import Any
 import anyio
 import msgspec
 import safetensors.torch
+import torch
 import transformers.modeling_utils
 from safetensors import SafetensorError
 from scenes import report, training_project, workspace
@@ -380,10 +381,11 @@ def tried(make: Callable[[Workspace], Any], most: int, shown: list[str]) -> dict
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--points", type=int, default=8, help="of each operation and kind of fault")
+    parser.add_argument("--points", type=int, default=6, help="of each operation and kind of fault")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--only", default="")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # a forked process has none of the parent's threads
     most = sys.maxsize if options.all else options.points
     shown: list[str] = []
     tallies: dict[str, dict[str, int]] = {}
