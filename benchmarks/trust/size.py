@@ -89,6 +89,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
                            "model": "teacher"}),
     ("score_rollouts", {"input": "rollouts.jsonl", "output": "scored.jsonl",
                         "rewards": "rewards.py"}),
+    ("plan_training", {"config": "config.yml"}),
     ("start_training", {"config": "config.yml"}),
     ("evaluate_model", {"data": "prompts.jsonl", "model": "demo/student"}),
     ("list_runs", {}),

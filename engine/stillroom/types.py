@@ -80,6 +80,7 @@ class RunKind(StrEnum):
     PAIRS = "pairs"
     INSPECT = "inspect"
     LINEAGE = "lineage"
+    PLAN = "plan"
 
 
 class RunStatus(StrEnum):

@@ -104,7 +104,7 @@ def after_inspect_examples(request: object, result: api.ExamplesPage) -> str:
     return "check that ⟦ ⟧ encloses only the assistant's turns, each with its end-of-turn token"
 
 
-def after_plan_training(request: api.PlanTraining, result: api.TrainingForecast) -> str:
+def after_plan_training(request: object, result: api.TrainingForecast) -> str:
     """Suggests starting the training, or what to change first so that it fits."""
     if not result.fits:
         return f"it does not fit: plan_training again with {'; or '.join(result.changes)}"
@@ -191,6 +191,7 @@ _AFTER_LARGE: dict[str, tuple[Any, Callable[[object, Any], str]]] = {
     "pairs": (api.PairsResult, after_make_dpo_pairs),
     "inspect": (api.ExamplesPage, after_inspect_examples),
     "lineage": (api.Lineage, after_show_lineage),
+    "plan": (api.TrainingForecast, after_plan_training),
 }
 """The results of operations that large files made runs, and what comes next, by kind of run."""
 

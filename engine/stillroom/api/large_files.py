@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from pydantic import BaseModel
 
-from stillroom.api.start_runs import start_data_run
+from stillroom.api.start_runs import planned_bytes, start_large_run
 from stillroom.curate.rows.sources import source_files
 from stillroom.data.inspect import InspectExamples
 from stillroom.data.row_files import rollout_files
@@ -19,6 +19,7 @@ from stillroom.jobs.operations import Operation
 from stillroom.lineage import read_manifest
 from stillroom.settings import Workspace
 from stillroom.trace.request import ShowLineage
+from stillroom.train.config.request import PlanTraining
 
 LARGE_BYTES = 4 << 20
 """Files of more bytes than this, all together, are worked on in a run."""
@@ -32,7 +33,7 @@ _SOURCES = ("path", "input", "chosen_from", "rejected_from", "decontaminate")
 def carry_out(workspace: Workspace, operation: Operation, request: BaseModel) -> msgspec.Struct:
     """Carries out an operation and returns its result, or the report of a run that will have it."""
     if operation.large is not None and _num_bytes(workspace, request) > LARGE_BYTES:
-        return start_data_run(workspace, operation.large, request)
+        return start_large_run(workspace, operation.large, request)
     return operation.call(workspace, request)
 
 
@@ -42,6 +43,8 @@ def _num_bytes(workspace: Workspace, request: BaseModel) -> int:
     What is wrong with the request is then reported by the operation itself.
     """
     try:
+        if isinstance(request, PlanTraining):
+            return planned_bytes(workspace, request)
         if isinstance(request, ShowLineage):
             num_bytes = sum(_lineage_sizes(workspace, request))
             return num_bytes if request.row is not None else num_bytes // _HASHED_FASTER

@@ -148,6 +148,7 @@ OPERATIONS = (
         request=PlanTraining,
         result=TrainingForecast,
         function="stillroom.api.start_runs:plan_training",
+        large=RunKind.PLAN,
         child=ChildWork(
             function="stillroom.jobs.child_work:plan_training",
             timeout_s=600,

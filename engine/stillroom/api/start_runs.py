@@ -126,9 +126,23 @@ def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
     return _start(workspace, RunKind.EXPORT, request, inputs=plan.inputs)
 
 
-def start_data_run(workspace: Workspace, kind: RunKind, request: BaseModel) -> RunReport:
+def start_large_run(workspace: Workspace, kind: RunKind, request: BaseModel) -> RunReport:
     """Starts the run of an operation whose files are too large to be worked on in a call."""
-    return _start(workspace, kind, request)
+    keys = dict[str, str]()
+    if isinstance(request, PlanTraining):
+        for plan in _plans(workspace, request):
+            keys |= workspace.read_keys(plan.key_names)
+    return _start(workspace, kind, request, keys=keys)
+
+
+def _plans(workspace: Workspace, request: PlanTraining) -> list[TrainingPlan]:
+    return [plan_request(workspace, each) for each in requests_per_model(workspace, request)]
+
+
+def planned_bytes(workspace: Workspace, request: PlanTraining) -> int:
+    """Returns the size of the rows that a training would read."""
+    files = {file for plan in _plans(workspace, request) for file in plan.train_files}
+    return sum(file.stat().st_size for file in files)
 
 
 def _start(

@@ -75,6 +75,26 @@ def test_on_a_large_file_a_tool_starts_a_run_whose_result_is_the_operations(
     assert msgspec.convert(done, operation.result) == expected
 
 
+def test_a_training_on_a_large_file_is_planned_in_a_run(folder: Path) -> None:
+    lines = (folder / "rollouts.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [{"messages": json.loads(line)["messages"]} for line in lines]
+    write_rows(folder / "sft.jsonl", rows)
+    write_rows(folder / "few.jsonl", [{"messages": [user("a"), assistant("b")]}] * 4)
+    (folder / "config.yml").write_text(
+        "dataset_type: sft\nmodel: {path: demo/student}\ntrainer: {num_epochs: 1}\n"
+        "data: {train_file: sft.jsonl, batch_size: 2}\n",
+        encoding="utf-8",
+    )
+    workspace, operation = Workspace(folder), api.operation_named("plan_training")
+
+    begun = carry_out(workspace, operation, api.PlanTraining(config="config.yml"))
+
+    assert isinstance(begun, api.RunReport)
+    api.cancel_run(workspace, api.CancelRun(run_id=begun.run_id))
+    few = api.PlanTraining(config="config.yml", overrides=("data.train_file=few.jsonl",))
+    assert isinstance(carry_out(workspace, operation, few), api.TrainingForecast)
+
+
 def test_small_files_and_a_few_rows_of_a_large_one_are_answered_at_once(folder: Path) -> None:
     workspace = Workspace(folder)
     small = api.FilterDataset(input="small.jsonl", output="good.jsonl", min_reward=1.0)
