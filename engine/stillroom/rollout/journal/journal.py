@@ -189,10 +189,11 @@ class RolloutStore:
         Where a row and the journal differ the larger cost counts: rows of older versions can lack
         calls that are in the journal.
         """
-        by_step = self._before.spent
+        by_step, on_finished = self._before.spent, self._before.spent_on_finished
         spent = self._before.unconfirmed + self.lost.worst
         for row in self.finished.rows():
-            spent += _larger(row.spent, by_step.get(RolloutKey(row.task_id, row.sample), Cost()))
+            key = RolloutKey(row.task_id, row.sample)
+            spent += _larger(row.spent, by_step.get(key) or on_finished.of(key))
         unfinished = (cost for key, cost in by_step.items() if key not in self.finished)
         return sum(unfinished, start=spent)
 

@@ -1,5 +1,6 @@
 """The records of a rollout run's journal: their format, their reader and the recorders."""
 
+from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,6 +190,30 @@ class KnownSteps:
             yield JudgeRecord(task_id=task_id, sample=sample, index=index, turn=turn)
 
 
+class PackedCosts:
+    """The costs of very many rollouts, added up by rollout, in some 130 bytes each."""
+
+    def __init__(self) -> None:
+        # By the hash of a key: that two of a million keys have the same 64 bits is not to be
+        # expected, and the two costs would only be added up.
+        self._places: dict[int, int] = {}
+        self._tokens, self._usd = array("Q"), array("d")
+
+    def add(self, key: RolloutKey, cost: Cost) -> None:
+        """Adds a cost to that of a rollout."""
+        place = self._places.setdefault(hash(key), len(self._tokens))
+        if place == len(self._tokens):
+            self._tokens.append(0)
+            self._usd.append(0.0)
+        self._tokens[place] += cost.tokens
+        self._usd[place] += cost.usd
+
+    def of(self, key: RolloutKey) -> Cost:
+        """Returns the cost of a rollout; zero if none was added."""
+        place = self._places.get(hash(key))
+        return Cost() if place is None else Cost(self._tokens[place], self._usd[place])
+
+
 @dataclass(slots=True)
 class JournalContent:
     """The content of a journal, added up by rollout."""
@@ -196,9 +221,11 @@ class JournalContent:
     known: dict[RolloutKey, KnownSteps] = field(default_factory=dict[RolloutKey, KnownSteps])
     """The recorded steps of each unfinished rollout."""
     paid: dict[RolloutKey, CallTotals] = field(default_factory=dict[RolloutKey, CallTotals])
-    """The totals of the recorded calls of each rollout, finished or not."""
+    """The totals of the recorded calls of each unfinished rollout."""
     spent: dict[RolloutKey, Cost] = field(default_factory=dict[RolloutKey, Cost])
     """The cost of these calls as it counts against a budget; an unknown price counts as 0."""
+    spent_on_finished: PackedCosts = field(default_factory=PackedCosts)
+    """The same of each finished rollout."""
     unconfirmed: Cost = field(default_factory=Cost)
     """The summed worst-case cost of calls that broke off and may have been billed."""
     outstanding: Outstanding = field(default_factory=Outstanding)
@@ -217,14 +244,18 @@ class JournalContent:
             self.outstanding = Outstanding(record.calls, Cost(record.tokens, record.usd))
             return
         key = RolloutKey(record.task_id, record.sample)
+        is_finished = key in finished
         if isinstance(record, TurnRecord | JudgeRecord):
-            self._pay(key, CallTotals.of(record.turn))
+            self._pay(key, CallTotals.of(record.turn), is_finished=is_finished)
         elif isinstance(record, RestartRecord) and record.dropped is not None:
-            self._pay(key, record.dropped)
-        if key not in finished:
+            self._pay(key, record.dropped, is_finished=is_finished)
+        if not is_finished:
             self.known.setdefault(key, KnownSteps()).add(record)
 
-    def _pay(self, key: RolloutKey, totals: CallTotals) -> None:
+    def _pay(self, key: RolloutKey, totals: CallTotals, *, is_finished: bool) -> None:
+        if is_finished:
+            self.spent_on_finished.add(key, Cost.of(totals.usage, totals.cost_usd))
+            return
         self.paid[key] = self.paid.get(key, CallTotals()) + totals
         # Kept beside the totals, whose cost is None as soon as the price of one call is unknown.
         self.spent[key] = self.spent.get(key, Cost()) + Cost.of(totals.usage, totals.cost_usd)
