@@ -128,8 +128,18 @@ def test_old_rollouts_are_curated_to_the_rows_they_were(workspace: Workspace) ->
         workspace, api.MakeDpoPairs(input="rollouts/done.jsonl", output="pairs2.jsonl")
     )
 
-    for name in ("good", "train", "pairs"):
+    for name in ("good", "train"):
         assert (root / f"{name}2.jsonl").read_bytes() == (root / f"{name}.jsonl").read_bytes()
+    # Since then pairs give the names of their rollouts, and no longer ids that others may have.
+    names = {"chosen_id", "rejected_id"}
+    old, new = (
+        [{key: row[key] for key in row.keys() - names} for row in read_rows(root / file)]
+        for file in ("pairs.jsonl", "pairs2.jsonl")
+    )
+    assert new == old
+    for file in ("pairs.jsonl", "pairs2.jsonl"):
+        steps = api.show_lineage(workspace, api.ShowLineage(path=file, row=1)).row
+        assert {"chosen rollout", "rejected rollout"} <= {step.what for step in steps}
 
 
 def test_half_done_rollouts_are_finished_and_no_call_is_paid_for_again(
