@@ -10,6 +10,7 @@ SHORTEST_SECRET = 8
 _MARK = "[key]"
 _ENCODED = re.compile(rb"%([0-9a-fA-F]{2})|\\+u00([0-9a-fA-F]{2})|\\+/")
 """An escape in which a character of a key may be hidden."""
+_PERCENT = re.compile(rb"%[0-9a-fA-F]{2}")
 _MOST_ESCAPES = 4
 """How often a text may be escaped again and still be recognised."""
 _MOST_HELD = 1 << 14
@@ -52,7 +53,7 @@ class Redactor:
         for _ in range(_MOST_ESCAPES):
             if any(needle in data for needle in self._needles):
                 return True
-            if not _ENCODED.search(data):
+            if not _may_be_encoded(data):
                 return False
             data = _ENCODED.sub(_decoded, data)
         return any(needle in data for needle in self._needles)
@@ -110,6 +111,13 @@ def _base64_forms(key: bytes) -> Iterator[bytes]:
         whole = key[skipped : skipped + (len(key) - skipped) // 3 * 3]
         yield base64.b64encode(whole)
         yield base64.urlsafe_b64encode(whole)
+
+
+def _may_be_encoded(data: bytes) -> bool:
+    # Plain searches first: they are a hundred times as quick as the pattern.
+    if b"\\u00" in data or b"\\/" in data:
+        return True
+    return b"%" in data and _PERCENT.search(data) is not None
 
 
 def _decoded(escape: re.Match[bytes]) -> bytes:

@@ -914,3 +914,11 @@ def test_a_key_that_an_answer_repeats_is_taken_out_of_all_its_parts(
     assert "You sent" in shown
     for hidden in (ECHOED, "canary", "5f+2", echo, echo[4:-4]):
         assert hidden not in shown
+
+
+def test_half_a_surrogate_pair_in_an_answer_is_not_asked_for_again() -> None:
+    text = '{"choices": [{"message": {"content": "a \\ud83d b"}}], "usage": {"cost": 1}}'
+    bench = Bench([body(text)])
+
+    assert bench.complete().message["content"] == "a \ufffd b"
+    assert len(bench.requests) == 1
