@@ -10,6 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from stillroom import __version__
+from stillroom.errors import DataError
 from stillroom.files import LineWriter, file_sha256, read_json, write_json
 
 FOLDER_MANIFEST = "stillroom.manifest.json"
@@ -131,13 +132,19 @@ def _recorded(file: Path | FileRecord) -> FileRecord:
     return file if isinstance(file, FileRecord) else record_file(file)
 
 
+def _times(file: Path) -> tuple[int, int]:
+    stat = file.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
 class Recording:
     """Hashes files in a thread of its own, while other code reads them for something else."""
 
     def __init__(self, files: Sequence[Path], *, copies: Mapping[Path, Path] | None = None) -> None:
         """`copies` are files that are hashed in place of others."""
         self._thread = ThreadPoolExecutor(1)
-        self._is_over = False
+        self._is_over = self._is_checked = False
+        self._begun = {file: _times(file) for file in files if file not in (copies or {})}
         self._records = self._thread.submit(self._record, list(files), copies or {})
 
     def _record(self, files: list[Path], copies: Mapping[Path, Path]) -> list[FileRecord]:
@@ -149,8 +156,21 @@ class Recording:
         ]
 
     def records(self) -> list[FileRecord]:
-        """Waits until all files are hashed, and returns their records."""
-        return self._records.result()
+        """Waits until all files are hashed, and returns their records.
+
+        To be called when the files have been read. The first call raises DataError if one has
+        changed since the beginning: it is not known then which content was read.
+        """
+        records = self._records.result()
+        if not self._is_checked:
+            for file, times in self._begun.items():
+                if _times(file) != times:
+                    raise DataError(
+                        f"{file} has changed while it was read",
+                        "do it again when nothing writes to the file any more",
+                    )
+            self._is_checked = True
+        return records
 
     def __enter__(self) -> Self:
         return self

@@ -136,6 +136,17 @@ def check_replaceable(output: Path, *side: Path, overwrite: bool) -> None:
                 raise not_ours(path)
 
 
+def check_at_once(output: Path, *, overwrite: bool) -> None:
+    """Raises InputError for what can be seen of an output without reading it, which may take long.
+
+    These are that it is being written now, or that no file of its size was written by us.
+    """
+    check_free(output)
+    size = output.stat().st_size if output.is_file() else 0
+    if size and not overwrite and size not in {r.num_bytes for r in recorded_files(output)}:
+        raise not_ours(output)
+
+
 def check_page(path: Path, *, overwrite: bool) -> None:
     """Raises InputError if a file is there that is no page as stillroom wrote it."""
     if overwrite or not path.exists() or not path.stat().st_size:

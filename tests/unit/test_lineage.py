@@ -9,6 +9,7 @@ from stillroom import __version__
 from stillroom.errors import DataError
 from stillroom.lineage import (
     ModelRecord,
+    Recording,
     manifest_path,
     now,
     read_manifest,
@@ -116,3 +117,18 @@ def test_a_damaged_manifest_is_told(tmp_path: Path) -> None:
     manifest_path(output).write_bytes(b"{")
     with pytest.raises(DataError, match="is damaged"):
         read_manifest(output)
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_put_on_record(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"{}\n")
+
+    with Recording([path]) as recording:
+        path.write_bytes(b"{}\n{}\n")
+        with pytest.raises(DataError, match=f"{path} has changed while it was read"):
+            recording.records()
+    with Recording([path]) as recording:
+        first = recording.records()
+        # Training reads its rows once, and writes their record with each checkpoint.
+        path.write_bytes(b"")
+        assert recording.records() == first

@@ -26,14 +26,15 @@ LARGE_BYTES = 4 << 20
 _HASHED_FASTER = 64
 """How much faster a file is hashed, or its rows counted, than the rows are judged."""
 _MAX_MANIFESTS = 50
-_SOURCES = ("path", "input", "chosen_from", "rejected_from", "decontaminate")
+_SOURCES = ("path", "input", "chosen_from", "rejected_from", "decontaminate", "verdicts")
 """The fields of requests that name files with rows."""
 
 
 def carry_out(workspace: Workspace, operation: Operation, request: BaseModel) -> msgspec.Struct:
     """Carries out an operation and returns its result, or the report of a run that will have it."""
     if operation.large is not None and _num_bytes(workspace, request) > LARGE_BYTES:
-        return start_large_run(workspace, operation.large, request)
+        inputs = [] if isinstance(request, ShowLineage) else list(_files(workspace, request))
+        return start_large_run(workspace, operation.large, request, inputs=inputs)
     return operation.call(workspace, request)
 
 

@@ -16,7 +16,7 @@ from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
 from stillroom.jobs.child import run_in_child
-from stillroom.outputs import check_free
+from stillroom.outputs import ReplacingRequest, check_at_once, check_free
 from stillroom.rollout.request import GenerateRollouts, plan_generation
 from stillroom.rollout.rescore.score import ScoreRollouts, plan_scoring
 from stillroom.run_folder import StartAfter, find_run, given_config
@@ -126,13 +126,23 @@ def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
     return _start(workspace, RunKind.EXPORT, request, inputs=plan.inputs)
 
 
-def start_large_run(workspace: Workspace, kind: RunKind, request: BaseModel) -> RunReport:
-    """Starts the run of an operation whose files are too large to be worked on in a call."""
-    keys = dict[str, str]()
+def start_large_run(
+    workspace: Workspace, kind: RunKind, request: BaseModel, *, inputs: Sequence[Path]
+) -> RunReport:
+    """Starts the run of an operation whose files are too large to be worked on in a call.
+
+    Raises InputError if its output is being written, or is a file of somebody else.
+    """
+    keys, read = dict[str, str](), list(inputs)
     if isinstance(request, PlanTraining):
         for plan in _plans(workspace, request):
             keys |= workspace.read_keys(plan.key_names)
-    return _start(workspace, kind, request, keys=keys)
+            read += [plan.config_file, *plan.inputs]
+    name = getattr(request, "output", None)
+    if isinstance(request, ReplacingRequest) and isinstance(name, str):
+        output = workspace.output_file(name, label="output")
+        check_at_once(output, overwrite=request.overwrite)
+    return _start(workspace, kind, request, keys=keys, inputs=read)
 
 
 def _plans(workspace: Workspace, request: PlanTraining) -> list[TrainingPlan]:

@@ -14,6 +14,8 @@ from mcp import Client
 from fakes.rollout_rows import assistant, rollout_row, user, write_rows
 from stillroom import api
 from stillroom.api.large_files import LARGE_BYTES, carry_out
+from stillroom.errors import InputError
+from stillroom.outputs import output_lock
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
 
@@ -106,6 +108,25 @@ def test_small_files_and_a_few_rows_of_a_large_one_are_answered_at_once(folder: 
     assert isinstance(kept, api.FilterResult)
     assert isinstance(page, api.ExamplesPage)
     assert page.total_count == NUM_ROWS
+    assert not workspace.runs.exists()
+
+
+def test_what_can_be_seen_to_be_wrong_with_an_output_is_refused_at_once(folder: Path) -> None:
+    workspace, output = Workspace(folder), folder / "rewards.py"
+    output.write_text("by hand", encoding="utf-8")
+    request = api.FilterDataset(input="rollouts.jsonl", output="rewards.py", min_reward=1.0)
+    operation = api.operation_named("filter_dataset")
+
+    with pytest.raises(InputError, match="stillroom did not write it"):
+        carry_out(workspace, operation, request)
+    held = request.model_copy(update={"overwrite": True})
+    with (
+        output_lock(output, "make_dpo_pairs"),
+        pytest.raises(InputError, match="is being written by make_dpo_pairs"),
+    ):
+        carry_out(workspace, operation, held)
+
+    assert output.read_text(encoding="utf-8") == "by hand"
     assert not workspace.runs.exists()
 
 

@@ -17,6 +17,7 @@ from fakes.rollout_lines import encoded
 from fakes.rollout_rows import rollout_row, write_lines
 from fakes.training import PRICE_TOOL, make_project
 from stillroom import api
+from stillroom.api.large_files import LARGE_BYTES, carry_out
 from stillroom.api.operations import operation_named, operation_of_run
 from stillroom.jobs import supervise, worker
 from stillroom.run_folder import RunFolder, RunState, find_run, given_config
@@ -49,7 +50,7 @@ def run_after(
 ) -> tuple[RunFolder, RunState]:
     """Starts a run, calls `edit` before its process would have begun, then does its work here."""
     with mock.patch.object(supervise.subprocess, "Popen", NeverStarted):
-        report = operation_named(name).call(workspace, request)
+        report = carry_out(workspace, operation_named(name), request)
     assert isinstance(report, api.RunReport)
     edit()
     folder = find_run(workspace, report.run_id)
@@ -117,6 +118,21 @@ def test_no_file_that_was_edited_since_the_call_is_used(folder: Path, name: str,
     assert_refused(state, folder / edited)
     assert not (folder / "rollouts" / "rollouts.jsonl").exists()
     assert not (folder / "scored.jsonl").exists()
+
+
+@pytest.mark.parametrize("edited", ["rollouts.jsonl", "held_out.jsonl"])
+def test_no_large_file_that_was_edited_since_the_call_is_filtered(folder: Path, edited: str):
+    row = rollout_row(metadata={"text": "x" * LARGE_BYTES})
+    write_lines(folder / "rollouts.jsonl", [encoded(row)])
+    write_lines(folder / "held_out.jsonl", [encoded({"prompt": "Item 9?"})])
+    request = operation_named("filter_dataset").request(
+        input="rollouts.jsonl", output="kept.jsonl", decontaminate=["held_out.jsonl"]
+    )
+
+    _, state = run_after(Workspace(folder), "filter_dataset", request, append_to(folder / edited))
+
+    assert_refused(state, folder / edited)
+    assert not (folder / "kept.jsonl").exists()
 
 
 @pytest.mark.parametrize("name", ["generate_rollouts", "evaluate_model", "export_model"])
