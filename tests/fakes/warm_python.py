@@ -115,6 +115,8 @@ def _become(program: dict[str, Any], files: list[int]) -> None:
         for target, file in enumerate(files):
             os.dup2(file, target)
             os.close(file)
+        # The old streams take what they write to for the files of the first process.
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         os.chdir(program["folder"])
         os.environ.clear()
         os.environ.update(program["environment"])
