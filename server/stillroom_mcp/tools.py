@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stillroom import api
 from stillroom.concurrency import background_tasks
-from stillroom.errors import EngineError
+from stillroom.errors import EngineError, writable_text
 from stillroom.settings import Workspace
 from stillroom.validation import describe_errors
 from stillroom_mcp.answers import input_schema, output_schema, structured
@@ -66,7 +66,7 @@ class OperationTool(Tool):
             traceback.print_exc(file=sys.stderr)
             raise ToolError(
                 f"{operation.name} failed unexpectedly: {type(error).__name__}\n"
-                f"{redacted(fenced_quote(str(error)))}\n"
+                f"{redacted(fenced_quote(writable_text(str(error))))}\n"
                 "fix: this is a fault in stillroom; its traceback is in the server's log"
             ) from error
         answer = structured(self.workspace, operation, request, result)
