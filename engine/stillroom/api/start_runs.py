@@ -21,7 +21,7 @@ from stillroom.rollout.request import GenerateRollouts, plan_generation
 from stillroom.rollout.rescore.score import ScoreRollouts, plan_scoring
 from stillroom.run_folder import StartAfter, find_run, given_config
 from stillroom.secrecy.commands import hide_secrets
-from stillroom.secrecy.environments import run_environment
+from stillroom.secrecy.environments import SHARED_SECRETS, run_environment
 from stillroom.settings import Workspace, tracking_environment
 from stillroom.train.config.request import (
     PlanTraining,
@@ -44,7 +44,7 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
     check_free(plan.output)
     keys = workspace.read_keys(plan.rollouts.key_names)
     # The processes of a cluster on this machine call the endpoints themselves.
-    local = keys if request.ray_address == "local" else {}
+    local = _shared(keys) if request.ray_address == "local" else {}
     inputs = plan.rollouts.inputs
     return _start(workspace, RunKind.ROLLOUTS, request, keys=keys, variables=local, inputs=inputs)
 
@@ -87,11 +87,11 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     config, keys = plans[0].config, workspace.read_keys(plans[0].key_names)
     has_wandb = config.trainer.wandb_project is not None
     variables = tracking_environment(workspace, has_wandb=has_wandb)
-    if config.launcher.kind != "local":
-        variables |= keys  # each of its processes may call the endpoints
     kind = RunKind(config.dataset_type)
     first, *others = requests
     copy, hidden = _without_secrets(plans[0])
+    if config.launcher.kind != "local":
+        variables |= _shared({**keys, **hidden})  # each of its processes may need them
     start = functools.partial(
         _start, workspace, kind, keys={**keys, **hidden}, variables=variables, copies=copy
     )
@@ -100,6 +100,12 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
         queued = StartAfter(after=[report.run_id, *then])
         then.append(start(other, start_after=queued, inputs=plan.inputs).run_id)
     return msgspec.structs.replace(report, then=then)
+
+
+def _shared(secrets: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables with a run's secrets, for processes that share the run's work."""
+    by_name = {name: value for name, value in secrets.items() if name.isidentifier()}
+    return by_name | {SHARED_SECRETS: msgspec.json.encode(secrets).decode()} if secrets else {}
 
 
 def _without_secrets(plan: TrainingPlan) -> tuple[dict[str, bytes], dict[str, str]]:

@@ -4,6 +4,7 @@ Keys are not in them. A run's process gets the keys of its endpoints through a p
 client that sends them reads them.
 """
 
+import json
 import os
 import re
 from pathlib import Path
@@ -33,6 +34,8 @@ _PROGRAMS = re.compile(
     re.IGNORECASE,
 )
 """The settings of the programs that start MCP servers, such as npx and uvx."""
+SHARED_SECRETS = "STILLROOM_SECRETS"
+"""The variable with the secrets of a run that several processes share, as JSON by name."""
 _HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
 """Needed to download models, so that a run's own process keeps them."""
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
@@ -84,6 +87,11 @@ def container_environment() -> dict[str, str]:
     engine = re.compile(r"(DOCKER|CONTAINERS?|PODMAN)_\w+|REGISTRY_AUTH_FILE|SSH_AUTH_SOCK")
     settings = {k: v for k, v in os.environ.items() if _is_listed(k, engine)}
     return bare_environment() | settings
+
+
+def shared_secrets() -> dict[str, str]:
+    """Returns the secrets of the run whose work this process shares; none if it is alone."""
+    return json.loads(os.environ.get(SHARED_SECRETS, "{}"))
 
 
 def _is_listed(name: str, names: re.Pattern[str]) -> bool:

@@ -8,9 +8,11 @@ import pytest
 from fakes.own_keys import allow_keys
 from stillroom.secrecy import environments
 from stillroom.secrecy.environments import (
+    SHARED_SECRETS,
     bare_environment,
     container_environment,
     run_environment,
+    shared_secrets,
     tool_environment,
 )
 
@@ -72,6 +74,14 @@ def test_what_starts_servers_of_tools_is_set_up_as_the_user_has_it(monkeypatch):
     environment = tool_environment()
     assert environment["UV_CACHE_DIR"] == "/cache"
     assert "hunter2" not in str(environment)
+
+
+def test_what_processes_of_one_run_share_goes_to_no_tool(monkeypatch: pytest.MonkeyPatch):
+    assert shared_secrets() == {}
+    monkeypatch.setenv(SHARED_SECRETS, '{"{secret:0123456789ab}": "hunter2"}')
+    assert shared_secrets() == {"{secret:0123456789ab}": "hunter2"}
+    for environment in (run_environment(), tool_environment(), bare_environment()):
+        assert SHARED_SECRETS not in environment
 
 
 def test_a_proxy_with_a_login_is_for_our_own_processes_only(monkeypatch: pytest.MonkeyPatch):

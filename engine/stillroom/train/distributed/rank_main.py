@@ -18,6 +18,7 @@ from accelerate import PartialState
 from stillroom import __version__
 from stillroom.errors import EngineError, RunCancelledError, RunError
 from stillroom.run_folder import RunFolder
+from stillroom.secrecy.environments import shared_secrets
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining, plan_request
 from stillroom.train.distributed.rank_folder import (
@@ -68,7 +69,7 @@ def _train(files: RankFiles, peers: Collective) -> TrainResult:
             f"process {peers.rank} has stillroom {__version__}, the run {job.version}",
             "install the same version on all machines",
         )
-    workspace = Workspace(Path(job.workspace))
+    workspace = Workspace(Path(job.workspace), shared_secrets())
     request = StartTraining.model_validate(job.request)
     return train_in_process(
         workspace,
