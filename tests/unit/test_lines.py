@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillroom.lines import BOM, Tail, last_line, read_line_blocks, read_lines, read_tail
+from stillroom.lines import (
+    BOM,
+    Tail,
+    count_lines,
+    last_line,
+    read_line_blocks,
+    read_lines,
+    read_tail,
+)
 
 BLOCK = 1 << 20
 SIZES = st.sampled_from([0, 1, 7, 70_000, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1, 5 * BLOCK])
@@ -154,3 +162,20 @@ def test_the_end_of_a_file_has_a_bound_of_its_own(tmp_path: Path) -> None:
     tail = read_tail(path, 500, max_bytes=10_000)
     assert len(tail.lines) == 6
     assert not tail.is_whole
+
+
+@given(st.lists(st.sampled_from([b"a", b"\n", b"\r\n", b" ", b"\t", b"\xef\xbb\xbf"]), max_size=30))
+def test_lines_are_counted_as_they_are_read(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]
+) -> None:
+    path = tmp_path_factory.mktemp("lines") / "file"
+    path.write_bytes(b"".join(parts))
+
+    assert count_lines(path) == len(list(read_lines(path)))
+
+
+def test_lines_over_many_blocks_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"\n".join([b"x" * 700_000, b"", b" ", b"y" * 5, b"z" * 300_000] * 3))
+
+    assert count_lines(path) == 9

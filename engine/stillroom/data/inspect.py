@@ -24,7 +24,7 @@ from stillroom.data.chat.views import (
 from stillroom.data.checks import Problem, as_number, decode_row
 from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_row
 from stillroom.data.layouts.detect import as_rollout
-from stillroom.data.row_files import read_row_lines, rollout_files
+from stillroom.data.row_files import count_rows, read_row_lines, rollout_files
 from stillroom.errors import DataError, InputError, ModelError
 from stillroom.outputs import ReplacingRequest
 from stillroom.settings import Workspace
@@ -96,11 +96,17 @@ def inspect_examples(
     views: list[tuple[Path, RowView]] = []
     recognised = set[Path]()
     total = 0
-    for total, (file, where, data) in enumerate(_lines(path), start=1):
-        if file not in recognised and _format_of(data) is not None:
-            recognised.add(file)
-        if request.start < total <= end:
-            views.append((file, _view(where, data, renderer, limit=limit)))
+    for file in rollout_files(path):
+        before, total = total, total + count_rows(file)
+        if total <= request.start or before >= end:
+            continue
+        for number, (where, data) in enumerate(_lines(file), start=before):
+            if file not in recognised and _format_of(data) is not None:
+                recognised.add(file)
+            if request.start <= number < end:
+                views.append((file, _view(where, data, renderer, limit=limit)))
+            elif number >= end and file in recognised:
+                break
     rows = [view if file in recognised else _without_text(view) for file, view in views]
     if request.start >= total:
         raise InputError(
@@ -117,13 +123,12 @@ def inspect_examples(
     return Inspection(page=page, rows=rows)
 
 
-def _lines(path: Path) -> Iterator[tuple[Path, str, bytes]]:
-    for file in rollout_files(path):
-        for line in read_row_lines(file):
-            data = line.data
-            if file.suffix == ".txt":
-                data = msgspec.json.encode({"prompt": data.decode("utf-8", errors="replace")})
-            yield file, f"{file.name}:{line.number}", data
+def _lines(file: Path) -> Iterator[tuple[str, bytes]]:
+    for line in read_row_lines(file):
+        data = line.data
+        if file.suffix == ".txt":
+            data = msgspec.json.encode({"prompt": data.decode("utf-8", errors="replace")})
+        yield f"{file.name}:{line.number}", data
 
 
 def _format_of(data: bytes) -> RowFormat | None:

@@ -11,7 +11,7 @@ import msgspec
 
 from stillroom.data.checks import Problem, decode_row, decode_text_row
 from stillroom.errors import DataError
-from stillroom.lines import BOM, Line, read_line_blocks, read_lines
+from stillroom.lines import BOM, Line, count_lines, read_line_blocks, read_lines
 from stillroom.secrecy.readable import check_readable
 
 MAX_ROW_BYTES = 64 << 20
@@ -41,6 +41,11 @@ def read_row_blocks(path: Path) -> Iterator[list[Line]]:
         yield [document]
         return
     yield from read_line_blocks(path, max_bytes=MAX_ROW_BYTES)
+
+
+def count_rows(path: Path) -> int:
+    """Returns the number of rows of a file."""
+    return count_lines(path) if path.suffix != ".json" else sum(1 for _ in read_row_lines(path))
 
 
 def decode_line(line: Line) -> dict[str, Any] | Problem:

@@ -7,6 +7,9 @@ from statistics import NormalDist
 import msgspec
 
 _LEVEL = 0.95
+_NEGLIGIBLE = 1e-17
+_MOST_EXACT = 1000
+"""With more tasks than this, exact numbers would have so many digits that they take minutes."""
 _Z = NormalDist().inv_cdf(0.5 + _LEVEL / 2)
 
 
@@ -112,5 +115,16 @@ def sign_test_p(wins: int, losses: int) -> float:
     n = wins + losses
     if n == 0:
         return 1.0
-    tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1)) / 2**n
+    fewer = min(wins, losses)
+    if n <= _MOST_EXACT:
+        return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n)
+    # The largest term of the tail, by logarithms as its factors are too large for floats, and then
+    # those before it, each from the one after it, until they no longer count.
+    largest = math.lgamma(n + 1) - math.lgamma(fewer + 1) - math.lgamma(n - fewer + 1)
+    term = tail = math.exp(largest - n * math.log(2))
+    for k in range(fewer, 0, -1):
+        term *= k / (n - k + 1)
+        tail += term
+        if term < tail * _NEGLIGIBLE:
+            break
     return min(1.0, 2 * tail)

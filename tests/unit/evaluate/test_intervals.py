@@ -268,6 +268,10 @@ def test_a_sign_test_is_a_probability_and_the_same_both_ways(wins: int, losses: 
 def test_a_sign_test_of_thousands_of_tasks_still_has_a_value() -> None:
     assert 0 <= sign_test_p(3000, 100) < 1e-100
     assert sign_test_p(2000, 2000) == 1.0
+    exact = 2 * sum(math.comb(2003, k) for k in range(951)) / 2**2003
+    assert sign_test_p(950, 1053) == pytest.approx(exact, rel=1e-9)
+    normal = 2 * NormalDist().cdf(-999 / math.sqrt(101_000))
+    assert sign_test_p(50_000, 51_000) == pytest.approx(normal, rel=1e-3)
 
 
 def test_a_sign_test_finds_what_is_not_there_at_most_as_often_as_it_says() -> None:
