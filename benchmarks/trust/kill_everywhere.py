@@ -101,6 +101,11 @@ class RunScene(Scene):
         state = folder_of(self.space, attempt).read()
         if state.status.is_final:
             return False
+        is_warm = sys.executable != PYTHON
+        if is_warm:
+            # The process that was launched is then a client of the warm one, and not the keeper.
+            wait_for(lambda: folder_of(self.space, attempt).read().pid is not None, 5)
+            state = folder_of(self.space, attempt).read()
         if state.pid is None:
             # The keeper is there before the run's process has written its pid.
             launch = json.loads((folder_of(self.space, attempt).path / "launch.json").read_bytes())

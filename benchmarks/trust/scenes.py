@@ -71,6 +71,7 @@ def num_orphans(root: Path) -> int:
     wait_for(lambda: not processes_of(root), ORPHANS_AFTER_S)
     left = processes_of(root)
     for process in left:
+        print(f"left: {process} of {process.ppid()}: {process.cmdline()}", file=sys.stderr)
         process.kill()
     return len(left)
 
