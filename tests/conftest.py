@@ -2,6 +2,9 @@
 
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 # Before torch is imported: the machine's cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -54,3 +57,21 @@ def tiny_models(tmp_path_factory):
     from fakes.tiny_models import TinyModels
 
     return TinyModels(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def warm_program() -> Iterator[Path]:
+    """The program of `warm_python`; the path of its socket may not be long."""
+    from fakes.warm_python import warm_python
+
+    with (
+        tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp") as folder,
+        warm_python(Path(folder)) as program,
+    ):
+        yield program
+
+
+@pytest.fixture
+def warm_python(warm_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has runs begin in processes that have loaded torch beforehand; see fakes/warm_python.py."""
+    monkeypatch.setattr(sys, "executable", str(warm_program))

@@ -3,31 +3,11 @@
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-
-@pytest.fixture(scope="session")
-def warm_program() -> Iterator[Path]:
-    """The program of `warm_python`; the path of its socket may not be long."""
-    from fakes.warm_python import warm_python
-
-    with (
-        tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp") as folder,
-        warm_python(Path(folder)) as program,
-    ):
-        yield program
-
-
-@pytest.fixture
-def warm_python(warm_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has runs begin in processes that have loaded torch beforehand; see fakes/warm_python.py."""
-    monkeypatch.setattr(sys, "executable", str(warm_program))
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ def project_of(root, tiny_models):
         "sft",
         tiny_models.folder("qwen3", "chatml"),
         data={"batch_size": 4},
-        trainer={"num_epochs": 3, "save_step": 1, "keep_checkpoints": 3},
+        trainer={"num_epochs": 3, "save_step": 3, "keep_checkpoints": 3},
         launcher={"kind": "accelerate", "num_processes": 2},
     )
     project.write(ROWS)

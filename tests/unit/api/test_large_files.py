@@ -54,6 +54,7 @@ LARGE: list[tuple[str, dict[str, Any], str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize(("name", "request_fields", "field", "value"), LARGE)
 def test_on_a_large_file_a_tool_starts_a_run_whose_result_is_the_operations(
     folder: Path, name: str, request_fields: dict[str, Any], field: str, value: Any
@@ -77,6 +78,7 @@ def test_on_a_large_file_a_tool_starts_a_run_whose_result_is_the_operations(
     assert msgspec.convert(done, operation.result) == expected
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_training_on_a_large_file_is_planned_in_a_run(folder: Path) -> None:
     lines = (folder / "rollouts.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [{"messages": json.loads(line)["messages"]} for line in lines]

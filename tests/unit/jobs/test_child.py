@@ -22,6 +22,7 @@ def filtered(folder: Path, **options: object) -> api.FilterResult:
     return api.filter_dataset(Workspace(folder), request)
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_rows_of_too_many_tokens_of_the_student_are_dropped(tmp_path: Path) -> None:
     rows = [
         rollout_row(task_id="short", messages=[user("price"), assistant("12")]),

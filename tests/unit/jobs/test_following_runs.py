@@ -31,6 +31,7 @@ def project(tmp_path, tiny_models) -> Project:
     return project
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_each_model_gets_a_run_that_begins_when_those_before_have_ended(project):
     project.config["trainer"]["num_epochs"] = 60
     project.write_config()
@@ -56,6 +57,7 @@ def test_each_model_gets_a_run_that_begins_when_those_before_have_ended(project)
     assert requested["model"]["path"] == project.config["model"]["path"][2]
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize("edited", ["config.yml", "train.jsonl"])
 def test_a_run_that_waits_trains_the_config_it_was_started_with_and_no_other_rows(project, edited):
     before = create_run(project.workspace, RunKind.SFT, {})

@@ -147,6 +147,7 @@ def test_a_key_that_is_not_there_is_told_before_anything_is_loaded(tmp_path, tin
         plan_request(project.workspace, PlanTraining())
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_plans_process_is_given_the_servers_key(tmp_path, tiny_models, monkeypatch):
     """Although it trains on files alone, and has no other secret."""
     monkeypatch.setenv("VLLM_API_KEY", "the-key")

@@ -48,6 +48,7 @@ def test_a_bad_file_lists_its_first_problems_and_names_the_file_with_all(tmp_pat
     assert ATTACK not in page
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_with_a_model_tokens_are_counted_and_rows_that_cannot_be_trained_are_told(
     tmp_path: Path,
 ) -> None:
@@ -67,6 +68,7 @@ def test_with_a_model_tokens_are_counted_and_rows_that_cannot_be_trained_are_tol
     assert '<span class="what">Tokens</span>' in page
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize(
     "row",
     [

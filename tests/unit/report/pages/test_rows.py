@@ -88,6 +88,7 @@ def test_the_operation_writes_the_page_inside_the_workspace_only(tmp_path: Path)
         InspectExamples(path="rows.jsonl", html="rows.jsonl")
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_with_a_model_the_tokens_come_from_a_process_of_their_own(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", [{"messages": TALK, "tools": [PRICE]}])
     request = InspectExamples(path="rows.jsonl", model="demo/student", html="p.html")
