@@ -14,6 +14,7 @@ import sys
 import tempfile
 import tomllib
 import xml.etree.ElementTree as ET
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def run_tests(promise: dict[str, Any]) -> tuple[str, bool]:
             "-o",
             "junit_family=xunit1",
             f"--junitxml={record}",
+            *(["-m", promise["needs"]] if "needs" in promise else []),
         ]
         subprocess.run(
             [*command, *promise["tests"]], cwd=ROOT, capture_output=True, timeout=TESTS_LIMIT_S, check=False
@@ -160,6 +162,11 @@ def main() -> int:
             "script",
             "tests",
         }:
+            continue
+        if "needs" in promise and find_spec(promise["needs"]) is None:
+            print(
+                json.dumps({"promise": number, "not run": f"{promise['needs']} is not installed"})
+            )
             continue
         figures[str(number)] = shown = show(promise, options.full)
         print(json.dumps({"promise": number, **shown}), flush=True)

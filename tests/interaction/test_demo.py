@@ -19,7 +19,7 @@ from stillroom_mcp.demo.run import ORDER, free_folder
 from stillroom_mcp.demo.settings import DemoSettings
 
 TINY = DemoSettings(num_rollouts=60, num_heldout=30, num_iterations=2, num_kl_prompts=6)
-NUM_STEPS = 6
+NUM_STEPS = 10
 
 
 @pytest.mark.usefixtures("warm_python")
@@ -89,7 +89,12 @@ async def start_training_then_kill_the_server(root: Path) -> str:
     with anyio.fail_after(120):
         async with Client(server_of(root)) as client:
             await client.call_tool("create_project", {})
-            training = {"config": "distill.yml", "overrides": [f"trainer.max_steps={NUM_STEPS}"]}
+            overrides = [
+                f"trainer.max_steps={NUM_STEPS}",
+                "data.batch_size=16",
+                "algorithm.substeps=2",
+            ]
+            training = {"config": "distill.yml", "overrides": overrides}
             run_id = (await answer_of(client, "start_training", training))["run_id"]
             progress = None
             while not progress or progress["done"] == 0:

@@ -206,6 +206,7 @@ def test_the_rollouts_that_a_checkpoint_carries_go_on(workspace: Workspace) -> N
     assert any(carried.turns for carried in point.state.carried)
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_waiting_run_begins_once_the_run_before_it_has_ended(workspace: Workspace) -> None:
     """A process takes the folder up as it is; the run before it was killed, which is an end too."""
     folder = workspace.runs / WAITING_SFT

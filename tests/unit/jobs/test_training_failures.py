@@ -49,6 +49,7 @@ def no_file_larger_than(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_killed_run_says_how_it_goes_on_and_ends_as_the_unbroken_one(project) -> None:
     run_id = start(project)
     folder = find_run(project.workspace, run_id)
