@@ -38,17 +38,19 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
-@pytest.mark.parametrize("place", ["link/file", "link/deep/file"])
-def test_nothing_is_written_below_a_link(tmp_path: Path, outside: Path, place, writer) -> None:
+# Cutting needs a file, and there is none in a folder that is not there.
+BELOW_A_LINK = [("link/file", name) for name in WRITERS]
+BELOW_A_LINK += [("link/deep/file", name) for name in WRITERS if name != "cut"]
+
+
+@pytest.mark.parametrize(("place", "name"), BELOW_A_LINK)
+def test_nothing_is_written_below_a_link(tmp_path: Path, outside: Path, place, name) -> None:
     root = tmp_path / "root"
     root.mkdir()
     (root / "link").symlink_to(outside)
-    if writer is cut_torn_line and "deep" in place:
-        pytest.skip("there is no file to cut")
 
     with pytest.raises(InputError, match="link is a symbolic link"):
-        writer(root / place)
+        WRITERS[name](root / place)
 
     assert names_in(outside) == ["file"]
     assert (outside / "file").read_bytes() == b"{}\ntorn"
