@@ -2,6 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
+
+from fakes.http_endpoint import ScriptedEndpoint
+from stillroom import api
 
 ECHO_TOOL = '''
 from stillroom.tools import tool
@@ -27,6 +31,19 @@ def endpoint_project(folder: Path, *, num_prompts: int) -> Path:
     write_prompts(folder / "prompts.jsonl", num_prompts)
     (folder / "tools.py").write_text(ECHO_TOOL, encoding="utf-8")
     return folder
+
+
+def rollouts_request(endpoint: ScriptedEndpoint, **changes: Any) -> api.GenerateRollouts:
+    """The request that lets the scripted endpoint answer the prompts of such a project."""
+    given = {
+        "input": "prompts.jsonl",
+        "output": "rollouts/out.jsonl",
+        "provider": "openai",
+        "base_url": endpoint.base_url,
+        "model": "scripted",
+        "tools": "tools.py",
+    }
+    return api.GenerateRollouts(**{**given, **changes})
 
 
 def read_rows(path: Path) -> list[dict]:

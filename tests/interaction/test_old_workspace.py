@@ -9,7 +9,7 @@ import pytest
 
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.old_workspace import move_endpoint, run_named, unpack_old_workspace
-from fakes.projects import read_rows
+from fakes.projects import read_rows, rollouts_request
 from fakes.reporters import KeptReporter
 from fakes.waiting import wait_until
 from stillroom import api
@@ -148,12 +148,9 @@ def test_half_done_rollouts_are_finished_and_no_call_is_paid_for_again(
     finished = read_rows(workspace.root / "rollouts/half.jsonl")
     with ScriptedEndpoint(tool_turns=3) as endpoint:
         move_endpoint(workspace, "rollouts/half.jsonl", endpoint.base_url)
-        request = api.GenerateRollouts(
-            input="prompts.jsonl",
+        request = rollouts_request(
+            endpoint,
             output="rollouts/half.jsonl",
-            provider="openai",
-            base_url=endpoint.base_url,
-            model="scripted",
             tools="echo_tools.py",
             concurrency=4,
             max_concurrency=4,

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from fakes.http_endpoint import ScriptedEndpoint
-from fakes.projects import endpoint_project
+from fakes.projects import endpoint_project, rollouts_request
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.jobs import supervise
@@ -62,15 +62,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def start(workspace: Workspace, endpoint: ScriptedEndpoint) -> RunFolder:
-    request = api.GenerateRollouts(
-        input="prompts.jsonl",
-        output="rollouts/out.jsonl",
-        provider="openai",
-        base_url=endpoint.base_url,
-        model="scripted",
-        tools="tools.py",
-        concurrency=2,
-    )
+    request = rollouts_request(endpoint, concurrency=2)
     return find_run(workspace, api.generate_rollouts(workspace, request).run_id)
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from fakes.http_endpoint import ScriptedEndpoint
-from fakes.projects import endpoint_project, read_rows
+from fakes.projects import endpoint_project, read_rows, rollouts_request
 from fakes.started_runs import asked_long_ago
 from fakes.waiting import wait_until
 from stillroom import api
@@ -25,17 +25,7 @@ from stillroom.types import RunKind, RunStatus
 
 
 def start_rollouts(workspace: Workspace, endpoint: ScriptedEndpoint, **more) -> api.RunReport:
-    request = api.GenerateRollouts(
-        input="prompts.jsonl",
-        output="rollouts/out.jsonl",
-        provider="openai",
-        base_url=endpoint.base_url,
-        model="scripted",
-        tools="tools.py",
-        concurrency=4,
-        max_concurrency=4,
-        **more,
-    )
+    request = rollouts_request(endpoint, concurrency=4, max_concurrency=4, **more)
     return api.generate_rollouts(workspace, request)
 
 

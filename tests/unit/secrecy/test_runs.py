@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakes.http_endpoint import ScriptedEndpoint
-from fakes.projects import endpoint_project, read_rows
+from fakes.projects import endpoint_project, read_rows, rollouts_request
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.run_folder import find_run
@@ -54,14 +54,9 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def run(workspace: Workspace, endpoint: ScriptedEndpoint, secret: str) -> api.RunReport:
-    request = api.GenerateRollouts(
-        input="prompts.jsonl",
-        output="rollouts/out.jsonl",
-        provider="openai",
-        base_url=endpoint.base_url,
+    request = rollouts_request(
+        endpoint,
         api_key_env="VLLM_API_KEY",
-        model="scripted",
-        tools="tools.py",
         mcp_servers=(f"env SHOP_KEY={secret} {shlex.quote(sys.executable)} server.py",),
     )
     run_id = api.generate_rollouts(workspace, request).run_id
