@@ -15,7 +15,7 @@ import psutil
 from scenes import folder_of, look, num_orphans, report, wait_for, wait_for_end, workspace
 
 from fakes.http_endpoint import ScriptedEndpoint
-from fakes.projects import endpoint_project
+from fakes.projects import endpoint_project, rollouts_request
 from fakes.started_runs import asked_long_ago
 from stillroom import api
 from stillroom.jobs import supervise
@@ -42,12 +42,9 @@ def cancelled(shift: float, *, is_stopped: bool) -> dict:
     """Starts a run that pays, shifts the clock, cancels; `is_stopped`: a run that must be killed."""
     with workspace() as space, ScriptedEndpoint(tool_turns=500, latency_s=0.02) as endpoint:
         endpoint_project(space.root, num_prompts=8)
-        request = api.GenerateRollouts(
-            input="prompts.jsonl",
+        request = rollouts_request(
+            endpoint,
             output="out.jsonl",
-            base_url=endpoint.base_url,
-            model="scripted",
-            tools="tools.py",
             max_turns=1000,
         )
         run_id = api.generate_rollouts(space, request).run_id

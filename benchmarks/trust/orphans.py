@@ -20,7 +20,7 @@ from mcp import Client, StdioServerParameters
 from scenes import folder_of, num_orphans, processes_of, report, wait_for, workspace
 
 from fakes.http_endpoint import ScriptedEndpoint
-from fakes.projects import endpoint_project
+from fakes.projects import endpoint_project, rollouts_request
 from stillroom import api
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import EngineError
@@ -48,12 +48,9 @@ def killed_run() -> int:
     with workspace() as space, ScriptedEndpoint(tool_turns=1) as endpoint:
         endpoint_project(space.root, num_prompts=4)
         (space.root / "tools.py").write_text(HOLDING_TOOL, encoding="utf-8")
-        request = api.GenerateRollouts(
-            input="prompts.jsonl",
+        request = rollouts_request(
+            endpoint,
             output="out.jsonl",
-            base_url=endpoint.base_url,
-            model="m",
-            tools="tools.py",
         )
         run_id = api.generate_rollouts(space, request).run_id
         wait_for(lambda: list(space.root.glob("ready-*")))

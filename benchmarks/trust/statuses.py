@@ -19,19 +19,16 @@ from typing import Any
 from scenes import folder_of, report, training_project, wait_for, wait_for_end, workspace
 
 from fakes.http_endpoint import ScriptedEndpoint
-from fakes.projects import endpoint_project
+from fakes.projects import endpoint_project, rollouts_request
 from stillroom import api
 from stillroom.settings import Workspace
 
 
 def start(space: Workspace, endpoint: ScriptedEndpoint, **more: Any) -> str:
     endpoint_project(space.root, num_prompts=4)
-    request = api.GenerateRollouts(
-        input="prompts.jsonl",
+    request = rollouts_request(
+        endpoint,
         output="out.jsonl",
-        base_url=endpoint.base_url,
-        model="scripted",
-        tools="tools.py",
         **more,
     )
     return api.generate_rollouts(space, request).run_id
