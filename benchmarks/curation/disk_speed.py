@@ -1,4 +1,4 @@
-"""Filter, convert and pairs over one file of rollouts: ours beside json, orjson, polars and datasets scripts.
+"""Filter, convert and pairs over one file of rollouts, and a filter of the supervised rows: ours beside json, orjson, polars and datasets scripts.
 
 disk_speed.py [--mb 1000] [--peers PYTHON] [--core 1] [--repeats 3] [--slow]: PYTHON is an interpreter with orjson
 (and polars, datasets for --slow). Every measurement is a process of its own on one core, in turn; the best of the
@@ -57,17 +57,19 @@ def differing(one: Path, other: Path) -> int:
 def run(folder: Path, options: argparse.Namespace) -> None:
     source = folder / "rollouts.jsonl"
     write(str(source), options.mb)
-    size_mb = source.stat().st_size / 1e6
     peers = (
         ["orjson", "json", *(["polars", "datasets"] if options.slow else [])]
         if options.peers
         else []
     )
-    for operation in ("filter", "convert", "pairs"):
+    for operation in ("filter", "convert", "pairs", "filter_sft"):
+        if operation == "filter_sft":
+            source = folder / "ours_convert.jsonl"
+        size_mb = source.stat().st_size / 1e6
         ours = [sys.executable, str(HERE / "ours.py"), str(folder), operation]
         commands = {"ours": ours, "ours_no_hash": [*ours, "--no-hash"]}
         for peer in peers:
-            if operation == "pairs" and peer in ("polars", "datasets"):
+            if operation in ("pairs", "filter_sft") and peer in ("polars", "datasets"):
                 continue
             out = folder / f"{peer}_{operation}.jsonl"
             commands[peer] = [

@@ -1,8 +1,9 @@
-"""One of our operations in a process of its own: ours.py FOLDER filter|convert|pairs [--no-hash]. Prints one JSON line.
+"""One of our operations in a process of its own: ours.py FOLDER filter|convert|pairs|filter_sft [--no-hash]. Prints one JSON line.
 
-`--no-hash` leaves the hashes of the manifest out, to tell what they cost.
+`--no-hash` leaves out the hashes of the manifest and those by which rows are named, to tell what they cost.
 """
 
+import itertools
 import json
 import resource
 import sys
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 
 from stillroom import api, files, lineage
+from stillroom.curate import pair_candidates
+from stillroom.data import row_names
 from stillroom.settings import Workspace
 
 # A duplicated conversation parts nowhere; the peers' pairs are of whole conversations.
@@ -19,6 +22,11 @@ REQUESTS = {
         api.FilterDataset,
         {"min_reward": 0.7, "success": True, "min_turns": 3, "max_turns": 15},
     ),
+    "filter_sft": (
+        api.filter_dataset,
+        api.FilterDataset,
+        {"min_reward": 0.7, "min_turns": 3, "max_turns": 15},
+    ),
     "convert": (api.convert_rollouts, api.ConvertRollouts, {}),
     "pairs": (api.make_dpo_pairs, api.MakeDpoPairs, {"cut": "none"}),
 }
@@ -26,11 +34,17 @@ REQUESTS = {
 
 def main() -> None:
     folder, operation = Path(sys.argv[1]), sys.argv[2]
+    output = f"ours_{operation}.jsonl"
     if "--no-hash" in sys.argv:
+        # Without hashes it would not be known as our own the next time.
+        output = f"ours_{operation}_{time.time_ns()}.jsonl"
         lineage.file_sha256 = lambda *_, **__: ""
         files._BackgroundSha256.update = lambda *_: None
+        numbers = itertools.count(1)
+        row_names.row_hash = pair_candidates.row_hash = lambda _: f"{next(numbers):016x}"
     call, request, options = REQUESTS[operation]
-    filled = request(input="rollouts.jsonl", output=f"ours_{operation}.jsonl", **options)
+    source = "rollouts.jsonl" if operation != "filter_sft" else "ours_convert.jsonl"
+    filled = request(input=source, output=output, **options)
     started, cpu_before_s = time.perf_counter(), time.process_time()
     result = call(Workspace(folder), filled)
     wall_s = time.perf_counter() - started

@@ -1,6 +1,6 @@
-"""The same operations as scripts people write: peer.py json|orjson|polars|datasets filter|convert|pairs IN OUT.
+"""The same operations as scripts people write: peer.py json|orjson|polars|datasets filter|convert|pairs|filter_sft IN OUT.
 
-One process each; prints one JSON line. polars and datasets have no pairs here: they need the whole file in memory.
+One process each; prints one JSON line. polars and datasets only filter and convert rollouts.
 """
 
 import json
@@ -25,6 +25,11 @@ def passes(row) -> bool:
         and row["total_reward"] >= 0.7
         and 3 <= num_turns(row) <= 15
     )
+
+
+def supervised_passes(row) -> bool:
+    turns = sum(message["role"] == "assistant" for message in row["messages"])
+    return row["reward"] >= 0.7 and 3 <= turns <= 15
 
 
 def supervised(row) -> dict:
@@ -69,6 +74,8 @@ def script(loads, dumps) -> None:
         for line in lines:
             row = loads(line)
             if operation == "filter" and passes(row):
+                out.write(line)
+            elif operation == "filter_sft" and supervised_passes(row):
                 out.write(line)
             elif operation == "convert" and row["completed"] is True and row["success"]:
                 out.write(dumps(supervised(row)) + b"\n")

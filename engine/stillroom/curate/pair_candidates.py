@@ -16,7 +16,7 @@ from stillroom.curate.rows.facts import NULL
 from stillroom.curate.rows.read import read_curated_rows, translate, without_ids
 from stillroom.data.layouts.detect import RolloutLayout
 from stillroom.data.row_files import RowReader
-from stillroom.data.row_names import RowNames
+from stillroom.data.row_names import row_hash
 from stillroom.errors import DataError
 
 Strategy = Literal["best_worst", "all", "adjacent"]
@@ -34,8 +34,6 @@ class IndexedRollout(msgspec.Struct, frozen=True, gc=False):
     """The field with the messages, once the line is translated if it must be."""
     is_translated: bool
     """Whether the line must be translated to our layout when it is read again."""
-    name: str
-    """The name of the row in its file."""
 
 
 TaskIndex = dict[str, list[IndexedRollout]]
@@ -47,10 +45,8 @@ def index_rollouts(files: Iterable[Path], skipped: Counter[str]) -> TaskIndex:
     Each row that cannot take part is counted in `skipped`, by the reason.
     """
     index: TaskIndex = {}
-    names = RowNames()
     for rollout in itertools.chain.from_iterable(map(read_curated_rows, files)):
         facts = rollout.facts
-        name = names.name(rollout.path, rollout.line.view)
         if facts is None or rollout.layout is None or facts.task_id is None:
             skipped["not a rollout row"] += 1
         elif facts.reward is None:
@@ -64,7 +60,7 @@ def index_rollouts(files: Iterable[Path], skipped: Counter[str]) -> TaskIndex:
                 "conversation" if is_raw and rollout.layout is RolloutLayout.RNOW else "messages"
             )
             entry = IndexedRollout(
-                rollout.path, line.offset, line.num_bytes, facts.reward, field, not is_raw, name
+                rollout.path, line.offset, line.num_bytes, facts.reward, field, not is_raw
             )
             index.setdefault(facts.task_id, []).append(entry)
     return index
@@ -119,12 +115,21 @@ _FIELDS = msgspec.json.Decoder(_Fields)
 
 
 class PairReader:
-    """Reads indexed rollouts from their files, and caches up to 16 MiB of the current task."""
+    """Reads and names a task's indexed rollouts, and caches up to 16 MiB of them."""
 
     def __init__(self) -> None:
         self._rows = RowReader()
+        self._alike: dict[tuple[Path, int], list[IndexedRollout]] = {}
         self._kept: dict[IndexedRollout, PairSide] = {}
         self._num_bytes = 0
+
+    def begin_task(self, rollouts: Iterable[IndexedRollout]) -> None:
+        """Forgets the last task's rollouts; `rollouts` are all of the next task, on both sides."""
+        self._kept.clear()
+        self._num_bytes = 0
+        self._alike.clear()
+        for entry in rollouts:
+            self._alike.setdefault((entry.path, entry.num_bytes), []).append(entry)
 
     def read(self, entry: IndexedRollout) -> PairSide:
         """Returns the fields of a rollout that a pair needs.
@@ -151,13 +156,21 @@ class PairReader:
             messages=(row.conversation if entry.messages_field == "conversation" else row.messages),
             tools=b"[]" if row.tools == NULL else row.tools,
             metadata=b"{}" if row.metadata == NULL else row.metadata,
-            name=entry.name,
+            name=f"{row_hash(data)}#{self._number(entry, data)}",
         )
 
-    def forget(self) -> None:
-        """Clears the cache of rollouts, before the next task begins."""
-        self._kept.clear()
-        self._num_bytes = 0
+    def _number(self, entry: IndexedRollout, data: bytes) -> int:
+        """Returns which of the equal rows of its file a rollout is, as RowNames counts them.
+
+        Equal rows have the same task, so only rows of the same length there need to be read.
+        """
+        earlier = {
+            other.offset
+            for other in self._alike[entry.path, entry.num_bytes]
+            if other.offset < entry.offset
+        }
+        reads = (self._rows.read(entry.path, offset, entry.num_bytes) for offset in earlier)
+        return 1 + sum(other == data for other in reads)
 
     def __enter__(self) -> Self:
         return self

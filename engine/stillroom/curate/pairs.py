@@ -191,13 +191,13 @@ class PairWriter:
         # 0.5 - 0.4 is a rounding error less than 0.1, and must still count as a difference of 0.1.
         least = self._request.min_difference - _ROUNDING
         candidates = ranked_pairs(better, worse, self._request.strategy, least=least)
+        self._reader.begin_task(better if better is worse else [*better, *worse])
         num_candidates = written = 0
         for chosen, rejected in candidates:
             if written == self._request.max_pairs_per_task:
                 break
             num_candidates += 1
             written += self._write_pair(task_id, chosen, rejected)
-        self._reader.forget()
         self._tally.tasks_with_pairs += written > 0
         if not num_candidates:
             self._tally.skipped["task whose rewards differ too little"] += 1

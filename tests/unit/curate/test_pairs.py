@@ -22,7 +22,7 @@ from fakes.rollout_rows import (
 )
 from stillroom.curate.pairs import MakeDpoPairs, PairsResult, make_dpo_pairs
 from stillroom.data.formats import load_dpo_rows
-from stillroom.data.row_names import row_hash
+from stillroom.data.row_names import RowNames, row_hash
 from stillroom.errors import DataError, InputError
 from stillroom.settings import Workspace
 
@@ -495,3 +495,22 @@ def test_tasks_of_one_side_are_counted(tmp_path: Path) -> None:
         "task on the chosen side only": 1,
         "task on the rejected side only": 1,
     }
+
+
+def test_a_pair_of_rollouts_that_are_in_the_file_several_times_says_which_of_them_it_is_made_of(
+    tmp_path: Path,
+) -> None:
+    good, bad, middling = map(encoded, answers(1, 0, 0.5))
+    lines = [good, bad, good, middling, good]
+    write_lines(tmp_path / "rollouts.jsonl", lines)
+
+    pairs_of(tmp_path, strategy="all")
+
+    names = RowNames()
+    named = [names.name(tmp_path, line.strip()) for line in lines]
+    pairs = read_rows(tmp_path / "pairs.jsonl")
+    assert [(pair["chosen_id"], pair["rejected_id"]) for pair in pairs] == [
+        *((named[index], named[1]) for index in (0, 2, 4)),
+        *((named[index], named[3]) for index in (0, 2, 4)),
+        (named[3], named[1]),
+    ]
