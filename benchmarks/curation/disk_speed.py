@@ -55,31 +55,20 @@ def differing(one: Path, other: Path) -> int:
 
 
 def run(folder: Path, options: argparse.Namespace) -> None:
-    source = folder / "rollouts.jsonl"
-    write(str(source), options.mb)
-    peers = (
-        ["orjson", "json", *(["polars", "datasets"] if options.slow else [])]
-        if options.peers
-        else []
-    )
+    write(str(folder / "rollouts.jsonl"), options.mb)
+    slow = ["polars", "datasets"] if options.slow else []
+    peers = ["orjson", "json", *slow] if options.peers else []
     for operation in ("filter", "convert", "pairs", "filter_sft"):
-        if operation == "filter_sft":
-            source = folder / "ours_convert.jsonl"
+        source = folder / ("ours_convert.jsonl" if operation == "filter_sft" else "rollouts.jsonl")
         size_mb = source.stat().st_size / 1e6
         ours = [sys.executable, str(HERE / "ours.py"), str(folder), operation]
         commands = {"ours": ours, "ours_no_hash": [*ours, "--no-hash"]}
         for peer in peers:
-            if operation in ("pairs", "filter_sft") and peer in ("polars", "datasets"):
+            if operation in ("pairs", "filter_sft") and peer in slow:
                 continue
             out = folder / f"{peer}_{operation}.jsonl"
-            commands[peer] = [
-                options.peers,
-                str(HERE / "peer.py"),
-                peer,
-                operation,
-                str(source),
-                str(out),
-            ]
+            arguments = [peer, operation, str(source), str(out)]
+            commands[peer] = [options.peers, str(HERE / "peer.py"), *arguments]
         runs_of: dict[str, list[dict]] = {who: [] for who in commands}
         for _ in range(options.repeats):
             for who, command in commands.items():

@@ -14,22 +14,19 @@ from pathlib import Path
 impl, operation, source, output = sys.argv[1:5]
 
 
-def num_turns(row) -> int:
-    return sum(message["role"] == "assistant" for message in row["conversation"])
+def num_turns(messages) -> int:
+    return sum(message["role"] == "assistant" for message in messages)
 
 
 def passes(row) -> bool:
+    if operation == "filter_sft":
+        return row["reward"] >= 0.7 and 3 <= num_turns(row["messages"]) <= 15
     return (
         row["completed"] is True
         and row["success"]
         and row["total_reward"] >= 0.7
-        and 3 <= num_turns(row) <= 15
+        and 3 <= num_turns(row["conversation"]) <= 15
     )
-
-
-def supervised_passes(row) -> bool:
-    turns = sum(message["role"] == "assistant" for message in row["messages"])
-    return row["reward"] >= 0.7 and 3 <= turns <= 15
 
 
 def supervised(row) -> dict:
@@ -73,9 +70,7 @@ def script(loads, dumps) -> None:
     ):
         for line in lines:
             row = loads(line)
-            if operation == "filter" and passes(row):
-                out.write(line)
-            elif operation == "filter_sft" and supervised_passes(row):
+            if operation in ("filter", "filter_sft") and passes(row):
                 out.write(line)
             elif operation == "convert" and row["completed"] is True and row["success"]:
                 out.write(dumps(supervised(row)) + b"\n")
