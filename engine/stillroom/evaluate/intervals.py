@@ -65,10 +65,12 @@ def mean_estimate(
     return Estimate(value=mean, low=low, high=high, n=n)
 
 
-def ratio_estimate(sums: Sequence[float], sizes: Sequence[int]) -> Estimate:
+def ratio_estimate(
+    sums: Sequence[float], sizes: Sequence[int], *, least: float = -math.inf
+) -> Estimate:
     """Returns sum(sums) / sum(sizes), e.g. nats per token, over independent clusters.
 
-    `sums` and `sizes` have one number for each cluster.
+    `sums` and `sizes` have one number for each cluster; the interval does not go below `least`.
     Source: linearised variance of a ratio estimator (Cochran 1977, ch. 6).
     """
     n, total = len(sums), sum(sizes)
@@ -78,7 +80,9 @@ def ratio_estimate(sums: Sequence[float], sizes: Sequence[int]) -> Estimate:
     residuals = [s - ratio * size for s, size in zip(sums, sizes, strict=True)]
     variance = math.fsum(r * r for r in residuals) * n / (n - 1) / total**2
     half = t_quantile(n - 1) * math.sqrt(variance)
-    return Estimate(value=ratio, low=ratio - half, high=ratio + half, n=n)
+    # Rounding must not move the bound past the ratio.
+    low = min(ratio, max(least, ratio - half))
+    return Estimate(value=ratio, low=low, high=ratio + half, n=n)
 
 
 def excludes_zero(estimate: Estimate) -> bool:

@@ -48,7 +48,7 @@ def measure_teacher_kl(
     if len(sums) == 1:
         # A single rollout shows no spread, so there is no interval.
         return Estimate(value=sums[0] / sizes[0], low=None, high=None, n=1)
-    return ratio_estimate(sums, sizes)
+    return ratio_estimate(sums, sizes, least=0.0)
 
 
 def _kl_of_each(

@@ -166,8 +166,9 @@ class ToolsPlan:
 
     @property
     def code_files(self) -> list[Path]:
-        """The paths of the user's tools.py and rewards.py, as far as there are any."""
-        return [file.path for file in (self.tools_file, self.rewards_file) if file is not None]
+        """The paths of the user's tools.py and rewards.py, if any, and of their modules."""
+        files = (self.tools_file, self.rewards_file)
+        return list(dict.fromkeys(path for file in files if file for path in file.paths))
 
     @property
     def key_names(self) -> list[str | None]:
@@ -227,14 +228,16 @@ class GenerationPlan:
         return tasks.chosen(_chosen(len(tasks), n=self.request.n, entries=self.request.entries))
 
 
-def plan_rollouts(workspace: Workspace, options: RolloutOptions, *, prompts: Path) -> RolloutPlan:
+def plan_rollouts(
+    workspace: Workspace, options: RolloutOptions, *, prompts: Path, needs_keys: bool = True
+) -> RolloutPlan:
     """Returns the plan of rollouts with these options, for the prompts in a file.
 
     Names are looked up and small files read, but no model is loaded and no call made, so that the
-    server process can check requests with it.
+    server process can check requests with it. A dry run, which makes no call either, needs no keys.
     Raises InputError for everything that can be found wrong before a process is started.
     """
-    judge = plan_judge(workspace, options)
+    judge = plan_judge(workspace, options, needs_key=needs_keys)
     tools_file = user_file(workspace, options.tools, kind="tools")
     rewards_file = user_file(workspace, options.rewards, kind="rewards")
     if options.provider in IN_PROCESS and options.base_url is not None:
@@ -246,7 +249,11 @@ def plan_rollouts(workspace: Workspace, options: RolloutOptions, *, prompts: Pat
         _locate_policy(workspace, options)
         if options.provider in IN_PROCESS
         else endpoint_for(
-            workspace, options.provider, base_url=options.base_url, api_key_env=options.api_key_env
+            workspace,
+            options.provider,
+            base_url=options.base_url,
+            api_key_env=options.api_key_env,
+            needs_key=needs_keys,
         )
     )
     return RolloutPlan(workspace, options, tools_file, rewards_file, prompts, policy, judge)
@@ -260,7 +267,7 @@ def plan_generation(workspace: Workspace, request: GenerateRollouts) -> Generati
     """
     prompts = workspace.existing(request.input, label="input")
     output = workspace.output_file(request.output, label="output")
-    plan = plan_rollouts(workspace, request, prompts=prompts)
+    plan = plan_rollouts(workspace, request, prompts=prompts, needs_keys=not request.dry_run)
     has_budget = request.budget_usd is not None
     if plan.judge is not None and plan.judge.price is None and has_budget:
         # Called only for its InputError, which says where to write the price.
@@ -376,6 +383,8 @@ def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]
         "nudge": request.nudge_to_send,
         "tools_sha256": tools.sha256 if tools else None,
         "rewards_sha256": rewards.sha256 if rewards else None,
+        "tools_modules": tools.modules_sha256 if tools else None,
+        "rewards_modules": rewards.modules_sha256 if rewards else None,
         "judge": judge and judge.file.model_dump(mode="json"),
         "input_sha256": file_sha256(files.prompts_file),
         "system": request.system,

@@ -20,7 +20,7 @@ from stillroom.rollout.episode.collect import (
     collect_rollouts,
 )
 from stillroom.rollout.forecast import Forecast
-from stillroom.rollout.journal.journal import RolloutStore
+from stillroom.rollout.journal.journal import RolloutStore, keep_rewards
 from stillroom.rollout.journal.shards import RunPart, adopt_shards
 from stillroom.rollout.request import (
     GenerateRollouts,
@@ -84,6 +84,8 @@ async def generate_rollouts(
         todo = specs.where(lambda key: key not in store.finished)
         spending = Spending(plan.price, _budget(request, store, part))
         try:
+            if part is None:
+                keep_rewards(plan.output, plan.rollouts.rewards_file)
             sampling = sampling_settings(request, temperature=request.temperature)
             async with open_rollout_context(
                 plan.rollouts, sampling, tasks, spending=spending

@@ -112,12 +112,14 @@ def endpoint_for(
     *,
     base_url: str | None,
     api_key_env: str | None,
+    needs_key: bool = True,
 ) -> Endpoint:
     """Returns the endpoint that a provider name, and optionally another address, stands for.
 
     Another `base_url` (vLLM, SGLang, Ollama, a gateway) is sent no key unless `api_key_env` names
     one, because the provider's key must reach only the provider's own address. An address at Azure
-    is sent Azure's key. Which other keys an address may be sent is in the user's keys.yml.
+    is sent Azure's key. Which other keys an address may be sent is in the user's keys.yml. Without
+    `needs_key` nothing will be sent, so the key need not be set.
 
     Raises InputError if the address cannot be used, if the key may not be sent there, or if it is
     missing or malformed.
@@ -142,7 +144,8 @@ def endpoint_for(
     name = endpoint.api_key_env
     if name is not None:
         _check_host(workspace, name, parts)
-        _check_key(workspace, provider, name)
+        if needs_key or workspace.read_key(name) is not None:
+            _check_key(workspace, provider, name)
     return endpoint
 
 

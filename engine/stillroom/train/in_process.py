@@ -94,9 +94,14 @@ def _max_length(session: Session) -> int:
 
 def _run_inputs(plan: TrainingPlan, recording: Recording, models: list[ModelRecord]) -> RunInputs:
     """Returns the inputs of the run; config.yml counts by its values, not by its bytes."""
-    config_file = str(plan.config_file)
-    files = [record for record in recording.records() if record.path != config_file]
-    return RunInputs(config=plan.config.model_dump(mode="json"), files=files, models=models)
+    modules: dict[str, str] = {}
+    paths = {str(plan.config_file)}
+    for file in filter(None, (plan.tools_file, plan.rewards_file)):
+        modules |= file.modules_sha256 or {}
+        paths |= {str(path) for path in file.paths[1:]}
+    files = [record for record in recording.records() if record.path not in paths]
+    config = plan.config.model_dump(mode="json")
+    return RunInputs(config=config, files=files, models=models, modules=modules)
 
 
 def _model_records(workspace: Workspace, config: TrainConfig) -> list[ModelRecord]:

@@ -25,11 +25,12 @@ from stillroom.settings import Workspace
 
 NO_PROCESS = 2**22 + 1
 REWARDS = """
+import right as answers
 from stillroom.tools import reward
 
 @reward
 def right(args, messages):
-    return 1.0
+    return answers.RIGHT
 """
 
 
@@ -85,6 +86,7 @@ def folder(tmp_path: Path) -> Path:
     write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row())])
     (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
     (tmp_path / "rewards.py").write_text(REWARDS, encoding="utf-8")
+    (tmp_path / "right.py").write_text("RIGHT = 1.0\n", encoding="utf-8")
     (tmp_path / "rubric.md").write_text("Is it right?", encoding="utf-8")
     (tmp_path / "judge.yml").write_text(
         "model: judge\nrubric: rubric.md\nbase_url: http://127.0.0.1:9/v1\n", encoding="utf-8"
@@ -99,7 +101,7 @@ REQUESTS = {
     "evaluate_model": {"data": "prompts.jsonl", "tools": "tools.py", **ANSWERING, **JUDGING},
     "score_rollouts": {"input": "rollouts.jsonl", "output": "scored.jsonl", **JUDGING},
 }
-JUDGING_FILES = ("rewards.py", "judge.yml", "rubric.md")
+JUDGING_FILES = ("rewards.py", "right.py", "judge.yml", "rubric.md")
 
 
 @pytest.mark.parametrize(
@@ -160,6 +162,7 @@ def training(tmp_path: Path, tiny_models):
     project.write([{"messages": [user(f"Item {i}?"), answer(f"{i}.")]} for i in range(8)])
     (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
     (tmp_path / "rewards.py").write_text(REWARDS, encoding="utf-8")
+    (tmp_path / "right.py").write_text("RIGHT = 1.0\n", encoding="utf-8")
     write_lines(
         tmp_path / "held_out.jsonl",
         [encoded({"prompt": "Item 9?", "metadata": {"expected_answer": "9"}})],
@@ -169,7 +172,7 @@ def training(tmp_path: Path, tiny_models):
     return project
 
 
-@pytest.mark.parametrize("edited", ["train.jsonl", "held_out.jsonl", "tools.py", "rewards.py"])
+@pytest.mark.parametrize("edited", ["train.jsonl", "held_out.jsonl", "tools.py", "right.py"])
 def test_no_training_file_that_was_edited_since_the_call_is_used(training, edited: str):
     path = training.root / edited
 

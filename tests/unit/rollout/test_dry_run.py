@@ -292,6 +292,26 @@ def test_a_dry_run_finds_what_would_stop_the_run(tmp_path: Path) -> None:
         run_of(workspace, endpoint, dry_run=True, tools="tools.py")
 
 
+def test_a_dry_run_needs_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = workspace_in(tmp_path, ["a"])
+    judge = "model: gpt-4o-mini\nrubric: Is it right?\nprovider: openai\n"
+    (tmp_path / "judge.yml").write_text(judge, encoding="utf-8")
+    for name in ("OPENROUTER_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    endpoint = MeteredEndpoint(1, wordy=0.5, framing=0, eager=0)
+    hosted: dict[str, Any] = {"provider": "openrouter", "base_url": None, "model": "gpt-4o-mini"}
+
+    reported = run_of(workspace, endpoint, dry_run=True, **hosted)
+
+    assert isinstance(reported, Forecast)
+    assert reported.cost_usd is not None
+    with pytest.raises(InputError, match="needs a key"):
+        run_of(workspace, endpoint, **hosted)
+    monkeypatch.setenv("OPENROUTER_API_KEY", "two\nlines")
+    with pytest.raises(InputError, match="cannot be sent in a header"):
+        run_of(workspace, endpoint, dry_run=True, **hosted)
+
+
 def test_a_dry_run_of_changed_settings_is_refused_as_the_run_is(tmp_path: Path) -> None:
     workspace = workspace_in(tmp_path, ["a"])
     endpoint = MeteredEndpoint(1, wordy=0.5, framing=0, eager=0)

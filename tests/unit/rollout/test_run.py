@@ -1,9 +1,11 @@
 """Whole rollout runs against a scripted teacher: counts, aborts, resuming, failures, cancelling."""
 
 import json
+import re
 import shlex
 import shutil
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from fakes.user_files import write_tools
 from stillroom.errors import DataError, InputError, RunCancelledError, TeacherError
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.request import GenerateRollouts
+from stillroom.rollout.rescore.score import ScoreRollouts, score_rollouts
 from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
@@ -470,6 +473,62 @@ def test_changed_prompts_and_tools_are_refused(workspace: Workspace) -> None:
     write_tools(workspace.root, '@tool\ndef f():\n    """Do it."""\n')
     with pytest.raises(InputError, match="tools_sha256 was None"):
         run_of(workspace, ScriptedTeacher(), tools="tools.py")
+
+
+ABOUT_TWELVE = """
+from answers import wanted
+
+@reward
+def right(args, messages):
+    return float(wanted in messages[-1]["content"])
+"""
+
+
+def test_rollouts_that_were_begun_with_other_rewards_go_on_and_are_then_judged_by_the_new(
+    workspace: Workspace,
+) -> None:
+    write_tools(workspace.root, ABOUT_TWELVE, name="rewards.py")
+    (workspace.root / "answers.py").write_text("wanted = 'thirteen'\n", encoding="utf-8")
+    assert run_of(workspace, ScriptedTeacher(), n=1, rewards="rewards.py").mean_reward == 0
+    (workspace.root / "answers.py").write_text("wanted = '12'\n", encoding="utf-8")
+
+    with pytest.raises(InputError, match="rewards_modules was") as caught:
+        run_of(workspace, ScriptedTeacher(), rewards="rewards.py")
+    said = re.fullmatch(
+        r"make the same call with (rewards=(\S+)); when it is done, "
+        r"score_rollouts\(input=(\S+), output=<another file>\) with the new rewards .*",
+        caught.value.fix,
+    )
+    assert said is not None
+    done = run_of(workspace, ScriptedTeacher(), rewards=said[2])
+    assert (done.succeeded, done.calls, done.mean_reward) == (3, 4, 0)
+    request = ScoreRollouts(input=said[3], output="scored.jsonl", rewards="rewards.py")
+    folder = workspace.root / "run"
+    folder.mkdir()
+    scored = run_async(
+        partial(score_rollouts, workspace, request, folder=folder, reporter=KeptReporter())
+    )
+
+    assert (scored.read, scored.changed, scored.mean_after) == (3, 3, 1)
+
+
+def test_rewards_that_came_later_and_another_judge_are_told_apart_in_what_to_do(
+    workspace: Workspace,
+) -> None:
+    run_of(workspace, ScriptedTeacher(), n=1)
+    write_tools(
+        workspace.root, "@reward\ndef f(args, messages):\n    return 1\n", name="rewards.py"
+    )
+
+    with pytest.raises(InputError) as caught:
+        run_of(workspace, ScriptedTeacher(), rewards="rewards.py")
+    assert "the same call with rewards=none;" in caught.value.fix
+    with pytest.raises(InputError) as caught:
+        run_of(workspace, ScriptedTeacher(), answer_match="exact")
+    assert "the judge and rewards that it began with; when it is done, score" in caught.value.fix
+    with pytest.raises(InputError) as caught:
+        run_of(workspace, ScriptedTeacher(), answer_match="exact", seed=1)
+    assert "score_rollouts" not in caught.value.fix
 
 
 def test_a_fault_met_by_one_conversation_does_not_end_the_others(

@@ -5,7 +5,7 @@ row of the output file; until then its steps are in the journal, and a new proce
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,19 @@ from stillroom.rollout.journal.records import (
 from stillroom.secrecy.commands import without_secrets
 from stillroom.teachers.budget import Cost, Outstanding
 from stillroom.tools.source import ToolResult
+from stillroom.tools.user.file import UserFile
 from stillroom.types import CallTotals, SampledTurn, Trajectory
 
 _SYNC_EVERY_S = 1.0
 """Seconds between syncs of the journal to disk. A crash of the machine, unlike one of the process,
 can lose the records since the last sync."""
 _SETTINGS = "settings.json"
-_WEIGHTS = "weights"
+_GIVEN_REWARDS = "given_rewards.py"
+_JUDGING = {"rewards_sha256", "rewards_modules", "judge", "answer_match"}
+"""The settings that shape how a rollout is judged, and not the rollout."""
+_LATE = ("weights", "tools_modules", "rewards_modules")
+"""Settings that are not always known: the commit of a model from the hub only once the model has
+been fetched, and the modules of tools.py and rewards.py only since some version."""
 
 
 def holds_rollouts(path: Path) -> bool:
@@ -74,16 +80,41 @@ def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
     if before.get("mcp_servers"):
         before["mcp_servers"] = [without_secrets(server) for server in before["mcp_servers"]]
     names = [*now, *(before.keys() - now.keys())]
-    if before.get(_WEIGHTS) is None or now.get(_WEIGHTS) is None:
-        # The commit of a model from the hub is only known once the model has been fetched.
-        names = [name for name in names if name != _WEIGHTS]
+    unknown = {name for name in _LATE if before.get(name) is None or now.get(name) is None}
+    names = [name for name in names if name not in unknown]
     changed = [name for name in names if before.get(name) != now.get(name)]
     if changed:
         shown = "; ".join(f"{n} was {before.get(n)!r}, now {now.get(n)!r}" for n in changed)
         raise InputError(
             f"{output} was begun with other settings: {shown}",
-            "run with the settings it was begun with to go on, or choose another output",
+            _how_to_judge_anew(output, before, changed)
+            if _JUDGING.issuperset(changed)
+            else "run with the settings it was begun with to go on, or choose another output",
         )
+
+
+def _how_to_judge_anew(output: Path, before: Mapping[str, Any], changed: Sequence[str]) -> str:
+    """Returns how a run goes on although what judges its rollouts has changed."""
+    kept, old = journal_folder(output) / _GIVEN_REWARDS, "the judge and rewards that it began with"
+    if all(name.startswith("rewards") for name in changed):
+        if before.get("rewards_sha256") is None:
+            old = "rewards=none"
+        elif kept.exists():
+            old = f"rewards={kept}"
+    return (
+        f"make the same call with {old}; when it is done, score_rollouts(input={output}, "
+        "output=<another file>) with the new rewards judges all its rows and calls no teacher; or "
+        "choose another output"
+    )
+
+
+def keep_rewards(output: Path, file: UserFile | None) -> None:
+    """Copies rewards.py and its modules beside the journal, where later edits do not reach them."""
+    kept = journal_folder(output) / _GIVEN_REWARDS
+    if file is not None and not kept.exists():
+        for place, code in file.modules.items():
+            write_atomic(kept.parent / place, code)
+        write_atomic(kept, file.code)
 
 
 def _is_begun(output: Path) -> bool:

@@ -20,7 +20,7 @@ from stillroom.reporting import Reporter
 from stillroom.rollout.episode.collect import RolloutSpecs
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal.finished import FinishedRows
-from stillroom.rollout.journal.journal import RolloutStore
+from stillroom.rollout.journal.journal import RolloutStore, keep_rewards
 from stillroom.rollout.journal.records import RolloutKey
 from stillroom.rollout.journal.shards import (
     RemainingBudget,
@@ -95,6 +95,7 @@ class _RayRun:
         """Does the rollouts and returns all finished rows of the output."""
         state, keys = self._state, self._keys
         finished = await self._merged()
+        keep_rewards(self._output, state.plan.rollouts.rewards_file)
         already_done = sum(key in finished for key in keys)
         progress = ProgressReport(
             state.reporter, state.tally, already_done=already_done, total=len(keys)

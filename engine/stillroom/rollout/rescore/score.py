@@ -70,7 +70,7 @@ class ScoringPlan:
     @property
     def inputs(self) -> list[Path]:
         """The rollouts, and the files that decide how they are judged."""
-        rewards = [self.rewards.path] if self.rewards is not None else []
+        rewards = self.rewards.paths if self.rewards is not None else []
         return [self.source, *rewards, *(self.judge.inputs if self.judge is not None else [])]
 
 
@@ -322,4 +322,6 @@ def _settings(request: ScoreRollouts, judge: JudgePlan | None, rewards: UserFile
     )
     code = rewards.code.decode("utf-8", errors="replace") if rewards else None
     described = judge and judge.file.model_dump(mode="json")
+    if rewards is not None and rewards.modules:
+        shaping["modules"] = rewards.modules_sha256
     return content_hash({**shaping, "judge": described, "rewards": code})

@@ -98,9 +98,12 @@ class JudgePlan:
         )
 
 
-def plan_judge(workspace: Workspace, options: JudgeOptions) -> JudgePlan | None:
+def plan_judge(
+    workspace: Workspace, options: JudgeOptions, *, needs_key: bool = True
+) -> JudgePlan | None:
     """Returns the plan of the judge that the options name, or None if they name none.
 
+    Without `needs_key` the judge will not be asked, so its key need not be set.
     Raises InputError for a judge that cannot work, before anything is spent.
     """
     if options.judge == _NO_JUDGE:
@@ -108,7 +111,11 @@ def plan_judge(workspace: Workspace, options: JudgeOptions) -> JudgePlan | None:
     path = workspace.existing(options.judge, label="judge")
     file = _read(path)
     endpoint = endpoint_for(
-        workspace, file.provider, base_url=file.base_url, api_key_env=file.api_key_env
+        workspace,
+        file.provider,
+        base_url=file.base_url,
+        api_key_env=file.api_key_env,
+        needs_key=needs_key,
     )
     rubric_file = rubric_path(workspace, file.rubric)
     rubric = rubric_text(file.rubric, rubric_file)

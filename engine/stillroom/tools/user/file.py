@@ -14,6 +14,7 @@ import msgspec
 
 from stillroom.errors import ToolFileError
 from stillroom.secrecy.readable import check_readable
+from stillroom.tools.user.modules import FixedModules, read_modules
 
 _MARK = "__stillroom__"
 
@@ -94,6 +95,8 @@ class UserFile(msgspec.Struct, frozen=True):
 
     location: str
     code: bytes
+    modules: dict[str, bytes] = {}
+    """The code of the modules that it imports from its folder, by their path below the folder."""
 
     @property
     def path(self) -> Path:
@@ -101,20 +104,32 @@ class UserFile(msgspec.Struct, frozen=True):
         return Path(self.location)
 
     @property
+    def paths(self) -> list[Path]:
+        """The paths of the file and of the modules."""
+        return [self.path, *(self.path.parent / place for place in sorted(self.modules))]
+
+    @property
     def sha256(self) -> str:
         """The SHA-256 of the code, in hex."""
         return hashlib.sha256(self.code).hexdigest()
 
+    @property
+    def modules_sha256(self) -> dict[str, str] | None:
+        """The SHA-256 of each module's code, in hex; None if it imports none."""
+        shas = {name: hashlib.sha256(code).hexdigest() for name, code in self.modules.items()}
+        return dict(sorted(shas.items())) or None
+
 
 def read_user_file(path: Path) -> UserFile:
-    """Returns a user's Python file.
+    """Returns a user's Python file, with the modules beside it that it imports.
 
     Raises ToolFileError if it cannot be read, and InputError if it must not be.
     """
     check_readable(path)
     try:
         # Its functions run in its own folder, where a relative path would lead elsewhere.
-        return UserFile(str(path.absolute()), path.read_bytes())
+        code = path.read_bytes()
+        return UserFile(str(path.absolute()), code, read_modules(path.absolute(), code))
     except OSError as error:
         raise ToolFileError(f"{path} cannot be read: {error}", "check the file") from error
 
@@ -128,6 +143,7 @@ def load_user_file(file: UserFile) -> ModuleType:
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    sys.meta_path.insert(0, FixedModules(path.parent, file.modules))
     spec = importlib.util.spec_from_file_location(f"_user_{path.stem}", path)
     if spec is None:
         raise ToolFileError(f"{path} is not a Python file", "give a file that ends in .py")

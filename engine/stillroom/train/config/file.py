@@ -117,12 +117,29 @@ def _apply(raw: dict[str, Any], override: str) -> None:
         value: Any = read_yaml(written)
     except _UNREADABLE as error:
         raise ConfigError(f"override {override!r}: the value is not YAML", "quote it") from error
-    target: Any = raw
-    for part in parts[:-1]:
-        target = target.setdefault(part, {})
-        if not isinstance(target, dict):
-            raise ConfigError(f"override {override!r}: {part!r} holds a value", "check the key")
-    target[parts[-1]] = value
+    holder: Any = raw
+    for depth, part in enumerate(parts):
+        if not isinstance(holder, dict | list):
+            raise ConfigError(
+                f"override {override!r}: {parts[depth - 1]!r} holds a value", "check the key"
+            )
+        place = part if isinstance(holder, dict) else _index(part, cast("list[Any]", holder))
+        if place is None:
+            raise ConfigError(
+                f"override {override!r}: {parts[depth - 1]!r} has no entry {part!r}",
+                f"its {len(cast('list[Any]', holder))} entries are counted from 0",
+            )
+        if depth == len(parts) - 1:
+            holder[place] = value
+        elif isinstance(place, str):
+            holder = cast("dict[str, Any]", holder).setdefault(place, {})
+        else:
+            holder = holder[place]
+
+
+def _index(part: str, entries: list[Any]) -> int | None:
+    """Returns the index that a part of an override's key stands for; None if there is no such."""
+    return int(part) if part.isdecimal() and int(part) < len(entries) else None
 
 
 def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:

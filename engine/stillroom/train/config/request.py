@@ -89,8 +89,9 @@ class TrainingPlan:
 
     @property
     def code_files(self) -> list[Path]:
-        """The paths of the user's tools.py and rewards.py, as far as they are used."""
-        return [file.path for file in (self.tools_file, self.rewards_file) if file is not None]
+        """The paths of the user's tools.py and rewards.py, if used, and of their modules."""
+        files = (self.tools_file, self.rewards_file)
+        return list(dict.fromkeys(path for file in files if file for path in file.paths))
 
     @property
     def inputs(self) -> list[Path]:

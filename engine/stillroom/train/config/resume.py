@@ -74,6 +74,8 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True):
     files: list[FileRecord]
     """The rows and the user's Python files."""
     models: list[ModelRecord]
+    modules: dict[str, str] = {}
+    """The SHA-256 of each module that the user's Python files import from their folder."""
 
 
 class KnownTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +186,7 @@ def check_unchanged(before: RunInputs | None, after: RunInputs, *, run_id: str) 
     changes = [
         *_config_changes(before.config, after.config),
         *_file_changes(before.files, after.files),
+        *_module_changes(before.modules, after.modules),
         *_model_changes(before.models, after.models),
     ]
     if changes:
@@ -218,6 +221,14 @@ def _file_changes(before: list[FileRecord], after: list[FileRecord]) -> Iterator
         if now.get(name) != then.get(name):
             change = "is new" if name not in then else "is gone" if name not in now else "differs"
             yield f"{name} {change} (SHA-256 {_short(then.get(name))} → {_short(now.get(name))})"
+
+
+def _module_changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    # A module that is new has its import in a file that is compared.
+    for name, then in sorted(before.items()):
+        if (now := after.get(name)) != then:
+            change = "differs" if now else "is gone"
+            yield f"{name} {change} (SHA-256 {_short(then)} → {_short(now)})"
 
 
 def _model_changes(before: list[ModelRecord], after: list[ModelRecord]) -> Iterator[str]:

@@ -13,7 +13,12 @@ from fakes.reporters import KeptReporter
 from fakes.training import make_project, write_run_files
 from stillroom.errors import InputError, RunError
 from stillroom.train.config.request import StartTraining, resolve_resume
-from stillroom.train.config.resume import BestValidation, find_resume_point
+from stillroom.train.config.resume import (
+    BestValidation,
+    RunInputs,
+    check_unchanged,
+    find_resume_point,
+)
 from stillroom.types import RunStatus
 
 SFT_ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]
@@ -196,6 +201,18 @@ def test_what_was_asked_is_taken_from_the_run(tmp_path, tiny_models):
     assert requested.overrides == ("trainer.seed=7", *more)
     project.reporter = KeptReporter()
     project.train("resumed", *requested.overrides, resume="killed")
+
+
+def test_another_module_of_the_users_code_is_refused():
+    def inputs(**modules):
+        return RunInputs(config={}, files=[], models=[], modules=modules)
+
+    before = inputs(prices="a" * 64, shop="b" * 64)
+    check_unchanged(before, before, run_id="r")
+    # A checkpoint of a version that did not record them.
+    check_unchanged(inputs(), before, run_id="r")
+    with pytest.raises(RunError, match=r"prices differs .* → c{12}\); shop is gone"):
+        check_unchanged(before, inputs(prices="c" * 64), run_id="r")
 
 
 def test_what_cannot_go_on_is_refused_with_what_to_do(tmp_path, tiny_models):

@@ -322,6 +322,23 @@ def test_overrides_come_after_the_file_and_are_read_as_yaml(tmp_path):
     assert config.model.qlora_alpha is None
 
 
+EVALS = [{"name": "held", "step": 50, "file": "h.jsonl"}, {"name": "test", "step": 50}]
+
+
+def test_an_entry_of_a_list_is_overridden_by_its_number(tmp_path):
+    config = load(tmp_path, {**SFT, "evals": EVALS}, "evals.0.step=170", "evals.1.name=last")
+
+    assert [(one.name, one.step) for one in config.evals] == [("held", 170), ("last", 50)]
+
+
+@pytest.mark.parametrize("key", ["evals.2.step", "evals.-1.step", "evals.step"])
+def test_an_entry_that_a_list_does_not_have_is_refused_with_how_many_it_has(tmp_path, key):
+    with pytest.raises(ConfigError, match="'evals' has no entry") as caught:
+        load(tmp_path, {**SFT, "evals": EVALS}, f"{key}=170")
+
+    assert caught.value.fix == "its 2 entries are counted from 0"
+
+
 @pytest.mark.parametrize(
     ("override", "reported"),
     [
