@@ -1,5 +1,6 @@
 """Loads models and tokenizers; every failure becomes an error that says what to do."""
 
+import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,12 +11,14 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import cached_file
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import ModelError
 from stillroom.models.placement import input_device, spread_options
 from stillroom.models.precision import Precision, Quantization, compute_alike, nf4_options
 from stillroom.models.resolve import ModelLocation, adapter_base
+from stillroom.models.text_part import forget_file_names, text_options
 from stillroom.settings import Workspace
 
 # Below this number of parameters one thread is faster, since several mostly wait for each other.
@@ -55,6 +58,8 @@ def load_tokenizer(location: ModelLocation) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load("tokenizer", location, error) from error
     if not tokenizer.chat_template:
+        tokenizer.chat_template = _template_of_processor(location)
+    if not tokenizer.chat_template:
         raise ModelError(
             f"the tokenizer of {location.name!r} has no chat template",
             "use an instruct model, or add chat_template.jinja to the model's folder",
@@ -66,6 +71,19 @@ def load_tokenizer(location: ModelLocation) -> Any:
             "copy the model to a folder and keep the one to use there, as chat_template.jinja",
         )
     return tokenizer
+
+
+def _template_of_processor(location: ModelLocation) -> Any:
+    """Returns the chat template that a multimodal model keeps beside its tokenizer; else None."""
+    for name in ("chat_template.json", "processor_config.json"):
+        try:
+            path = cached_file(location.location, name)
+            settings = json.loads(Path(path).read_bytes()) if path is not None else {}
+        except (OSError, ValueError):
+            continue  # most models have no such file
+        if template := settings.get("chat_template"):
+            return template
+    return None
 
 
 def load_model(
@@ -127,17 +145,19 @@ def load_weights(
 def read_weights(
     location: ModelLocation, *, dtype: torch.dtype | Literal["auto"], **options: Any
 ) -> PreTrainedModel:
-    """Returns a causal language model in main memory.
+    """Returns a causal language model in main memory; of a multimodal model, its text part only.
 
     dtype: `auto` is the number format of the files. options: further ones for `from_pretrained`.
     """
     transformers.utils.logging.disable_progress_bar()
     try:
+        part = text_options(location)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             location.location,
             dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
+            **part,
             **options,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -149,6 +169,8 @@ def read_weights(
             f"{len(missing)} weights of {location.name!r} are not in its files, e.g. {missing[0]}",
             "use a complete causal language model",
         )
+    if "key_mapping" in part:
+        forget_file_names(model)
     choose_threads(model)
     return model
 

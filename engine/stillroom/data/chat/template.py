@@ -71,6 +71,34 @@ class ChatTemplate:
         return [str(t) for t in self._tokenizer.added_tokens_decoder.values() if t.special]
 
     @cached_property
+    def roles_in_parts(self) -> frozenset[str]:
+        """The roles whose text the template takes only as a list of parts.
+
+        Multimodal models have such templates; some drop a plain string without a word.
+        """
+        messages: list[dict[str, Any]] = []
+        in_parts: set[str] = set()
+        for role in ("user", "assistant"):
+            turn = {"role": role, "content": SENTINEL}
+            if not self._shows([*messages, turn]):
+                turn = {"role": role, "content": _as_parts(SENTINEL)}
+                if self._shows([*messages, turn]):
+                    in_parts.add(role)
+            messages.append(turn)
+        return frozenset({*in_parts, "system", "tool"} if "user" in in_parts else in_parts)
+
+    def _shows(self, messages: list[dict[str, Any]]) -> bool:
+        """Whether the template writes the probe's text once for each message."""
+        from jinja2 import TemplateError
+
+        try:
+            text, _ = self._rendered(messages, None)
+        except (TemplateError, TypeError):
+            return False
+        # Some write a list of parts as Python shows it.
+        return text.count(SENTINEL) == len(messages) and "{'type'" not in text
+
+    @cached_property
     def _probe_answer(self) -> str:
         return self.text([*PROBE, {"role": "assistant", "content": SENTINEL}], [])
 
@@ -109,27 +137,51 @@ class ChatTemplate:
         with_spans: bool = False,
     ) -> tuple[str, list[tuple[int, int]]]:
         from jinja2 import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
 
         is_kept = self.include_thinking if include_thinking is None else include_thinking
         prepared = [_for_template(message, include_thinking=is_kept) for message in messages]
+        for message in prepared:
+            if message["role"] in self.roles_in_parts:
+                message["content"] = _as_parts(message["content"])
         try:
-            rendered: Any = render_jinja_template(
-                [prepared],
-                tools=cast("list[Any]", list(tools)) or None,
-                chat_template=self._tokenizer.chat_template,
-                return_assistant_tokens_mask=with_spans,
+            return self._rendered(
+                prepared,
+                cast("list[Any]", list(tools)) or None,
                 add_generation_prompt=add_generation_prompt,
-                **self._tokenizer.special_tokens_map,
-                **self._variables,
+                with_spans=with_spans,
             )
         except (TemplateError, TypeError) as error:
             raise ModelError(
                 f"the model's chat template refuses this conversation: {error}",
                 "check the order of the roles; some templates take no system or tool messages",
             ) from error
+
+    def _rendered(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        *,
+        add_generation_prompt: bool = False,
+        with_spans: bool = False,
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Returns what the template itself makes of messages, and its tagged spans."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered: Any = render_jinja_template(
+            [messages],
+            tools=tools,
+            chat_template=self._tokenizer.chat_template,
+            return_assistant_tokens_mask=with_spans,
+            add_generation_prompt=add_generation_prompt,
+            **self._tokenizer.special_tokens_map,
+            **self._variables,
+        )
         texts, spans = rendered
         return texts[0], [(start, end) for start, end in spans[0]] if with_spans else []
+
+
+def _as_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def _for_template(message: Message, *, include_thinking: bool) -> dict[str, Any]:

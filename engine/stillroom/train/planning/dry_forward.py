@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from stillroom.errors import ModelError
 from stillroom.models.cpu.gradients import tile_positions
@@ -15,6 +15,7 @@ from stillroom.models.load import dtype_for
 from stillroom.models.placement import base_model
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation
+from stillroom.models.text_part import language_config
 from stillroom.train.planning.forecast import ModelSize
 
 _PROBES = (32, 64, 96)
@@ -34,7 +35,7 @@ class _AnswersOne(TorchDispatchMode):
 def empty_model(location: ModelLocation, *, precision: Precision, device: torch.device) -> Any:
     """Returns the model of a folder or hub id without its weights, as it would be on the device."""
     try:
-        config = AutoConfig.from_pretrained(location.location)
+        config = language_config(location)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=dtype_for(precision, device))
     except (OSError, ValueError, KeyError) as error:

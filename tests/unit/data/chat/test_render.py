@@ -387,3 +387,28 @@ def test_a_tokenizer_whose_pieces_do_not_add_up_is_masked_on_the_whole_text():
     assert "".join(tokenizer.decode([t]) for t in trained).replace(" ", "") == (
         "Itcosts12.<|im_end|>Three.<|im_end|>"
     )
+
+
+IN_PARTS = """\
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}\
+<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.mark.parametrize("answers", ["in parts", "as text"])
+def test_a_template_that_takes_text_only_in_parts_gets_it_in_parts(answers):
+    tokenizer = build_tokenizer("chatml")
+    messages = [system("Be brief."), user("What?"), answer("It costs 12.")]
+    whole = ChatRenderer(tokenizer).conversation(messages, [])
+    tokenizer.chat_template = IN_PARTS
+    if answers == "as text":
+        text = "{% if message.role == 'assistant' %}{{ message.content }}{% endif %}{% for part"
+        tokenizer.chat_template = IN_PARTS.replace("{% for part", text)
+
+    rendered = ChatRenderer(tokenizer)
+
+    assert rendered.conversation(messages, []) == whole
+    assert rendered.prompt_ids(messages[:2], []) == whole.ids[: whole.trained.index(True)]
+    assert rendered.end_of_turn == "<|im_end|>"

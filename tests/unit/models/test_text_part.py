@@ -1,0 +1,128 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, ViTConfig
+
+from fakes.families import FAMILIES as TEXTS
+from fakes.multimodal import FAMILIES, build_whole_config, save_multimodal
+from fakes.tiny_models import build_tokenizer
+from stillroom.errors import ModelError
+from stillroom.models.load import load_model, load_tokenizer, read_weights
+from stillroom.models.resolve import ModelLocation
+from stillroom.models.text_part import language_config, text_name, whole_config
+from stillroom.train.planning.dry_forward import empty_model
+
+
+def local(folder):
+    return ModelLocation(folder.name, str(folder), is_local=True)
+
+
+@torch.no_grad()
+def logits(model, ids):
+    return model(input_ids=ids).logits
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """The folder of the tiny multimodal models."""
+    return tmp_path_factory.mktemp("multimodal")
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma3n"])
+def test_the_text_part_says_of_text_what_the_whole_model_says(root, name):
+    folder = save_multimodal(root, name)
+    whole = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    longest = max(TEXTS[FAMILIES[name].text].lengths)
+    ids = torch.randint(30, 350, (2, longest), generator=torch.Generator().manual_seed(0))
+
+    part = read_weights(local(folder), dtype="auto").eval()
+
+    assert torch.equal(logits(part, ids), logits(whole, ids))
+    assert all(n.startswith(("model.", "lm_head.")) for n, _ in part.named_parameters())
+    assert part.num_parameters() < whole.num_parameters()
+
+
+def test_the_text_part_of_a_checkpoint_with_other_towers_is_read_alone(root):
+    folder = save_multimodal(root, "gemma3n")
+    files = load_file(folder / "model.safetensors")
+
+    part = read_weights(local(folder), dtype="auto")
+
+    weights = part.state_dict()
+    in_files = {text_name(name): tensor for name, tensor in files.items() if "language" in name}
+    assert weights.keys() == {*in_files, "lm_head.weight"}
+    assert all(torch.equal(weights[name], tensor) for name, tensor in in_files.items())
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen2_5_vl", "gemma3", "llama4"])
+def test_a_saved_text_part_is_a_language_model_of_its_own(root, tmp_path, name):
+    part = read_weights(local(save_multimodal(root, name)), dtype="auto").eval()
+
+    part.save_pretrained(tmp_path)
+
+    ids = torch.arange(40, 60)[None]
+    assert whole_config(local(tmp_path)) is None
+    own = ("model.layers.", "model.embed", "model.norm", "lm_head.")
+    assert all(name.startswith(own) for name in load_file(tmp_path / "model.safetensors"))
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(plain, ids), logits(part, ids))
+
+
+def test_planning_measures_the_text_part_alone(root):
+    location = local(save_multimodal(root, "qwen3_vl"))
+
+    empty = empty_model(location, precision="fp32", device=torch.device("cpu"))
+
+    assert empty.num_parameters() == read_weights(location, dtype="auto").num_parameters()
+
+
+def test_the_settings_of_the_whole_model_are_those_of_its_text_part(tmp_path):
+    config = build_whole_config("qwen3_vl")
+    config.dtype = torch.bfloat16
+    config.save_pretrained(tmp_path)
+
+    text = language_config(local(tmp_path))
+
+    assert (text.model_type, text.tie_word_embeddings) == ("qwen3", True)
+    assert text.dtype == torch.bfloat16
+    assert text.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def test_weights_missing_from_a_text_part_are_not_filled_up_with_random_ones(root, tmp_path):
+    config = build_whole_config("gemma3")
+    config.text_config.num_hidden_layers = 5
+    config.text_config.layer_types = ["full_attention"] * 5
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    for file in save_multimodal(root, "gemma3").iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "config.json").unlink()
+    config.save_pretrained(folder)
+
+    with pytest.raises(ModelError, match=r"weights of 'cut' are not in its files, e\.g\. model"):
+        read_weights(local(folder), dtype="auto")
+
+
+def test_a_model_that_is_no_language_model_is_refused_by_its_type(tmp_path):
+    ViTConfig().save_pretrained(tmp_path / "eyes")
+
+    with pytest.raises(ModelError, match="'eyes' is a model of type 'vit'") as caught:
+        read_weights(local(tmp_path / "eyes"), dtype="auto")
+
+    assert "use a language model" in caught.value.fix
+
+
+@pytest.mark.parametrize("file", ["chat_template.json", "processor_config.json"])
+def test_a_chat_template_is_found_beside_the_processor(root, tmp_path, file):
+    template = build_tokenizer("gemma").chat_template
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in save_multimodal(root, "gemma3", template="gemma").iterdir():
+        if path.name not in ("chat_template.jinja", file):
+            (folder / path.name).symlink_to(path)
+    (folder / file).write_text(json.dumps({"chat_template": template}), encoding="utf-8")
+
+    assert load_tokenizer(local(folder)).chat_template == template
+    assert load_model(None, local(folder)).stop_ids
