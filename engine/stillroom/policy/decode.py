@@ -3,7 +3,7 @@
 A sequence is a list of token ids, of which some were given and the others sampled. Sampled tokens
 are kept as they are: they are never turned into text and tokenized again.
 
-Shapes: B rows of one forward pass, n new tokens of each, T tokens attended to, V vocabulary.
+Shapes: B rows of one forward pass, V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stillroom.errors import ModelError
 from stillroom.models.batches import microbatches
-from stillroom.models.heads import OutputHead
 from stillroom.models.load import LoadedModel
+from stillroom.models.rope import forget_longer_passes, length_class, rope_boundaries
 from stillroom.policy.graphs import StepGraphs
-from stillroom.policy.kv_cache import ForwardPlan, SlotCache
+from stillroom.policy.mode import passes_for
+from stillroom.policy.passes import SlotPasses
 from stillroom.policy.prefixes import SharedPrefix, shared_prefixes
 from stillroom.policy.sampling import sample_tokens
 from stillroom.policy.sequences import DecodedSequence, FinishReason
@@ -29,6 +29,8 @@ _MAX_IDLE_SHARE = 0.25
 _CHUNK_SHARE = 0.125
 _MAX_WAITING_STEPS = 8
 _MAX_CHUNK_TOKENS = 16384
+# Rows without padding run their last few given tokens one by one, along with the rows that sample.
+_TRICKLE = 16
 # A shared prefix of fewer tokens is run again instead of being copied. On a GPU, waiting for the
 # sequence that runs it first costs a pass, which takes as long as one of many tokens.
 _MIN_SHARED, _MIN_SHARED_CUDA = 16, 1024
@@ -38,21 +40,25 @@ class DecodeEngine:
     """Runs many sequences through one model. It is not thread-safe: use one thread at a time."""
 
     def __init__(self, loaded: LoadedModel, *, max_rows: int, max_context: int) -> None:
-        self._model: Any = loaded.model
-        self._head = OutputHead(loaded.model)
+        model: Any = loaded.model
         self._device = loaded.device
         self._stop_ids = loaded.stop_ids
         self._num_known = 1 + max(loaded.tokenizer.get_vocab().values())
         self._max_rows = max_rows
         self._max_context = max_context
-        config = self._model.config.get_text_config()
-        self._has_layer_types = bool(getattr(config, "layer_types", None))
-        self._cache = SlotCache(num_layers=config.num_hidden_layers, num_slots=max_rows)
-        self._sliding_window = _sliding_window(config)
-        self._is_eager = self._model.config._attn_implementation == "eager"
+        self._passes = passes_for(model, num_slots=max_rows)
+        self._boundaries = rope_boundaries(model.config)
+        if self._boundaries:
+            forget_longer_passes(model)
         self._graphs = self._step_graphs()
         self._min_shared = _MIN_SHARED_CUDA if self._device.type == "cuda" else _MIN_SHARED
-        self._table = SlotTable(self._cache, max_rows=max_rows, min_shared=self._min_shared)
+        self._table = SlotTable(
+            self._passes.cache,
+            max_rows=max_rows,
+            min_shared=self._min_shared if self._passes.can_copy else max_context,
+            is_whole=self._passes.is_recurrent,
+            boundaries=self._boundaries,
+        )
         self._slots: list[DecodedSequence] = []
         self.tokens_run = 0
         """The number of tokens that were run through the model; a token that is run twice counts
@@ -90,19 +96,35 @@ class DecodeEngine:
         full = [s for s in self._slots if not s.is_paused and len(s.ids) >= self._max_context]
         finished = [_end_turn(sequence, "context") for sequence in full]
         ready = [s for s in self._slots if not s.is_paused]
-        chunks = [s for s in ready if s.num_pending > 1]
-        singles = [s for s in ready if s.num_pending == 1]
+        self._forget_other_frequencies(ready)
+        chunks = [s for s in ready if self._is_chunk(s)]
+        singles = [s for s in ready if not self._is_chunk(s)]
         if chunks and self._is_time_for_chunks(len(chunks), len(singles)):
-            finished += self._advance_chunks(chunks)
-        if singles and self._graphs is not None:
-            finished += self._advance_by_graph(singles, self._graphs)
-        elif singles:
-            idle = [s for s in self._slots if s.is_paused or s.num_pending != 1]
-            # A pass over all slots reads the cache in place, while one over some of them would copy
-            # their keys and values. So a few idle rows are run along.
-            is_few = len(idle) <= _MAX_IDLE_SHARE * len(self._slots)
-            finished += self._advance(singles, fillers=idle if is_few else [])
+            advance = self._advance_evenly if self._passes.is_recurrent else self._advance_chunks
+            finished += advance(chunks)
+        for group in self._groups_by_frequencies(singles):
+            finished += self._advance_singles(group)
         return finished
+
+    def _is_chunk(self, sequence: DecodedSequence) -> bool:
+        """Returns whether a sequence has more to run than one token, or than a few (`_TRICKLE`)."""
+        if not self._passes.is_recurrent:
+            return sequence.num_pending > 1
+        return sequence.num_cached == 0 or sequence.num_pending > _TRICKLE
+
+    def _advance_singles(self, singles: Sequence[DecodedSequence]) -> list[DecodedSequence]:
+        """Runs one token of each row, along with a few idle rows, and samples the next ones."""
+        running = set(singles)
+        idle = [s for s in self._slots if s not in running]
+        frequencies = self._frequencies(len(singles[0].ids))
+        is_alike = all(self._frequencies(s.num_cached + 1) == frequencies for s in idle)
+        if self._graphs is not None and is_alike:
+            return self._advance_by_graph(singles, self._graphs)
+        # A pass over all slots reads the cache in place, while one over some of them would copy
+        # their keys and values. So a few idle rows are run along.
+        is_few = len(idle) <= _MAX_IDLE_SHARE * len(self._slots)
+        is_filled = is_few and is_alike and self._passes.can_fill
+        return self._advance(singles, fillers=idle if is_filled else [], num_tokens=1)
 
     def _is_time_for_chunks(self, num_chunks: int, num_singles: int) -> bool:
         """Returns whether to run the chunks now, or collect more, as every pass has an overhead."""
@@ -122,7 +144,7 @@ class DecodeEngine:
         In the code `twins` are sequences that equal another one and copy all its tokens; other
         sequences copy a shared prefix from a sequence that must be run before them.
         """
-        new = [sequence for sequence in chunks if sequence.is_new]
+        new = [sequence for sequence in chunks if self._may_share(sequence)]
         shares: dict[DecodedSequence, SharedPrefix] = {}
         twins: dict[DecodedSequence, list[DecodedSequence]] = {}
         for sequence, share in zip(new, shared_prefixes([s.ids for s in new]), strict=True):
@@ -141,40 +163,100 @@ class DecodeEngine:
             for sequence in ready:
                 if share := shares.get(sequence):
                     self._table.share(new[share.index], [sequence], share.num_tokens)
-            for group in _chunk_groups(ready):
-                finished += self._advance(group, fillers=[], twins=twins)
+            for alike in self._groups_by_frequencies(ready):
+                for group in _chunk_groups(alike):
+                    finished += self._advance(group, twins=twins)
             remaining = [sequence for sequence in remaining if sequence not in ready]
         return finished
+
+    def _advance_evenly(self, chunks: Sequence[DecodedSequence]) -> list[DecodedSequence]:
+        """Runs chunks of given tokens without padding, for layers that padding would change.
+
+        All rows run as many tokens as the one with the fewest; it leaves, and so on. A prefix that
+        several new sequences share is run once: the row stops at its end, where the others copy it.
+        """
+        new = [sequence for sequence in chunks if self._may_share(sequence)]
+        takers: dict[DecodedSequence, dict[int, list[DecodedSequence]]] = {}
+        running = list(chunks)
+        for sequence, share in zip(new, shared_prefixes([s.ids for s in new]), strict=True):
+            # The last token must be run in any case, because the logits after it are not kept.
+            num = min(share.num_tokens, len(sequence.ids) - 1) if share else 0
+            if share and self._is_shared(new[share.index], sequence, num):
+                takers.setdefault(new[share.index], {}).setdefault(num, []).append(sequence)
+                running.remove(sequence)
+        for source in list(takers):
+            running += self._hand_on(source, takers)
+        finished: list[DecodedSequence] = []
+        while running:
+            # Apart from the others, as a model's first pass may be another than those that go on.
+            rows = [s for s in running if s.num_cached == 0] or running
+            ends = [min([len(s.ids), *takers.get(s, ())]) for s in rows]
+            num_tokens = min(end - s.num_cached for s, end in zip(rows, ends, strict=True))
+            num_tokens = min(num_tokens, max(1, _MAX_CHUNK_TOKENS // len(rows)))
+            finished += self._advance(rows, num_tokens=num_tokens)
+            for source in rows:
+                running += self._hand_on(source, takers)
+            running = [s for s in running if takers.get(s) or s.num_pending > _TRICKLE]
+        return finished
+
+    def _may_share(self, sequence: DecodedSequence) -> bool:
+        """Returns whether a sequence may copy a prefix from another, or be copied from."""
+        is_original = not any(self._frequencies(len(sequence.ids)))
+        return sequence.is_new and is_original and self._passes.can_copy
+
+    def _is_shared(self, source: DecodedSequence, taker: DecodedSequence, num_tokens: int) -> bool:
+        """Returns whether a new sequence waits for another to run their prefix, and copies it."""
+        is_worth_it = num_tokens - taker.num_cached >= self._min_shared
+        return is_worth_it and source.num_cached <= num_tokens
+
+    def _hand_on(
+        self,
+        source: DecodedSequence,
+        takers: dict[DecodedSequence, dict[int, list[DecodedSequence]]],
+    ) -> list[DecodedSequence]:
+        """Copies what a row has run to those that wait for just that; returns them all."""
+        found = takers.get(source, {}).pop(source.num_cached, [])
+        if found:
+            self._table.share(source, found, source.num_cached)
+        return found + [later for taker in found for later in self._hand_on(taker, takers)]
 
     def _advance(
         self,
         active: Sequence[DecodedSequence],
         *,
-        fillers: Sequence[DecodedSequence],
+        fillers: Sequence[DecodedSequence] = (),
+        num_tokens: int | None = None,
         twins: Mapping[DecodedSequence, Sequence[DecodedSequence]] | None = None,
     ) -> list[DecodedSequence]:
-        """Runs the active rows' pending tokens and samples one token for each of them.
+        """Runs the active rows' pending tokens; samples one for each row that has no more of them.
 
-        The results for fillers are thrown away: their keys and values are written behind their last
-        token, where the next real token will overwrite them. `twins` of a row have the same tokens
-        as the row; a token is sampled for each of them too.
+        num_tokens: runs only so many of each row; None: all. The results for fillers are thrown
+        away. `twins` of a row have the same tokens as the row; a token is sampled for each of them
+        too.
         """
         rows = sorted([*active, *fillers], key=_slot)
-        new_tokens = {id(row): row.pending for row in active}
-        logits_BV = self._forward(rows, [new_tokens.get(id(row), [0]) for row in rows])
+        running = set(active)
+        new_tokens = [row.pending[:num_tokens] if row in running else None for row in rows]
+        logits_BV = self._passes.logits(
+            [_slot(row) for row in rows], [row.num_cached for row in rows], new_tokens
+        )
         chosen: list[int] = []
         sampling: list[DecodedSequence] = []
-        for index, row in enumerate(rows):
-            if id(row) not in new_tokens:
+        for index, (row, new) in enumerate(zip(rows, new_tokens, strict=True)):
+            if new is None:
                 continue
-            self.tokens_run += row.num_pending
-            row.num_cached = len(row.ids)
+            self.tokens_run += len(new)
+            row.num_cached += len(new)
             row.is_new = False
+            if row.num_pending:
+                continue
             alike = list(twins.get(row, ())) if twins else []
             if alike:
                 self._table.share(row, alike, len(row.ids))
             sampling += [row, *alike]
             chosen += [index] * (1 + len(alike))
+        if not sampling:
+            return []
         if chosen != list(range(len(rows))):
             logits_BV = logits_BV[chosen]
         return self._sample(sampling, logits_BV)
@@ -184,7 +266,7 @@ class DecodeEngine:
     ) -> list[DecodedSequence]:
         """Runs all slots by a graph, even idle ones, and samples a token for each active row."""
         ids = [row.ids[-1] if row.num_pending == 1 else 0 for row in self._slots]
-        logits_BV = graphs.logits(self._step_logits, ids, [row.num_cached for row in self._slots])
+        logits_BV = graphs.logits(ids, [row.num_cached for row in self._slots])
         self.tokens_run += len(active)
         for row in active:
             row.num_cached += 1
@@ -194,82 +276,37 @@ class DecodeEngine:
         return self._sample(active, logits_BV)
 
     def _step_graphs(self) -> StepGraphs | None:
-        if self._device.type != "cuda":
+        passes = self._passes
+        # A graph runs idle rows too, which would change their states.
+        if self._device.type != "cuda" or passes.is_recurrent or not isinstance(passes, SlotPasses):
             return None
         return StepGraphs(
-            self._cache,
+            passes.step_logits,
+            passes.cache,
             max_rows=self._max_rows,
             max_context=self._max_context,
             device=self._device,
         )
 
-    def _step_logits(self, ids_B: Tensor, starts_B: Tensor, num_attended: int) -> Tensor:
-        """Returns the logits after one more token of the first B slots, [B, V] (without a sync)."""
-        rows_B = torch.arange(len(ids_B), device=self._device)
-        plan = ForwardPlan(rows_B, starts_B[:, None], num_attended, is_prefix=True)
-        return self._head.logits(self._hidden(ids_B[:, None], starts_B[:, None], plan)[:, 0])
+    def _frequencies(self, num_tokens: int) -> tuple[int, ...]:
+        """Returns a key that is equal for lengths with the same frequencies of RoPE."""
+        return length_class(self._boundaries, num_tokens)
 
-    def _forward(
-        self, rows: Sequence[DecodedSequence], new_tokens: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """Returns the logits after each row's last new token, [B, V]."""
-        num_new = max(map(len, new_tokens))
-        ids_Bn = torch.tensor(
-            [[*new, *[0] * (num_new - len(new))] for new in new_tokens], device=self._device
-        )
-        starts = [row.num_cached for row in rows]
-        starts_B = torch.tensor(starts, device=self._device)
-        steps_n = torch.arange(num_new, device=self._device)
-        slots = [_slot(row) for row in rows]
-        plan = ForwardPlan(
-            slots_B=torch.tensor(slots, device=self._device),
-            positions_Bn=starts_B[:, None] + steps_n,
-            num_attended=max(starts) + num_new,
-            is_prefix=slots == list(range(len(slots))),
-        )
-        last_B = torch.tensor([len(new) - 1 for new in new_tokens], device=self._device)
-        # Padding repeats the last position, since a position beyond the context might not exist.
-        positions_Bn = starts_B[:, None] + steps_n.minimum(last_B[:, None])
-        hidden_BnH = self._hidden(ids_Bn, positions_Bn, plan)
-        rows_B = torch.arange(len(rows), device=self._device)
-        return self._head.logits(hidden_BnH[rows_B, last_B])
+    def _forget_other_frequencies(self, rows: Sequence[DecodedSequence]) -> None:
+        """Forgets what was run with other frequencies of RoPE than a row's present length has."""
+        if self._boundaries:
+            for row in rows:
+                if self._frequencies(row.num_cached) != self._frequencies(len(row.ids)):
+                    row.num_cached = 0
 
-    def _hidden(self, ids_Bn: Tensor, positions_Bn: Tensor, plan: ForwardPlan) -> Tensor:
-        """Runs the new tokens and adds them to the cache; returns hidden states, [B, n, H]."""
-        self._cache.set_plan(plan)
-        return self._head.run_body(
-            input_ids=ids_Bn,
-            position_ids=positions_Bn,
-            attention_mask=self._masks(positions_Bn, plan.num_attended),
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-
-    def _masks(self, positions_Bn: Tensor, num_attended: int) -> Any:
-        """Returns the new tokens' attention masks, [B, 1, n, T], by layer type if they differ.
-
-        transformers takes a mask of four dimensions as it is. Otherwise it would build one from the
-        cache's length, which is one number for all rows, while here each row has its own length.
-        """
-        keys_T = torch.arange(num_attended, device=self._device)
-        queries_Bn1 = positions_Bn[:, None, :, None]
-        full = keys_T <= queries_Bn1
-        if self._sliding_window is None:
-            return self._as_mask(full)
-        is_near = full & (keys_T > queries_Bn1 - self._sliding_window)
-        if not self._has_layer_types:
-            return self._as_mask(is_near)
-        return {
-            "full_attention": self._as_mask(full),
-            "sliding_attention": self._as_mask(is_near),
-        }
-
-    def _as_mask(self, allowed: Tensor) -> Tensor:
-        if not self._is_eager:
-            return allowed
-        # Eager attention adds its mask to the scores.
-        lowest = torch.finfo(self._model.dtype).min
-        return torch.where(allowed, 0.0, lowest).to(self._model.dtype)
+    def _groups_by_frequencies(
+        self, rows: Sequence[DecodedSequence]
+    ) -> list[list[DecodedSequence]]:
+        """Returns the rows that may share a pass, since their lengths have the same frequencies."""
+        groups: dict[tuple[int, ...], list[DecodedSequence]] = {}
+        for row in rows:
+            groups.setdefault(self._frequencies(len(row.ids)), []).append(row)
+        return list(groups.values())
 
     def _sample(self, rows: Sequence[DecodedSequence], logits_BV: Tensor) -> list[DecodedSequence]:
         """Appends one sampled token to each row; returns the rows whose turn ended with it."""
@@ -307,20 +344,3 @@ def _chunk_groups(chunks: Sequence[DecodedSequence]) -> Iterator[list[DecodedSeq
     lengths = [sequence.num_pending for sequence in chunks]
     for group in microbatches(lengths, max_tokens=_MAX_CHUNK_TOKENS):
         yield [chunks[index] for index in group]
-
-
-def _sliding_window(config: Any) -> int | None:
-    """Returns the window of the sliding layers in tokens, or None if no layer slides."""
-    layer_types: list[str] | None = getattr(config, "layer_types", None)
-    if not layer_types:
-        # In Mistral, Mixtral and Phi a window, if there is one, holds for every layer.
-        return getattr(config, "sliding_window", None)
-    kinds = set(layer_types)
-    unknown = kinds - {"full_attention", "sliding_attention"}
-    if unknown:
-        raise ModelError(
-            f"{config.model_type} has layers of type {', '.join(sorted(unknown))}, which cannot be "
-            "sampled in-process",
-            "serve the model with vLLM or SGLang and give its URL with provider openai",
-        )
-    return int(config.sliding_window) if "sliding_attention" in kinds else None

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from stillroom.policy.kv_cache import SlotCache
+from stillroom.policy.slot_cache import SlotCache
 
 _MIN_ATTENDED = 256
 
@@ -34,9 +34,15 @@ class StepGraphs:
     """
 
     def __init__(
-        self, cache: SlotCache, *, max_rows: int, max_context: int, device: torch.device
+        self,
+        step: StepFunction,
+        cache: SlotCache,
+        *,
+        max_rows: int,
+        max_context: int,
+        device: torch.device,
     ) -> None:
-        self._cache = cache
+        self._step, self._cache = step, cache
         self._max_rows, self._max_context, self._device = max_rows, max_context, device
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._recorded_capacity = 0
@@ -46,7 +52,7 @@ class StepGraphs:
         self._logits_BV: Tensor | None = None
         self._is_recordable = True
 
-    def logits(self, step: StepFunction, ids: Sequence[int], starts: Sequence[int]) -> Tensor:
+    def logits(self, ids: Sequence[int], starts: Sequence[int]) -> Tensor:
         """Returns the logits after one more token of each slot, [B, V], until the next call.
 
         `starts` are the positions of the tokens; an idle slot's position is the one behind its last
@@ -63,17 +69,17 @@ class StepGraphs:
         if graph is not None and self._recorded_capacity == self._cache.capacity:
             graph.replay()
         else:
-            self._run_and_record(step, rows, attended)
+            self._run_and_record(rows, attended)
         return self._held(rows)[: len(ids)]
 
-    def _run_and_record(self, step: StepFunction, rows: int, attended: int) -> None:
+    def _run_and_record(self, rows: int, attended: int) -> None:
         """Runs a step of a new shape, and records it for the next time.
 
         The step runs once before it is recorded, because what libraries do on first use cannot be
         recorded.
         """
         ids_B, starts_B = self._ids_B[:rows], self._starts_B[:rows]
-        logits_BV = step(ids_B, starts_B, attended)
+        logits_BV = self._step(ids_B, starts_B, attended)
         if self._logits_BV is None:
             self._logits_BV = logits_BV.new_zeros(self._max_rows, logits_BV.shape[1])
         self._held(rows).copy_(logits_BV)
@@ -90,7 +96,7 @@ class StepGraphs:
                 torch.cuda.stream(torch.cuda.current_stream()),
                 torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
             ):
-                self._held(rows).copy_(step(ids_B, starts_B, attended))
+                self._held(rows).copy_(self._step(ids_B, starts_B, attended))
         except RuntimeError:
             # A model that reads numbers back from the GPU on the way cannot be recorded.
             self._is_recordable = False

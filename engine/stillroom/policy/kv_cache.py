@@ -8,13 +8,12 @@ Shapes: S slots, B rows of the present forward pass, K key/value heads, C capaci
 D head size, n new tokens of each row, T tokens that are attended to.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin
 
 _GROWTH = 128
 
@@ -33,6 +32,10 @@ class ForwardPlan:
     """The number of tokens attended to, T, which is above every position."""
     is_prefix: bool
     """Whether the rows are the slots 0 … B-1 in order, so that no copy is needed."""
+    is_first: bool = False
+    """Whether no row has any token in the cache yet."""
+    fillers_F: Tensor | None = None
+    """The slots that are run along without a token of theirs, [F]; None: there is none."""
 
 
 class SlotLayer(CacheLayerMixin):
@@ -85,6 +88,13 @@ class SlotLayer(CacheLayerMixin):
             self.keys = torch.nn.functional.pad(keys, (0, 0, 0, extra))
             self.values = torch.nn.functional.pad(values, (0, 0, 0, extra))
 
+    def begin_pass(self, plan: ForwardPlan) -> None:
+        """Sets the plan of the next forward pass."""
+        self.plan = plan
+
+    def end_pass(self, plan: ForwardPlan) -> None:
+        """Does nothing: keys and values were written during the pass."""
+
     def copy_tokens(self, source: int, targets_B: Tensor, num_tokens: int) -> None:
         """Copies one slot's first tokens to other slots."""
         if self.is_initialized:
@@ -105,29 +115,3 @@ class SlotLayer(CacheLayerMixin):
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Returns the number of tokens attended to, T, and the offset 0."""
         return cast("ForwardPlan", self.plan).num_attended, 0
-
-
-class SlotCache(Cache):
-    """The slots of every layer of a model."""
-
-    def __init__(self, *, num_layers: int, num_slots: int) -> None:
-        self._slot_layers = [SlotLayer(num_slots) for _ in range(num_layers)]
-        super().__init__(layers=cast("Any", self._slot_layers))
-
-    @property
-    def capacity(self) -> int:
-        """The number of tokens that fit in each slot; keys and values move when it grows."""
-        return self._slot_layers[0].capacity
-
-    def set_plan(self, plan: ForwardPlan) -> None:
-        """Sets the plan of the next forward pass in every layer."""
-        for layer in self._slot_layers:
-            layer.plan = plan
-
-    def copy_tokens(self, source: int, targets: Sequence[int], num_tokens: int) -> None:
-        """Copies one slot's first tokens to other slots in every layer."""
-        if self.capacity == 0 or not targets:
-            return
-        targets_B = torch.tensor(targets, device=cast("Tensor", self._slot_layers[0].keys).device)
-        for layer in self._slot_layers:
-            layer.copy_tokens(source, targets_B, num_tokens)

@@ -20,6 +20,7 @@ class PrefixIndex:
 
     def __init__(self, sequences: Sequence[list[int]]) -> None:
         self._ordered = sorted((ids, index) for index, ids in enumerate(sequences))
+        self._lengths = sorted({len(ids) for ids in sequences}, reverse=True)
 
     def longest(self, ids: list[int]) -> SharedPrefix | None:
         """Returns the longest prefix that `ids` shares with a sequence; None without sequences."""
@@ -30,6 +31,17 @@ class PrefixIndex:
             for neighbour, index in self._ordered[max(0, place - 1) : place + 1]
         ]
         return max(shares, key=lambda share: share.num_tokens, default=None)
+
+    def longest_whole(self, ids: list[int]) -> SharedPrefix | None:
+        """Returns the longest sequence that `ids` begins with as a whole; None without any."""
+        for length in self._lengths:
+            if length > len(ids):
+                continue
+            prefix = ids[:length]
+            place = bisect.bisect_left(self._ordered, (prefix, -1))
+            if place < len(self._ordered) and self._ordered[place][0] == prefix:
+                return SharedPrefix(self._ordered[place][1], length)
+        return None
 
 
 def shared_prefixes(sequences: Sequence[list[int]]) -> list[SharedPrefix | None]:

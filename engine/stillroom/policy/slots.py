@@ -7,7 +7,8 @@ next rollout of the same prompt often comes just then.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stillroom.policy.kv_cache import SlotCache
+from stillroom.models.rope import RopeBoundary, length_class
+from stillroom.policy.passes import Copies
 from stillroom.policy.prefixes import PrefixIndex, SharedPrefix
 from stillroom.policy.sequences import DecodedSequence
 
@@ -27,10 +28,23 @@ class SlotTable:
     copy the keys and values of every layer.
     """
 
-    def __init__(self, cache: SlotCache, *, max_rows: int, min_shared: int) -> None:
+    def __init__(
+        self,
+        cache: Copies,
+        *,
+        max_rows: int,
+        min_shared: int,
+        is_whole: bool = False,
+        boundaries: Sequence[RopeBoundary] = (),
+    ) -> None:
+        """`is_whole`: whether a slot's tokens can be copied only all together.
+
+        boundaries: tokens that were run in a pass beyond one of them are never copied.
+        """
         self._cache = cache
         self._max_rows = max_rows
         self._min_shared = min_shared
+        self._is_whole, self._boundaries = is_whole, boundaries
         self._entries: list[DecodedSequence | _Leftover] = []
         self.tokens_shared = 0
         """The number of tokens whose keys and values were copied instead of being computed."""
@@ -75,7 +89,11 @@ class SlotTable:
             taker.num_cached = num
 
     def _let_in(self, newcomers: Sequence[DecodedSequence]) -> None:
-        index_of_slots = PrefixIndex([entry.ids[: entry.num_cached] for entry in self._entries])
+        held = [
+            entry.ids[: entry.num_cached] if self._is_original(entry.num_cached) else []
+            for entry in self._entries
+        ]
+        index_of_slots = PrefixIndex(held)
         sources = [self._source(index_of_slots, newcomer) for newcomer in newcomers]
         # Newcomers whose prefix is a leftover come first: they take its slot, and nothing is
         # copied.
@@ -106,12 +124,23 @@ class SlotTable:
 
     def _source(self, slots: PrefixIndex, newcomer: DecodedSequence) -> SharedPrefix | None:
         """Returns the slot with the longest prefix of the newcomer, unless that is too short."""
-        longest = slots.longest(newcomer.ids)
-        if longest is None:
+        if not self._is_original(len(newcomer.ids)):
             return None
         # The last token must be run in any case, because the logits after it are not kept.
-        num = min(longest.num_tokens, len(newcomer.ids) - 1)
+        most = len(newcomer.ids) - 1
+        longest = (
+            slots.longest_whole(newcomer.ids[:most])
+            if self._is_whole
+            else (slots.longest(newcomer.ids))
+        )
+        if longest is None:
+            return None
+        num = min(longest.num_tokens, most)
         return SharedPrefix(longest.index, num) if num >= self._min_shared else None
+
+    def _is_original(self, num_tokens: int) -> bool:
+        """Returns whether a pass of so many tokens has the original frequencies of RoPE."""
+        return not any(length_class(self._boundaries, num_tokens))
 
     def _gaps(self) -> list[int]:
         return [i for i, entry in enumerate(self._entries) if isinstance(entry, _Leftover)]

@@ -19,7 +19,8 @@ from fakes.tiny_models import ARCHITECTURES, build_tokenizer
 from stillroom.errors import ModelError
 from stillroom.models.load import LoadedModel
 from stillroom.models.resolve import ModelLocation
-from stillroom.policy.decode import DecodeEngine
+from stillroom.policy.mode import passes_for, set_sampling_mode
+from stillroom.policy.plain import PlainPasses
 from stillroom.policy.sequences import DecodedSequence
 from stillroom.types import SamplingSettings
 
@@ -308,13 +309,17 @@ def test_learnt_positions_are_not_asked_for_beyond_the_context():
     assert near_end.ids == wanted
 
 
-def test_layers_without_a_key_value_cache_are_refused_with_another_way(tiny_models):
-    loaded = tiny_models.load("llama", "chatml")
-    loaded.model.config.layer_types = ["full_attention", "linear_attention"]
+def test_layers_that_keep_something_unknown_are_sampled_row_by_row(tiny_models):
+    loaded = tiny_models.load("gemma3", "chatml", seed=1)
+    short = SamplingSettings(temperature=0.0, max_tokens=6)
+    wanted = [generated(loaded, prompt, max_tokens=6) for prompt in random_prompts((9, 14))]
+    loaded.model.config.layer_types = ["sliding_attention", "indexed_attention", "full_attention"]
+    assert isinstance(passes_for(loaded.model, num_slots=1), PlainPasses)
+    loaded.model.config.layer_types = ["sliding_attention", "sliding_attention", "full_attention"]
+    set_sampling_mode(loaded.model, "row by row")
 
-    with pytest.raises(ModelError, match="layers of type linear_attention") as caught:
-        DecodeEngine(loaded, max_rows=1, max_context=32)
-    assert "vLLM" in caught.value.fix
+    sequences = [sequence_of(prompt, short) for prompt in random_prompts((9, 14))]
+    assert decode_all(loaded, sequences, max_rows=3) == wanted
 
 
 def test_a_model_whose_numbers_overflow_is_an_error(tiny_models):

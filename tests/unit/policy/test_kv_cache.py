@@ -1,6 +1,7 @@
 import torch
 
-from stillroom.policy.kv_cache import ForwardPlan, SlotCache, SlotLayer
+from stillroom.policy.kv_cache import ForwardPlan, SlotLayer
+from stillroom.policy.slot_cache import SlotCache
 
 HEADS, SIZE = 2, 3
 
@@ -54,15 +55,15 @@ def test_growing_keeps_what_was_written():
 
 
 def test_a_copied_slot_holds_the_other_ones_tokens_in_every_layer():
-    cache = SlotCache(num_layers=2, num_slots=3)
-    cache.set_plan(plan([0, 1, 2], [0, 0, 0], num_new=2, num_attended=2))
+    cache = SlotCache([SlotLayer(3), SlotLayer(3)])
+    cache.begin_pass(plan([0, 1, 2], [0, 0, 0], num_new=2, num_attended=2))
     written = states(3, 2)
     for index in range(2):
         cache.update(written, -written, index)
 
     cache.copy_tokens(2, [0], 2)
 
-    cache.set_plan(plan([0], [2], num_new=1, num_attended=3))
+    cache.begin_pass(plan([0], [2], num_new=1, num_attended=3))
     for index in range(2):
         keys, values = cache.update(states(1, 1), states(1, 1), index)
         assert torch.equal(keys[0, :, :2], written[2])
@@ -70,14 +71,14 @@ def test_a_copied_slot_holds_the_other_ones_tokens_in_every_layer():
 
 
 def test_a_slot_that_is_full_is_copied_too():
-    cache = SlotCache(num_layers=1, num_slots=2)
-    cache.set_plan(plan([0, 1], [0, 0], num_new=128, num_attended=128))
+    cache = SlotCache([SlotLayer(2)])
+    cache.begin_pass(plan([0, 1], [0, 0], num_new=128, num_attended=128))
     written = states(2, 128)
     cache.update(written, -written, 0)
     assert cache.capacity == 128
 
     cache.copy_tokens(0, [1], 128)
 
-    cache.set_plan(plan([1], [127], num_new=1, num_attended=128))
+    cache.begin_pass(plan([1], [127], num_new=1, num_attended=128))
     keys, _ = cache.update(written[:1, :, 127:], -written[:1, :, 127:], 0)
     assert torch.equal(keys[0], written[0])

@@ -1,0 +1,79 @@
+"""Rotary position embeddings whose frequencies depend on the length of the pass they run in.
+
+Longrope (Phi-3, Phi-4-mini) has one set of frequencies for passes within the original context and
+another for longer ones; dynamic NTK (some Llamas) has frequencies of its own for each length beyond
+it. A sequence that shares a pass with one of another class would be computed with the wrong ones.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class RopeBoundary:
+    """A length beyond which a pass is computed with other frequencies."""
+
+    original: int
+    """The most tokens of a pass that is computed with the original frequencies."""
+    is_per_length: bool = False
+    """Whether each length beyond has frequencies of its own (dynamic NTK), not all the same."""
+
+    def length_class(self, length: int) -> int:
+        """Returns a number that is equal for two lengths if their frequencies are."""
+        if length <= self.original:
+            return 0
+        return length if self.is_per_length else 1
+
+
+def rope_boundaries(config: Any) -> tuple[RopeBoundary, ...]:
+    """Returns the boundaries that a model's configuration names; () for almost every model."""
+    text = config.get_text_config()
+    parameters: Any = getattr(text, "rope_parameters", None) or {}
+    # A model whose types of layers have frequencies of their own has a dictionary for each type.
+    sets = [p for p in parameters.values() if isinstance(p, Mapping)] or [parameters]
+    return tuple(dict.fromkeys(_boundaries(text, sets)))
+
+
+def length_class(boundaries: Iterable[RopeBoundary], length: int) -> tuple[int, ...]:
+    """Returns a key that is equal for the lengths that may share a pass."""
+    return tuple(boundary.length_class(length) for boundary in boundaries)
+
+
+def forget_longer_passes(body: nn.Module) -> None:
+    """Makes each pass with dynamic NTK frequencies independent of the passes before it.
+
+    transformers keeps the frequencies of the longest pass so far until one within the original
+    context comes.
+    """
+    for module in body.modules():
+        types: Any = getattr(module, "rope_type", None)
+        names = types.values() if isinstance(types, Mapping) else [types]
+        if any("dynamic" in str(name) for name in names):
+            hooks: Mapping[int, Any] = module._forward_pre_hooks
+            if _forget not in hooks.values():
+                module.register_forward_pre_hook(_forget)
+
+
+def _boundaries(text: Any, sets: Iterable[Mapping[str, Any]]) -> Iterable[RopeBoundary]:
+    for parameters in sets:
+        kind = str(parameters.get("rope_type", parameters.get("type", "")))
+        if "dynamic" in kind:
+            # transformers takes the context that dynamic frequencies start from from here.
+            yield RopeBoundary(int(text.max_position_embeddings), is_per_length=True)
+        elif kind == "longrope" or "long_mscale" in parameters:
+            original = parameters.get("original_max_position_embeddings")
+            original = original or getattr(text, "original_max_position_embeddings", None)
+            yield RopeBoundary(int(original or text.max_position_embeddings))
+
+
+def _forget(module: nn.Module, _inputs: Any) -> None:
+    """Gives a module of rotary embeddings the frequencies of the original context again."""
+    for name in [name for name in dir(module) if name.endswith("original_inv_freq")]:
+        current = name.replace("original_inv_freq", "inv_freq")
+        original: Any = getattr(module, name)
+        setattr(module, current, original.to(getattr(module, current).device))
+        longest = name.replace("original_inv_freq", "max_seq_len_cached")
+        setattr(module, longest, module.original_max_seq_len)

@@ -1,0 +1,37 @@
+"""The way in which a model is sampled, which a check of it decides."""
+
+from typing import Any, Literal
+
+from stillroom.models.placement import base_model
+from stillroom.models.rope import rope_boundaries
+from stillroom.policy.passes import Passes, SlotPasses
+from stillroom.policy.plain import PlainPasses
+from stillroom.policy.slot_cache import slot_cache
+
+SamplingMode = Literal["batched", "row by row", "without a cache"]
+"""Batched over the slots of one cache; each row over transformers' own cache; each token by a pass
+over the whole conversation. Each is slower than the one before it, and asks less of the model."""
+
+_NAME = "stillroom_sampling_mode"
+
+
+def set_sampling_mode(model: Any, mode: SamplingMode) -> None:
+    """Sets how a model is sampled from now on."""
+    # Kept on the model itself, which several engines sample one after the other.
+    setattr(base_model(model), _NAME, mode)
+
+
+def sampling_mode(model: Any) -> SamplingMode:
+    """Returns how a model is sampled; "batched" until a check has found that it can't be."""
+    return getattr(base_model(model), _NAME, "batched")
+
+
+def passes_for(model: Any, *, num_slots: int) -> Passes:
+    """Returns the forward passes that sample a model in its mode."""
+    mode = sampling_mode(model)
+    config = base_model(model).config
+    cache = slot_cache(config, num_slots=num_slots) if mode == "batched" else None
+    # Without padding, rows of unequal lengths share passes; see `DecodeEngine._advance_evenly`.
+    if cache is not None and not (cache.is_recurrent and rope_boundaries(config)):
+        return SlotPasses(model, cache)
+    return PlainPasses(model, keeps_cache=mode != "without a cache")

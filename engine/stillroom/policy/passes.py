@@ -1,0 +1,168 @@
+"""Forward passes over the slots of one cache, for rows of unequal lengths.
+
+Shapes: B rows of one forward pass, n new tokens of each, T tokens attended to, V vocabulary.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from stillroom.models.heads import OutputHead
+from stillroom.models.placement import base_model, input_device
+from stillroom.policy.kv_cache import ForwardPlan
+from stillroom.policy.slot_cache import SlotCache
+
+
+class Copies(Protocol):
+    """What holds the tokens that were run, by slot."""
+
+    def copy_tokens(self, source: int, targets: Sequence[int], num_tokens: int) -> None:
+        """Copies one slot's first tokens to other slots."""
+        ...
+
+
+class Passes(Protocol):
+    """Runs a model over the tokens of several slots, and keeps what later tokens need."""
+
+    cache: Copies
+    can_copy: bool
+    """Whether a slot's tokens may be copied to another that goes on differently."""
+    can_fill: bool
+    """Whether rows that have no new token may be run along, which saves a copy of the others."""
+    is_recurrent: bool
+    """Whether the rows of a pass must have equally many new tokens, since no padding is allowed,
+    and whether a slot's tokens can be copied only all together."""
+
+    def logits(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        new_tokens: Sequence[Sequence[int] | None],
+    ) -> Tensor:
+        """Returns the logits after each row's last new token, [B, V]; of a filler (None) any.
+
+        slots: in ascending order. starts: the number of tokens that each slot has run.
+        """
+        ...
+
+
+class SlotPasses:
+    """Runs all rows of a pass at once."""
+
+    can_copy = can_fill = True
+
+    def __init__(self, model: Any, cache: SlotCache) -> None:
+        self.cache = cache
+        self.is_recurrent = cache.is_recurrent
+        self._head = OutputHead(model)
+        self._device = input_device(base_model(model))
+        self._dtype = model.dtype
+        self._is_eager = model.config._attn_implementation == "eager"
+        self._is_lightning = model.config.model_type == "minimax"
+        self._masks = _Masks(model.config.get_text_config())
+        parameters = inspect.signature(base_model(model).get_decoder().forward).parameters
+        self._cache_name = cache_parameter(parameters)
+
+    def logits(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        new_tokens: Sequence[Sequence[int] | None],
+    ) -> Tensor:
+        """Returns the logits after each row's last new token, [B, V]; of a filler (None) any.
+
+        The tokens of fillers, and padding, are written behind a row's last token, where the next
+        real token will overwrite them.
+        """
+        rows = [new or [0] for new in new_tokens]
+        num_new = max(map(len, rows))
+        ids_Bn = torch.tensor(
+            [[*new, *[0] * (num_new - len(new))] for new in rows], device=self._device
+        )
+        starts_B = torch.tensor(starts, device=self._device)
+        steps_n = torch.arange(num_new, device=self._device)
+        fillers = [slot for slot, new in zip(slots, new_tokens, strict=True) if new is None]
+        plan = ForwardPlan(
+            slots_B=torch.tensor(slots, device=self._device),
+            positions_Bn=starts_B[:, None] + steps_n,
+            num_attended=max(starts) + num_new,
+            is_prefix=list(slots) == list(range(len(slots))),
+            is_first=not any(starts),
+            fillers_F=torch.tensor(fillers, device=self._device) if fillers else None,
+        )
+        last_B = torch.tensor([len(new) - 1 for new in rows], device=self._device)
+        # Padding repeats the last position, since a position beyond the context might not exist.
+        positions_Bn = starts_B[:, None] + steps_n.minimum(last_B[:, None])
+        hidden_BnH = self._hidden(ids_Bn, positions_Bn, plan)
+        rows_B = torch.arange(len(rows), device=self._device)
+        return self._head.logits(hidden_BnH[rows_B, last_B])
+
+    def step_logits(self, ids_B: Tensor, starts_B: Tensor, num_attended: int) -> Tensor:
+        """Returns the logits after one more token of the first B slots, [B, V] (without a sync)."""
+        rows_B = torch.arange(len(ids_B), device=self._device)
+        plan = ForwardPlan(rows_B, starts_B[:, None], num_attended, is_prefix=True)
+        return self._head.logits(self._hidden(ids_B[:, None], starts_B[:, None], plan)[:, 0])
+
+    def _hidden(self, ids_Bn: Tensor, positions_Bn: Tensor, plan: ForwardPlan) -> Tensor:
+        """Runs the new tokens and adds them to the cache; returns hidden states, [B, n, H]."""
+        self.cache.begin_pass(plan)
+        # MiniMax uses any cache it is given, but if asked to use one refuses all but its own class.
+        inputs: dict[str, Any] = {"input_ids": ids_Bn, "use_cache": not self._is_lightning}
+        inputs[self._cache_name] = self.cache
+        if self._masks.has_attention:
+            inputs["position_ids"] = positions_Bn
+            inputs["attention_mask"] = self._masks.of(
+                positions_Bn, plan.num_attended, self._dtype if self._is_eager else None
+            )
+        hidden_BnH = self._head.run_body(**inputs)
+        self.cache.end_pass(plan)
+        return hidden_BnH
+
+
+class _Masks:
+    """The attention masks of a model's layers, by layer type if they differ.
+
+    transformers takes a mask of four dimensions as it is. Otherwise it would build one from the
+    cache's length, which is one number for all rows, while here each row has its own length.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._types = set(getattr(config, "layer_types", None) or ())
+        self.has_attention = not self._types or self._types != {"linear_attention"}
+        # In Mistral, Mixtral and Phi a window, if there is one, holds for every layer.
+        slides = not self._types or "sliding_attention" in self._types
+        self._window: int | None = getattr(config, "sliding_window", None) if slides else None
+        self._chunk: int | None = getattr(config, "attention_chunk_size", None)
+
+    def of(self, positions_Bn: Tensor, num_attended: int, dtype: torch.dtype | None) -> Any:
+        """Returns the masks of new tokens, [B, 1, n, T]: booleans, or numbers of a `dtype`."""
+        keys_T = torch.arange(num_attended, device=positions_Bn.device)
+        queries_Bn1 = positions_Bn[:, None, :, None]
+        full = near = keys_T <= queries_Bn1
+        if self._window is not None:
+            near = full & (keys_T > queries_Bn1 - self._window)
+        if not self._types:
+            return _as_mask(near, dtype)
+        masks: dict[str, Tensor | None] = {"full_attention": _as_mask(full, dtype)}
+        if self._window is not None:
+            masks["sliding_attention"] = _as_mask(near, dtype)
+        if "chunked_attention" in self._types and self._chunk is not None:
+            is_same = keys_T // self._chunk == queries_Bn1 // self._chunk
+            masks["chunked_attention"] = _as_mask(full & is_same, dtype)
+        # Recurrent layers and convolutions are never given padding.
+        return masks | {"linear_attention": None, "conv": None}
+
+
+def _as_mask(allowed: Tensor, dtype: torch.dtype | None) -> Tensor:
+    if dtype is None:
+        return allowed
+    # Eager attention adds its mask to the scores.
+    return torch.where(allowed, 0.0, torch.finfo(dtype).min).to(dtype)
+
+
+def cache_parameter(parameters: Any) -> str:
+    """Returns the name that a body gives its cache."""
+    return "cache_params" if "cache_params" in parameters else "past_key_values"
