@@ -10,7 +10,7 @@ import torch
 from stillroom.errors import InputError
 from stillroom.evaluate.intervals import Estimate, ratio_estimate
 from stillroom.evaluate.request import KLModels
-from stillroom.models.batches import TokenSequence, collate, microbatches, sampled_sequence
+from stillroom.models.batches import TokenSequence, microbatches, sampled_sequence
 from stillroom.models.divergence import reverse_kl, shared_logprobs
 from stillroom.models.load import load_model
 from stillroom.models.pairing import check_pair
@@ -60,8 +60,9 @@ def _kl_of_each(
     lengths = [len(sequence.ids) for sequence in sequences]
     for group in microbatches(lengths, max_tokens=4096):
         members = [sequences[i] for i in group]
-        batch = collate(members, device=student.loaded.device)
-        student_NV, teacher_NV = shared_logprobs(student.logits(batch), teacher.logits(batch))
+        student_NV, teacher_NV = shared_logprobs(
+            student.logits(student.collate(members)), teacher.logits(teacher.collate(members))
+        )
         kl_N = reverse_kl(student_NV, teacher_NV, student_NV.exp()).value_N
         counts = [member.num_trained for member in members]
         sums += [part.sum().item() for part in kl_N.split(counts)]

@@ -4,14 +4,19 @@ Shapes: B sequences, T tokens of the longest, N trained tokens of the whole batc
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from stillroom.models.packing import Pack, PackSpan
+from stillroom.models.rope import RopeBoundary, length_class
 from stillroom.models.sharing import lay_out
 from stillroom.types import TokenTrace
+
+PassLayout = Literal["packed", "padded", "alone"]
+"""packed: one row holds all sequences; padded: each has a row; alone: each has a pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +46,35 @@ def sampled_sequence(trace: TokenTrace) -> TokenSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenBatch:
-    """A batch of sequences as a model runs it, and the positions that predict its trained tokens.
+class PassRules:
+    """Which sequences a model may run in one pass so that each has the logits it has alone."""
+
+    layout: PassLayout = "padded"
+    boundaries: tuple[RopeBoundary, ...] = ()
+    """The lengths on both sides of which rotary frequencies differ."""
+
+    @property
+    def may_split(self) -> bool:
+        """Whether a batch may take several passes."""
+        return self.layout == "alone" or bool(self.boundaries)
+
+    def groups(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Returns the indices of the sequences of each pass, each in ascending order."""
+        if self.layout == "alone":
+            return [[index] for index in range(len(lengths))]
+        members: dict[tuple[int, ...], list[int]] = {}
+        for index, length in enumerate(lengths):
+            members.setdefault(length_class(self.boundaries, length), []).append(index)
+        return list(members.values())
+
+
+PADDED = PassRules()
+"""The rules of a model that runs any sequences as padded rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPass:
+    """Sequences that run together, and the positions that predict their trained tokens.
 
     Either each sequence is a row, padded on the right (attention is causal, so no real position
     ever sees padding and no mask is needed), or all of them are one row, a pack.
@@ -50,16 +82,26 @@ class TokenBatch:
 
     ids_BT: Tensor
     """The token ids, [B, T] int64; [1, T] for a pack."""
-    rows_N: Tensor
-    """The index of the sequence that each trained token belongs to, [N]."""
     sources_N: Tensor
     """The position that predicts each trained token (the one before it), counted across rows,
     [N]."""
-    targets_N: Tensor
-    """The id of each trained token, [N]."""
     pack: Pack | None = None
     positions_BT: Tensor | None = None
     """The position of each token of a pack in its own sequence, [1, T]; None without a pack."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """A batch of sequences as a model runs it: in one pass, or in several if they must not mix."""
+
+    rows_N: Tensor
+    """The index of the sequence that each trained token belongs to, [N], in ascending order."""
+    targets_N: Tensor
+    """The id of each trained token, [N]."""
+    passes: tuple[BatchPass, ...]
+    places_N: Tensor | None = None
+    """The place of each trained token among those of all passes, one pass after another, [N]; None
+    with a single pass."""
 
     @property
     def num_trained(self) -> int:
@@ -67,12 +109,47 @@ class TokenBatch:
         return self.targets_N.shape[0]
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A pass, and the rows (counted in the pass) and ids of its trained tokens."""
+
+    one_pass: BatchPass
+    rows_N: Tensor
+    targets_N: Tensor
+
+
 def collate(
-    sequences: Sequence[TokenSequence], *, device: torch.device, is_packed: bool = False
+    sequences: Sequence[TokenSequence], *, device: torch.device, rules: PassRules = PADDED
 ) -> TokenBatch:
     """Returns one batch of the sequences; its trained tokens are in the sequences' order."""
-    if is_packed:
-        return _packed(sequences, device)
+    form = _packed if rules.layout == "packed" else _padded
+    groups = rules.groups([len(sequence.ids) for sequence in sequences])
+    parts = [form([sequences[i] for i in group], device) for group in groups]
+    passes = tuple(part.one_pass for part in parts)
+    if len(parts) == 1:
+        return TokenBatch(parts[0].rows_N, parts[0].targets_N, passes)
+    rows = [
+        torch.tensor(group, device=device)[part.rows_N]
+        for group, part in zip(groups, parts, strict=True)
+    ]
+    rows_N, places_N = torch.cat(rows).sort(stable=True)
+    targets_N = torch.cat([part.targets_N for part in parts])[places_N]
+    return TokenBatch(rows_N, targets_N, passes, places_N)
+
+
+def with_empty_passes(batch: TokenBatch, count: int) -> TokenBatch:
+    """Returns the batch with passes over one token more, of which nothing is trained."""
+    if not count:
+        return batch
+    ids_BT = batch.passes[0].ids_BT.new_zeros(1, 1)
+    empty = BatchPass(ids_BT, batch.targets_N.new_zeros(0))
+    places_N = batch.places_N
+    if places_N is None:
+        places_N = torch.arange(batch.num_trained, device=batch.targets_N.device)
+    return replace(batch, passes=(*batch.passes, *[empty] * count), places_N=places_N)
+
+
+def _padded(sequences: Sequence[TokenSequence], device: torch.device) -> _Part:
     longest = max(len(sequence.ids) for sequence in sequences)
     ids_BT = torch.zeros(len(sequences), longest, dtype=torch.int64)
     trained_BT = torch.zeros(len(sequences), longest, dtype=torch.bool)
@@ -81,15 +158,12 @@ def collate(
         trained_BT[row, : len(sequence.ids)] = torch.tensor(sequence.trained)
     rows_N, positions_N = trained_BT[:, 1:].nonzero(as_tuple=True)
     targets_N = ids_BT[rows_N, positions_N + 1]
-    return TokenBatch(
-        ids_BT.to(device),
-        rows_N.to(device),
-        (rows_N * longest + positions_N).to(device),
-        targets_N.to(device),
-    )
+    sources_N = rows_N * longest + positions_N
+    one_pass = BatchPass(ids_BT.to(device), sources_N.to(device))
+    return _Part(one_pass, rows_N.to(device), targets_N.to(device))
 
 
-def _packed(sequences: Sequence[TokenSequence], device: torch.device) -> TokenBatch:
+def _packed(sequences: Sequence[TokenSequence], device: torch.device) -> _Part:
     """Returns the sequences as one row, in which a prefix that several share occurs once."""
     layout = lay_out([sequence.ids for sequence in sequences])
     ids: list[int] = []
@@ -114,13 +188,15 @@ def _packed(sequences: Sequence[TokenSequence], device: torch.device) -> TokenBa
         sources += [places[i - 1] for i in trained]
         targets += [sequence.ids[i] for i in trained]
     columns = torch.tensor([rows, sources, targets], dtype=torch.int64, device=device)
+    rows_N, sources_N, targets_N = columns.unbind()
     spans = [PackSpan(piece.stop - piece.start, piece.before) for piece in layout.pieces]
-    return TokenBatch(
+    one_pass = BatchPass(
         torch.tensor([ids], device=device),
-        *columns.unbind(),
+        sources_N,
         pack=Pack(spans),
         positions_BT=torch.tensor([positions], device=device),
     )
+    return _Part(one_pass, rows_N, targets_N)
 
 
 def microbatches(lengths: Sequence[int], *, max_tokens: int) -> Iterator[list[int]]:

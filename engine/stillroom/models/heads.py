@@ -3,7 +3,7 @@
 Shapes: B sequences, T tokens, H hidden size, V vocabulary, N trained tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stillroom.errors import ModelError
-from stillroom.models.batches import TokenBatch
+from stillroom.models.batches import BatchPass, PassRules, TokenBatch, TokenSequence, collate
 from stillroom.models.cpu.gradients import HandGradients, MatrixHead, matrix_head
-from stillroom.models.packing import allow_packing, can_pack, packed_inputs
-from stillroom.models.placement import base_model, input_device
+from stillroom.models.packing import packed_inputs
+from stillroom.models.placement import base_model, body_of, input_device
+from stillroom.models.rope import forget_longer_passes, rope_boundaries
 
 MAX_LOGITS = 1 << 27
 """The most logits that are held at a time, unless one position has more."""
@@ -40,21 +41,33 @@ class OutputHead:
 
     def __init__(self, model: nn.Module) -> None:
         self._base = base_model(model)
-        self._body = self._base.get_decoder()
+        self._body = body_of(model)
         self._head = self._base.get_output_embeddings()
         config = self._base.config.get_text_config()
+        forget_longer_passes(self._body)
+        self.rules = PassRules(boundaries=rope_boundaries(config))
+        """Which sequences may share a pass; `models.probe` looks for faster ones."""
+        self.may_embed = True
+        """Whether the body may be given embeddings instead of token ids."""
+        self.notes: list[str] = []
+        """Why a faster way of running many sequences is not taken, for the user."""
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self._scale = _logit_scale(config)
         self._matrix: MatrixHead | None = None
 
     @property
-    def can_pack(self) -> bool:
-        """Whether batches may be packs."""
-        return can_pack(self._base)
+    def base(self) -> Any:
+        """The causal language model, without the peft model that may be around it."""
+        return self._base
 
-    def allow_packing(self) -> None:
-        """Allows batches to be packs from now on, if the model can run them."""
-        allow_packing(self._base)
+    @property
+    def can_pack(self) -> bool:
+        """Whether batches are packs."""
+        return self.rules.layout == "packed"
+
+    def collate(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
+        """Returns the sequences as one batch, on the device that the body's inputs must be on."""
+        return collate(sequences, device=input_device(self._base), rules=self.rules)
 
     @property
     def by_hand(self) -> HandGradients | None:
@@ -65,7 +78,7 @@ class OutputHead:
             return None
         # Formed anew each time: it refers to this head, and a reference cycle would keep the model
         # alive after its last use.
-        embeddings = self._base.get_input_embeddings()
+        embeddings = self._base.get_input_embeddings() if self.may_embed else None
         return HandGradients(self._matrix, embeddings, self.batch_hidden)
 
     def hidden(self, ids_BT: Tensor) -> Tensor:
@@ -88,19 +101,29 @@ class OutputHead:
         """Returns the logits at the positions that predict the batch's trained tokens, [N, V]."""
         return self.logits(self.batch_hidden(batch))
 
-    def batch_hidden(self, batch: TokenBatch, embedded_BTH: Tensor | None = None) -> Tensor:
+    def batch_hidden(
+        self, batch: TokenBatch, embed: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
         """Returns the hidden states that predict the batch's trained tokens, [N, H].
 
-        `embedded_BTH` are the batch's embedded tokens; None: the body embeds them.
+        `embed` returns the embeddings, [B, T, H], of token ids; None: the body embeds them.
         """
-        inputs: dict[str, Any] = {"input_ids": batch.ids_BT, "use_cache": False}
-        if embedded_BTH is not None:
-            inputs = {"inputs_embeds": embedded_BTH, "use_cache": False}
-        if batch.pack is not None and batch.positions_BT is not None:
-            inputs |= packed_inputs(batch.pack, batch.positions_BT)
+        parts = [self._pass_hidden(one, embed) for one in batch.passes]
+        if batch.places_N is None:
+            return parts[0]
+        return torch.cat(parts).index_select(0, batch.places_N)
+
+    def _pass_hidden(self, one: BatchPass, embed: Callable[[Tensor], Tensor] | None) -> Tensor:
+        inputs: dict[str, Any] = {"use_cache": False}
+        if embed is None:
+            inputs["input_ids"] = one.ids_BT
+        else:
+            inputs["inputs_embeds"] = embed(one.ids_BT)
+        if one.pack is not None and one.positions_BT is not None:
+            inputs |= packed_inputs(one.pack, one.positions_BT)
         hidden_BTH = self.run_body(**inputs)
-        sources_N = batch.sources_N.to(hidden_BTH.device)
-        return hidden_BTH.flatten(0, 1).index_select(0, sources_N).to(batch.sources_N.device)
+        sources_N = one.sources_N.to(hidden_BTH.device)
+        return hidden_BTH.flatten(0, 1).index_select(0, sources_N).to(one.sources_N.device)
 
     def batch_logprobs(self, batch: TokenBatch) -> Tensor:
         """Returns the log-probability (nats) of each of the batch's trained tokens, [N].
@@ -172,8 +195,8 @@ def in_tiles(
 
 
 def _logit_scale(config: Any) -> float:
-    """Returns the factor of the model's logits, from Cohere's factor or Granite's divisor."""
-    multiplier = getattr(config, "logit_scale", None)
+    """Returns the factor of the model's logits: Cohere's, Falcon-H1's or Granite's divisor."""
+    multiplier = getattr(config, "logit_scale", getattr(config, "lm_head_multiplier", None))
     divisor = getattr(config, "logits_scaling", None)
     return float(multiplier or 1.0) / float(divisor or 1.0)
 

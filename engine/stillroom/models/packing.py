@@ -20,11 +20,6 @@ from transformers.masking_utils import sdpa_mask
 PACKED_ATTENTION = "stillroom_packed"
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-_PROBE = (7, 19, 30)
-# The differences, as shares of the largest hidden state, that rounding explains. Attending to
-# another sequence's tokens would change the hidden states by far more.
-_TOLERANCE = {torch.float32: 1e-3}
-_SHORT_TOLERANCE = 8e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +60,22 @@ class Pack:
 
 
 def allow_packing(model: Any) -> bool:
-    """Lets the model run packs and returns True, if it can; other passes go on as before.
+    """Lets the model run packs and returns True, unless its attention is of another kind.
 
-    A model that can't (attention of another kind, or a pack that changes its hidden states) is left
-    as it is.
+    Other passes go on as before. `models.probe` finds out whether packs change its logits.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
-    if model.config._attn_implementation != "sdpa" or not kinds <= _KNOWN_LAYERS:
+    if getattr(config, "attn_logit_softcapping", None) is not None or not kinds <= _KNOWN_LAYERS:
         return False
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        return False
-    model.set_attn_implementation(PACKED_ATTENTION)
-    if _is_true_to_single_passes(model):
-        return True
-    model.set_attn_implementation("sdpa")
-    return False
-
-
-def can_pack(model: Any) -> bool:
-    """Returns whether the model runs packs."""
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(PACKED_ATTENTION)
     return model.config._attn_implementation == PACKED_ATTENTION
+
+
+def forbid_packing(model: Any) -> None:
+    """Takes back `allow_packing`."""
+    model.set_attn_implementation("sdpa")
 
 
 def packed_inputs(pack: Pack, positions_1T: Tensor) -> dict[str, Any]:
@@ -142,38 +132,6 @@ def _attention(
         )  # fmt: skip
         attended.append(output.transpose(1, 2))
     return torch.cat(attended, dim=1), None
-
-
-@torch.no_grad()
-def _is_true_to_single_passes(model: Any) -> bool:
-    """Returns whether a small pack gives each sequence the hidden states that it has alone."""
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    trunk, *leaves = _PROBE
-    ids_T = (torch.arange(sum(_PROBE), device=model.device) * 37 + 11) % vocabulary
-    starts = [trunk, trunk + leaves[0]]
-    singles = [
-        torch.cat([ids_T[:trunk], ids_T[start : start + length]])
-        for start, length in zip(starts, leaves, strict=True)
-    ]
-    positions = [*range(trunk), *(trunk + i for length in leaves for i in range(length))]
-    positions_1T = torch.tensor([positions], device=model.device)
-    pack = Pack([PackSpan(trunk), *(PackSpan(length, before=(0,)) for length in leaves)])
-    body, was_training = model.get_decoder(), model.training
-    model.eval()
-    try:
-        packed = body(input_ids=ids_T[None], **packed_inputs(pack, positions_1T))
-        alone = [body(input_ids=ids[None], use_cache=False) for ids in singles]
-    # A body that does not know packs, or whose layers don't pass them on, may raise any of these.
-    except (TypeError, ValueError, RuntimeError, AttributeError):
-        return False
-    finally:
-        model.train(was_training)
-    expected = torch.cat(
-        [alone[0].last_hidden_state[0], alone[1].last_hidden_state[0, trunk:]]
-    ).float()
-    gap = (packed.last_hidden_state[0].float() - expected).abs().max().item()
-    tolerance = _TOLERANCE.get(model.dtype, _SHORT_TOLERANCE)
-    return gap <= tolerance * expected.abs().max().item()
 
 
 AttentionInterface.register(PACKED_ATTENTION, _attention)

@@ -26,6 +26,17 @@ def base_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def body_of(model: Any) -> Any:
+    """Returns the layers of a causal language model without its output head.
+
+    They take token ids and return hidden states.
+    """
+    base = base_model(model)
+    body = base.get_decoder()
+    # Where a family names its body in an unusual way (Llama 4), transformers returns the model.
+    return base.model if body is base else body
+
+
 def input_device(model: Any) -> torch.device:
     """Returns the device that a model's inputs must be on."""
     # accelerate puts hooks on a spread model, which hold the device that each layer runs on.

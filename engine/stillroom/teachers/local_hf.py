@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stillroom.models.batches import TokenBatch, TokenSequence, collate, microbatches
+from stillroom.models.batches import TokenBatch, TokenSequence, microbatches
 from stillroom.models.heads import OutputHead, token_logprobs
 from stillroom.models.load import LoadedModel
+from stillroom.models.probe import choose_passes
 
 
 class LocalTeacher:
@@ -20,15 +21,12 @@ class LocalTeacher:
         self.loaded = loaded
         self.head = OutputHead(loaded.model)
         self.head.check()
-        if self.head.by_hand is not None:
-            # As for a student, packs are for the CPU only; on a GPU, one padded pass starts far
-            # fewer kernels.
-            self.head.allow_packing()
+        choose_passes(self.head)
         self._max_batch_tokens = max_batch_tokens
 
     def collate(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
-        """Returns the sequences as one batch, packed if the model can run packed sequences."""
-        return collate(sequences, device=self.loaded.device, is_packed=self.head.can_pack)
+        """Returns the sequences as one batch, as the model can run them."""
+        return self.head.collate(sequences)
 
     @torch.no_grad()
     def logits(self, batch: TokenBatch) -> Tensor:

@@ -54,6 +54,8 @@ def train_in_process(
             check_unchanged(point.state.inputs, inputs, run_id=point.run_id)
         student = load_student(workspace, config.model, seed=config.trainer.seed, peers=peers)
         RunFolder(folder).check_inputs()
+        for note in student.head.notes if peers.is_first else []:
+            reporter.note(note)
         if peers.rank:
             # Each process must draw its own dropout.
             torch.manual_seed(config.trainer.seed + peers.rank)

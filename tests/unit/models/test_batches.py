@@ -2,7 +2,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillroom.models.batches import TokenSequence, collate, microbatches, sampled_sequence
+from stillroom.models.batches import (
+    PassRules,
+    TokenSequence,
+    collate,
+    microbatches,
+    sampled_sequence,
+)
 from stillroom.types import TokenTrace
 
 CPU = torch.device("cpu")
@@ -14,9 +20,9 @@ def test_a_batch_names_the_positions_that_predict_the_trained_tokens():
 
     batch = collate([first, second], device=CPU)
 
-    assert batch.ids_BT.tolist() == [[5, 6, 7, 8], [9, 3, 0, 0]]
+    assert batch.passes[0].ids_BT.tolist() == [[5, 6, 7, 8], [9, 3, 0, 0]]
     assert batch.rows_N.tolist() == [0, 0, 1]
-    assert batch.sources_N.tolist() == [0, 2, 4]
+    assert batch.passes[0].sources_N.tolist() == [0, 2, 4]
     assert batch.targets_N.tolist() == [6, 8, 3]
     assert batch.num_trained == 3
 
@@ -72,33 +78,33 @@ def test_a_pack_predicts_each_trained_token_from_the_tokens_before_it(given_sequ
         TokenSequence(shared + s.ids, [True] * len(shared) + s.trained) for s in given_sequences
     ]
 
-    batch = collate(given_sequences, device=CPU, is_packed=True)
+    batch = collate(given_sequences, device=CPU, rules=PassRules("packed"))
 
     padded = collate(given_sequences, device=CPU)
     assert batch.rows_N.tolist() == padded.rows_N.tolist()
     assert batch.targets_N.tolist() == padded.targets_N.tolist()
     for source, sequence_row, place in zip(
-        batch.sources_N.tolist(), *_rows_and_places(padded), strict=True
+        batch.passes[0].sources_N.tolist(), *_rows_and_places(padded), strict=True
     ):
-        assert _seen_from(batch, source) == given_sequences[sequence_row].ids[: place + 1]
+        assert _seen_from(batch.passes[0], source) == given_sequences[sequence_row].ids[: place + 1]
 
 
 def _rows_and_places(padded):
-    width = padded.ids_BT.shape[1]
-    return padded.rows_N.tolist(), (padded.sources_N % width).tolist()
+    width = padded.passes[0].ids_BT.shape[1]
+    return padded.rows_N.tolist(), (padded.passes[0].sources_N % width).tolist()
 
 
-def _seen_from(batch, source):
+def _seen_from(one, source):
     """The tokens that a position of a pack attends to, in the order of their positions."""
-    spans, starts = batch.pack.spans, [0]
+    spans, starts = one.pack.spans, [0]
     for span in spans:
         starts.append(starts[-1] + span.length)
     own = next(i for i in range(len(spans)) if starts[i] <= source < starts[i + 1])
     places = [p for i in spans[own].before for p in range(starts[i], starts[i + 1])]
     places += range(starts[own], source + 1)
-    positions = batch.positions_BT[0, places].tolist()
+    positions = one.positions_BT[0, places].tolist()
     assert positions == list(range(len(places)))
-    return batch.ids_BT[0, places].tolist()
+    return one.ids_BT[0, places].tolist()
 
 
 @given(lengths=st.lists(st.integers(1, 50), max_size=30), max_tokens=st.integers(1, 120))

@@ -29,7 +29,9 @@ def test_the_logits_are_the_models_own(architecture):
 
     own = model(input_ids=IDS).logits
     assert batch.num_trained == 12
-    assert torch.allclose(head.batch_logits(batch), own.flatten(0, 1)[batch.sources_N], atol=1e-5)
+    assert torch.allclose(
+        head.batch_logits(batch), own.flatten(0, 1)[batch.passes[0].sources_N], atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
-from stillroom.models.batches import TokenSequence, collate
+from stillroom.models.batches import TokenSequence
 from stillroom.models.heads import OutputHead
-from stillroom.models.packing import allow_packing, can_pack
+from stillroom.models.probe import choose_passes
 
-CPU = torch.device("cpu")
 TOKENIZER = build_tokenizer("chatml")
 PACKING = [name for name in ARCHITECTURES if name != "gemma2"]
 
@@ -34,14 +33,14 @@ def model_of(architecture, **changes):
 @torch.no_grad()
 def test_what_stands_beside_a_sequence_changes_nothing(architecture):
     head = OutputHead(model_of(architecture))
-    padded = head.batch_hidden(collate(sequences(), device=CPU))
-    head.allow_packing()
+    padded = head.batch_hidden(head.collate(sequences()))
+    choose_passes(head)
 
-    batch = collate(sequences(), device=CPU, is_packed=True)
+    batch = head.collate(sequences())
     packed = head.batch_hidden(batch)
 
     assert head.can_pack
-    assert len(batch.pack.spans) == 7
+    assert len(batch.passes[0].pack.spans) == 7
     assert torch.allclose(packed, padded, atol=1e-5)
 
 
@@ -50,19 +49,19 @@ def test_the_gradient_is_that_of_padded_rows(architecture):
     model = model_of(architecture)
     head = OutputHead(model)
 
-    def gradients(*, is_packed):
-        batch = collate(sequences(), device=CPU, is_packed=is_packed)
-        hidden = head.batch_hidden(batch)
+    def gradients():
+        hidden = head.batch_hidden(head.collate(sequences()))
         weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1))
         (hidden * weights).sum().backward()
         found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         model.zero_grad()
         return found
 
-    padded = gradients(is_packed=False)
-    head.allow_packing()
-    packed = gradients(is_packed=True)
+    padded = gradients()
+    choose_passes(head)
+    packed = gradients()
 
+    assert head.can_pack
     assert packed.keys() == padded.keys()
     for name, gradient in packed.items():
         assert torch.allclose(
@@ -79,7 +78,7 @@ def test_other_passes_go_on_as_before(architecture):
     mask[0, :6] = 0
     before = model(input_ids=ids, attention_mask=mask).logits
 
-    allow_packing(model)
+    choose_passes(OutputHead(model))
 
     assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, before)
 
@@ -87,8 +86,11 @@ def test_other_passes_go_on_as_before(architecture):
 def test_soft_capped_attention_is_left_to_padded_rows():
     model = model_of("gemma2")
 
-    assert not allow_packing(model)
-    assert not can_pack(model)
+    head = OutputHead(model)
+    choose_passes(head)
+
+    assert head.rules.layout == "padded"
+    assert head.notes == []
 
 
 def test_a_model_that_does_not_hand_the_pack_on_is_left_to_padded_rows():
@@ -103,7 +105,11 @@ def test_a_model_that_does_not_hand_the_pack_on_is_left_to_padded_rows():
     for layer in model.model.layers:
         layer.self_attn.__class__ = Deaf
 
-    assert not allow_packing(model)
+    head = OutputHead(model)
+    choose_passes(head)
+
+    assert head.rules.layout == "padded"
+    assert "rows of LlamaForCausalLM are padded" in head.notes[0]
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -111,12 +117,15 @@ def test_a_model_that_does_not_hand_the_pack_on_is_left_to_padded_rows():
 def test_short_number_formats_pack_too():
     model = model_of("qwen3").to(torch.bfloat16)
 
-    assert allow_packing(model)
+    head = OutputHead(model)
+    choose_passes(head)
+
+    assert head.can_pack
 
 
 def test_saving_a_model_that_packs_says_nothing_of_it(tmp_path):
     model = model_of("qwen3")
-    allow_packing(model)
+    choose_passes(OutputHead(model))
 
     model.save_pretrained(tmp_path)
 

@@ -4,8 +4,9 @@ from torch import nn
 
 from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
 from stillroom.errors import ModelError
-from stillroom.models.batches import TokenSequence, collate
+from stillroom.models.batches import TokenSequence
 from stillroom.models.heads import OutputHead
+from stillroom.models.probe import choose_passes
 from stillroom.models.recompute import recompute_layers
 
 TOKENIZER = build_tokenizer("chatml")
@@ -35,10 +36,10 @@ class Held:
 def test_gradients_stay_and_less_is_kept(architecture, is_training):
     model = build_model(architecture, TOKENIZER).train(is_training)
     head = OutputHead(model)
-    head.allow_packing()
+    choose_passes(head)
     rows = [list(range(5, 45)), list(range(40, 52))]
     sequences = [TokenSequence(row, [True] * len(row)) for row in rows]
-    batch = collate(sequences, device=torch.device("cpu"), is_packed=head.can_pack)
+    batch = head.collate(sequences)
 
     def gradients():
         with Held() as held:

@@ -12,6 +12,7 @@ vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,10 +50,11 @@ class HandGradients:
     """A language model in main memory whose output head's gradient is formed by hand."""
 
     matrix: MatrixHead
-    embeddings: nn.Module
-    batch_hidden: Callable[[TokenBatch, Tensor | None], Tensor]
+    embeddings: nn.Module | None
+    """The token embeddings, whose gradient is then formed by hand too; None: by autograd."""
+    batch_hidden: Callable[[TokenBatch, Callable[[Tensor], Tensor] | None], Tensor]
     """The function that returns the hidden states that predict a batch's trained tokens, [N, H];
-    its second argument is the batch's embedded tokens, [B, T, H], or None."""
+    its second argument embeds token ids, or is None."""
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """Returns the log-probabilities (nats) of the batch's trained tokens, [N].
@@ -132,26 +134,29 @@ class HandGradients:
         one as large as the vocabulary.
         """
         table = _plain_table(self.embeddings)
-        if table is None:
-            return self.batch_hidden(batch, None)
-        embedded_BTH = nn.functional.embedding(batch.ids_BT, table.weight.detach())
-        embedded_BTH.requires_grad_()
+        return self.batch_hidden(batch, None if table is None else partial(_embed, table))
 
-        def add_rows(embedded_BTH: Tensor) -> None:
-            gradient_BTH = embedded_BTH.grad
-            if gradient_BTH is None:
-                return
-            gradient_PH, ids_P = gradient_BTH.flatten(0, 1), batch.ids_BT.flatten()
-            if table.padding_idx is not None:
-                # As in torch, the row of the padding token is not trained.
-                gradient_PH[ids_P == table.padding_idx] = 0
-            weight: Tensor = table.weight
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-            weight.grad.index_add_(0, ids_P, gradient_PH)
 
-        embedded_BTH.register_post_accumulate_grad_hook(add_rows)
-        return self.batch_hidden(batch, embedded_BTH)
+def _embed(table: nn.Embedding, ids_BT: Tensor) -> Tensor:
+    """Returns embeddings, [B, T, H], whose gradient is added to the table's row by row."""
+    embedded_BTH = nn.functional.embedding(ids_BT, table.weight.detach())
+    embedded_BTH.requires_grad_()
+
+    def add_rows(embedded_BTH: Tensor) -> None:
+        gradient_BTH = embedded_BTH.grad
+        if gradient_BTH is None:
+            return
+        gradient_PH, ids_P = gradient_BTH.flatten(0, 1), ids_BT.flatten()
+        if table.padding_idx is not None:
+            # As in torch, the row of the padding token is not trained.
+            gradient_PH[ids_P == table.padding_idx] = 0
+        weight: Tensor = table.weight
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        weight.grad.index_add_(0, ids_P, gradient_PH)
+
+    embedded_BTH.register_post_accumulate_grad_hook(add_rows)
+    return embedded_BTH
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -168,7 +173,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return matrix.score_gradient(scores, grads_N[0]), None, None
 
 
-def _plain_table(embeddings: nn.Module) -> nn.Embedding | None:
+def _plain_table(embeddings: nn.Module | None) -> nn.Embedding | None:
     """Returns the embeddings if they are trained and a plain table of rows, or else None."""
     if type(embeddings) is not nn.Embedding or embeddings.max_norm is not None:
         return None

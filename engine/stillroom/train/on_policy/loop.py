@@ -71,7 +71,8 @@ def distill(
     if config.curriculum.teacher_share:
         for teacher in teachers.local.values():
             check_decoding(teacher.loaded)
-    for note in check_before_rollouts(workspace, config, session.student):
+    notes = [note for teacher in set(teachers.local.values()) for note in teacher.head.notes]
+    for note in notes + check_before_rollouts(workspace, config, session.student):
         session.reporter.note(note)
     cold_start = encode_cold_start(session, cold_rows) if cold_rows else None
     environment = open_student_environment(

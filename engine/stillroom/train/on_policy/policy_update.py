@@ -146,6 +146,6 @@ def _add_gradient(
             "look into the run's log for what its server answered, then resume the run",
         )
     teacher_batch = batch
-    if teacher.head.can_pack != student.head.can_pack:
+    if teacher.head.rules != student.head.rules:
         teacher_batch = teacher.collate([member.tokens for member in members])
     add_gradient_with_teacher(student, teacher, batch, teacher_batch, algorithm, losses)

@@ -86,9 +86,11 @@ class Collective:
         many passes as the one that has most groups.
         """
         mine = list(groups)
-        if not self.is_sharded:
-            return mine
-        return mine + [[] for _ in range(int(self.largest(len(mine))) - len(mine))]
+        return mine + [[] for _ in range(self.num_missing(len(mine)))]
+
+    def num_missing(self, num_passes: int) -> int:
+        """Returns how many passes another process makes more than this one; 0 without shards."""
+        return int(self.largest(num_passes)) - num_passes if self.is_sharded else 0
 
     def copy_first(self, parameters: Iterable[nn.Parameter]) -> None:
         """Copies the first process's parameters to all others."""

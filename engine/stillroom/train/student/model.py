@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stillroom.errors import ConfigError, ModelError, missing_extra
-from stillroom.models.batches import TokenBatch, TokenSequence, collate, microbatches
+from stillroom.models.batches import TokenBatch, TokenSequence, microbatches, with_empty_passes
 from stillroom.models.cpu.gradients import HandGradients
 from stillroom.models.heads import OutputHead
 from stillroom.models.load import (
@@ -20,6 +20,7 @@ from stillroom.models.load import (
     stop_token_ids,
 )
 from stillroom.models.precision import Precision
+from stillroom.models.probe import choose_passes
 from stillroom.models.recompute import recompute_layers
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
@@ -82,13 +83,16 @@ class Student:
         return torch.autocast("cuda", dtype=torch.bfloat16)
 
     def collate(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
-        """Returns the sequences as one batch: a pack, if the model can run it.
+        """Returns the sequences as one batch, as the model can run them.
 
         Without sequences the batch has no trained token.
         """
-        return collate(
-            sequences or [_NOTHING], device=self.loaded.device, is_packed=self.head.can_pack
-        )
+        batch = self.head.collate(sequences or [_NOTHING])
+        if not self.head.rules.may_split:
+            return batch
+        # As in `passes`, where processes share a model they must run it equally often.
+        missing = self.peers.num_missing(len(batch.passes))
+        return with_empty_passes(batch, missing)
 
     def passes(self, lengths: Sequence[int]) -> list[list[int]]:
         """Returns the indices of this process's sequences in each forward pass.
@@ -146,6 +150,8 @@ class Student:
             return self.microbatch_tokens
         text: Any = self.loaded.model.config.get_text_config()
         inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+        # Each layer of Gemma 3n has a size of its own.
+        inner = max(inner) if isinstance(inner, list) else inner
         numbers = text.num_hidden_layers * (14 * text.hidden_size + 5 * inner)
         cheap = min(_PACKED_SEQUENCES * longest, _PACK_BYTES // (4 * numbers))
         return max(self.max_microbatch_tokens, cheap)
@@ -223,9 +229,7 @@ def load_student(
         recompute_layers(model)
     head = OutputHead(model)
     head.check()
-    if head.by_hand is not None:
-        # Packs are for main memory only: on a GPU one padded pass starts far fewer kernels.
-        head.allow_packing()
+    choose_passes(head)
     root = None
     if peers.is_sharded:
         root = shard(model, device=peers.device, size=peers.size)

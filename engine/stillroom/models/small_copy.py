@@ -1,0 +1,126 @@
+"""Makes a small copy of a model: a few narrow layers of every type, with random weights.
+
+The copy runs the same code as the model, and a few dozen tokens lie on both sides of every window,
+chunk and original context that its configuration names.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from stillroom.models.placement import base_model, body_of
+
+LONGEST_BOUNDARY = 64
+"""The longest boundary of a copy in tokens: a chunk of the gated delta rule, which is fixed."""
+
+_WINDOW, _CHUNK, _CONTEXT = 8, 16, 24
+_VOCABULARY, _WIDTH, _INNER = 128, 64, 32
+# The widest weights that a copy may have, as a number of parameters.
+_MOST_PARAMETERS = 250_000_000
+_BOUNDARIES = {
+    "sliding_window": _WINDOW,
+    "attention_chunk_size": _CHUNK,
+    "original_max_position_embeddings": _CONTEXT,
+    "mamba_chunk_size": _CHUNK,
+    "chunk_size": _CHUNK,
+    "block_size": _CHUNK,
+}
+
+
+def small_configs(model: Any) -> list[str]:
+    """Returns configurations of a copy as JSON, the smallest first; not each can be built."""
+    text: Any = base_model(model).config.get_text_config()
+    total = int(text.num_hidden_layers)
+    cut = _with_near_boundaries(_cut_to_layers(text.to_dict(), total, _num_layers(model, text)))
+    return [json.dumps(one, sort_keys=True) for one in (_narrowed(cut, text), cut)]
+
+
+def build_copy(config_class: type[PreTrainedConfig], config: str) -> Any:
+    """Returns a model with random weights in main memory, or None if it would be too large.
+
+    Errors of the model's own code are passed on. The state of the random numbers is kept.
+    """
+    made = config_class.from_dict(json.loads(config))
+    with torch.device("meta"):
+        size = sum(p.numel() for p in AutoModelForCausalLM.from_config(made).parameters())
+    if size > _MOST_PARAMETERS:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
+
+
+def _num_layers(model: Any, text: Any) -> int:
+    """Returns how many of the first layers have every type that the model's layers are of."""
+    total = int(text.num_hidden_layers)
+    stacks = [m for m in body_of(model).modules() if isinstance(m, nn.ModuleList)]
+    layers = next((stack for stack in stacks if len(stack) == total), None)
+    if layers is None:
+        return total
+    kinds: Any = getattr(text, "layer_types", None) or [""] * total
+    seen: dict[Any, int] = {}
+    for index, (layer, kind) in enumerate(zip(layers, kinds, strict=False)):
+        parts = frozenset(type(module).__name__ for module in layer.modules())
+        seen.setdefault((kind, parts), index)
+    num = max(2, max(seen.values()) + 1)
+    # Layers at the end may use keys and values of earlier ones.
+    return min(total, 2 * num if getattr(text, "num_kv_shared_layers", 0) else num)
+
+
+def _cut_to_layers(config: dict[str, Any], total: int, num: int) -> dict[str, Any]:
+    """Returns the configuration with fewer layers; lists with an item for each layer are cut."""
+    cut = {
+        name: value[:num] if isinstance(value, list) and len(value) == total else value
+        for name, value in config.items()
+    }
+    cut["num_hidden_layers"] = num
+    if config.get("num_kv_shared_layers"):
+        cut["num_kv_shared_layers"] = num // 2
+    return cut
+
+
+def _with_near_boundaries(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the configuration with every boundary moved to within some dozens of tokens."""
+
+    def moved(name: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: moved(key, inner) for key, inner in value.items()}
+        near = _BOUNDARIES.get(name)
+        return near if near is not None and isinstance(value, int) and value > near else value
+
+    near = {name: moved(name, value) for name, value in config.items()}
+    if "dynamic" in json.dumps(near.get("rope_parameters")):
+        near["max_position_embeddings"] = _CONTEXT
+    return near
+
+
+def _narrowed(config: Mapping[str, Any], text: Any) -> dict[str, Any]:
+    """Returns the configuration with narrow layers, a small vocabulary and larger random weights.
+
+    The number and size of attention's heads stay, since much else depends on them.
+    """
+    narrow = dict(config)
+    heads = getattr(text, "num_attention_heads", None)
+    if heads and not narrow.get("head_dim") and "kv_lora_rank" not in narrow:
+        narrow["head_dim"] = text.hidden_size // heads
+    narrow["hidden_size"] = min(_WIDTH, text.hidden_size)
+    for name in [name for name in narrow if name.endswith("intermediate_size")]:
+        narrow[name] = _smaller(narrow[name], _INNER)
+    for name in ("vocab_size", "vocab_size_per_layer_input"):
+        if name in narrow:
+            narrow[name] = _smaller(narrow[name], _VOCABULARY)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        narrow[name] = None
+    # Large enough that what a token attends to shows in the logits.
+    narrow["initializer_range"] = 0.2
+    return narrow
+
+
+def _smaller(value: Any, most: int) -> Any:
+    if isinstance(value, list):
+        return [_smaller(one, most) for one in value]
+    return min(value, most) if isinstance(value, int) else value

@@ -1,0 +1,69 @@
+"""A model runs many sequences at once only in ways that leave every logit as it is."""
+
+import pytest
+import torch
+
+from fakes.families import build_family
+from stillroom.models.heads import OutputHead
+from stillroom.models.probe import choose_passes
+
+
+@pytest.mark.parametrize("family", ["qwen2.5-sliding", "gemma3n", "deepseek-v3", "phi4-mini"])
+def test_families_whose_windows_packs_know_are_packed(family):
+    head = OutputHead(build_family(family))
+
+    choose_passes(head)
+
+    assert head.rules.layout == "packed"
+    assert head.notes == []
+
+
+def test_a_window_that_only_the_mask_holds_switches_packing_off():
+    # A window of 4096 tokens, as released checkpoints have: no short sequence would show it.
+    head = OutputHead(build_family("qwen2-moe", sliding_window=4096))
+
+    choose_passes(head)
+
+    assert head.rules.layout == "padded"
+    assert "rows of Qwen2MoeForCausalLM are padded" in head.notes[0]
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", "granite4-dense", "lfm2", "nemotron-h", "llama4"])
+def test_recurrent_layers_and_chunks_are_padded(family):
+    head = OutputHead(build_family(family))
+    head.check()
+
+    choose_passes(head)
+
+    assert head.rules.layout == "padded"
+
+
+def test_rows_that_padding_would_change_run_one_by_one(monkeypatch):
+    model = build_family("seed-oss", hidden_size=40)
+    body = type(model.model)
+    forward = body.forward
+
+    def mixing(self, input_ids=None, **kwargs):
+        output = forward(self, input_ids=input_ids, **kwargs)
+        # As if layers took the mean over a whole row, padding included.
+        output.last_hidden_state = output.last_hidden_state * (1 + input_ids.shape[1] / 50)
+        return output
+
+    monkeypatch.setattr(body, "forward", mixing)
+    monkeypatch.setattr("stillroom.models.probe.allow_packing", lambda _model: False)
+    head = OutputHead(model)
+    choose_passes(head)
+
+    assert head.rules.layout == "alone"
+    assert len(head.notes) == 1
+    assert "rows of SeedOssForCausalLM are run one by one" in head.notes[0]
+
+
+def test_the_probe_leaves_random_numbers_and_the_mode_alone():
+    model = build_family("olmo2", hidden_size=16).train()
+    state = torch.get_rng_state()
+
+    choose_passes(OutputHead(model))
+
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
