@@ -1,6 +1,6 @@
 """The text that suggests the next call after each operation, so that an agent can act on it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,8 +14,8 @@ def after_create_project(request: api.CreateProject, result: api.ProjectResult) 
     """Suggests the teacher's rollouts; for a starter project, first the user's own files."""
     if request.template == "starter":
         return (
-            "put your prompts into prompts.jsonl and your tools into tools.py, then "
-            "check_setup with your teacher's provider"
+            "put your prompts into prompts.jsonl and tools, if there are any, into tools.py (see "
+            "tools_example.py), then check_setup with your teacher's provider"
         )
     folder = "" if result.folder == "." else f"{result.folder}/"
     own = " (first put in your own prompts, tools and models, if you have them; see CLAUDE.md)"
@@ -151,7 +151,8 @@ def _after_success(result: api.RunReport) -> str:
     if result.kind == "score":
         return f"filter_dataset(input={outcome['output']}, …) selects by the new rewards"
     if result.kind == "evaluate":
-        return f"compare_evaluations(baseline=<run id>, candidates=[{result.run_id}])"
+        compared = f"compare_evaluations(baseline=<run id>, candidates=[{result.run_id}])"
+        return _temperature_note(outcome) + compared
     if result.kind == "export":
         serve = f"; serve it: {outcome['serve']}" if outcome.get("serve") else ""
         return f"tell the user of the warnings, and read {outcome['card']}{serve}"
@@ -159,6 +160,17 @@ def _after_success(result: api.RunReport) -> str:
     return (
         f"{doubt}evaluate_model(provider=hf, model={result.run_id}, data=<held-out prompts>), then "
         "compare_evaluations with the model it started from; export_model writes it to a folder"
+    )
+
+
+def _temperature_note(outcome: Mapping[str, Any]) -> str:
+    """Returns a warning if the model solves far fewer tasks at temperature 1; else ""."""
+    sampled, usual = outcome.get("sampled_accuracy"), outcome["accuracy"]
+    if not sampled or sampled["high"] is None or sampled["high"] >= (usual["low"] or 0.0):
+        return ""
+    return (
+        f"tell the user that at temperature 1 it solves {sampled['value']:.0%} of the tasks, and "
+        f"{usual['value']:.0%} as evaluated: serve it at that temperature, or train on; "
     )
 
 

@@ -90,6 +90,7 @@ def test_the_chain_runs_on_a_folder_and_prompts_of_ones_own(tmp_path: Path, tiny
             assert evaluated["result"]["accuracy"]["n"] == 12
             # It has learnt from itself, so rounding decides on which side of zero this is.
             assert evaluated["result"]["teacher_kl"]["value"] >= -1e-6
+            assert evaluated["result"]["sampled_accuracy"]["n"] == 6
             requested = {"model": distilled["run_id"], "output": "exports/clerk"}
             exported = await finished(client, "export_model", requested)
             assert exported["next_step"].endswith(exported["result"]["serve"])

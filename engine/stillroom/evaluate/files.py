@@ -38,6 +38,8 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     teacher_kl: Estimate | None
     """The reverse KL per token in nats, KL(model || teacher), on the model's own samples at
     temperature 1; None without a teacher."""
+    sampled_accuracy: Estimate | None = None
+    """The accuracy of these samples, which tells what the model does at temperature 1."""
     rollouts: str
     """The path of the file with the evaluation's rollouts."""
     seconds: float

@@ -3,6 +3,7 @@
 import functools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -73,6 +74,7 @@ async def evaluate_model(
             log.append(rollout)
     scores = score_tasks(rollouts, request.group_by)
     is_single = request.samples_per_prompt == 1
+    kl = await _teacher_kl(plan, tasks, reporter)
     result = EvaluationResult(
         name=request.name or request.model,
         model=request.model,
@@ -85,7 +87,8 @@ async def evaluate_model(
         truncated=sum(rollout.truncated for rollout in rollouts),
         failed=len(outcomes) - len(rollouts),
         teacher=request.teacher,
-        teacher_kl=await _teacher_kl(plan, tasks, reporter),
+        teacher_kl=kl and kl.value,
+        sampled_accuracy=kl and kl.accuracy,
         rollouts=workspace.shown(rows),
         seconds=round(time.monotonic() - started, 3),
     )
@@ -152,10 +155,18 @@ async def _collect(
     return [done[spec.key] for spec in specs]
 
 
+@dataclass(frozen=True, slots=True)
+class _TeacherKL:
+    """The reverse KL per token on samples at temperature 1, and the accuracy of these samples."""
+
+    value: Estimate
+    accuracy: Estimate
+
+
 async def _teacher_kl(
     plan: EvaluationPlan, tasks: Sequence[Task], reporter: Reporter
-) -> Estimate | None:
-    """Returns the reverse KL per token on one sample per task at temperature 1.
+) -> _TeacherKL | None:
+    """Returns the reverse KL on one sample per task.
 
     Returns None if the request has no teacher. Only the first `kl_prompts` tasks are sampled.
     """
@@ -168,7 +179,8 @@ async def _teacher_kl(
         plan.rollouts, tasks[: plan.request.kl_prompts], 1.0, 1, reporter, "sample for the KL"
     )
     rollouts = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
-    return measure_teacher_kl(plan.rollouts.workspace, plan.kl_models, rollouts)
+    value = measure_teacher_kl(plan.rollouts.workspace, plan.kl_models, rollouts)
+    return _TeacherKL(value, accuracy_of(score_tasks(rollouts, ()), is_single=True))
 
 
 def score_tasks(rollouts: Sequence[Trajectory], group_by: Sequence[str]) -> list[TaskScore]:

@@ -60,6 +60,24 @@ def test_an_agent_that_polls_is_told_of_alarms(tmp_path):
     assert "alarm" not in after_run(None, calm)
 
 
+def test_an_evaluation_tells_what_the_model_does_at_temperature_1_if_that_is_much_less(tmp_path):
+    workspace = Workspace(tmp_path)
+    folder = create_run(workspace, RunKind.EVALUATE, {})
+    folder.write(msgspec.structs.replace(folder.read(), status=RunStatus.SUCCEEDED))
+    report = get_run(workspace, GetRun(run_id=folder.run_id))
+
+    def following(sampled):
+        result = {"accuracy": {"value": 0.74, "low": 0.68, "high": 0.79}, **sampled}
+        return after_run(None, msgspec.structs.replace(report, result=result))
+
+    far = following({"sampled_accuracy": {"value": 0.03, "low": 0.01, "high": 0.09}})
+    assert "at temperature 1 it solves 3% of the tasks, and 74% as evaluated" in far
+    assert "compare_evaluations" in far
+    near = following({"sampled_accuracy": {"value": 0.66, "low": 0.5, "high": 0.77}})
+    assert near == following({}) == following({"sampled_accuracy": None})
+    assert "temperature" not in near
+
+
 def stops_early(workspace, request, *, folder, reporter):
     reporter.progress(1, 1320, unit="steps", phase="train")
     reporter.progress(528, 1320, unit="steps", phase="train")

@@ -51,6 +51,7 @@ _WHY = tuple(
         ("clipped", "Clipped", "share of tokens"),
         ("capped", "Capped", "share of tokens"),
         ("logprob_gap", "Gap to the sampler", "nats per token"),
+        ("tail", "Unlikely for the teacher", "share of tokens"),
         ("grad_norm", "Gradient", "norm before clipping"),
         ("max_turns", "Turns allowed", "curriculum"),
         ("prefix_cut", "Cut off by the curriculum", "share of rollouts"),

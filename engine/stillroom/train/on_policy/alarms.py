@@ -1,19 +1,23 @@
 """Detects failures of on-policy distillation in the metrics of its iterations.
 
 These are pure functions. Each threshold is a value that a healthy run never reaches, and at which a
-failure that the literature describes is well under way. Iterations with different curriculum limits
-are not compared with each other.
+failure that the literature describes is well under way. Windows are compared without their
+extremes, so a few bad rollouts do not sway them. Iterations with different curriculum limits are
+not compared with each other. An alarm advises only what the configuration does not do already.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
+
+from stillroom.train.config.schema import TrainConfig
 
 History = Sequence[Mapping[str, float]]
 """The metrics of the iterations so far, in order."""
 
 _WINDOW = 5
-"""The number of iterations whose mean is compared, because a single one varies too much."""
+"""The number of iterations that are compared, because a single one varies too much."""
+_RISE_WINDOW = 8
 _FEW = 3
 _MANY = 4 * _WINDOW
 # With a quarter of the rollouts cut off, the student learns from answers without an end.
@@ -34,6 +38,10 @@ _NOT_FALLEN, _RISEN = 0.95, 1.5
 # 0.01.
 _MOST_GAP = 0.05
 _MOST_FAILED = 0.2
+# Once most rollouts hold a token that the teacher finds a hundred times less likely than the
+# student, and they fail, what the student says greedily does not help those who sample it.
+_MOST_WITH_TAIL, _TAIL_FALLS, _SUCCESS = 0.5, 0.7, 0.5
+_SLOWER = "lower trainer.learning_rate to a third"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +53,14 @@ class Alarm:
     """The problem and its remedy."""
 
 
-def find_alarms(history: History) -> list[Alarm]:
+def find_alarms(history: History, config: TrainConfig) -> list[Alarm]:
     """Returns the alarms that hold now, the worst first; a run that has just begun has none."""
     steady = _steady([metrics for metrics in history if "teacher_kl" in metrics])
-    results = (detect(steady) for detect in _DETECTORS)
+    results = (detect(steady, config) for detect in _DETECTORS)
     return [alarm for alarm in results if alarm is not None]
 
 
-def _failed(history: History) -> Alarm | None:
+def _failed(history: History, config: TrainConfig) -> Alarm | None:
     share = _last(history, "failed", _FEW)
     if share is None or share <= _MOST_FAILED:
         return None
@@ -64,19 +72,19 @@ def _failed(history: History) -> Alarm | None:
     )
 
 
-def _truncated(history: History) -> Alarm | None:
+def _truncated(history: History, config: TrainConfig) -> Alarm | None:
     share = _last(history, "truncated", _FEW)
     if share is None or share < _MOST_TRUNCATED:
         return None
     return Alarm(
         "truncation",
-        f"{share:.0%} of the rollouts are cut off before their end: raise rollout.max_tokens or "
-        "rollout.max_context_window; if answers have only now become so long, go back to a "
-        "checkpoint before and lower trainer.learning_rate to a third",
+        f"{share:.0%} of the rollouts are cut off before their end: raise rollout.max_tokens "
+        f"({config.rollout.max_tokens}) or rollout.max_context_window; if answers have only now "
+        f"become so long, go back to a checkpoint before and {_SLOWER}",
     )
 
 
-def _longer(history: History) -> Alarm | None:
+def _longer(history: History, config: TrainConfig) -> Alarm | None:
     before, now = _ends(history, "response_tokens")
     if before is None or now is None or before <= 0:
         return None
@@ -84,92 +92,151 @@ def _longer(history: History) -> Alarm | None:
     is_cut_more = (cut_now or 0.0) - (cut_before or 0.0) >= _RISE
     if now < _LONGER * before or (now < _MUCH_LONGER * before and not is_cut_more):
         return None
+    ways = _ways(
+        (True, _SLOWER),
+        (
+            config.algorithm.mask_special_tokens,
+            "set algorithm.mask_special_tokens: false so that ending is learnt",
+        ),
+        (
+            config.curriculum.prefix_tokens is None,
+            "cut rollouts with curriculum.prefix_tokens",
+        ),
+    )
     return Alarm(
         "length_inflation",
         f"answers grow from {before:.0f} to {now:.0f} tokens: compare with the teacher's own "
-        "(evaluate_model); if they are shorter, lower trainer.learning_rate to a third, set "
-        "algorithm.mask_special_tokens: false so that ending is learnt, or cut rollouts with "
-        "curriculum.prefix_tokens",
+        f"(evaluate_model); if they are shorter, {ways}",
     )
 
 
-def _repeats(history: History) -> Alarm | None:
+def _repeats(history: History, config: TrainConfig) -> Alarm | None:
     before, now = _ends(history, "repetition")
     if before is None or now is None:
         return None
     if now < _MOST_REPEATED or now - before < _REPEATED_RISE:
         return None
+    is_whole = config.curriculum.prefix_tokens is None
+    shorter = "lower rollout.max_tokens" + (" or set curriculum.prefix_tokens" if is_whole else "")
     return Alarm(
         "repetition",
         f"{now:.0%} of what the student writes it has written before in the same turn (at first "
         f"{before:.0%}): it runs in circles, where the teacher scores every round well; go back to "
-        "a checkpoint before, lower trainer.learning_rate to a third, and lower "
-        "rollout.max_tokens or set curriculum.prefix_tokens",
+        f"a checkpoint before, {_SLOWER}, and {shorter}",
     )
 
 
-def _collapsed(history: History) -> Alarm | None:
+def _collapsed(history: History, config: TrainConfig) -> Alarm | None:
     before, now = _ends(history, "entropy")
     kl_first, kl_last = _ends(history, "teacher_kl")
     if before is None or now is None or kl_first is None or kl_last is None:
         return None
     if now >= _LEAST_ENTROPY * before or kl_last <= max(_NEAR, _NO_NEARER * kl_first):
         return None
+    ways = _ways(
+        (True, _SLOWER),
+        (_learns_little(config), "use algorithm.loss_fn: full_reverse_kl"),
+        (
+            not _is_served(config) and config.algorithm.loss_fn != "jsd",
+            "use algorithm.loss_fn: jsd, which covers more of what the teacher would say",
+        ),
+    )
     return Alarm(
         "entropy_collapse",
         f"the student's entropy fell from {before:.3f} to {now:.3f} nats per token and it is not "
-        "nearer to the teacher: it says one thing only; go back to a checkpoint before, lower "
-        "trainer.learning_rate to a third, or use algorithm.loss_fn: full_reverse_kl (jsd covers "
-        "more of what the teacher would say)",
+        f"nearer to the teacher: it says one thing only; go back to a checkpoint before, {ways}",
     )
 
 
-def _not_nearer(history: History) -> Alarm | None:
+def _not_nearer(history: History, config: TrainConfig) -> Alarm | None:
     if len(history) < _MANY:
         return None
     window = max(_WINDOW, len(history) // 4)
     before, now = _ends(history, "teacher_kl", window)
     if before is None or now is None or now <= max(_NEAR, _NOT_FALLEN * before):
         return None
+    ways = _ways(
+        (
+            config.cold_start is None,
+            "start from an SFT student if it does not (cold_start makes one in the same run)",
+        ),
+        (True, f"{_SLOWER} if it jumps, raise it if grad_norm is small and nothing moves"),
+        (_learns_little(config), "take algorithm.loss_fn: full_reverse_kl"),
+    )
     return Alarm(
         "kl_not_falling",
         f"teacher_kl is {now:.3f} nats per token after {len(history)} iterations and was "
-        f"{before:.3f}: start from an SFT student (cold_start does it in the same run); then raise "
-        "algorithm.kl_penalty_coef or take loss_fn: full_reverse_kl if nothing moves (grad_norm "
-        "is small), or lower trainer.learning_rate to a third if it jumps",
+        f"{before:.3f}: {ways}",
     )
 
 
-def _risen(history: History) -> Alarm | None:
+def _risen(history: History, config: TrainConfig) -> Alarm | None:
     values = _values(history, "teacher_kl")
-    if len(values) < 2 * _WINDOW:
+    if len(values) < 2 * _RISE_WINDOW:
         return None
-    means = [fmean(values[i : i + _WINDOW]) for i in range(len(values) - _WINDOW + 1)]
-    lowest, last = min(means), means[-1]
-    if last <= max(_NEAR, _RISEN * lowest):
+    num_windows = len(values) - _RISE_WINDOW + 1
+    windows = [sorted(values[i : i + _RISE_WINDOW]) for i in range(num_windows)]
+    lowest, last = min(windows, key=median), windows[-1]
+    # Of many windows the lowest is low by chance too, so all but one of the last values must be
+    # above all but one of the lowest. A bad rollout in every other iteration then raises no alarm
+    # in 100 iterations, and a rise by a half is told after 7.
+    if median(last) <= max(_NEAR, _RISEN * median(lowest)) or last[1] <= lowest[-2]:
         return None
+    has_turns = config.rollout.max_turns > 1 and config.curriculum.first_turns is None
+    turns = "; over many turns errors add up: curriculum.first_turns lets turns grow"
     return Alarm(
         "kl_rising",
-        f"teacher_kl was down to {lowest:.3f} nats per token and is {last:.3f}: go back to the "
-        "checkpoint of that time and lower trainer.learning_rate to a third; over many turns "
-        "errors add up: curriculum.first_turns lets turns grow",
+        f"teacher_kl was down to {median(lowest):.3f} nats per token and is {median(last):.3f}: go "
+        f"back to the checkpoint of that time and {_SLOWER}{turns if has_turns else ''}",
     )
 
 
-def _mismatch(history: History) -> Alarm | None:
+def _mismatch(history: History, config: TrainConfig) -> Alarm | None:
     gap = _last(history, "logprob_gap", _FEW)
     # Tokens that older weights sampled have other probabilities for that reason alone.
     is_stale = any(metrics.get("staleness", 0.0) > 0 for metrics in history[-_FEW:])
     if gap is None or gap <= _MOST_GAP or is_stale:
         return None
+    algorithm = config.algorithm
+    ways = _ways(
+        (config.model.precision != "fp32", "set model.precision: fp32"),
+        (
+            algorithm.is_sampled_loss and algorithm.importance_cap is None,
+            "set algorithm.importance_cap: 2.0 to bound what it does",
+        ),
+    )
     return Alarm(
         "sampler_mismatch",
-        f"sampler and trainer differ by {gap:.3f} nats per token on the same weights: set "
-        "model.precision: fp32, or algorithm.importance_cap: 2.0 to bound what it does",
+        f"sampler and trainer differ by {gap:.3f} nats per token on the same weights: "
+        + (ways or "take rollout.server out, so that this process samples"),
     )
 
 
-_DETECTORS: Sequence[Callable[[History], Alarm | None]] = (
+def _tail(history: History, config: TrainConfig) -> Alarm | None:
+    before = _last(history[:-_WINDOW], "tail", _WINDOW)
+    now, length = _last(history, "tail", _WINDOW), _last(history, "response_tokens", _WINDOW)
+    reward = _last(history, "reward", _WINDOW)
+    if len(history) < _MANY or before is None or now is None or length is None:
+        return None
+    is_rare = (1 - now) ** length > 1 - _MOST_WITH_TAIL
+    if is_rare or now < _TAIL_FALLS * before or (reward is not None and reward >= _SUCCESS):
+        return None
+    ways = _ways(
+        (
+            config.model.qlora_rank > 0,
+            "train all weights (model.qlora_rank: 0) if the model is small, or a larger rank",
+        ),
+        (True, "raise trainer.learning_rate or train longer"),
+    )
+    return Alarm(
+        "tail",
+        f"{now:.1%} of the sampled tokens are a hundred times less likely for the teacher, so most "
+        "rollouts go wrong somewhere although the likeliest answer may be right: compare "
+        f"evaluate_model at temperature 0 and 1; {ways}",
+    )
+
+
+_DETECTORS: Sequence[Callable[[History, TrainConfig], Alarm | None]] = (
     _failed,
     _truncated,
     _longer,
@@ -178,7 +245,22 @@ _DETECTORS: Sequence[Callable[[History], Alarm | None]] = (
     _risen,
     _not_nearer,
     _mismatch,
+    _tail,
 )
+
+
+def _ways(*ways: tuple[bool, str]) -> str:
+    """Returns what to change, without what does not apply to the configuration."""
+    return ", or ".join(text for applies, text in ways if applies)
+
+
+def _learns_little(config: TrainConfig) -> bool:
+    """Whether the loss reads less of the teacher's distribution than it could."""
+    return not _is_served(config) and not config.algorithm.needs_logits
+
+
+def _is_served(config: TrainConfig) -> bool:
+    return config.teacher is not None and config.teacher.is_served
 
 
 def _steady(history: History) -> History:
@@ -200,14 +282,20 @@ def _values(history: History, name: str) -> list[float]:
 
 
 def _last(history: History, name: str, count: int) -> float | None:
-    """Returns the mean of the last `count` values; None while there are fewer."""
+    """Returns the typical one of the last `count` values; None while there are fewer."""
     values = _values(history, name)
-    return fmean(values[-count:]) if len(values) >= count else None
+    return _typical(values[-count:]) if len(values) >= count else None
 
 
 def _ends(history: History, name: str, window: int = _WINDOW) -> tuple[float | None, float | None]:
-    """Returns the means of the first and last `window` values; None while they would overlap."""
+    """Returns the typical first and last of `window` values; None while they would overlap."""
     values = _values(history, name)
     if len(values) < 2 * window:
         return None, None
-    return fmean(values[:window]), fmean(values[-window:])
+    return _typical(values[:window]), _typical(values[-window:])
+
+
+def _typical(values: Sequence[float]) -> float:
+    """Returns the mean of three or more values without the highest and the lowest fifth."""
+    num_cut = max(1, len(values) // 5)
+    return fmean(sorted(values)[num_cut:-num_cut])

@@ -16,6 +16,7 @@ from stillroom.policy.check import check_decoding
 from stillroom.settings import Workspace
 from stillroom.train.config.request import TrainingPlan
 from stillroom.train.config.resume import CarriedRollout
+from stillroom.train.config.schema import TrainConfig
 from stillroom.train.loop.session import Phase, Session, TrainResult
 from stillroom.train.loop.student_environment import StudentEnvironment, open_student_environment
 from stillroom.train.methods.cold_start import (
@@ -43,6 +44,7 @@ from stillroom.train.student.optimizer import Optimizer
 class DistillProgress:
     """The state that distillation keeps from iteration to iteration."""
 
+    config: TrainConfig
     carried: list[CarriedRollout] = field(default_factory=list[CarriedRollout])
     """The rollouts that go on in the next iteration."""
     history: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
@@ -51,7 +53,7 @@ class DistillProgress:
     def alarms_after(self, metrics: Mapping[str, float]) -> list[str]:
         """Adds the metrics of one more step and returns the alarms that now hold."""
         self.history.append(metrics)
-        return [f"{alarm.name}: {alarm.text}" for alarm in find_alarms(self.history)]
+        return [f"{alarm.name}: {alarm.text}" for alarm in find_alarms(self.history, self.config)]
 
 
 def distill(
@@ -93,7 +95,7 @@ async def train_on_policy(
     cold_start: the rows of a cold start, whose steps come first; None: no cold start.
     """
     config = session.config
-    progress = DistillProgress()
+    progress = DistillProgress(config)
     # Set before the first `begin`, which restores the carried rollouts of a resumed run.
     session.progress = progress
     batches = prompt_batches(tasks, config)

@@ -28,6 +28,7 @@ _SUMS = (
     "logprob_gap",
     "num_tokens",
     "num_fresh_tokens",
+    "num_tail",
     "ratio",
     "num_clipped",
     "num_capped",
@@ -35,6 +36,10 @@ _SUMS = (
     "squared_advantage",
     "num_advantages",
 )
+
+
+_TAIL_NATS = math.log(100)
+"""A token counts to the tail if the teacher finds it a hundred times less likely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,8 @@ class UpdateStats:
     step."""
     num_tokens: int = 0
     num_fresh_tokens: int = 0
+    num_tail: int = 0
+    """The tokens that the sampler finds a hundred times as likely as the teacher, or more."""
     ratio: float = 0.0
     """The ratio p_now / p_when_sampled."""
     largest_ratio: float = 0.0
@@ -91,6 +98,7 @@ class UpdateStats:
     def add_teacher_kl(self, gaps_N: Tensor, *, dataset: int) -> None:
         """Adds log p_sampler - log p_teacher of tokens of one dataset."""
         self._add_gaps(dataset, gaps_N.sum().item(), len(gaps_N))
+        self.num_tail += int((gaps_N > _TAIL_NATS).sum())
 
     def add_ratios(self, ratios_N: Tensor) -> None:
         """Adds the tokens' ratios p_now / p_when_sampled."""
@@ -131,6 +139,7 @@ class UpdateStats:
         tokens = max(1, self.num_tokens)
         metrics = {
             "teacher_kl": self.teacher_kl / tokens,
+            "tail": self.num_tail / tokens,
             "loss": self.loss / tokens,
             "logprob_gap": self.logprob_gap / max(1, self.num_fresh_tokens),
             "entropy": self.entropy / tokens,

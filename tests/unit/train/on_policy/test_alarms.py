@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from stillroom.train.config.schema import TrainConfig
 from stillroom.train.on_policy.alarms import find_alarms
 
 HEALTHY = {
@@ -30,8 +31,29 @@ def run(num=40, **curves):
     return history
 
 
+def config_of(**sections):
+    return TrainConfig.model_validate(
+        {
+            "dataset_type": "distill",
+            "data": {"train_file": "prompts.jsonl", "batch_size": 8},
+            "teacher": {"path": "demo/teacher"},
+            "trainer": {"num_epochs": 1, "learning_rate": 1e-4},
+            **sections,
+            "model": {"path": "demo/student", "qlora_rank": 32, **sections.get("model", {})},
+        }
+    )
+
+
+PLAIN = config_of(rollout={"max_turns": 6})
+
+
 def names(history):
-    return {alarm.name for alarm in find_alarms(history)}
+    return {alarm.name for alarm in find_alarms(history, PLAIN)}
+
+
+def advice(name, history, config):
+    (text,) = [alarm.text for alarm in find_alarms(history, config) if alarm.name == name]
+    return text
 
 
 def test_a_healthy_run_has_no_alarms_at_any_time():
@@ -52,10 +74,11 @@ def test_a_healthy_run_has_no_alarms_at_any_time():
         ("kl_not_falling", {"teacher_kl": (0.2, 0.4)}),
         ("sampler_mismatch", {"logprob_gap": (0.1, 0.1)}),
         ("failed_rollouts", {"failed": (0.0, 0.5)}),
+        ("tail", {"tail": (0.03, 0.028)}),
     ],
 )
 def test_each_failure_has_its_alarm_which_says_what_to_change(name, curves):
-    alarms = find_alarms(run(40, **curves))
+    alarms = find_alarms(run(40, **curves), PLAIN)
 
     (found,) = [alarm for alarm in alarms if alarm.name == name]
     assert any(word in found.text for word in ("rollout.", "trainer.", "algorithm.", "model."))
@@ -65,6 +88,65 @@ def test_a_divergence_that_had_fallen_and_rises_is_told():
     history = run(20, teacher_kl=(0.2, 0.05)) + run(15, teacher_kl=(0.05, 0.18))
 
     assert names(history) == {"kl_rising"}
+
+
+def sampled(rng, per_token, *, num_rollouts=16, bad=0.0):
+    """An iteration's teacher_kl: of some rollouts a tenth is far off and ten times as long."""
+    sizes = [600 if rng.random() < bad else 60 for _ in range(num_rollouts)]
+    sums = [
+        size * (2.0 if size > 60 else per_token * rng.lognormvariate(-0.125, 0.5)) for size in sizes
+    ]
+    return sum(sums) / sum(sizes)
+
+
+def test_a_bad_rollout_now_and_then_is_no_rise():
+    rng = random.Random(0)
+    falling = [0.05 + 0.25 * max(0.0, 1 - i / 50) for i in range(100)]
+    history = [{**HEALTHY, "teacher_kl": sampled(rng, kl, bad=0.005)} for kl in falling]
+    assert max(metrics["teacher_kl"] for metrics in history[60:]) > 0.4
+
+    assert all("kl_rising" not in names(history[:i]) for i in range(101))
+    risen = [{**HEALTHY, "teacher_kl": sampled(rng, 0.15, bad=0.005)} for _ in range(10)]
+    assert names(history + risen) == {"kl_rising"}
+
+
+def test_rollouts_that_go_wrong_by_one_token_are_told_unless_they_succeed():
+    def names_at(**curves):
+        return names(run(40, **{"response_tokens": (60, 60), **curves}))
+
+    # 1.5 % a token is 60 % of the rollouts of 60 tokens.
+    assert names_at(tail=(0.015, 0.015), reward=(0.03, 0.03)) == {"tail"}
+    assert names_at(tail=(0.015, 0.015), reward=(0.9, 0.9)) == set()
+    assert names_at(tail=(0.06, 0.0), reward=(0.03, 0.03)) == set()
+    assert names_at(tail=(0.001, 0.001), reward=(0.03, 0.03)) == set()
+
+
+def test_no_alarm_advises_what_the_configuration_does():
+    risen = run(20, teacher_kl=(0.2, 0.05)) + run(15, teacher_kl=(0.05, 0.18))
+    flat, gap = run(40, teacher_kl=(0.2, 0.2)), run(40, logprob_gap=(0.1, 0.1))
+    tail = run(40, tail=(0.03, 0.03))
+    long = run(40, response_tokens=(40, 120))
+    served = {"path": "m", "provider": "vllm"}
+
+    assert "curriculum.first_turns" in advice("kl_rising", risen, PLAIN)
+    assert "curriculum" not in advice("kl_rising", risen, config_of())
+    grown = config_of(rollout={"max_turns": 6}, curriculum={"first_turns": 2, "turn_steps": 9})
+    assert "curriculum" not in advice("kl_rising", risen, grown)
+    assert "cold_start" in advice("kl_not_falling", flat, PLAIN)
+    assert "cold_start" not in advice(
+        "kl_not_falling", flat, config_of(cold_start={"train_file": "sft.jsonl"})
+    )
+    sampled_loss = config_of(algorithm={"loss_fn": "ppo"})
+    assert "full_reverse_kl" not in advice("kl_not_falling", flat, PLAIN)
+    assert "full_reverse_kl" in advice("kl_not_falling", flat, sampled_loss)
+    assert "full_reverse_kl" not in advice("kl_not_falling", flat, config_of(teacher=served))
+    assert "importance_cap" not in advice("sampler_mismatch", gap, PLAIN)
+    assert "importance_cap" in advice("sampler_mismatch", gap, sampled_loss)
+    exact = config_of(model={"precision": "fp32"})
+    assert "fp32" not in advice("sampler_mismatch", gap, exact)
+    assert "mask_special_tokens" not in advice("length_inflation", long, PLAIN)
+    assert "qlora_rank: 0" in advice("tail", tail, PLAIN)
+    assert "qlora_rank" not in advice("tail", tail, config_of(model={"qlora_rank": 0}))
 
 
 def test_longer_answers_alone_are_no_inflation_before_they_are_much_longer():

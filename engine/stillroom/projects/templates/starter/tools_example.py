@@ -1,4 +1,8 @@
-"""Tools that the teacher and the student may call; a model reads their docstrings."""
+"""An example of tools.py: tools that teacher and student may call; a model reads their docstrings.
+
+Rename it to tools.py and write your own, or delete it. A tools.py beside config.yml is used in
+training.
+"""
 
 from stillroom.tools import ToolArgs, tool
 

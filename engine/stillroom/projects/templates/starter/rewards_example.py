@@ -1,7 +1,8 @@
-"""Rewards of answers: 1 is good, 0 is bad. Rows with metadata.expected_answer need no code.
+"""An example of rewards.py: 1 is good, 0 is bad. Rows with metadata.expected_answer need no code.
 
-Several rewards are summed, and a sum of 0.5 is a success. What must hold for any success is written
-as @reward(precondition=True): where it is 0, the sum is 0.
+Rename it to rewards.py and write your own, or delete it. Several rewards are summed, and a sum of
+0.5 is a success, though not each of them may be one. What must hold for any success is written as
+@reward(precondition=True): where it is 0, the sum is 0.
 """
 
 from stillroom.tools import RewardArgs, reward

@@ -1,0 +1,42 @@
+"""What create_project writes."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from fakes.loops import run_async
+from stillroom.api import CreateProject, create_project
+from stillroom.settings import Workspace
+from stillroom.tools.user.file import read_user_file
+from stillroom.tools.user.pool import UserPool
+
+TEMPLATES = get_args(CreateProject.model_fields["template"].annotation)
+KINDS = ("tools", "rewards")
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_project_keeps_its_keys_and_locks_out_of_git(tmp_path: Path, template: str) -> None:
+    create_project(Workspace(tmp_path), CreateProject.model_validate({"template": template}))
+
+    ignored = (tmp_path / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert {".env", "runs/", ".*.jsonl/", ".*.lock"} <= set(ignored)
+
+
+def test_nobody_has_tools_or_rewards_that_they_did_not_write(tmp_path: Path) -> None:
+    """A tools.py beside config.yml is used in training, so an example must not be called that."""
+    create_project(Workspace(tmp_path), CreateProject(template="starter"))
+
+    assert {path.name for path in tmp_path.glob("*.py")} == {f"{kind}_example.py" for kind in KINDS}
+
+
+def test_the_examples_of_tools_and_rewards_can_be_loaded(tmp_path: Path) -> None:
+    create_project(Workspace(tmp_path), CreateProject(template="starter"))
+    tools, rewards = (read_user_file(tmp_path / f"{kind}_example.py") for kind in KINDS)
+
+    async def main() -> tuple[list[str], list[str]]:
+        async with UserPool(tools_file=tools, rewards_file=rewards) as pool:
+            names = [schema["function"]["name"] for schema in pool.schemas]
+            return names, [reward.name for reward in pool.rewards]
+
+    assert run_async(main) == (["free_space", "task_note"], ["mentions_expected"])
