@@ -2,6 +2,7 @@
 
     python benchmarks/on_policy/margin.py FOLDER --seeds 1 2 3
     python benchmarks/on_policy/margin.py FOLDER --summary
+    python benchmarks/on_policy/margin.py FOLDER --kinds scarce --student MODEL --teacher MODEL
 
 Scarce: 300 teacher rollouts, filtered, and six epochs of SFT; from there on-policy distillation on
 prompts alone, or SFT continued on the same rows. Early: the same with 2,000 rollouts, and as many
@@ -19,7 +20,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo_world import STUDENT, TEACHER, DemoWorld, Stage, reported
+from demo_world import DemoWorld, Models, Stage, reported
 
 from stillroom.evaluate.intervals import mean_estimate
 
@@ -51,16 +52,17 @@ def sft(world: DemoWorld, name: str, num_rollouts: int, start: str, epochs: int)
 def stages(world: DemoWorld, kind: str) -> dict[str, Stage]:
     """Trains what is compared for one seed."""
     num_rollouts, epochs = KINDS[kind].num_rollouts, KINDS[kind].sft_epochs
-    first = sft(world, f"sft-{kind}", num_rollouts, STUDENT, epochs)
+    first = sft(world, f"sft-{kind}", num_rollouts, world.models.student, epochs)
     overrides = [
         f"model.path={first.model}", f"trainer.max_steps={KINDS[kind].iterations}", "trainer.num_epochs=1000",
+        f"teacher.path={world.models.teacher}",
     ]  # fmt: skip
     ours = world.train(f"on-policy-{kind}", "distill.yml", overrides)
     an_epoch = first.token_forwards / epochs
     more = math.ceil(ours.token_forwards / an_epoch)
     continued = sft(world, f"continued-{kind}-{more}", num_rollouts, first.model, more)
     whole = epochs + more
-    from_base = sft(world, f"from-base-{kind}-{whole}", num_rollouts, STUDENT, whole)
+    from_base = sft(world, f"from-base-{kind}-{whole}", num_rollouts, world.models.student, whole)
     return {"SFT": first, "on-policy": ours, "continued": continued, "from base": from_base}
 
 
@@ -68,7 +70,9 @@ def measure(world: DemoWorld, kind: str) -> list[dict]:
     """Returns the results of one seed, the teacher's and the base student's where it is scarce."""
     models: dict[str, tuple[str, Stage | None]] = {}
     if kind == "scarce":
-        models |= {"teacher": (TEACHER, None), "base": (STUDENT, None)}
+        models |= {
+            "teacher": (world.models.teacher, None), "base": (world.models.student, None),
+        }  # fmt: skip
     models |= {n: (s.model, s) for n, s in stages(world, kind).items()}
     results = []
     for name, (model, stage) in models.items():
@@ -152,6 +156,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     parser.add_argument("--heldout", type=int, default=300)
+    parser.add_argument("--student", default=Models.student)
+    parser.add_argument("--teacher", default=Models.teacher)
     parser.add_argument("--summary", action="store_true")
     requested = parser.parse_args()
     path = requested.folder / "results.jsonl"
@@ -165,7 +171,8 @@ def main() -> None:
         for seed in requested.seeds:
             if (kind, seed) in done:
                 continue
-            world = DemoWorld(requested.folder, seed, num_heldout=requested.heldout)
+            models = Models(requested.student, requested.teacher)
+            world = DemoWorld(requested.folder, seed, num_heldout=requested.heldout, models=models)
             found = measure(world, kind)
             with path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(result) + "\n" for result in found)
