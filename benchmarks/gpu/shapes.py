@@ -1,6 +1,7 @@
 """What the GPU benchmarks share: models of real shapes with random weights, and timing."""
 
 import argparse
+import copy
 import json
 import random
 import statistics
@@ -9,39 +10,52 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+)
 
 from stillroom.demo import DEMO_MODELS
 from stillroom.models.load import LoadedModel, load_tokenizer
 from stillroom.models.resolve import ModelLocation
 
 VOCABULARY = 151_936
-SIZES: dict[str, dict[str, Any]] = {
-    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072},
-    "1.7B": {"hidden_size": 2048, "intermediate_size": 6144},
-}
+_QWEN3 = {
+    "vocab_size": VOCABULARY, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "head_dim": 128, "max_position_embeddings": 40_960,
+}  # fmt: skip
+_QWEN3_5 = {
+    "vocab_size": 248_320, "head_dim": 256, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "max_position_embeddings": 262_144,
+}  # fmt: skip
+SIZES: dict[str, PreTrainedConfig] = {
+    "0.6B": Qwen3Config(**_QWEN3, hidden_size=1024, intermediate_size=3072),
+    "1.7B": Qwen3Config(**_QWEN3, hidden_size=2048, intermediate_size=6144),
+    "3.5-0.8B": Qwen3_5TextConfig(
+        **_QWEN3_5, hidden_size=1024, intermediate_size=3584, num_hidden_layers=24,
+        num_attention_heads=8, num_key_value_heads=2, linear_num_value_heads=16,
+    ),
+    "3.5-4B": Qwen3_5TextConfig(
+        **_QWEN3_5, hidden_size=2560, intermediate_size=9216, num_hidden_layers=32,
+        num_attention_heads=16, num_key_value_heads=4, linear_num_value_heads=32,
+    ),
+}  # fmt: skip
+"""The text models of Qwen3 and Qwen3.5 by their names; Qwen3.5 has three layers of a gated delta
+net to each one of full attention."""
 
 
 def random_model(
     size: str, dtype: torch.dtype, *, seed: int = 0, device: str = "cuda"
-) -> Qwen3ForCausalLM:
-    """Returns a model of Qwen3's shape with random weights; the same for the same seed."""
-    config = Qwen3Config(
-        **SIZES[size],
-        vocab_size=VOCABULARY,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        rope_theta=1e6,
-        tie_word_embeddings=True,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+) -> PreTrainedModel:
+    """Returns a model of a real shape with random weights; the same for the same seed."""
+    config = copy.deepcopy(SIZES[size])
+    config.update({"tie_word_embeddings": True, "eos_token_id": None, "pad_token_id": 0})
     torch.manual_seed(seed)
     with torch.device(device):
-        return Qwen3ForCausalLM(config).to(dtype).eval()
+        return AutoModelForCausalLM.from_config(config).to(dtype).eval()
 
 
 def loaded(model: Any) -> LoadedModel:
