@@ -52,7 +52,13 @@ def train_in_process(
         inputs = _run_inputs(plan, recording, models)
         if point is not None:
             check_unchanged(point.state.inputs, inputs, run_id=point.run_id)
-        student = load_student(workspace, config.model, seed=config.trainer.seed, peers=peers)
+        student = load_student(
+            workspace,
+            config.model,
+            seed=config.trainer.seed,
+            peers=peers,
+            resumed=point.checkpoint if point is not None else None,
+        )
         RunFolder(folder).check_inputs()
         for note in student.head.notes if peers.is_first else []:
             reporter.note(note)

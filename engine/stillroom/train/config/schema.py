@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stillroom.models.precision import Precision, Quantization
 from stillroom.train.config.distill_sections import (
@@ -15,6 +15,12 @@ from stillroom.train.config.distill_sections import (
     TeacherSection,
 )
 
+LoraChoice = (
+    Literal["auto", "attention", "all-linear"]
+    | Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
+    | None
+)
+"""The layers that a LoRA adapter is put on, by a word or by their names."""
 _KEYS_OF_KIND = {
     "local": {"kind"},
     "accelerate": {"kind", "num_processes", "strategy", "num_machines", "main_address"},
@@ -31,6 +37,9 @@ class ModelSection(ConfigSection):
     """The rank of the LoRA adapter; 0 trains all weights instead."""
     qlora_alpha: Annotated[int, Field(ge=1)] | None = None
     """The numerator of the LoRA scale; None: twice the rank."""
+    lora_targets: LoraChoice = None
+    """The layers under the LoRA adapter: attention (whatever mixes tokens), all-linear (MLPs and
+    experts too) or a list of names; auto or None: all but experts."""
     name: str | None = None
     description: str | None = None
     precision: Precision = "auto"
@@ -45,6 +54,20 @@ class ModelSection(ConfigSection):
     """The most tokens of a row (sft, dpo); longer rows are left out and counted. None: the model's
     context."""
 
+    @field_validator("lora_targets")
+    @classmethod
+    def _auto_is_none(cls, value: LoraChoice) -> LoraChoice:
+        """Returns None for auto, as runs of earlier versions record it."""
+        return None if value == "auto" else value
+
+    @model_validator(mode="after")
+    def _targets_have_an_adapter(self) -> "ModelSection":
+        if self.lora_targets is not None and self.qlora_rank == 0:
+            raise ValueError(
+                "lora_targets chooses an adapter's layers, and qlora_rank: 0 trains all weights"
+            )
+        return self
+
     @model_validator(mode="after")
     def _quantised_weights_are_frozen(self) -> "ModelSection":
         if self.quantization is not None and self.qlora_rank == 0:
@@ -57,6 +80,13 @@ class ModelSection(ConfigSection):
     def row_length(self, context: int) -> int:
         """Returns the most tokens of a row, for a model whose context has `context` tokens."""
         return min(self.max_length or context, context)
+
+    @property
+    def student_precision(self) -> Precision:
+        """The number format that the student's weights are loaded in."""
+        # If all weights are trained they need fp32, or small updates are lost in bf16's rounding.
+        is_whole = self.precision == "auto" and self.qlora_rank == 0
+        return "fp32" if is_whole else self.precision
 
     @property
     def alpha(self) -> int:

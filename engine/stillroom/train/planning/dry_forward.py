@@ -18,17 +18,26 @@ from stillroom.models.resolve import ModelLocation
 from stillroom.models.text_part import language_config
 from stillroom.train.planning.forecast import ModelSize
 
-_PROBES = (32, 64, 96)
+# Whole chunks of recurrent layers, which fill up shorter ones (gated delta net 64, Mamba 256).
+_PROBES = (256, 512, 768)
 # Half a byte for each weight, and the scales of its block.
 _NF4_BYTES = 0.5625
 
 
-class _AnswersOne(TorchDispatchMode):
-    """Returns 1 to code that reads a number from a tensor, since meta tensors hold no numbers."""
+class _WithoutNumbers(TorchDispatchMode):
+    """Runs on meta tensors what only runs on others.
+
+    Code that reads a number from a tensor gets 1, since meta tensors hold no numbers. Experts'
+    products run in bf16, the one format in which the meta device knows them.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             return 1
+        if func is torch.ops.aten._grouped_mm.default:
+            first, second, *others = args
+            product = func(first.bfloat16(), second.bfloat16(), *others, **(kwargs or {}))
+            return product.to(first.dtype)
         return func(*args, **(kwargs or {}))
 
 
@@ -96,7 +105,7 @@ def _kept_bytes(body: nn.Module, num_tokens: int) -> int:
         return tensor
 
     ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
-    with _AnswersOne(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with _WithoutNumbers(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         out = body(input_ids=ids, use_cache=False)
     del out
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())

@@ -157,7 +157,9 @@ def _forecast(
         disk_free_gb=disk_free / GB,
         fits=fits_memory and fits_disk,
         changes=changes,
-        notes=_notes(config, tried, tokens) + spread_notes(config.launcher, spread),
+        notes=_notes(config, tried, tokens)
+        + unloaded.notes
+        + spread_notes(config.launcher, spread),
     )
 
 

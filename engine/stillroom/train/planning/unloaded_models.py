@@ -1,6 +1,8 @@
 """The models of a run without their weights: the memory they need, and settings that need less."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +20,13 @@ from stillroom.train.planning import forecast
 from stillroom.train.planning.dry_forward import empty_model, size_of
 from stillroom.train.planning.forecast import ModelSize, RowTokens
 from stillroom.train.planning.processes import spread_of
-from stillroom.train.student.model import max_pass_tokens, new_adapter, student_precision
+from stillroom.train.student.adapters import (
+    check_continued,
+    choose_targets,
+    describe_adapter,
+    new_adapter,
+)
+from stillroom.train.student.model import max_pass_tokens
 
 _FEW_TOKENS = 512
 
@@ -33,6 +41,8 @@ class UnloadedStudent:
     empty: Any
     size: ModelSize
     device: torch.device
+    notes: list[str]
+    """Notes on the layers that the adapter is on."""
 
     @property
     def spread(self) -> forecast.Spread:
@@ -48,26 +58,45 @@ def load_without_weights(workspace: Workspace, config: TrainConfig) -> UnloadedS
         reasoning_variables(tokenizer.chat_template, config.rollout.reasoning_mode)
     base = adapter_base(workspace, location) if location.is_adapter else location
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    empty = empty_model(base, precision=student_precision(config.model), device=device)
-    return UnloadedStudent(
-        config, location, tokenizer, empty, _student_size(empty, config.model), device
-    )
+    empty = empty_model(base, precision=config.model.student_precision, device=device)
+    size, notes = _planned(empty, config.model, location)
+    return UnloadedStudent(config, location, tokenizer, empty, size, device, notes)
 
 
-def _student_size(empty: Any, section: ModelSection) -> ModelSize:
+def _planned(
+    empty: Any, section: ModelSection, location: ModelLocation
+) -> tuple[ModelSize, list[str]]:
+    """Returns the size of the student and notes on its adapter."""
+    if section.qlora_rank == 0:
+        return _student_size(empty, section), []
+    if location.is_adapter:
+        check_continued(section)
+        with _adapted(empty, section, like=location.location) as model:
+            return _student_size(model, section), describe_adapter(model)
+    targets = choose_targets(empty, section.lora_targets)
+    with _adapted(empty, section) as model:
+        return _student_size(model, section), describe_adapter(model, targets.barred)
+
+
+@contextmanager
+def _adapted(empty: Any, section: ModelSection, *, like: str | None = None) -> Iterator[Any]:
+    """Puts an adapter without weights on the model, and takes it off at the end."""
     with torch.device("meta"):
-        model = new_adapter(empty, section) if section.qlora_rank > 0 else empty
+        model = new_adapter(empty, section, like=like)
+    yield model
+    model.unload()
+
+
+def _student_size(model: Any, section: ModelSection) -> ModelSize:
     size = size_of(model, is_quantized=section.quantization is not None)
     if section.gradient_checkpointing:
-        text: Any = empty.config.get_text_config()
+        text: Any = model.config.get_text_config()
         kept = forecast.recomputed_bytes(
             size.activation_bytes,
             num_layers=text.num_hidden_layers,
-            state_bytes=text.hidden_size * empty.dtype.itemsize,
+            state_bytes=text.hidden_size * model.dtype.itemsize,
         )
         size = replace(size, activation_bytes=kept)
-    if section.qlora_rank > 0:
-        model.unload()
     return size
 
 
@@ -154,7 +183,7 @@ def settings_of_less_memory(
             needs[f"model.max_length={shorter}"] = need(unloaded.size, shorter)
     for setting, change in _smaller(config.model).items():
         section = config.model.model_copy(update=change)
-        needs[setting] = need(_student_size(unloaded.empty, section), tokens)
+        needs[setting] = need(_planned(unloaded.empty, section, unloaded.location)[0], tokens)
     is_lora = config.model.qlora_rank > 0
     if is_lora and unloaded.device.type == "cpu" and config.model.precision != "bf16":
         half = replace(unloaded.size, weight_bytes=unloaded.size.weight_bytes // 2)

@@ -3,28 +3,24 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stillroom.errors import ConfigError, ModelError, missing_extra
+from stillroom.errors import ModelError
 from stillroom.models.batches import TokenBatch, TokenSequence, microbatches, with_empty_passes
 from stillroom.models.cpu.gradients import HandGradients
 from stillroom.models.heads import OutputHead
-from stillroom.models.load import (
-    LoadedModel,
-    load_adapter,
-    load_tokenizer,
-    load_weights,
-    stop_token_ids,
-)
+from stillroom.models.load import LoadedModel, load_tokenizer, load_weights, stop_token_ids
 from stillroom.models.precision import Precision
 from stillroom.models.probe import choose_passes
 from stillroom.models.recompute import recompute_layers
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import ModelSection, TrainerSection
+from stillroom.train.student.adapters import continued_adapter, new_adapter
 from stillroom.train.student.collective import ALONE, Collective
 from stillroom.train.student.optimizer import Optimizer
 from stillroom.train.student.sharding import run_inside, shard
@@ -197,33 +193,37 @@ def _held_bytes(student: Student, num_tokens: int) -> int:
 
 
 def load_student(
-    workspace: Workspace, section: ModelSection, *, seed: int, peers: Collective = ALONE
+    workspace: Workspace,
+    section: ModelSection,
+    *,
+    seed: int,
+    peers: Collective = ALONE,
+    resumed: Path | None = None,
 ) -> Student:
     """Returns the model that config.yml's `model` section describes, ready to train.
 
     If the section names an adapter's checkpoint, that adapter is trained further. All of `peers`
-    load the model.
+    load the model. resumed: the checkpoint whose weights will be put in place of a new adapter's.
     Raises:
-        ConfigError: the checkpoint and `qlora_rank` do not fit together.
+        ConfigError: the checkpoint and the section do not fit together.
         ModelError: some weights are not finite.
     """
     location = locate_model(workspace, section.path)
     torch.manual_seed(seed)
     tokenizer = load_tokenizer(location)
     if location.is_adapter:
-        model = _continued_adapter(workspace, location, section, stays=peers.is_sharded)
+        model = continued_adapter(workspace, location, section, stays=peers.is_sharded)
         base = adapter_base(workspace, location)
     else:
         base = location
-        precision = student_precision(section)
         model = load_weights(
             location,
-            precision=precision,
+            precision=section.student_precision,
             quantization=section.quantization,
             stays=peers.is_sharded,
         )
         if section.qlora_rank > 0:
-            model = new_adapter(model, section)
+            model = new_adapter(model, section, like=resumed)
     _check_finite(model, section.path)
     if section.gradient_checkpointing:
         recompute_layers(model)
@@ -259,48 +259,3 @@ def max_pass_tokens(max_positions: int) -> int:
     max_positions: the number of positions whose logits may be held at a time.
     """
     return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH, max_positions))
-
-
-def student_precision(section: ModelSection) -> Precision:
-    """Returns the number format that a student's weights are loaded in."""
-    # If all weights are trained they need fp32, or small updates are lost in bf16's rounding.
-    return "fp32" if section.precision == "auto" and section.qlora_rank == 0 else section.precision
-
-
-def new_adapter(model: Any, section: ModelSection) -> Any:
-    """Returns a peft model that puts a new LoRA adapter on a model."""
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ModuleNotFoundError as error:
-        raise missing_extra("train", "training a LoRA adapter") from error
-    return get_peft_model(
-        model,
-        LoraConfig(
-            r=section.qlora_rank,
-            lora_alpha=section.alpha,
-            target_modules="all-linear",
-            lora_dropout=0.0,
-            task_type="CAUSAL_LM",
-        ),
-    )
-
-
-def _continued_adapter(
-    workspace: Workspace, location: ModelLocation, section: ModelSection, *, stays: bool
-) -> Any:
-    model = load_adapter(
-        workspace,
-        location,
-        precision=student_precision(section),
-        quantization=section.quantization,
-        is_trainable=True,
-        stays=stays,
-    )
-    rank = model.peft_config["default"].r
-    if rank != section.qlora_rank:
-        raise ConfigError(
-            f"model.path {section.path!r} is a LoRA adapter of rank {rank}, but model.qlora_rank "
-            f"is {section.qlora_rank}",
-            f"set model.qlora_rank: {rank} to go on training this adapter, or start from its base",
-        )
-    return model

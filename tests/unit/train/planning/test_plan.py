@@ -4,9 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from fakes.conversations import answer, user
+from fakes.families import build_family
 from fakes.started_runs import ended, start
 from fakes.training import make_project
 from stillroom import api
@@ -315,3 +317,27 @@ def test_all_that_is_free_is_never_promised():
     assert not forecast.fits(
         sum(forecast.memory_parts(size, tokens=1, process_bytes=0).values()), 1e11
     )
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "qwen3.5", "mamba2"])
+def test_activations_of_experts_and_recurrent_layers_are_forecast(family):
+    """They are counted on tensors without numbers: what a pass on real ones keeps is the same."""
+    kept = [0]
+
+    def keep(tensor):
+        kept[-1] += tensor.nbytes
+        return tensor
+
+    model = build_family(family, max_position_embeddings=1024)
+    body = model.get_decoder()
+    for num_tokens in (256, 512):
+        kept.append(0)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            body(input_ids=torch.zeros(1, num_tokens, dtype=torch.int64), use_cache=False)
+    with torch.device("meta"):
+        empty = build_family(family)
+
+    forecast_bytes = size_of(empty).activation_bytes
+
+    measured = (kept[-1] - kept[-2]) / 256
+    assert 0.3 * measured < forecast_bytes < 1.2 * measured
