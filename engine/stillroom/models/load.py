@@ -2,7 +2,8 @@
 
 import json
 import os
-from contextlib import suppress
+import warnings
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +16,23 @@ from transformers.utils import cached_file
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import ModelError
+from stillroom.models.adapter_names import (
+    is_on_whole,
+    names_on_text_part,
+    settings_for,
+    weight_names,
+)
 from stillroom.models.placement import input_device, spread_options
 from stillroom.models.precision import Precision, Quantization, compute_alike, nf4_options
 from stillroom.models.resolve import ModelLocation, adapter_base
-from stillroom.models.text_part import forget_file_names, text_options
+from stillroom.models.text_part import (
+    KEY_MAPPING,
+    forget_file_names,
+    is_whole,
+    quiet_about_other_parts,
+    text_name,
+    text_options,
+)
 from stillroom.settings import Workspace
 
 # Below this number of parameters one thread is faster, since several mostly wait for each other.
@@ -152,14 +166,15 @@ def read_weights(
     transformers.utils.logging.disable_progress_bar()
     try:
         part = text_options(location)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            location.location,
-            dtype=dtype,
-            use_safetensors=True,
-            output_loading_info=True,
-            **part,
-            **options,
-        )
+        with quiet_about_other_parts() if part else nullcontext():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                location.location,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                **part,
+                **options,
+            )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise _cannot_load("model", location, error) from error
     model, report = loaded
@@ -169,7 +184,7 @@ def read_weights(
             f"{len(missing)} weights of {location.name!r} are not in its files, e.g. {missing[0]}",
             "use a complete causal language model",
         )
-    if "key_mapping" in part:
+    if part:
         forget_file_names(model)
     choose_threads(model)
     return model
@@ -193,13 +208,35 @@ def load_adapter(
 def put_adapter(
     base: PreTrainedModel, location: ModelLocation, *, is_trainable: bool = False
 ) -> Any:
-    """Returns the peft model of a LoRA checkpoint on the given base."""
-    from peft import PeftModel
+    """Returns the peft model of a LoRA checkpoint on the given base.
 
+    Of an adapter on a whole multimodal model, the weights on the text part are taken. Raises
+    ModelError if weights are missing, because the adapter was made for another model.
+    """
+    from peft import PeftConfig, PeftModel
+
+    options: dict[str, Any] = {}
     try:
-        return PeftModel.from_pretrained(base, location.location, is_trainable=is_trainable)
+        names = weight_names(location.folder)
+        config: Any = PeftConfig.from_pretrained(location.location)
+        if not is_whole(base) and is_on_whole(names):
+            names = names_on_text_part(names)
+            for setting, value in settings_for(config.to_dict(), names, text_name).items():
+                setattr(config, setting, set(value) if setting == "target_modules" else value)
+            options = {"key_mapping": KEY_MAPPING}
+        with warnings.catch_warnings():
+            # It sets missing weights to values that change nothing, and only warns of it.
+            warnings.filterwarnings("error", message=".*Found missing adapter keys")
+            return PeftModel.from_pretrained(
+                base, location.location, config=config, is_trainable=is_trainable, **options
+            )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise _cannot_load("adapter", location, error) from error
+    except UserWarning as warning:
+        raise ModelError(
+            f"weights of the adapter {location.name!r} are not in its files: {warning}",
+            "check that the adapter was made for this base model",
+        ) from warning
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:

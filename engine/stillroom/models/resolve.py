@@ -25,7 +25,7 @@ _ACCEPTED = (
 )
 
 
-class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The content of stillroom.json, which lies beside the weights of a checkpoint of Stillroom."""
 
     run_id: str
@@ -33,6 +33,8 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     base_model: str
     """The base model of an adapter; for a full checkpoint, the model that training started from."""
+    text_part_of: ModelRecord | None = None
+    """The multimodal model whose text part was trained; None if it was a model of text only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,13 @@ model, which takes pictures and sound as embeddings in place of special tokens.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers.utils import logging
 
 from stillroom.errors import ModelError
 from stillroom.models.resolve import ModelLocation
@@ -24,7 +26,11 @@ _BEGINNINGS = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
-_KEY_MAPPING = {f"^{re.escape(begin)}": end for begin, end in _BEGINNINGS.items()}
+KEY_MAPPING = {f"^{re.escape(begin)}": end for begin, end in _BEGINNINGS.items()}
+"""From the beginnings of names in a multimodal model to those in a language model, as patterns."""
+
+# The multimodal models that hold a whole language model, head included.
+_HOLD_LANGUAGE_MODEL = ("llama4",)
 
 
 def whole_config(location: ModelLocation) -> Any | None:
@@ -62,7 +68,7 @@ def text_options(location: ModelLocation) -> dict[str, Any]:
     """
     config = language_config(location)
     is_part = whole_config(location) is not None
-    return {"config": config, "key_mapping": _KEY_MAPPING} if is_part else {}
+    return {"config": config, "key_mapping": KEY_MAPPING} if is_part else {}
 
 
 def text_name(name: str) -> str:
@@ -76,13 +82,36 @@ def text_name(name: str) -> str:
     return name
 
 
+def whole_name(name: str, model_type: str) -> str:
+    """Returns the name in a loaded multimodal model of a weight or module of its text part."""
+    if model_type in _HOLD_LANGUAGE_MODEL:
+        return f"language_model.{name}"
+    return f"model.language_model.{rest}" if (rest := name.removeprefix("model.")) != name else name
+
+
+@contextmanager
+def quiet_about_other_parts() -> Generator[None]:
+    """Keeps transformers from listing each weight of the other parts as unexpected."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def is_whole(model: Any) -> bool:
+    """Whether a loaded model is a multimodal one, whose text part could not be loaded alone."""
+    return hasattr(model.config, "text_config")
+
+
 def forget_file_names(model: Any) -> None:
     """Makes a loaded text part be saved as a language model of its own.
 
     transformers would give its weights the names that they have in the multimodal checkpoint.
     """
     used: Sequence[Any] = getattr(model, "_weight_conversions", None) or []
-    model._weight_conversions = [c for c in used if c.source_patterns[0] not in _KEY_MAPPING]
+    model._weight_conversions = [c for c in used if c.source_patterns[0] not in KEY_MAPPING]
 
 
 def _has_text_part(config: Any) -> bool:

@@ -25,6 +25,7 @@ from stillroom.lineage import (
     record_folder,
     write_manifest,
 )
+from stillroom.models.adapter_names import is_on_whole, weight_names
 from stillroom.models.load import read_weights
 from stillroom.models.resolve import (
     CHECKPOINTS,
@@ -33,6 +34,7 @@ from stillroom.models.resolve import (
     CheckpointRecord,
     ModelLocation,
 )
+from stillroom.models.text_part import whole_config
 from stillroom.places import make_folder, put_folder
 from stillroom.train.config.resume import STATE, TrainingState
 from stillroom.train.student.model import Student
@@ -85,7 +87,11 @@ def save_checkpoint(
     if not student.peers.is_first:
         return folder
     record = CheckpointRecord(
-        run_id=run.name, method=method, step=step, base_model=_lasting_name(student.base)
+        run_id=run.name,
+        method=method,
+        step=step,
+        base_model=_lasting_name(student.base),
+        text_part_of=_hashed(student.text_part_of, sources.models if sources else ()),
     )
 
     def write(temporary: Path) -> None:
@@ -101,6 +107,14 @@ def save_checkpoint(
             _save_snapshot(temporary, snapshot)
 
     return _written(folder, write, record=record, sources=sources)
+
+
+def _hashed(whole: ModelRecord | None, used: Sequence[ModelRecord]) -> ModelRecord | None:
+    """Returns the record of a multimodal model with the hash that the run took of it."""
+    if whole is None or whole.sha256 or whole.revision:
+        return whole
+    same = next((model for model in used if model.location == whole.location), whole)
+    return msgspec.structs.replace(whole, sha256=same.sha256, revision=same.revision)
 
 
 def step_name(step: int) -> str:
@@ -244,8 +258,19 @@ def _of_rank(name: str, rank: int) -> str:
 
 
 def restore_weights(student: Student, folder: Path) -> None:
-    """Loads the trained weights of a checkpoint into the student, in place."""
+    """Loads the trained weights of a checkpoint into the student, in place.
+
+    Raises ModelError for a checkpoint of a whole multimodal model, of which only the text part is
+    trained now.
+    """
     module: Any = student.module
+    location = ModelLocation(folder.name, str(folder), is_local=True)
+    if student.text_part_of is not None and _is_of_whole(location):
+        raise ModelError(
+            f"the checkpoint {folder} trained a whole multimodal model, and only text parts are "
+            "trained now",
+            f"start a new run from it with model.path: {folder}",
+        )
     if student.is_adapter:
         adapter = load_file(folder / "adapter_model.safetensors")
         if student.root is not None:
@@ -256,9 +281,14 @@ def restore_weights(student: Student, folder: Path) -> None:
 
         set_peft_model_state_dict(module, adapter)
         return
-    location = ModelLocation(folder.name, str(folder), is_local=True)
     weights = read_weights(location, dtype=module.dtype).state_dict()
     if student.root is not None:
         set_weights(module, weights)
         return
     module.load_state_dict(weights)
+
+
+def _is_of_whole(location: ModelLocation) -> bool:
+    if location.is_adapter:
+        return is_on_whole(weight_names(location.folder))
+    return whole_config(location) is not None

@@ -10,6 +10,8 @@ from typing import Any
 import anyio
 
 from stillroom.errors import CallFailedError, RunError, TeacherError
+from stillroom.models.adapter_names import move_to_whole
+from stillroom.models.text_part import whole_config
 from stillroom.places import make_folder, put_folder
 from stillroom.serving.model_server import ModelServer, NotServedError, ServerSettings
 from stillroom.serving.policy import ServedPolicy
@@ -107,4 +109,7 @@ def _write_adapter(student: Student, folder: Path) -> None:
     model: Any = student.module
     make_folder(temporary)
     model.save_pretrained(temporary, save_embedding_layers=False)
+    if (whole := whole_config(student.base)) is not None:
+        # The server has the whole multimodal model.
+        move_to_whole(temporary, whole.model_type)
     put_folder(temporary, folder)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stillroom.errors import ModelError
+from stillroom.lineage import ModelRecord
 from stillroom.models.batches import TokenBatch, TokenSequence, microbatches, with_empty_passes
 from stillroom.models.cpu.gradients import HandGradients
 from stillroom.models.heads import OutputHead
@@ -18,6 +19,7 @@ from stillroom.models.precision import Precision
 from stillroom.models.probe import choose_passes
 from stillroom.models.recompute import recompute_layers
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
+from stillroom.models.text_part import whole_config
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import ModelSection, TrainerSection
 from stillroom.train.student.adapters import continued_adapter, new_adapter
@@ -55,6 +57,8 @@ class Student:
     """The bytes that a forward pass with gradient keeps of each token; None unless on CUDA."""
     peers: Collective = ALONE
     """The processes that train the student together."""
+    text_part_of: ModelRecord | None = None
+    """The multimodal model whose text part this is, without its hash; None for a model of text."""
     root: nn.Module | None = None
     """The module inside whose forward pass everything must run if weights are sharded; else
     None."""
@@ -237,9 +241,19 @@ def load_student(
     student = Student(
         loaded, head, base, is_adapter=section.qlora_rank > 0, precision=section.precision,
         microbatch_tokens=section.microbatch_tokens, peers=peers, root=root,
+        text_part_of=_text_part_of(location, base),
     )  # fmt: skip
     peers.copy_first(student.trainable())
     return _measured(student) if student.loaded.device.type == "cuda" else student
+
+
+def _text_part_of(location: ModelLocation, base: ModelLocation) -> ModelRecord | None:
+    for record in (location.record, base.record):
+        if record is not None and record.text_part_of is not None:
+            return record.text_part_of
+    if whole_config(base) is None:
+        return None
+    return ModelRecord(role="whole", name=base.name, location=base.location)
 
 
 def _check_finite(model: nn.Module, name: str) -> None:

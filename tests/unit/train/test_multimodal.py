@@ -1,0 +1,138 @@
+"""Training on multimodal checkpoints: only their text part is trained, and it can be resumed."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText
+
+from fakes.conversations import answer, user
+from fakes.multimodal import save_multimodal
+from fakes.training import make_project
+from stillroom.errors import ModelError
+from stillroom.lineage import record_folder
+from stillroom.models.adapter_names import move_to_whole
+from stillroom.models.load import load_model
+from stillroom.models.resolve import ModelLocation, locate_model
+
+ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(12)]
+IDS = torch.arange(30, 60)[None]
+
+
+@torch.no_grad()
+def logits(model):
+    return model(input_ids=IDS).logits
+
+
+def ours(project, name):
+    return logits(load_model(project.workspace, locate_model(project.workspace, name)).model)
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory):
+    return save_multimodal(tmp_path_factory.mktemp("bases"), "gemma3")
+
+
+def sft(root, start, rank):
+    trainer = {"learning_rate": 1e-2, "save_step": 1}
+    project = make_project(root, "sft", start, model={"qlora_rank": rank}, trainer=trainer)
+    project.write(ROWS)
+    return project
+
+
+@pytest.mark.parametrize("rank", [0, 4], ids=["all weights", "lora"])
+def test_the_text_part_is_trained_and_resumed_bit_for_bit(tmp_path, gemma, rank):
+    project = sft(tmp_path, gemma, rank)
+    project.train()
+    shutil.rmtree(project.checkpoint())
+    at_two = ours(project, "runs/run-1/checkpoints/step_000002")
+
+    project.train("run-2", resume="run-1")
+    project.train("run-3")
+
+    assert torch.equal(ours(project, "run-2"), ours(project, "run-3"))
+    assert not torch.allclose(at_two, ours(project, "run-2"), atol=1e-3)
+    weights = load_file(next(project.checkpoint(run="run-2").glob("*model.safetensors")))
+    assert not [name for name in weights if "vision" in name or "projector" in name]
+
+
+def test_a_checkpoint_names_the_multimodal_model_whose_text_part_it_is(tmp_path, gemma):
+    first = sft(tmp_path, gemma, 0)
+    first.train()
+    second = sft(tmp_path, first.checkpoint(), 4)
+    second.train("run-2")
+
+    records = [json.loads((p / "stillroom.json").read_text("utf-8"))["text_part_of"]
+               for p in (first.checkpoint(), second.checkpoint(run="run-2"))]  # fmt: skip
+
+    assert records[0] == records[1]
+    assert records[0]["location"] == str(gemma)
+    assert records[0]["sha256"] == record_folder(gemma).sha256
+
+
+def tokenizer_beside(adapter, base):
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(base / file, adapter)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2_5_vl", "llama4"])
+def test_an_adapter_goes_between_the_text_part_and_the_whole_model(tmp_path, name):
+    base = save_multimodal(tmp_path, name)
+    torch.manual_seed(0)
+    part = load_model(None, ModelLocation(name, str(base), is_local=True)).model
+    head = [] if part.config.tie_word_embeddings else ["lm_head"]
+    targets = ["q_proj", "down_proj", *head]
+    meant = get_peft_model(
+        part, LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
+    ).eval()
+    meant.save_pretrained(tmp_path / "apart", save_embedding_layers=False)
+    tokenizer_beside(tmp_path / "apart", base)
+
+    move_to_whole(tmp_path / "apart", name)
+
+    whole = AutoModelForImageTextToText.from_pretrained(base).eval()
+    adapted = PeftModel.from_pretrained(whole, tmp_path / "apart").eval()
+    assert torch.allclose(logits(adapted), logits(meant), atol=1e-4)
+    changed = [n for n, _ in adapted.named_modules() if n.endswith("lora_A")]
+    assert len(changed) == len([n for n, _ in meant.named_modules() if n.endswith("lora_A")])
+    project = make_project(tmp_path, "sft", base)
+    assert torch.allclose(ours(project, "apart"), logits(meant), atol=1e-4)
+
+
+def test_an_adapter_on_a_whole_model_from_elsewhere_is_taken_for_its_text_part(tmp_path, gemma):
+    torch.manual_seed(0)
+    whole = AutoModelForImageTextToText.from_pretrained(gemma)
+    config = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    adapted = get_peft_model(whole, config).eval()
+    adapted.save_pretrained(tmp_path / "theirs")
+    tokenizer_beside(tmp_path / "theirs", gemma)
+    project = sft(tmp_path, gemma, 4)
+
+    assert torch.allclose(ours(project, "theirs"), logits(adapted), atol=1e-4)
+
+
+def test_an_adapter_of_another_model_is_refused_and_not_run_as_nothing(tmp_path, gemma):
+    project = sft(tmp_path, gemma, 4)
+    project.train()
+    file = project.checkpoint() / "adapter_model.safetensors"
+    renamed = {n.replace("self_attn", "attention"): t for n, t in load_file(file).items()}
+    save_file(renamed, file, metadata={"format": "pt"})
+
+    with pytest.raises(ModelError, match="weights of the adapter 'run-1' are not in its"):
+        ours(project, "run-1")
+
+
+def test_a_run_that_trained_a_whole_model_is_not_resumed_on_its_text_part(tmp_path, gemma):
+    project = sft(tmp_path, gemma, 4)
+    project.train()
+    for name in project.checkpoints():
+        if name != "final":
+            move_to_whole(project.checkpoint(name), "gemma3")
+    shutil.rmtree(project.checkpoint())
+
+    with pytest.raises(ModelError, match="trained a whole multimodal model") as caught:
+        project.train("run-2", resume="run-1")
+    assert "model.path" in caught.value.fix
