@@ -5,6 +5,8 @@
 # make check  formatters, linters, types, layers
 # make trust  shows every promise of docs/trust.md again and writes that page, in about half an
 #             hour; TRUST="--only 8 --full" for one promise in its long form
+# make families  runs every use of every family's tiny model, writes docs/families.md, and fails if
+#             one that said yes says no, in about ten minutes; FAMILIES="--only qwen3 --loud" for one
 
 BIN := .venv/bin
 SEED ?= 1
@@ -15,7 +17,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Tests start some hundred processes, which take a second each to compile what they import.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo quick test check trust setup clean
+.PHONY: demo quick test check trust families setup clean
 
 demo:
 	@scripts/setup.sh demo
@@ -44,6 +46,9 @@ test: setup
 
 trust: setup
 	$(BIN)/python benchmarks/trust/run.py $(TRUST)
+
+families: setup
+	$(BIN)/python benchmarks/families/run.py $(FAMILIES)
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis

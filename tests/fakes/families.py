@@ -179,7 +179,7 @@ FAMILIES: dict[str, FamilyShape] = {
         {
             # Dynamic RoPE takes the context that a model was trained with from this setting.
             "max_position_embeddings": ORIGINAL_CONTEXT,
-            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 20.0},
         },
         (ORIGINAL_CONTEXT,),
     ),

@@ -62,7 +62,12 @@ class LoadedModel:
 
 def context_length(model: Any) -> int:
     """Returns the most tokens that a sequence may have, from the model's configuration."""
-    return int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 20))
+    config = model.config.get_text_config()
+    trained = getattr(config, "max_position_embeddings", 1 << 20)
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    # Dynamic RoPE stretches the context that the configuration names.
+    stretch = rope["factor"] if rope.get("rope_type") == "dynamic" else 1
+    return int(trained * stretch)
 
 
 def load_tokenizer(location: ModelLocation) -> Any:

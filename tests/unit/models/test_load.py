@@ -7,10 +7,12 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma3Config
 
+from fakes.families import ORIGINAL_CONTEXT, build_family
 from fakes.tiny_models import build_tokenizer
 from stillroom.errors import ModelError
 from stillroom.files import write_json
 from stillroom.models.load import (
+    context_length,
     dtype_for,
     load_adapter,
     load_model,
@@ -180,3 +182,8 @@ def test_a_hub_model_that_cannot_be_reached_says_what_to_check():
     with pytest.raises(ModelError, match="cannot load the tokenizer of 'nobody/nothing'") as caught:
         load_tokenizer(hub)
     assert "HF_TOKEN" in caught.value.fix
+
+
+def test_dynamic_rope_stretches_the_context():
+    assert context_length(build_family("llama3")) == 512
+    assert context_length(build_family("llama-dynamic")) == 20 * ORIGINAL_CONTEXT

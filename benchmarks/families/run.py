@@ -1,0 +1,265 @@
+"""Runs every use of every family's tiny model and writes docs/families.md. run.py [--only qwen3 …] [--again] [--page-only]
+
+Figures are kept in figures.json. A family that was run with this engine and these libraries is not run again, so that a run which
+was stopped goes on; --again runs it all the same. Exits with 1 if a cell that said yes says no now, or if fewer than 30 families
+say yes in every cell.
+"""
+
+import argparse
+import datetime
+import hashlib
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(ROOT / "tests")]
+FIGURES, PAGE = HERE / "figures.json", ROOT / "docs" / "families.md"
+LIBRARIES = ("transformers", "peft", "torch")
+AT_LEAST = 30
+
+
+def digest() -> str:
+    """Returns a hash of the engine, the tiny models and this benchmark."""
+    files = [
+        *(ROOT / "engine").rglob("*.py"),
+        *(ROOT / "tests" / "fakes").glob("*.py"),
+        *HERE.glob("*.py"),
+    ]
+    whole = hashlib.sha256()
+    for file in sorted(files):
+        whole.update(file.read_bytes())
+    return whole.hexdigest()[:16]
+
+
+def reason(error: Exception) -> str:
+    """Returns one sentence on why a cell says no."""
+    from cells import InexactError
+
+    from stillroom.errors import EngineError
+
+    if isinstance(error, ExceptionGroup):
+        return reason(error.exceptions[0])
+    if isinstance(error, EngineError):
+        return f"refused: {error.problem}"
+    if isinstance(error, InexactError):
+        return str(error)
+    first = str(error).strip().splitlines()
+    return f"fails: {type(error).__name__}: {first[0] if first else ''}"
+
+
+def measure(name: str, *, loud: bool) -> dict[str, Any]:
+    """Returns all cells of one family."""
+    from cells import CELLS, Family
+
+    cells: dict[str, Any] = {}
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        family = Family(name, Path(folder))
+        for title, cell in CELLS.items():
+            started = time.process_time()
+            try:
+                figures = cell(family)
+            except Exception as error:
+                if loud:
+                    traceback.print_exc()
+                cells[title] = {"works": False, "why": reason(error).replace(folder, "")[:300]}
+            else:
+                if loud:
+                    print(
+                        f"{title}: {time.process_time() - started:.1f} CPU s, {figures}",
+                        file=sys.stderr,
+                    )
+                cells[title] = {
+                    "works": True,
+                    "figures": {k: float(f"{v:.2g}") for k, v in figures.items()},
+                }
+        shape = family.shape
+        about = {
+            "title": title_of(family),
+            "boundaries": list(shape.boundaries),
+            "adapter": adapter_of(family),
+        }
+    return about | {"cells": cells, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def title_of(family: Any) -> str:
+    if not family.is_multimodal:
+        return family.shape.title
+    return f"{json.loads((family.folder(0) / 'config.json').read_text('utf-8'))['architectures'][0]} (text part)"
+
+
+def adapter_of(family: Any) -> str:
+    """Returns what plan_training says of the adapter's layers."""
+    from stillroom.errors import EngineError
+    from stillroom.train.config.request import PlanTraining
+    from stillroom.train.planning.plan import plan_training
+
+    project = family.project("sft", "plan", rank=4)
+    project.write(
+        [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "12"}]}]
+    )
+    project.write_config()
+    try:
+        notes = plan_training(project.workspace, PlanTraining()).notes
+    except EngineError as error:
+        return str(error.problem)
+    said = [note for note in notes if "adapter" in note or "experts" in note]
+    return (
+        "; ".join(said)
+        .replace("the adapter is on ", "")
+        .replace("; model.lora_targets=all-linear would train them", "")
+    )
+
+
+def page(kept: dict[str, Any]) -> str:
+    from cells import CELLS, DPO_LOSS, GRADIENT, LOGPROB, LOSS, WEIGHTS
+
+    titles = list(CELLS)
+    families = kept["families"]
+    whole = sum(
+        all(cell["works"] for cell in family["cells"].values()) for family in families.values()
+    )
+    libraries = ", ".join(f"{name} {number}" for name, number in kept["libraries"].items())
+    lines = [
+        "# Families of models",
+        "",
+        "`make families` runs every cell of this page on a tiny model of the family (2 to 4 layers, random weights, fp32 on a CPU) and",
+        f"writes it; the last run was on {kept['on']} with {libraries}. {whole} of {len(families)} rows say yes in every cell.",
+        "",
+        f"Yes means: the operation ran to its end, and beside plain transformers or peft, one unpadded pass a sequence, its loss was within {LOSS:.0e}",
+        f"(DPO {DPO_LOSS:.0e}) and its gradient within {GRADIENT:.0e} of the largest number; sampled tokens had their log-probabilities to {LOGPROB:.0e} nats;",
+        "greedy turns around tool replies were those of transformers' `generate`; a checkpoint was read back as it was, and exported weights gave",
+        f"the checkpoint's logits to {WEIGHTS:.0e}. Sequences were of mixed lengths, before, at and after each boundary: the lengths in tokens at which",
+        "the tiny model's window, chunk or original context ends. No names its reason below. Real models of a family have the same code and",
+        "larger numbers; nothing here says how well they learn.",
+        "",
+        "| family | boundaries | " + " | ".join(titles) + " |",
+        "|---|---|" + "---|" * len(titles),
+    ]
+    for family in families.values():
+        cells = [family["cells"].get(title) for title in titles]
+        said = [
+            "not run" if cell is None else "yes" if cell["works"] else "**no**" for cell in cells
+        ]
+        edges = ", ".join(str(edge) for edge in family["boundaries"]) or "none"
+        lines.append(f"| {family['title']} | {edges} | " + " | ".join(said) + " |")
+    lines += ["", "## What says no, and why", ""]
+    refused = [
+        f"- {family['title']}, {title}: {cell['why']}"
+        for family in families.values()
+        for title, cell in family["cells"].items()
+        if not cell["works"]
+    ]
+    lines += refused or ["Nothing does."]
+    lines += [
+        "",
+        "## The largest differences that were seen where the cells say yes",
+        "",
+        "| cell | figure | largest | in |",
+        "|---|---|---|---|",
+    ]
+    for title in titles:
+        for figure in ("loss", "gradient", "reload", "sampler", "sampled", "logits"):
+            found = [
+                (cell["figures"][figure], family["title"])
+                for family in families.values()
+                if (cell := family["cells"].get(title))
+                and cell["works"]
+                and figure in cell["figures"]
+            ]
+            if found:
+                value, where = max(found)
+                lines.append(f"| {title} | {figure} | {value:.1e} | {where} |")
+    lines += [
+        "",
+        "## The layers of a LoRA adapter",
+        "",
+        "What `plan_training` says of the tiny model with `model.lora_targets: auto`, which is the default.",
+        "",
+        "| family | the adapter is on |",
+        "|---|---|",
+        *(f"| {family['title']} | {family['adapter']} |" for family in families.values()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def turned(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Returns the cells that said yes and say no now."""
+    return [
+        f"{name}, {title}: {cell['why']}"
+        for name, family in after.items()
+        for title, cell in family["cells"].items()
+        if not cell["works"] and before.get(name, {}).get("cells", {}).get(title, {}).get("works")
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", help="families by their names in tests/fakes")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--page-only", action="store_true")
+    parser.add_argument("--loud", action="store_true", help="print tracebacks")
+    parser.add_argument("--no-page", action="store_true", help="only print the cells")
+    options = parser.parse_args()
+    kept = json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else {"families": {}}
+    if options.page_only:
+        PAGE.write_text(page(kept), encoding="utf-8")
+        return 0
+    import torch
+    import transformers
+    from cells import names
+
+    transformers.utils.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    now, bad = digest(), list[str]()
+    for name in options.only or names():
+        earlier = kept["families"].get(name, {})
+        if earlier.get("digest") == now and not options.again:
+            continue
+        found = measure(name, loud=options.loud) | {"digest": now}
+        cells = found["cells"].items()
+        no = [f"{title}: {cell['why']}" for title, cell in cells if not cell["works"]]
+        print(json.dumps({"family": name, "seconds": found["seconds"], "no": no}), flush=True)
+        bad += turned(kept["families"], {name: found})
+        if options.no_page:
+            continue
+        kept["families"][name] = found
+        order = {known: i for i, known in enumerate(names())}
+        kept["families"] = dict(
+            sorted(kept["families"].items(), key=lambda item: order.get(item[0], 999))
+        )
+        kept |= {
+            "on": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "libraries": {library: version(library) for library in LIBRARIES},
+        }
+        FIGURES.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(page(kept), encoding="utf-8")
+    whole = sum(
+        all(cell["works"] for cell in family["cells"].values())
+        for family in kept["families"].values()
+    )
+    for line in bad:
+        print(f"said yes before: {line}", file=sys.stderr)
+    if options.only is None and whole < AT_LEAST:
+        print(f"{whole} families say yes in every cell, and {AT_LEAST} are wanted", file=sys.stderr)
+        return 1
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
