@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stillroom.models.batches import microbatches
 from stillroom.models.load import LoadedModel
-from stillroom.models.rope import forget_longer_passes, length_class, rope_boundaries
+from stillroom.models.rope import length_class, rope_boundaries
 from stillroom.policy.graphs import StepGraphs
 from stillroom.policy.mode import passes_for
 from stillroom.policy.passes import SlotPasses
@@ -29,8 +29,9 @@ _MAX_IDLE_SHARE = 0.25
 _CHUNK_SHARE = 0.125
 _MAX_WAITING_STEPS = 8
 _MAX_CHUNK_TOKENS = 16384
-# Rows without padding run their last few given tokens one by one, along with the rows that sample.
-_TRICKLE = 16
+# Rows that may not be padded share a pass if their chunks differ by fewer tokens; the rest
+# runs token by token. More passes have more overhead, but single tokens cost more than a chunk's.
+_NEAR = 6
 # A shared prefix of fewer tokens is run again instead of being copied. On a GPU, waiting for the
 # sequence that runs it first costs a pass, which takes as long as one of many tokens.
 _MIN_SHARED, _MIN_SHARED_CUDA = 16, 1024
@@ -48,8 +49,6 @@ class DecodeEngine:
         self._max_context = max_context
         self._passes = passes_for(model, num_slots=max_rows)
         self._boundaries = rope_boundaries(model.config)
-        if self._boundaries:
-            forget_longer_passes(model)
         self._graphs = self._step_graphs()
         self._min_shared = _MIN_SHARED_CUDA if self._device.type == "cuda" else _MIN_SHARED
         self._table = SlotTable(
@@ -107,10 +106,9 @@ class DecodeEngine:
         return finished
 
     def _is_chunk(self, sequence: DecodedSequence) -> bool:
-        """Returns whether a sequence has more to run than one token, or than a few (`_TRICKLE`)."""
-        if not self._passes.is_recurrent:
-            return sequence.num_pending > 1
-        return sequence.num_cached == 0 or sequence.num_pending > _TRICKLE
+        """Returns whether a sequence has more to run than one token, or states to begin with."""
+        begins = self._passes.is_recurrent and sequence.num_cached == 0
+        return begins or sequence.num_pending > 1
 
     def _advance_singles(self, singles: Sequence[DecodedSequence]) -> list[DecodedSequence]:
         """Runs one token of each row, along with a few idle rows, and samples the next ones."""
@@ -172,8 +170,8 @@ class DecodeEngine:
     def _advance_evenly(self, chunks: Sequence[DecodedSequence]) -> list[DecodedSequence]:
         """Runs chunks of given tokens without padding, for layers that padding would change.
 
-        All rows run as many tokens as the one with the fewest; it leaves, and so on. A prefix that
-        several new sequences share is run once: the row stops at its end, where the others copy it.
+        A prefix that several new sequences share is run once: the row that runs it stops at its
+        end, where the others copy it.
         """
         new = [sequence for sequence in chunks if self._may_share(sequence)]
         takers: dict[DecodedSequence, dict[int, list[DecodedSequence]]] = {}
@@ -188,21 +186,34 @@ class DecodeEngine:
             running += self._hand_on(source, takers)
         finished: list[DecodedSequence] = []
         while running:
-            # Apart from the others, as a model's first pass may be another than those that go on.
-            rows = [s for s in running if s.num_cached == 0] or running
-            ends = [min([len(s.ids), *takers.get(s, ())]) for s in rows]
-            num_tokens = min(end - s.num_cached for s, end in zip(rows, ends, strict=True))
-            num_tokens = min(num_tokens, max(1, _MAX_CHUNK_TOKENS // len(rows)))
+            left = {s: min([len(s.ids), *takers.get(s, ())]) - s.num_cached for s in running}
+            rows, num_tokens = self._even_rows(left)
             finished += self._advance(rows, num_tokens=num_tokens)
             for source in rows:
                 running += self._hand_on(source, takers)
-            running = [s for s in running if takers.get(s) or s.num_pending > _TRICKLE]
+            running = [s for s in running if takers.get(s) or s not in rows or s.num_pending > 1]
         return finished
+
+    def _even_rows(self, left: Mapping[DecodedSequence, int]) -> tuple[list[DecodedSequence], int]:
+        """Returns rows that run the same number of tokens in the next pass, and that number.
+
+        left: the tokens of each row up to its next stop.
+        """
+        # Apart from the others, as a model's first pass may be another than those that go on.
+        far = [s for s in left if s.num_cached == 0]
+        if not far and self._passes.can_continue:
+            far = [s for s in left if left[s] >= _NEAR]
+        if not far:
+            return list(left), 1
+        least = min(left[s] for s in far)
+        rows = [s for s in far if left[s] < least + _NEAR]
+        return rows, min(least, max(1, _MAX_CHUNK_TOKENS // len(rows)))
 
     def _may_share(self, sequence: DecodedSequence) -> bool:
         """Returns whether a sequence may copy a prefix from another, or be copied from."""
         is_original = not any(self._frequencies(len(sequence.ids)))
-        return sequence.is_new and is_original and self._passes.can_copy
+        can_copy = self._passes.can_copy and self._passes.can_continue
+        return sequence.is_new and is_original and can_copy
 
     def _is_shared(self, source: DecodedSequence, taker: DecodedSequence, num_tokens: int) -> bool:
         """Returns whether a new sequence waits for another to run their prefix, and copies it."""

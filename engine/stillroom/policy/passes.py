@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from stillroom.models.heads import OutputHead
-from stillroom.models.placement import base_model, input_device
+from stillroom.models.placement import base_model, body_of, input_device
+from stillroom.models.time_steps import keep_time_steps
 from stillroom.policy.kv_cache import ForwardPlan
 from stillroom.policy.slot_cache import SlotCache
 
@@ -32,6 +33,8 @@ class Passes(Protocol):
     """Whether a slot's tokens may be copied to another that goes on differently."""
     can_fill: bool
     """Whether rows that have no new token may be run along, which saves a copy of the others."""
+    can_continue: bool
+    """Whether a pass of several tokens may go on from earlier ones; else only single tokens do."""
     is_recurrent: bool
     """Whether the rows of a pass must have equally many new tokens, since no padding is allowed,
     and whether a slot's tokens can be copied only all together."""
@@ -54,16 +57,17 @@ class SlotPasses:
 
     can_copy = can_fill = True
 
-    def __init__(self, model: Any, cache: SlotCache) -> None:
-        self.cache = cache
+    def __init__(self, model: Any, cache: SlotCache, *, can_continue: bool = True) -> None:
+        self.cache, self.can_continue = cache, can_continue
         self.is_recurrent = cache.is_recurrent
         self._head = OutputHead(model)
+        keep_time_steps(body_of(model))
         self._device = input_device(base_model(model))
         self._dtype = model.dtype
         self._is_eager = model.config._attn_implementation == "eager"
         self._is_lightning = model.config.model_type == "minimax"
         self._masks = _Masks(model.config.get_text_config())
-        parameters = inspect.signature(base_model(model).get_decoder().forward).parameters
+        parameters = inspect.signature(body_of(model).forward).parameters
         self._cache_name = cache_parameter(parameters)
 
     def logits(

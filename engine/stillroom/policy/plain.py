@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from stillroom.models.heads import OutputHead
-from stillroom.models.placement import base_model, input_device
+from stillroom.models.placement import base_model, body_of, input_device
+from stillroom.models.time_steps import keep_time_steps
 from stillroom.policy.passes import cache_parameter
 
 
@@ -31,13 +32,15 @@ class PlainPasses:
     """Runs each row of a pass alone."""
 
     can_copy = can_fill = is_recurrent = False
+    can_continue = True
 
     def __init__(self, model: Any, *, keeps_cache: bool) -> None:
         """`keeps_cache`: whether rows keep their caches; else all their tokens run each time."""
         self.cache = _RowCaches()
         self._keeps_cache = keeps_cache
         self._head = OutputHead(model)
-        self._body = base_model(model).get_decoder()
+        self._body = body_of(model)
+        keep_time_steps(self._body)
         self._device = input_device(base_model(model))
         parameters = inspect.signature(self._body.forward).parameters
         self._cache_name = cache_parameter(parameters)
