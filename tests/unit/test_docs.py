@@ -71,3 +71,19 @@ def test_each_file_of_a_flow_leads_to_the_next():
     listed = flows(ARCHITECTURE.read_text(encoding="utf-8"))
     assert len(listed) >= 3
     assert [gap for files in listed.values() for gap in gaps(files)] == []
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "skills/off-policy-distillation/references/rollouts.md",
+        "skills/rollout-quality/SKILL.md",
+        "engine/stillroom/projects/templates/starter/rewards_example.py",
+    ],
+)
+def test_that_rewards_are_summed_is_said_where_they_are_written(place: str) -> None:
+    text = " ".join((ROOT / place).read_text(encoding="utf-8").split())
+
+    assert re.search(r"[Ss]everal rewards are (summed|added up)", text)
+    assert re.search(r"a (success from a )?sum of 0\.5", text)
+    assert "precondition" in text

@@ -92,18 +92,34 @@ def _prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
     elif "prompt" in row:
         if not isinstance(row["prompt"], str) or not row["prompt"].strip():
             prompt = describe(row["prompt"])
-            yield Problem("prompt", f"must be a text, not {prompt}", "write the prompt's text")
+            is_list = isinstance(row["prompt"], list)
+            fix = "name a list of messages `messages`" if is_list else "write the prompt's text"
+            yield Problem("prompt", f"must be a text, not {prompt}", fix)
     elif REQUEST in row:
         yield from prompt_row_problems(row)
     else:
         yield Problem(
             "", "has neither 'messages' nor 'prompt'", 'write {"prompt": "…"} or {"messages": […]}'
         )
+    if REQUEST not in row:
+        yield from _unread_system_problems(row)
     yield from object_problems(row, "metadata")
     yield from object_problems(row, "variables")
     yield from name_list_problems(row, "tools")
     yield from name_list_problems(row, "rewards")
     yield from docker_problems(row)
+
+
+def _unread_system_problems(row: dict[str, Any]) -> Iterator[Problem]:
+    """Yields a problem for a system message that no conversation would have."""
+    for field in ("system", "system_prompt"):
+        if isinstance(row.get(field), str):
+            yield Problem(
+                field,
+                "is not read, and no conversation would have it",
+                'write {"messages": [{"role": "system", …}, {"role": "user", …}]}, or give the '
+                "same system message for all rows as `system` of generate_rollouts",
+            )
 
 
 def _sft_problems(row: dict[str, Any]) -> Iterator[Problem]:

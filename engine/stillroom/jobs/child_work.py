@@ -1,5 +1,6 @@
 """The functions that child processes run for operations, since they load heavy libraries."""
 
+import time
 from typing import Any
 
 from stillroom.curate.filter.request import FilterDataset, FilterResult
@@ -41,11 +42,13 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
 
     Raises an EngineError if the extra `train` is not installed.
     """
+    # A run imports the same libraries, which may take longer than a small training.
+    started = time.monotonic()
     try:
         from stillroom.train.planning.plan import plan_training as forecast_training
     except ModuleNotFoundError as error:
         raise missing_extra("train", "planning a training run") from error
-    return forecast_training(workspace, request)
+    return forecast_training(workspace, request, started=started)
 
 
 def _tokenizer(workspace: Workspace, model: str | None, purpose: str) -> Any:

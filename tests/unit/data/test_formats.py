@@ -55,6 +55,8 @@ def test_a_rows_format_is_told_from_its_fields(row: dict, row_format: str | None
         ("prompts", {}, ""),
         ("prompts", {"prompt": " "}, "prompt"),
         ("prompts", {"prompt": ["a"]}, "prompt"),
+        ("prompts", {"prompt": "a", "system": "Be brief."}, "system"),
+        ("prompts", {"messages": [user("a")], "system_prompt": "Be brief."}, "system_prompt"),
         ("prompts", {"messages": [user("a"), assistant("b")]}, "messages"),
         ("prompts", {"responses_create_params": 5}, "responses_create_params"),
         ("prompts", {"responses_create_params": {}}, "responses_create_params.input"),
@@ -244,3 +246,9 @@ def test_a_row_is_either_loaded_or_refused(
             assert len(loaded) == 1
             continue
         assert f"{path}:1" in reported
+
+
+def test_a_list_of_messages_under_prompt_is_told_what_to_call_it() -> None:
+    (problem,) = CHECKS[RowFormat.PROMPTS]({"prompt": [user("a")]})
+
+    assert problem.fix == "name a list of messages `messages`"

@@ -11,6 +11,10 @@ from stillroom.train.config.schema import TrainConfig
 GB = 1e9
 # Not all memory that is free now can be used: other programs and fragmentation take some.
 _USABLE_SHARE = 0.9
+# Adapters take about ten times the learning rate of all weights (Schulman et al. 2025, LoRA without
+# regret). Models below a hundred million parameters are too small for an adapter's few directions.
+_SMALL_MODEL, _SMALL_RATE = 100_000_000, 1e-3
+_MOST_FULL_RATE, _LEAST_LORA_RATE = 5e-5, 3e-5
 
 
 class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +40,9 @@ class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
     measured_memory_gb: float | None
     """The most memory (GB) that a short trial held; None if there was no trial."""
     seconds: float | None
-    """The time of training in seconds, without loading the model; None if there was no trial."""
+    """The time of the run in seconds, `start_s` included; None if there was no trial."""
+    start_s: float | None = None
+    """The seconds before the first step, for imports and loading models, as this plan took."""
     tokens_per_s: float | None
     checkpoint_gb: float
     disk_gb: float
@@ -195,6 +201,27 @@ def run_seconds(
 def fits(need: float, free: float) -> bool:
     """Returns whether `need` bytes fit into `free` bytes with some to spare."""
     return need <= _USABLE_SHARE * free
+
+
+def describe_learning(config: TrainConfig, num_parameters: int) -> list[str]:
+    """Returns notes on a learning rate or an adapter that seldom suits a model of this size."""
+    rate, is_lora, note = config.trainer.learning_rate, config.model.qlora_rank > 0, None
+    if is_lora and num_parameters < _SMALL_MODEL:
+        note = (
+            "an adapter learns little in a model as small as this; model.qlora_rank=0 trains all "
+            f"weights, at a learning rate of {_SMALL_RATE:.0e} or more"
+        )
+    elif not is_lora and num_parameters >= _SMALL_MODEL and rate > _MOST_FULL_RATE:
+        note = (
+            f"all weights are trained at a learning rate of {rate:.0e}, which suits adapters: "
+            "trainer.learning_rate=1e-5 is usual"
+        )
+    elif is_lora and config.dataset_type == "sft" and rate < _LEAST_LORA_RATE:
+        note = (
+            f"an adapter is trained at a learning rate of {rate:.0e}, which suits all weights: "
+            "trainer.learning_rate=1e-4 is usual"
+        )
+    return [] if note is None else [note]
 
 
 def describe_settings(needs: Mapping[str, float], free: float) -> list[str]:

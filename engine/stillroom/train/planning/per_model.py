@@ -74,6 +74,7 @@ def combined_forecast(
     return msgspec.structs.replace(
         largest,
         seconds=sum(seconds) if len(seconds) == len(forecasts) else None,
+        start_s=sum(each.start_s or 0.0 for each in forecasts),
         disk_gb=sum(each.disk_gb for each in forecasts),
         fits=all(each.fits for each in forecasts),
         notes=[

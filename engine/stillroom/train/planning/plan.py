@@ -1,6 +1,7 @@
 """plan_training: forecasts a run's memory, disk and time, and suggests changes if it won't fit."""
 
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,14 +44,19 @@ class _Rows:
     """The prompts of the first file, which a trial samples (distill)."""
 
 
-def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
+def plan_training(
+    workspace: Workspace, request: PlanTraining, *, started: float | None = None
+) -> TrainingForecast:
     """Returns the forecast of a run. Raises an EngineError for anything that would end the run.
 
-    All rows are rendered. A model that fits is loaded and tried for two steps (distill: for one
-    short iteration).
+    `started` is the monotonic clock's time (s) before the libraries were imported. All rows are
+    rendered. A model that fits is loaded and tried for two steps (distill: for one short
+    iteration).
     """
+    started = time.monotonic() if started is None else started
     plan = plan_request(workspace, request)
     unloaded = load_without_weights(workspace, plan.config)
+    import_s = time.monotonic() - started
     teacher_bytes = count_teacher_bytes(workspace, unloaded)
     checks = check_models(workspace, unloaded)
     rows = _rendered(plan, unloaded)
@@ -76,6 +82,9 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
     result = _forecast(workspace, unloaded, rows.tokens, parts, free, tried, tokens)
     if plan.config.dataset_type == "distill" and result.fits:
         result = _with_iteration(workspace, plan.config, result, spread, tasks=rows.tasks)
+    if result.seconds is not None and result.start_s is not None:
+        start_s = import_s + result.start_s
+        result = msgspec.structs.replace(result, start_s=start_s, seconds=start_s + result.seconds)
     return msgspec.structs.replace(result, checks=checks)
 
 
@@ -100,6 +109,7 @@ def _with_iteration(
     return msgspec.structs.replace(
         result,
         seconds=tried.seconds(config, result.steps, token_s=speed.token_s),
+        start_s=tried.load_s,
         tokens_per_s=1 / speed.token_s,
         measured_memory_gb=tried.memory_gb,
         notes=[*result.notes, note],
@@ -151,15 +161,19 @@ def _forecast(
         memory_free_gb=free / GB,
         measured_memory_gb=tried.memory_gb if tried else None,
         seconds=seconds,
+        start_s=tried.load_s if tried else None,
         tokens_per_s=1 / tried.speed.token_s if tried else None,
         checkpoint_gb=forecast.checkpoint_bytes(size, is_final=False) / GB,
         disk_gb=disk / GB,
         disk_free_gb=disk_free / GB,
         fits=fits_memory and fits_disk,
         changes=changes,
-        notes=_notes(config, tried, tokens)
-        + unloaded.notes
-        + spread_notes(config.launcher, spread),
+        notes=[
+            *_notes(config, tried, tokens),
+            *unloaded.notes,
+            *forecast.describe_learning(config, size.num_parameters),
+            *spread_notes(config.launcher, spread),
+        ],
     )
 
 
@@ -174,6 +188,8 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
         notes.append("no step was tried: it would not fit in memory")
     elif tried.is_partial:
         notes.append("the tried steps had fewer rows than a batch, for a whole one takes long")
+    if config.evals:
+        notes.append("the evaluations while it trains come on top of the time")
     return notes
 
 

@@ -32,11 +32,15 @@ class Trial:
     """The most memory (GB) of the whole process (on CUDA: on the GPU)."""
     is_partial: bool
     """Whether the tried steps had fewer rows than a batch."""
+    load_s: float
+    """The seconds that loading the student took."""
 
 
 def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) -> Trial:
     """Measures the memory of a step on the longest rows and the time of one on the first rows."""
+    started = time.monotonic()
     student = load_student(workspace, config.model, seed=config.trainer.seed)
+    load_s = time.monotonic() - started
     num_parameters = sum(p.numel() for p in student.module.parameters())
     # Forward and backward pass take about 6 operations for each parameter and token.
     max_tokens = int(MOST_OPERATIONS[student.loaded.device.type] / (6 * num_parameters))
@@ -51,6 +55,7 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
         speed,
         memory_gb=peak_memory_gb(student.loaded.device),
         is_partial=len(heavy) < len(longest) or len(light) < len(units[:size]),
+        load_s=load_s,
     )
 
 

@@ -38,6 +38,8 @@ class RolloutTrial:
     is_cut: bool
     """Whether the trial cut off a turn."""
     memory_gb: float
+    load_s: float
+    """The seconds that loading student and teachers took."""
 
     def seconds(self, config: TrainConfig, steps: int, *, token_s: float) -> float:
         """Returns the seconds of `steps` iterations whose rollouts have one turn each."""
@@ -49,10 +51,12 @@ def try_iteration(
     workspace: Workspace, config: TrainConfig, tasks: Sequence[Task]
 ) -> RolloutTrial | None:
     """Measures an iteration of a few short answers; None if a server scores or all are empty."""
+    started = time.monotonic()
     student = load_student(workspace, config.model, seed=config.trainer.seed)
     teachers = load_teachers(workspace, config, student)
     if teachers.served or not teachers.local:
         return None
+    load_s = time.monotonic() - started
     max_tokens = min(config.rollout.max_tokens, _MOST_TOKENS)
     num = min(config.data.batch_size * config.data.group_size, _MOST_ROLLOUTS)
     models = [student.loaded, *(teacher.loaded for teacher in teachers.local.values())]
@@ -73,6 +77,7 @@ def try_iteration(
         answer_tokens=config.rollout.max_tokens if is_cut else sum(tokens) / len(tokens),
         is_cut=is_cut,
         memory_gb=peak_memory_gb(student.loaded.device),
+        load_s=load_s,
     )
 
 

@@ -1,6 +1,7 @@
 """plan_training against what the runs that follow it come to."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -15,9 +16,10 @@ from stillroom import api
 from stillroom.errors import DataError, ModelError
 from stillroom.train.config.file import load_config
 from stillroom.train.config.request import PlanTraining
+from stillroom.train.config.schema import TrainConfig
 from stillroom.train.planning import forecast
 from stillroom.train.planning.dry_forward import size_of
-from stillroom.train.planning.forecast import ModelSize
+from stillroom.train.planning.forecast import ModelSize, describe_learning
 from stillroom.train.planning.plan import plan_training
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}. " * 8)]} for i in range(12)]
@@ -41,6 +43,42 @@ def project_of(root, start, method="sft", rows=ROWS, **sections):
 
 def plan(project, *overrides):
     return plan_training(project.workspace, PlanTraining(overrides=overrides))
+
+
+def steps_s(reported):
+    """The time of the steps alone."""
+    assert reported.start_s > 0
+    return reported.seconds - reported.start_s
+
+
+@pytest.mark.parametrize(
+    ("rank", "rate", "millions", "method", "said"),
+    [
+        (32, 1e-4, 50, "sft", "model.qlora_rank=0 trains all weights"),
+        (0, 3e-3, 50, "sft", None),
+        (0, 1e-4, 600, "sft", "which suits adapters: trainer.learning_rate=1e-5"),
+        (0, 1e-5, 600, "sft", None),
+        (32, 1e-5, 600, "sft", "which suits all weights: trainer.learning_rate=1e-4"),
+        (32, 5e-6, 600, "dpo", None),
+        (32, 1e-4, 600, "sft", None),
+    ],
+)
+def test_a_plan_tells_of_a_learning_rate_or_an_adapter_that_does_not_suit_the_model(
+    rank, rate, millions, method, said
+):
+    config = TrainConfig.model_validate(
+        {
+            "dataset_type": method,
+            "data": {"train_file": "rows.jsonl", "batch_size": 8},
+            "model": {"path": "m", "qlora_rank": rank},
+            "trainer": {"num_epochs": 1, "learning_rate": rate},
+        }
+    )
+
+    notes = describe_learning(config, millions * 1_000_000)
+
+    assert len(notes) == (said is not None)
+    assert said is None or said in notes[0]
 
 
 def ran(project) -> api.RunReport:
@@ -84,6 +122,8 @@ def test_the_forecast_of_a_run_is_what_the_run_comes_to(tmp_path, tiny_models, r
     assert reported.fits
     assert reported.changes == []
     assert reported.seconds is not None
+    assert reported.start_s is not None
+    assert 0 < reported.start_s < reported.seconds
 
 
 def test_a_plan_of_pairs_counts_both_sides(tmp_path, tiny_models):
@@ -118,7 +158,7 @@ def test_a_plan_of_distillation_has_the_teacher_and_the_time_of_a_short_iteratio
     assert reported.tokens_per_s is not None
     assert reported.measured_memory_gb is not None
     # Three iterations of eight rollouts; a clerk's turn is a phrase and its end.
-    assert reported.seconds == pytest.approx(3 * 8 * 2 / reported.tokens_per_s)
+    assert steps_s(reported) == pytest.approx(3 * 8 * 2 / reported.tokens_per_s)
     assert "one turn a rollout of 2 tokens (as a short trial gave)" in reported.notes[-1]
     parts = reported.memory_parts_gb
     assert parts["teacher"] == parts["weights"] > 0
@@ -138,10 +178,13 @@ def test_answers_longer_than_the_trial_count_as_long_as_they_may_get(tmp_path, t
         rollout={"max_tokens": 100},
     )
 
-    reported = plan(project)
+    reported = plan_training(project.workspace, PlanTraining(), started=time.monotonic() - 1000)
 
     assert reported.tokens_per_s is not None
-    assert reported.seconds == pytest.approx(16 * 100 / reported.tokens_per_s)
+    assert steps_s(reported) == pytest.approx(16 * 100 / reported.tokens_per_s)
+    # The time that imports took counts, as a run takes it too.
+    assert reported.start_s is not None
+    assert reported.start_s > 1000
     assert "of 100 tokens (the most there may be)" in reported.notes[-1]
 
 
