@@ -7,6 +7,7 @@ from stillroom.models.rope import rope_boundaries
 from stillroom.policy.passes import Passes, SlotPasses
 from stillroom.policy.plain import PlainPasses
 from stillroom.policy.slot_cache import slot_cache
+from stillroom.policy.time_steps import hold_time_steps
 
 SamplingMode = Literal["batched", "row by row", "without a cache"]
 """Batched over the slots of one cache; each row over transformers' own cache; each token by a pass
@@ -28,6 +29,7 @@ def sampling_mode(model: Any) -> SamplingMode:
 
 def passes_for(model: Any, *, num_slots: int) -> Passes:
     """Returns the forward passes that sample a model in its mode."""
+    hold_time_steps(model)
     mode = sampling_mode(model)
     config = base_model(model).config
     cache = slot_cache(config, num_slots=num_slots) if mode == "batched" else None
