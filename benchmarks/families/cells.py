@@ -437,6 +437,8 @@ def export(family: Family, form: str) -> Figures:
         family.folder(0), folder / "runs" / "run-1" / "checkpoints" / "final"
     )
     written = folder / f"out-{form}"
+    if family.is_multimodal and (missing := plain.lost_towers(family.folder(0), written, form)):
+        raise InexactError(missing)
     read = (
         plain.load(written) if form == "merged" else plain.load_adapter(family.folder(0), written)
     )

@@ -1,11 +1,14 @@
 """What plain transformers and peft give for the same weights and tokens: one unpadded pass a sequence, nothing of ours."""
 
+import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -22,7 +25,57 @@ def load(folder: Path) -> Any:
 
 
 def load_adapter(base: Path, folder: Path, *, is_trainable: bool = False) -> Any:
-    return PeftModel.from_pretrained(load(base), folder, is_trainable=is_trainable).eval()
+    """Returns peft's model of an adapter, on the whole base even if the adapter is of its text part alone."""
+    model = load(base)
+    with tempfile.TemporaryDirectory() as renamed:
+        if of_text_part(model, folder):
+            folder = rename_for_whole(model, folder, Path(renamed))
+        return PeftModel.from_pretrained(model, folder, is_trainable=is_trainable).eval()
+
+
+def of_text_part(model: Any, folder: Path) -> bool:
+    """Returns whether a model has towers, and the adapter's names are those of a text model."""
+    is_whole = hasattr(model.config, "vision_config")
+    return is_whole and not any(
+        "language_model" in name for name in load_file(folder / "adapter_model.safetensors")
+    )
+
+
+def lost_towers(base: Path, written: Path, form: str) -> str | None:
+    """Returns what an export of a multimodal model lacks to stand in its original's place, or None."""
+    if form == "adapter":
+        is_of_part = of_text_part(load(base), written)
+        return (
+            "the adapter has the names of the text part and does not load on the original"
+            if is_of_part
+            else None
+        )
+    is_whole = hasattr(AutoConfig.from_pretrained(written), "vision_config")
+    return None if is_whole else "the export has the text part alone"
+
+
+def rename_for_whole(model: Any, folder: Path, target: Path) -> Path:
+    """Writes an adapter of a text model with the names of the text part in the whole model."""
+    path = next(
+        name
+        for name, _ in model.named_modules()
+        if "language_model" in name and name.endswith("layers")
+    )
+    tensors = load_file(folder / "adapter_model.safetensors")
+    before, after = "base_model.model.model.layers", f"base_model.model.{path}"
+    save_file(
+        {name.replace(before, after): tensor for name, tensor in tensors.items()},
+        target / "adapter_model.safetensors",
+    )
+    config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+    leaves = "|".join(
+        sorted(
+            {name.rpartition("layers.")[2].replace(".", r"\.") for name in config["target_modules"]}
+        )
+    )
+    config["target_modules"] = rf"{path}\.(.*\.)?({leaves})"
+    (target / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return target
 
 
 def forget_lengths(model: nn.Module) -> None:
