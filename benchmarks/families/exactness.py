@@ -22,7 +22,6 @@ from transformers import AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from fakes.families import FAMILIES, FamilyShape, save_family
-
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import load_model
 from stillroom.models.resolve import locate_model

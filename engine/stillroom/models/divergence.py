@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stillroom.models.placement import in_float64
+
 # Rounded probabilities of the K tokens may add up to 1. A bucket of probability 0 would make the
 # divergence infinite as soon as the student gives any other token something.
 _MIN_BUCKET = 1e-7
@@ -155,8 +157,8 @@ def with_bucket(logprobs_NK: Tensor) -> Tensor:
 
     This is for a teacher of which only the K tokens' log-probabilities are known.
     """
-    others_N1 = 1 - logprobs_NK.double().exp().sum(dim=-1, keepdim=True)
-    bucket_N1 = others_N1.clamp_min(_MIN_BUCKET).log().to(logprobs_NK.dtype)
+    others_N1 = 1 - in_float64(logprobs_NK).exp().sum(dim=-1, keepdim=True)
+    bucket_N1 = others_N1.clamp_min(_MIN_BUCKET).log().to(logprobs_NK)
     return torch.cat([logprobs_NK, bucket_N1], dim=1)
 
 

@@ -51,7 +51,7 @@ class OutputHead:
         """Whether the body may be given embeddings instead of token ids."""
         self.notes: list[str] = []
         """Why a faster way of running many sequences is not taken, for the user."""
-        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._softcap = _softcap(config)
         self._scale = _logit_scale(config)
         self._matrix: MatrixHead | None = None
 
@@ -192,6 +192,12 @@ def in_tiles(
         for index, hidden_nH in enumerate(hidden_NH.split(tile_size))
     ]
     return torch.cat(cast("list[Tensor]", parts))
+
+
+def _softcap(config: Any) -> float | None:
+    """Returns the bound of the model's logits, under the names of Gemma, RecurrentGemma, xLSTM."""
+    names = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+    return next((cap for name in names if (cap := getattr(config, name, None))), None)
 
 
 def _logit_scale(config: Any) -> float:

@@ -3,6 +3,7 @@
 import json
 import os
 import warnings
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,13 @@ from stillroom.models.adapter_names import (
     settings_for,
     weight_names,
 )
-from stillroom.models.placement import input_device, spread_options
+from stillroom.models.placement import (
+    best_device,
+    check_options,
+    dtype_for,
+    input_device,
+    spread_options,
+)
 from stillroom.models.precision import Precision, Quantization, compute_alike, nf4_options
 from stillroom.models.resolve import ModelLocation, adapter_base
 from stillroom.models.text_part import (
@@ -34,7 +41,12 @@ from stillroom.models.text_part import (
     text_options,
 )
 from stillroom.settings import Workspace
+from stillroom.types import Message
 
+_CHAT: list[Message] = [
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "Hello"},
+]
 # Below this number of parameters one thread is faster, since several mostly wait for each other.
 _ONE_THREAD_PARAMETERS = 30_000_000
 
@@ -58,6 +70,40 @@ class LoadedModel:
     def max_context(self) -> int:
         """The most tokens that a sequence may have."""
         return context_length(self.model)
+
+    @property
+    def num_embedded(self) -> int:
+        """The number of token ids that the model has embeddings for."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    def check_vocabulary(self) -> None:
+        """Raises ModelError if chats need tokens that the model has no embeddings for.
+
+        Tokens that only images or sounds need (Gemma 3) may be without.
+        """
+        vocabulary: dict[str, int] = self.tokenizer.get_vocab()
+        if max(vocabulary.values()) < self.num_embedded:
+            return
+        needed = set(self.stop_ids)
+        with suppress(ModelError):
+            [chat, *_] = ChatRenderer(self.tokenizer).sequences(_CHAT, [])
+            needed |= set(chat.ids)
+        self.check_ids([sorted(needed)], "its chat template")
+
+    def check_ids(self, sequences: Iterable[Sequence[int]], user: str) -> None:
+        """Raises ModelError for a token that the model has no embedding for.
+
+        `user` says in the error who needs the tokens.
+        """
+        largest = max((max(ids, default=0) for ids in sequences), default=0)
+        if largest >= (num := self.num_embedded):
+            text = self.tokenizer.convert_ids_to_tokens(largest)
+            raise ModelError(
+                f"{self.location.name!r} has embeddings for {num} tokens, but {user} needs token "
+                f"{largest}, {text!r}",
+                "use the tokenizer that belongs to the model, or save the model again after "
+                f"model.resize_token_embeddings({largest + 1})",
+            )
 
 
 def context_length(model: Any) -> int:
@@ -132,7 +178,9 @@ def load_model(
             location, precision=precision, quantization=quantization, spread=spread
         )
     model.eval()
-    return LoadedModel(location, model, tokenizer, stop_token_ids(model, tokenizer))
+    loaded = LoadedModel(location, model, tokenizer, stop_token_ids(model, tokenizer))
+    loaded.check_vocabulary()
+    return loaded
 
 
 def load_weights(
@@ -143,13 +191,14 @@ def load_weights(
     stays: bool = False,
     spread: bool = False,
 ) -> PreTrainedModel:
-    """Returns a causal language model on the best device at hand (CUDA, else CPU).
+    """Returns a causal language model on the best device at hand (CUDA, Apple GPU, CPU).
 
     stays: the model is left in main memory, but in the number format for that device (each process
     moves its own part of the weights there). spread: the model's layers are put on all GPUs; such a
     model can be run but not trained.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = best_device()
+    check_options(device, quantization=quantization, spread=spread)
     dtype = dtype_for(precision, device)
     options = nf4_options(dtype, device) if quantization == "nf4" else {}
     if spread:
@@ -253,13 +302,6 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     with suppress(ModelError):
         listed.append(tokenizer.convert_tokens_to_ids(ChatRenderer(tokenizer).end_of_turn))
     return frozenset(token for token in listed if isinstance(token, int))
-
-
-def dtype_for(precision: Precision, device: torch.device) -> torch.dtype:
-    """Returns the number format: `auto` is bf16 on CUDA and fp32 on CPU."""
-    if precision == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
 
 
 def choose_threads(model: PreTrainedModel) -> None:

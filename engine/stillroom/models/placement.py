@@ -1,11 +1,55 @@
-"""Places a model's layers: all on one device, or spread over the GPUs and main memory."""
+"""Places models: on the best device at hand, or spread over the GPUs and main memory."""
 
 import importlib.util
 from typing import Any
 
 import torch
 
-from stillroom.errors import missing_extra
+from stillroom.errors import ConfigError, missing_extra
+from stillroom.models.precision import Precision, Quantization
+
+
+def best_device() -> torch.device:
+    """Returns the device that models run on: CUDA, else an Apple GPU (mps), else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def dtype_for(precision: Precision, device: torch.device) -> torch.dtype:
+    """Returns the number format: `auto` is bf16 on CUDA, and fp32 on a CPU or an Apple GPU.
+
+    Raises ConfigError for bf16 on an Apple GPU whose system does not have it.
+    """
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if precision == "bf16" and device.type == "mps" and not _has_apple_bf16():
+        raise ConfigError(
+            "precision bf16 needs macOS 14 or later on an Apple GPU",
+            "set precision: fp32, or update macOS",
+        )
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+
+
+def check_options(device: torch.device, *, quantization: Quantization, spread: bool) -> None:
+    """Raises ConfigError for options that need CUDA, on an Apple GPU."""
+    if device.type != "mps":
+        return
+    named = {"quantization: nf4": quantization is not None, "spread: true": spread}
+    if needing := [option for option, is_set in named.items() if is_set]:
+        raise ConfigError(
+            f"{' and '.join(needing)} cannot be used on an Apple GPU (mps)",
+            "leave it out; precision: bf16 needs half the memory of fp32",
+        )
+
+
+def in_float64(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor in float64, which Apple GPUs lack: their tensors come to main memory."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def _has_apple_bf16() -> bool:
+    return torch.backends.mps.is_macos_or_newer(14, 0)
 
 
 def spread_options() -> dict[str, Any]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 Precision = Literal["auto", "fp32", "bf16"]
-"""`auto` is bf16 on CUDA and fp32 on CPU."""
+"""`auto` is bf16 on CUDA, and fp32 on a CPU or an Apple GPU."""
 
 Quantization = Literal["nf4"] | None
 """nf4: 4 bits for each weight of the frozen layers on which an adapter is trained."""

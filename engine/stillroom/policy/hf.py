@@ -99,6 +99,7 @@ class HFPolicy(AsyncContextManagerMixin):
         """Waits until the sequence's turn has been sampled; False if sampling stops before that."""
         if self._is_stopping:
             return False
+        self.loaded.check_ids([sequence.ids], "a conversation")
         done = self._waiting[sequence] = anyio.Event()
         self._requested.append(sequence)
         self._outside.pop(sequence, None)

@@ -30,7 +30,8 @@ def sample_tokens(
     vocabulary: they are never taken, but count in the log-probability, as they do in training.
     Raises ModelError if the model's logits are not finite.
     """
-    logits_BV = logits_BV.float()
+    # The sums are in float64, which Apple GPUs don't have.
+    logits_BV = (logits_BV.cpu() if logits_BV.device.type == "mps" else logits_BV).float()
     num_known = logits_BV.shape[1] if num_known is None else num_known
     known_BV, padding_BV = logits_BV[:, :num_known], logits_BV[:, num_known:]
     greatest_B1 = known_BV.amax(dim=-1, keepdim=True)

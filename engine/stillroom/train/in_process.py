@@ -23,7 +23,7 @@ from stillroom.train.methods.dpo import train_dpo
 from stillroom.train.methods.sft import train_sft
 from stillroom.train.on_policy.loop import distill
 from stillroom.train.student.collective import ALONE, Collective
-from stillroom.train.student.model import load_student
+from stillroom.train.student.model import load_student, router_notes
 
 
 def train_in_process(
@@ -60,7 +60,8 @@ def train_in_process(
             resumed=point.checkpoint if point is not None else None,
         )
         RunFolder(folder).check_inputs()
-        for note in student.head.notes if peers.is_first else []:
+        notes = student.head.notes + router_notes(student.loaded.model.config)
+        for note in notes if peers.is_first else []:
             reporter.note(note)
         if peers.rank:
             # Each process must draw its own dropout.

@@ -13,7 +13,6 @@ from stillroom.errors import ModelError
 from stillroom.files import write_json
 from stillroom.models.load import (
     context_length,
-    dtype_for,
     load_adapter,
     load_model,
     load_tokenizer,
@@ -58,11 +57,21 @@ def test_a_model_is_loaded_in_fp32_on_cpu_and_ready_to_run(tiny_models):
     assert loaded.max_context == 512
 
 
-def test_the_number_format_follows_the_precision_and_the_device():
-    assert dtype_for("auto", torch.device("cpu")) == torch.float32
-    assert dtype_for("auto", torch.device("cuda")) == torch.bfloat16
-    assert dtype_for("fp32", torch.device("cuda")) == torch.float32
-    assert dtype_for("bf16", torch.device("cpu")) == torch.bfloat16
+def test_a_tokenizer_with_tokens_that_the_model_has_none_for_is_refused(tiny_models, copied):
+    tokenizer = build_tokenizer("chatml")
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(copied)
+    # Nothing that is said needs the token, as text needs none of Gemma 3's image tokens.
+    loaded = load_model(tiny_models.workspace, local(copied))
+    with pytest.raises(ModelError, match=r"352 tokens, but a row needs token 352, '<new>'"):
+        loaded.check_ids([[3, 352], [4]], "a row")
+
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_start|>", "<new>")
+    tokenizer.save_pretrained(copied)
+
+    with pytest.raises(ModelError, match=r"its chat template needs token 352") as caught:
+        load_model(tiny_models.workspace, local(copied))
+    assert "model.resize_token_embeddings(353)" in caught.value.fix
 
 
 def test_a_model_can_be_loaded_in_bf16(tiny_models):

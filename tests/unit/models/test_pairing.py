@@ -36,7 +36,7 @@ def test_a_model_without_weights_for_some_tokens_is_refused(tiny_models):
     for model in (student, teacher):
         model.tokenizer.add_tokens(["<new>"])
 
-    with pytest.raises(ModelError, match="llama-chatml-0' has no weights for token 352, '<new>'"):
+    with pytest.raises(ModelError, match="llama-chatml-0' has embeddings for 352 tokens, but"):
         check_pair(student, teacher)
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from fakes.decoding import random_prompts
-from stillroom.errors import ModelError
+from stillroom.errors import ConfigError, ModelError
 from stillroom.models import load
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import load_model
-from stillroom.models.placement import input_device
+from stillroom.models.placement import best_device, check_options, dtype_for, input_device
 from stillroom.models.resolve import ModelLocation
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
@@ -68,3 +68,43 @@ def test_an_adapter_is_not_spread(tmp_path):
 def test_a_served_teacher_is_not_spread():
     with pytest.raises(ValueError, match="spread is of a teacher in this process"):
         TeacherSection(path="t", provider="vllm", spread=True)
+
+
+def test_the_number_format_follows_the_precision_and_the_device():
+    assert dtype_for("auto", torch.device("cpu")) == torch.float32
+    assert dtype_for("auto", torch.device("mps")) == torch.float32
+    assert dtype_for("auto", torch.device("cuda")) == torch.bfloat16
+    assert dtype_for("fp32", torch.device("cuda")) == torch.float32
+    assert dtype_for("bf16", torch.device("cpu")) == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("has_cuda", "has_apple", "chosen"),
+    [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")],
+)
+def test_the_best_device_is_chosen(monkeypatch, has_cuda, has_apple, chosen):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_cuda)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: has_apple)
+
+    assert best_device().type == chosen
+
+
+def test_bf16_on_an_apple_gpu_needs_a_system_that_has_it(monkeypatch):
+    monkeypatch.setattr("torch.backends.mps.is_macos_or_newer", lambda *version: version < (14, 0))
+    with pytest.raises(ConfigError, match="bf16 needs macOS 14"):
+        dtype_for("bf16", torch.device("mps"))
+
+    monkeypatch.setattr("torch.backends.mps.is_macos_or_newer", lambda *_: True)
+    assert dtype_for("bf16", torch.device("mps")) == torch.bfloat16
+
+
+def test_options_that_need_cuda_are_refused_by_name_on_an_apple_gpu(tiny_models, monkeypatch):
+    check_options(torch.device("mps"), quantization=None, spread=False)
+    check_options(torch.device("cpu"), quantization="nf4", spread=True)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    location = tiny_models.location("llama", "chatml")
+
+    with pytest.raises(ConfigError, match="quantization: nf4 cannot be used on an Apple GPU"):
+        load_model(tiny_models.workspace, location, quantization="nf4")
+    with pytest.raises(ConfigError, match="spread: true cannot be used on an Apple GPU"):
+        load_model(tiny_models.workspace, location, spread=True)

@@ -312,3 +312,15 @@ def test_thinking_that_the_header_opens_is_set_apart(tiny_models):
     for turn in last:
         if "reasoning_content" in turn.message:
             assert turn.message["content"] == ANSWER
+
+
+def test_a_prompt_with_a_token_that_the_model_has_no_embedding_for_is_refused(tiny_models):
+    loaded = tiny_models.load("llama", "chatml")
+    loaded.tokenizer.add_tokens(["<new>"])
+
+    with pytest.raises(ExceptionGroup) as caught:
+        play(loaded, ["one"], prompt=[user("What is <new>?")], tools=())
+
+    [error] = caught.value.exceptions
+    assert isinstance(error, ModelError)
+    assert "a conversation needs token 352, '<new>'" in error.problem

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fakes.conversations import answer, user
+from fakes.families import save_family
 from fakes.reporters import KeptReporter
 from fakes.tiny_models import build_tokenizer
 from fakes.training import make_project
@@ -53,6 +54,16 @@ def logits(model):
 
 def weights_of(folder):
     return load_file(folder / "model.safetensors")
+
+
+def test_a_run_says_what_it_leaves_out_and_which_fast_way_it_cannot_take(tmp_path, tiny_models):
+    project = sft(tmp_path, save_family(tiny_models.root, "qwen2-moe"), rows=SFT_ROWS[:4])
+
+    project.train()
+
+    [padded, unbalanced, *_] = project.reporter.notes
+    assert padded.startswith("rows of Qwen2MoeForCausalLM are padded to the longest of their pass")
+    assert unbalanced.startswith("the loss has no term that balances the routers' experts")
 
 
 def test_sft_reports_every_step_and_lowers_the_loss(tmp_path, llama):

@@ -18,7 +18,9 @@ def encode_cold_start(session: Session, rows: Sequence[SftRow]) -> EncodedSft:
     config, loaded = session.config, session.student.loaded
     renderer = ChatRenderer(loaded.tokenizer, include_thinking=config.rollout.include_thinking)
     context = min(loaded.max_context, config.rollout.max_context_window)
-    return encode_sft(rows, renderer, max_length=config.model.row_length(context))
+    encoded = encode_sft(rows, renderer, max_length=config.model.row_length(context))
+    loaded.check_ids((one.ids for one in encoded.sequences), "a row of the cold start")
+    return encoded
 
 
 def cold_start_steps(config: TrainConfig, num_rows: int) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow
 from stillroom.models.batches import TokenSequence
+from stillroom.models.placement import in_float64
 from stillroom.train.config.schema import DpoSection
 from stillroom.train.loop.row_batches import hold_out
 from stillroom.train.loop.session import Session, TrainResult
@@ -46,6 +47,8 @@ def train_dpo(session: Session, rows: Sequence[DpoRow], *, max_length: int) -> T
     is_mean = config.dpo.loss == "ipo"
     kept, apart = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
     encoded = encode_pairs(kept, renderer, max_length=max_length)
+    for pair in encoded.pairs:
+        student.loaded.check_ids([pair.chosen.ids, pair.rejected.ids], "a pair")
     pairs = add_reference(student, encoded.pairs, is_mean=is_mean)
     unseen = encode_pairs(apart, renderer, max_length=max_length).pairs if apart else []
     held_out = add_reference(student, unseen, is_mean=is_mean)
@@ -186,7 +189,8 @@ def _pair_logprobs(
     sequences += [pair.rejected for pair in pairs]
     batch = student.collate(sequences)
     # In float64, since a difference far below 1 between sums of a thousand nats decides.
-    sums = sum_by_sequence(student.logprobs(batch).double(), batch.rows_N, len(sequences))
+    logprobs_N = in_float64(student.logprobs(batch))
+    sums = sum_by_sequence(logprobs_N, batch.rows_N.to(logprobs_N.device), len(sequences))
     if is_mean:
         sums = sums / sums.new_tensor([sequence.num_trained for sequence in sequences])
     return sums[: len(pairs)], sums[len(pairs) :]

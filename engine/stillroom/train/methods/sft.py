@@ -30,6 +30,7 @@ def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> T
     )
     kept, apart = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
     encoded = encode_sft(kept, renderer, max_length=max_length)
+    student.loaded.check_ids((one.ids for one in encoded.sequences), "a row")
     held_out = encode_sft(apart, renderer, max_length=max_length).sequences if apart else []
 
     def accumulate(chosen: Sequence[int]) -> dict[str, float]:

@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM
 from stillroom.errors import ModelError
 from stillroom.models.cpu.gradients import tile_positions
 from stillroom.models.heads import OutputHead
-from stillroom.models.load import dtype_for
-from stillroom.models.placement import base_model
+from stillroom.models.placement import base_model, dtype_for
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation
 from stillroom.models.text_part import language_config

@@ -190,7 +190,7 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
         notes.append("the tried steps had fewer rows than a batch, for a whole one takes long")
     if config.evals:
         notes.append("the evaluations while it trains come on top of the time")
-    return notes
+    return notes + (tried.notes if tried is not None else [])
 
 
 def _rendered(plan: TrainingPlan, unloaded: UnloadedStudent) -> _Rows:

@@ -20,7 +20,7 @@ Unit = TokenSequence | TokenPair
 
 # The most floating-point operations of one tried step: a few seconds on the slowest machine that is
 # useful for training.
-MOST_OPERATIONS = {"cpu": 1e12, "cuda": 3e14}
+MOST_OPERATIONS = {"cpu": 1e12, "mps": 1e13, "cuda": 3e14}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Trial:
     """Whether the tried steps had fewer rows than a batch."""
     load_s: float
     """The seconds that loading the student took."""
+    notes: list[str]
+    """Why rows do not run in the fastest way."""
 
 
 def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) -> Trial:
@@ -56,6 +58,7 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
         memory_gb=peak_memory_gb(student.loaded.device),
         is_partial=len(heavy) < len(longest) or len(light) < len(units[:size]),
         load_s=load_s,
+        notes=student.head.notes,
     )
 
 

@@ -12,6 +12,7 @@ from stillroom.data.chat.reasoning import reasoning_variables
 from stillroom.models.heads import max_positions
 from stillroom.models.load import LoadedModel, context_length, load_tokenizer
 from stillroom.models.pairing import check_pair
+from stillroom.models.placement import best_device, check_options
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import ModelSection, TrainConfig
@@ -26,7 +27,7 @@ from stillroom.train.student.adapters import (
     describe_adapter,
     new_adapter,
 )
-from stillroom.train.student.model import max_pass_tokens
+from stillroom.train.student.model import max_pass_tokens, router_notes
 
 _FEW_TOKENS = 512
 
@@ -57,9 +58,12 @@ def load_without_weights(workspace: Workspace, config: TrainConfig) -> UnloadedS
     if config.dataset_type == "distill":
         reasoning_variables(tokenizer.chat_template, config.rollout.reasoning_mode)
     base = adapter_base(workspace, location) if location.is_adapter else location
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = best_device()
+    check_options(device, quantization=config.model.quantization, spread=False)
     empty = empty_model(base, precision=config.model.student_precision, device=device)
+    LoadedModel(location, empty, tokenizer, frozenset()).check_vocabulary()
     size, notes = _planned(empty, config.model, location)
+    notes += router_notes(empty.config)
     return UnloadedStudent(config, location, tokenizer, empty, size, device, notes)
 
 
@@ -185,7 +189,7 @@ def settings_of_less_memory(
         section = config.model.model_copy(update=change)
         needs[setting] = need(_planned(unloaded.empty, section, unloaded.location)[0], tokens)
     is_lora = config.model.qlora_rank > 0
-    if is_lora and unloaded.device.type == "cpu" and config.model.precision != "bf16":
+    if is_lora and unloaded.device.type != "cuda" and config.model.precision != "bf16":
         half = replace(unloaded.size, weight_bytes=unloaded.size.weight_bytes // 2)
         needs["model.precision=bf16"] = need(half, tokens)
     return forecast.describe_settings(needs, free)

@@ -9,9 +9,11 @@ import torch
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    """Returns the most memory held so far (GB): on CUDA the GPU's, else the whole process's."""
+    """Returns the most memory held so far (GB): on a GPU the GPU's, else the whole process's."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory() / 1e9
     status = Path("/proc/self/status")
     if status.is_file():
         # Not getrusage, whose peak includes the memory of the process that started this one.

@@ -238,6 +238,7 @@ def load_student(
     if peers.is_sharded:
         root = shard(model, device=peers.device, size=peers.size)
     loaded = LoadedModel(location, model, tokenizer, stop_token_ids(model, tokenizer))
+    loaded.check_vocabulary()
     student = Student(
         loaded, head, base, is_adapter=section.qlora_rank > 0, precision=section.precision,
         microbatch_tokens=section.microbatch_tokens, peers=peers, root=root,
@@ -265,6 +266,15 @@ def _check_finite(model: nn.Module, name: str) -> None:
                 "finite",
                 "download or export the model again, or start from an earlier checkpoint",
             )
+
+
+def router_notes(config: Any) -> list[str]:
+    """Returns a note on the routers' own loss, for a model with experts."""
+    if getattr(config.get_text_config(), "router_aux_loss_coef", None) is None:
+        return []
+    return [
+        "the loss has no term that balances the routers' experts (TRL: output_router_logits false)"
+    ]
 
 
 def max_pass_tokens(max_positions: int) -> int:

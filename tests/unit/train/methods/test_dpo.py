@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from fakes.conversations import answer, user
+from fakes.families import ORIGINAL_CONTEXT, save_family
 from fakes.training import gradients, largest_gap, make_student
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow
+from stillroom.models.batches import TokenSequence
 from stillroom.train.config.schema import DpoSection
 from stillroom.train.methods.dpo import accumulate_preference, add_reference, validate_preference
-from stillroom.train.student.encode import encode_pairs
+from stillroom.train.student.encode import TokenPair, encode_pairs
 
 ROWS = [
     DpoRow(
@@ -147,3 +149,21 @@ def test_held_out_pairs_are_measured_as_trained_ones_without_a_gradient(tiny_mod
     assert found.loss == pytest.approx(
         accumulate_preference(student, referenced, LOSSES[kind]).loss, abs=1e-5
     )
+
+
+def test_a_pair_on_both_sides_of_the_original_context_is_scored_as_its_answers_are_alone(
+    tiny_models,
+):
+    student = make_student(tiny_models, save_family(tiny_models.root, "phi4-mini"))
+    ids = [3 + 7 * i % 340 for i in range(ORIGINAL_CONTEXT + 12)]
+    longer = TokenSequence(ids, [i > 4 for i in range(len(ids))])
+    pair = TokenPair(TokenSequence(ids[:16], longer.trained[:16]), longer)
+
+    [found] = add_reference(student, [pair], is_mean=False)
+
+    with torch.no_grad():
+        alone = [
+            student.logprobs(student.collate([one])).sum().item()
+            for one in (pair.chosen, pair.rejected)
+        ]
+    assert [found.chosen, found.rejected] == pytest.approx(alone, abs=1e-4)
