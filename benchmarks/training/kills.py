@@ -5,7 +5,8 @@
 Each of the runs below is killed by its own process the moment a random step is over, goes on from
 its last checkpoint (one every two steps), and may be killed again there. One JSON line for each,
 and one for all of them; exits with 1 if a resumed run differs.
-On-policy runs have tools and several turns; `--only distill` is those alone.
+On-policy runs have tools and several turns; `--only distill` is those alone, and `--architecture
+qwen3.5` makes the models hybrids of a gated delta net and attention.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import random
 import signal
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -47,6 +49,15 @@ def price(item: str) -> str:
 STEPS = 24
 METHODS = [("sft", 0), ("sft", 4), ("dpo", 0), ("dpo", 4), ("distill", 0), ("distill", 2)]
 """With the adapter's rank; for distill, with rollout.max_staleness."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is trained, and how."""
+
+    method: str
+    rank: int
+    architecture: str
 
 
 class Recorder(KeptReporter):
@@ -84,12 +95,12 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(next((run / "checkpoints/final").glob("*model.safetensors")))
 
 
-def project_of(root: Path, method: str, rank: int) -> Project:
+def project_of(root: Path, method: str, rank: int, architecture: str) -> Project:
     trainer = {"num_epochs": 2, "save_step": 2}
     models = TinyModels(root / "models")
     if method != "distill":
         # With dropout, so that the random numbers count.
-        start = models.folder("llama", "chatml", attention_dropout=0.3)
+        start = models.folder(architecture, "chatml", attention_dropout=0.3)
         model = {"qlora_rank": rank}
         project = make_project(
             root, method, start, data={"batch_size": 2}, model=model, trainer=trainer
@@ -99,8 +110,8 @@ def project_of(root: Path, method: str, rank: int) -> Project:
     project = make_project(
         root,
         method,
-        models.folder("llama", "clerk"),
-        teacher={"path": str(models.folder("llama", "clerk", seed=1))},
+        models.folder(architecture, "clerk"),
+        teacher={"path": str(models.folder(architecture, "clerk", seed=1))},
         data={"batch_size": 2, "group_size": 3},
         rollout={"max_turns": 5, "max_tokens": 8, "max_staleness": rank, "stragglers": 0.5},
         trainer=trainer,
@@ -110,8 +121,8 @@ def project_of(root: Path, method: str, rank: int) -> Project:
     return project
 
 
-def measure(root: Path, method: str, rank: int, num_kills: int, choose: random.Random) -> dict:
-    project = project_of(root, method, rank)
+def measure(root: Path, kind: Kind, num_kills: int, choose: random.Random) -> dict:
+    project = project_of(root, kind.method, kind.rank, kind.architecture)
 
     def train(run: str, kill_after: int | None, resume: str | None) -> int:
         project.reporter = Recorder(root / "runs" / run, kill_after)
@@ -134,8 +145,9 @@ def measure(root: Path, method: str, rank: int, num_kills: int, choose: random.R
         is_same = losses(resumed) == expected and all(torch.equal(ours[k], final[k]) for k in final)
         differing += not is_same
     return {
-        "method": method,
-        ("max_staleness" if method == "distill" else "rank"): rank,
+        "architecture": kind.architecture,
+        "method": kind.method,
+        ("max_staleness" if kind.method == "distill" else "rank"): kind.rank,
         "steps": STEPS,
         "killed_at": steps,
         "differing": differing,
@@ -147,6 +159,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=["sft", "dpo", "distill"])
+    parser.add_argument("--architecture", default="llama")
     given = parser.parse_args()
     choose = random.Random(given.seed)
     chosen = [(method, rank) for method, rank in METHODS if given.only in (None, method)]
@@ -154,7 +167,8 @@ def main() -> int:
     measured = []
     for method, rank in chosen:
         with tempfile.TemporaryDirectory() as root:
-            measured.append(measure(Path(root), method, rank, per_method, choose))
+            kind = Kind(method, rank, given.architecture)
+            measured.append(measure(Path(root), kind, per_method, choose))
             print(json.dumps(measured[-1]), flush=True)
     kills = sum(len(one["killed_at"]) for one in measured)
     differing = sum(one["differing"] for one in measured)

@@ -24,6 +24,7 @@ from transformers import (
     Phi3Config,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen3_5TextConfig,
     Qwen3Config,
 )
 
@@ -115,6 +116,17 @@ ARCHITECTURES: dict[str, Callable[..., Any]] = {
     "phi3": lambda **ids: Phi3Config(**_SIZES, **ids, sliding_window=16),
     "cohere": lambda **ids: CohereConfig(**_SIZES, **ids, logit_scale=0.25, use_qk_norm=True),
     "granite": lambda **ids: GraniteConfig(**_SIZES, **ids, logits_scaling=2.0),
+    "qwen3.5": lambda **ids: Qwen3_5TextConfig(
+        **_SIZES,
+        **ids,
+        head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        tie_word_embeddings=False,
+    ),
 }
 """From a name to the configuration of a model with random weights."""
 
@@ -172,7 +184,7 @@ def favour_end_of_turn(model: PreTrainedModel, eos: int) -> None:
     """
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     for name, weight in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
             weight[0] = 0.0
     head[:, 0] = 0.0
     head[eos] = 0.0
@@ -194,7 +206,7 @@ def make_clerk(model: PreTrainedModel, tokenizer: Any, phrases: Sequence[str]) -
     """
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     for name, weight in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
             weight[:3] = 0.0
     line_end = tokenizer.encode("\n", add_special_tokens=False)[-1]
     call, answer, end = tokenizer.convert_tokens_to_ids([*phrases, tokenizer.eos_token])
