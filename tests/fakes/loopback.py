@@ -1,6 +1,7 @@
 """HTTP servers on the loopback, in threads of the test's process."""
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -29,13 +30,22 @@ class LoopbackHandler(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
+class _Server(ThreadingHTTPServer):
+    """A server whose clients may hang up at any time, as a killed run does."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class LoopbackServer:
     """Serves for as long as the block runs; each request has a handler of the given class."""
 
     def __init__(self, handler: type[LoopbackHandler]) -> None:
         own = type("Handler", (handler,), {"owner": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), own)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), own)
 
     @property
     def base_url(self) -> str:

@@ -1,7 +1,7 @@
 """convert_rollouts: turns rollouts into supervised rows for training."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
@@ -11,17 +11,20 @@ from pydantic import Field
 
 from stillroom.curate.rows.facts import NULL, RolloutParts, RowFacts
 from stillroom.curate.rows.read import CuratedRow, read_curated_rows
-from stillroom.curate.rows.sources import SourceFile, check_output, source_files
-from stillroom.data.layouts import nemo_gym
+from stillroom.curate.rows.sources import (
+    SourceFile,
+    check_output,
+    foreign_teachers,
+    source_files,
+)
 from stillroom.errors import DataError
 from stillroom.files import Buffer, LineWriter
-from stillroom.lineage import AnsweringModel, FileRecord, ModelRecord, Recording
+from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, ReplacingRequest, new_output
 from stillroom.settings import Workspace
 
 MAX_EXAMPLES = 5
 _MAX_SOURCES = 20
-_MAX_TEACHERS = 20
 
 
 class ConvertRollouts(ReplacingRequest):
@@ -145,16 +148,9 @@ class Conversion:
             raise self._nothing_converted(sources)
         result = self._result(workspace.shown(output.path))
         counts = {"read": result.read, "converted": result.converted}
-        output.record(inputs=[*inputs, *self._models()], request=request, counts=counts)
+        teachers = foreign_teachers(self.teachers)
+        output.record(inputs=[*inputs, *teachers], request=request, counts=counts)
         return result
-
-    def _models(self) -> Iterator[ModelRecord]:
-        """Yields the models that answered in another system, of which no manifest tells."""
-        for name, rows in self.teachers.most_common(_MAX_TEACHERS):
-            answering = AnsweringModel(model=name, rows=rows)
-            yield ModelRecord(
-                role="policy", name=name, location=nemo_gym.LAYOUT, answered_by=[answering]
-            )
 
     def _nothing_converted(self, sources: Sequence[SourceFile]) -> DataError:
         whole = _together("all", self.sources)

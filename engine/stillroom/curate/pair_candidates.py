@@ -102,6 +102,12 @@ class PairSide(msgspec.Struct, frozen=True):
     tools: msgspec.Raw | bytes
     metadata: msgspec.Raw | bytes
     name: str
+    foreign_teacher: str | None
+    """The model that answered, as the rollout of another system names it."""
+
+
+class _Teacher(msgspec.Struct, frozen=True):
+    model: str | None = None
 
 
 class _Fields(msgspec.Struct, frozen=True):
@@ -111,6 +117,11 @@ class _Fields(msgspec.Struct, frozen=True):
     metadata: msgspec.Raw = NULL
 
 
+class _TranslatedFields(_Fields, frozen=True):
+    teacher: _Teacher | None = None
+
+
+_TRANSLATED = msgspec.json.Decoder(_TranslatedFields)
 _FIELDS = msgspec.json.Decoder(_Fields)
 
 
@@ -147,7 +158,11 @@ class PairReader:
     def _read(self, entry: IndexedRollout) -> PairSide:
         data = self._rows.read(entry.path, entry.offset, entry.num_bytes)
         try:
-            row = _FIELDS.decode((translate(data) or data) if entry.is_translated else data)
+            row = (
+                _TRANSLATED.decode(translate(data) or data)
+                if entry.is_translated
+                else _FIELDS.decode(data)
+            )
         except msgspec.DecodeError as error:
             raise DataError(
                 f"{entry.path} has changed while it was read", "run it again"
@@ -157,6 +172,11 @@ class PairReader:
             tools=b"[]" if row.tools == NULL else row.tools,
             metadata=b"{}" if row.metadata == NULL else row.metadata,
             name=f"{row_hash(data)}#{self._number(entry, data)}",
+            foreign_teacher=(
+                row.teacher.model
+                if isinstance(row, _TranslatedFields) and row.teacher is not None
+                else None
+            ),
         )
 
     def _number(self, entry: IndexedRollout, data: bytes) -> int:

@@ -22,7 +22,7 @@ from stillroom.curate.pair_candidates import (
     index_rollouts,
     ranked_pairs,
 )
-from stillroom.curate.rows.sources import check_output, source_files
+from stillroom.curate.rows.sources import check_output, foreign_teachers, source_files
 from stillroom.errors import DataError
 from stillroom.files import LineWriter
 from stillroom.lineage import FileRecord, Recording
@@ -105,12 +105,15 @@ class PairTally:
     differences: "array[float]" = field(default_factory=lambda: array("d"))
     """The reward of the chosen rollout minus that of the rejected one, for each pair written."""
     tasks_with_pairs: int = 0
+    teachers: Counter[str] = field(default_factory=Counter[str])
+    """The number of pairs with an answer of a model that another system names."""
 
     def take(self, other: "PairTally") -> None:
         """Adds the counts of other tasks to these."""
         self.skipped.update(other.skipped)
         self.differences.extend(other.differences)
         self.tasks_with_pairs += other.tasks_with_pairs
+        self.teachers.update(other.teachers)
 
 
 class Pairing:
@@ -163,7 +166,8 @@ class Pairing:
             mean_difference=math.fsum(self.tally.differences) / rows.num_rows,
         )
         counts = {"read": result.read, "pairs": result.pairs}
-        output.record(inputs=inputs, request=self._request, counts=counts)
+        teachers = foreign_teachers(self.tally.teachers)
+        output.record(inputs=[*inputs, *teachers], request=self._request, counts=counts)
         return result
 
 
@@ -215,6 +219,7 @@ class PairWriter:
         difference = chosen.reward - rejected.reward
         self._rows.write_raw(*_pair_row(one, other, start, end, difference, task_id))
         self._tally.differences.append(difference)
+        self._tally.teachers.update(filter(None, {one.foreign_teacher, other.foreign_teacher}))
         return True
 
 

@@ -24,6 +24,7 @@ from stillroom.curate.pairs import MakeDpoPairs, PairsResult, make_dpo_pairs
 from stillroom.data.formats import load_dpo_rows
 from stillroom.data.row_names import RowNames, row_hash
 from stillroom.errors import DataError, InputError
+from stillroom.lineage import read_manifest
 from stillroom.settings import Workspace
 
 
@@ -376,6 +377,11 @@ def test_rollouts_of_other_systems_are_paired_by_their_tasks(tmp_path: Path) -> 
 
     assert (result.read, result.tasks, result.pairs) == (5, 2, 2)
     assert result.skipped == {"rollout without a reward": 1}
+    manifest = read_manifest(tmp_path / "pairs.jsonl")
+    assert manifest is not None
+    [teacher] = manifest.models
+    assert (teacher.role, teacher.name, teacher.location) == ("policy", "m", "nemo_gym")
+    assert [(one.model, one.rows) for one in teacher.answered_by] == [("m", 1)]
     gym, rnow = load_dpo_rows(tmp_path / "pairs.jsonl")
     assert gym.rejected == [{"role": "assistant", "content": "It costs 9."}]
     assert gym.chosen[0]["reasoning_content"] == "I look it up."

@@ -1,14 +1,19 @@
 """Finds the files behind a path, folder or run id, and protects rollouts from overwriting."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stillroom.data.layouts import nemo_gym
 from stillroom.data.row_files import rollout_files
 from stillroom.errors import DataError, InputError
+from stillroom.lineage import AnsweringModel, ModelRecord
 from stillroom.rollout.journal.journal import holds_rollouts
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
+
+_MAX_TEACHERS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +83,16 @@ def check_output(output: Path, sources: Sequence[Path]) -> None:
         raise InputError(
             f"the output {output} holds rollouts that generate_rollouts wrote",
             "choose another output; delete the file yourself if it is not needed any more",
+        )
+
+
+def foreign_teachers(num_rows: Counter[str]) -> Iterator[ModelRecord]:
+    """Yields the models that answered in another system, of which no manifest tells.
+
+    `num_rows` is the number of rows that each of them answered.
+    """
+    for name, rows in num_rows.most_common(_MAX_TEACHERS):
+        answering = AnsweringModel(model=name, rows=rows)
+        yield ModelRecord(
+            role="policy", name=name, location=nemo_gym.LAYOUT, answered_by=[answering]
         )

@@ -19,6 +19,7 @@ from stillroom import __version__
 from stillroom.errors import EngineError, RunCancelledError, RunError
 from stillroom.run_folder import RunFolder
 from stillroom.secrecy.environments import shared_secrets
+from stillroom.secrecy.redaction import Redactor
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining, plan_request
 from stillroom.train.distributed.rank_folder import (
@@ -28,6 +29,7 @@ from stillroom.train.distributed.rank_folder import (
     RankReporter,
     watch_owner,
 )
+from stillroom.train.distributed.rank_log import write_output_to
 from stillroom.train.in_process import train_in_process
 from stillroom.train.loop.session import TrainResult
 from stillroom.train.student.collective import WAIT_S, Collective
@@ -36,7 +38,7 @@ from stillroom.train.student.collective import WAIT_S, Collective
 def main() -> int:
     """Does the rank folder's job as one rank and returns the exit code."""
     files, rank = RankFiles(Path(sys.argv[1])), int(os.environ["RANK"])
-    _write_output_to(files.log(rank))
+    write_output_to(files.log(rank), Redactor(shared_secrets().values()))
     watch_owner(files, files.read_job().owner)
     is_cuda = torch.cuda.is_available()
     state = PartialState(cpu=not is_cuda, timeout=timedelta(seconds=WAIT_S))
@@ -93,14 +95,6 @@ def _failure_of(error: BaseException) -> RankFailure:
     if isinstance(leaf, MemoryError):
         text = f"out of memory: {text}"
     return RankFailure(kind=kind, problem=text or kind, errno=number)
-
-
-def _write_output_to(log: Path) -> None:
-    """Redirects stdout and stderr, also those of C libraries, to this process's log."""
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(handle, sys.stdout.fileno())
-    os.dup2(handle, sys.stderr.fileno())
-    os.close(handle)
 
 
 if __name__ == "__main__":
