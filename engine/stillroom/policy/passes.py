@@ -12,7 +12,6 @@ from torch import Tensor
 
 from stillroom.models.heads import OutputHead
 from stillroom.models.placement import base_model, body_of, input_device
-from stillroom.models.time_steps import keep_time_steps
 from stillroom.policy.kv_cache import ForwardPlan
 from stillroom.policy.slot_cache import SlotCache
 
@@ -61,7 +60,6 @@ class SlotPasses:
         self.cache, self.can_continue = cache, can_continue
         self.is_recurrent = cache.is_recurrent
         self._head = OutputHead(model)
-        keep_time_steps(body_of(model))
         self._device = input_device(base_model(model))
         self._dtype = model.dtype
         self._is_eager = model.config._attn_implementation == "eager"

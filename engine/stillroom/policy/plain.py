@@ -12,7 +12,6 @@ from torch import Tensor
 
 from stillroom.models.heads import OutputHead
 from stillroom.models.placement import base_model, body_of, input_device
-from stillroom.models.time_steps import keep_time_steps
 from stillroom.policy.passes import cache_parameter
 
 
@@ -40,7 +39,6 @@ class PlainPasses:
         self._keeps_cache = keeps_cache
         self._head = OutputHead(model)
         self._body = body_of(model)
-        keep_time_steps(self._body)
         self._device = input_device(base_model(model))
         parameters = inspect.signature(self._body.forward).parameters
         self._cache_name = cache_parameter(parameters)
