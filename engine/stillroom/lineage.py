@@ -39,7 +39,8 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The identity of a model at the time when it was used."""
 
     role: str
-    """What it was used as: `policy`, `judge`, `student`, `teacher`, or an export's `checkpoint`."""
+    """What it was used as: `policy`, `judge`, `student`, `teacher`, an export's `checkpoint`, or
+    the `multimodal` model that it is the text part of."""
     name: str
     """The name that the request gave it."""
     location: str

@@ -15,7 +15,7 @@ from stillroom.export.history import History, RecordedEvaluation, TrainingStage
 from stillroom.export.licence import Licence
 from stillroom.export.provenance import DataStep
 from stillroom.export.snippets import TOOLS, UsageExample, snippets
-from stillroom.export.written import ReadBack
+from stillroom.export.written import ReadBack, Written
 from stillroom.teachers.providers import IN_PROCESS
 
 CARD = "README.md"
@@ -26,8 +26,8 @@ _METHODS = {
     "distill": "on-policy distillation",
 }
 _TAGS = {"sft": ["sft"], "dpo": ["dpo"], "distill": ["on-policy-distillation"]}
-_RELATIONS = {"merged": "finetune", "adapter": "adapter", "gguf": "quantized"}
-_LIBRARIES = {"merged": "transformers", "adapter": "peft"}
+_RELATIONS = {"merged": "finetune", "text": "finetune", "adapter": "adapter", "gguf": "quantized"}
+_LIBRARIES = {"merged": "transformers", "text": "transformers", "adapter": "peft"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,7 @@ class CardFacts:
     usage: UsageExample
     source: str
     """The checkpoint, as a user names it."""
-    precision: str
-    read_back: ReadBack | None
+    written: Written
 
 
 def render_card(facts: CardFacts) -> str:
@@ -57,7 +56,7 @@ def render_card(facts: CardFacts) -> str:
     )
     filters: dict[str, Any] = environment.filters
     filters.update(cell=_cell, inline=_inline)
-    history, usage = facts.history, facts.usage
+    history, usage, written = facts.history, facts.usage, facts.written
     return environment.get_template("card.md.j2").render(
         header=yaml.safe_dump(header(facts), sort_keys=False, allow_unicode=True),
         name=_inline(usage.name),
@@ -66,7 +65,8 @@ def render_card(facts: CardFacts) -> str:
         base=_base(history),
         stages=[_stage(stage) for stage in history.stages],
         teacher=", ".join(history.teachers) or _UNKNOWN,
-        numbers=_UNKNOWN if facts.precision == "auto" else facts.precision,
+        numbers=_UNKNOWN if written.precision == "auto" else written.precision,
+        other_parts=written.other_parts,
         source=facts.source,
         data=list(dict.fromkeys(_data_step(s) for stage in history.stages for s in stage.data)),
         data_notes=list(_data_notes(history)),
@@ -78,7 +78,7 @@ def render_card(facts: CardFacts) -> str:
         system=_fenced(history.conversation.system) if history.conversation else None,
         tools=_tools(history),
         template=_template(facts),
-        read_back=_read_back(facts.read_back, is_gguf=usage.format == "gguf"),
+        read_back=_read_back(written.read_back, is_gguf=usage.format == "gguf"),
         snippets=snippets(usage),
         closing="SHA-256 and size of every file are in `export.json`.",
     )
@@ -106,13 +106,16 @@ def header(facts: CardFacts) -> dict[str, Any]:
         tags += ["distillation", "synthetic-data"]
     if kind == "gguf":
         tags.append("gguf")
-    return {**fields, "pipeline_tag": "text-generation", "tags": tags}
+    takes_pictures = facts.written.is_multimodal and kind != "gguf"
+    task = "image-text-to-text" if takes_pictures else "text-generation"
+    return {**fields, "pipeline_tag": task, "tags": tags}
 
 
 def _summary(facts: CardFacts) -> str:
     history = facts.history
     subject = {
         "merged": "All weights of a model",
+        "text": "All weights of a model",
         "adapter": "A LoRA adapter",
         "gguf": "A GGUF file of a model",
     }[facts.usage.format]

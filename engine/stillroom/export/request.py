@@ -12,12 +12,13 @@ from stillroom.errors import InputError, missing_extra
 from stillroom.export.folder import check_output, require_space
 from stillroom.export.gguf import Converter, find_converter
 from stillroom.export.tensors import TensorFileError, stored_bytes
+from stillroom.lineage import ModelRecord
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.outputs import ReplacingRequest
 from stillroom.settings import Workspace
 
-ExportFormat = Literal["merged", "adapter", "gguf"]
+ExportFormat = Literal["merged", "text", "adapter", "gguf"]
 
 
 class ExportModel(ReplacingRequest):
@@ -50,6 +51,12 @@ class ExportPlan:
     """llama.cpp's converter, for format gguf."""
 
     @property
+    def text_part_of(self) -> ModelRecord | None:
+        """The multimodal model whose text part the checkpoint is, as it was in training."""
+        record = self.checkpoint.record
+        return record.text_part_of if record is not None else None
+
+    @property
     def inputs(self) -> list[Path]:
         """The folders of the models that are read."""
         return [*self.checkpoint.inputs, *(self.base.inputs if self.base is not None else [])]
@@ -72,9 +79,12 @@ def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
     elif request.llama_cpp is not None:
         raise InputError("llama_cpp is for format gguf", "leave llama_cpp out, or set format gguf")
     check_output(output, overwrite=request.overwrite)
-    if (num_bytes := _size(request, checkpoint, base)) is not None:
+    plan = ExportPlan(checkpoint, base, output, converter)
+    if request.format in ("merged", "gguf"):
+        _check_whole(plan)
+    if (num_bytes := _size(request, plan)) is not None:
         require_space(output, num_bytes)
-    return ExportPlan(checkpoint, base, output, converter)
+    return plan
 
 
 def _checkpoint(workspace: Workspace, model: str) -> ModelLocation:
@@ -110,15 +120,28 @@ def _check_mergeable(checkpoint: ModelLocation) -> None:
         )
 
 
-def _size(
-    request: ExportModel, checkpoint: ModelLocation, base: ModelLocation | None
-) -> int | None:
+def _check_whole(plan: ExportPlan) -> None:
+    """Raises InputError if the multimodal model whose text part was trained is gone."""
+    whole = plan.text_part_of
+    if whole is None or not Path(whole.location).is_absolute() or Path(whole.location).is_dir():
+        return
+    raise InputError(
+        f"the multimodal model whose text part was trained is gone: {whole.location}",
+        "put it back there, or export the text part alone: format text",
+    )
+
+
+def _size(request: ExportModel, plan: ExportPlan) -> int | None:
     """Returns the most bytes the export may take; None if the base is still on the hub."""
-    source = checkpoint if request.format == "adapter" or base is None else base
-    if not source.is_local:
+    source = plan.checkpoint if request.format == "adapter" else plan.base or plan.checkpoint
+    folders = [source.folder] if source.is_local else []
+    if (whole := plan.text_part_of) is not None and plan.base is None:
+        # The other parts are written with the trained weights.
+        folders += [folder for folder in (Path(whole.location),) if folder.is_dir()]
+    if not folders:
         return None
     try:
-        weights = stored_bytes(source.folder, request.number_format)
+        weights = sum(stored_bytes(folder, request.number_format) for folder in folders)
     except TensorFileError as error:
         raise InputError(str(error), "use a complete checkpoint of safetensors files") from error
     # A GGUF file is made from the whole model, which is beside it for a while.

@@ -11,7 +11,7 @@ import msgspec
 from stillroom import __version__
 from stillroom.export.card import CARD, CardFacts, render_card
 from stillroom.export.folder import MANIFEST, ExportManifest, export_folder, record_files
-from stillroom.export.gguf import convert
+from stillroom.export.gguf import SCRIPT, convert
 from stillroom.export.history import History, read_history
 from stillroom.export.licence import Licence, licence_of
 from stillroom.export.provenance import public_name
@@ -19,6 +19,7 @@ from stillroom.export.request import ExportModel, ExportPlan, plan_export
 from stillroom.export.serving import Served
 from stillroom.export.snippets import TOOLS, UsageExample
 from stillroom.export.weights import write_adapter, write_merged
+from stillroom.export.whole import find_whole, is_multimodal
 from stillroom.export.written import ReadBack, Written
 from stillroom.files import write_atomic, write_json
 from stillroom.lineage import FileRecord, folder_record, now, record_file, write_manifest
@@ -49,6 +50,8 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     evaluations: int
     """How many evaluations of this checkpoint the card shows."""
     read_back: ReadBack | None
+    other_parts: str | None
+    """What became of the parts of a multimodal model that were not trained; None: it has none."""
     serve: str | None
     """The command that serves it."""
     warnings: list[str]
@@ -80,7 +83,7 @@ def export_model(
     history = read_history(workspace, plan.checkpoint, plan.base)
     export = _Export(workspace, request, plan, history, licence_of(history.base))
     with export_folder(plan.output, run=folder, overwrite=request.overwrite) as target:
-        written, gguf_file = _write(plan, request, target, folder, reporter)
+        written, gguf_file = _write(export, target, folder, reporter)
         RunFolder(folder).check_inputs()
         served = _served(export, written)
         trained, with_tools = history.conversation, history.with_tools
@@ -93,10 +96,9 @@ def export_model(
             gguf_file,
             system=trained.system if trained is not None else None,
             has_tools=with_tools is not None,
+            is_multimodal=written.is_multimodal,
         )
-        facts = CardFacts(
-            history, export.licence, usage, export.source, written.precision, written.read_back
-        )
+        facts = CardFacts(history, export.licence, usage, export.source, written)
         write_atomic(target / CARD, render_card(facts).encode("utf-8", errors="replace"))
         stop_if_cancelled(reporter)
         manifest = _manifest(export, written, record_files(target))
@@ -131,6 +133,7 @@ def _result(
         teachers=history.teachers,
         evaluations=len(history.evaluations),
         read_back=written.read_back,
+        other_parts=written.other_parts,
         serve=usage.command,
         warnings=list(_warnings(export.plan, history, licence, usage, written)),
         seconds=seconds,
@@ -138,27 +141,47 @@ def _result(
 
 
 def _write(
-    plan: ExportPlan, request: ExportModel, target: Path, run: Path, reporter: Reporter
+    export: _Export, target: Path, run: Path, reporter: Reporter
 ) -> tuple[Written, str | None]:
     """Writes the model's files; returns their facts, and the name of a GGUF file."""
+    plan, request = export.plan, export.request
+    precision = request.number_format
     if request.format == "adapter" and plan.base is not None:
-        return write_adapter(plan.checkpoint, plan.base, target), None
+        return _with_parts(export, write_adapter(plan.checkpoint, plan.base, target)), None
+    whole = find_whole(export.workspace, plan) if request.format != "text" else None
     if plan.converter is None:
-        return write_merged(plan, target, precision=request.number_format, reporter=reporter), None
-    whole = target / "merged"
-    written = write_merged(plan, whole, precision=request.number_format, reporter=reporter)
+        written = write_merged(plan, target, precision=precision, reporter=reporter, whole=whole)
+        return _with_parts(export, written), None
+    merged = target / "merged"
+    written = write_merged(plan, merged, precision=precision, reporter=reporter, whole=whole)
     reporter.note("converting to GGUF")
     output = target / f"{plan.output.name}.gguf"
-    convert(
-        plan.converter,
-        whole,
-        output,
-        precision=request.number_format,
-        log=run / LOG,
-        reporter=reporter,
-    )
-    shutil.rmtree(whole)
-    return written, output.name
+    log = run / LOG
+    convert(plan.converter, merged, output, precision=precision, log=log, reporter=reporter)
+    shutil.rmtree(merged)
+    return _with_parts(export, written), output.name
+
+
+def _with_parts(export: _Export, written: Written) -> Written:
+    """Returns the facts with a sentence about a multimodal model's parts that have none yet."""
+    plan = export.plan
+    known = plan.text_part_of
+    base = plan.base or plan.checkpoint
+    location = known.location if known is not None else base.location
+    name = public_name(export.workspace, location)
+    match export.request.format:
+        case "adapter" if written.is_multimodal:
+            sentence = f"the adapter changes only the text part of {name}"
+        case "gguf" if written.is_multimodal:
+            sentence = (
+                f"the GGUF file holds the text part of {name}; its vision part is a file of its "
+                f"own, made by llama.cpp's {SCRIPT} with --mmproj from {name}, which is unchanged"
+            )
+        case "text" if known is not None or is_multimodal(base):
+            sentence = f"left out: this is the text part of {name} alone"
+        case _:
+            return written
+    return replace(written, other_parts=sentence)
 
 
 def _served(export: _Export, written: Written) -> Served:

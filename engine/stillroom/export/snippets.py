@@ -31,6 +31,8 @@ class UsageExample:
     """The system message of most training rows."""
     has_tools: bool = False
     """Whether most training rows had tools, which are then in TOOLS beside the weights."""
+    is_multimodal: bool = False
+    """Whether the weights (or those of an adapter's base) are a multimodal model's."""
 
     @property
     def command(self) -> str | None:
@@ -53,7 +55,7 @@ def snippets(usage: UsageExample) -> Iterator[tuple[str, str, str]]:
     yield "With transformers 5 (beside the folder):", "python", _python(usage)
     if (command := usage.command) is not None:
         yield "With vLLM, as an OpenAI-compatible server:", "sh", command
-    if usage.format == "merged":
+    if usage.format in ("merged", "text"):
         yield (
             "As GGUF, with a checkout of llama.cpp:",
             "sh",
@@ -66,16 +68,25 @@ def snippets(usage: UsageExample) -> Iterator[tuple[str, str, str]]:
 
 def _python(usage: UsageExample) -> str:
     path = usage.served.path
-    if usage.format == "adapter":
+    if usage.format == "adapter" and usage.is_multimodal:
+        load = (
+            "from peft import PeftModel\n"
+            "from transformers import AutoModelForImageTextToText, AutoTokenizer\n\n"
+            f'base = AutoModelForImageTextToText.from_pretrained("{usage.served.base}", '
+            'dtype="auto")\n'
+            f'model = PeftModel.from_pretrained(base, "{path}")'
+        )
+    elif usage.format == "adapter":
         load = (
             "from peft import AutoPeftModelForCausalLM\n"
             "from transformers import AutoTokenizer\n\n"
             f'model = AutoPeftModelForCausalLM.from_pretrained("{path}", dtype="auto")'
         )
     else:
+        loader = f"AutoModelFor{'ImageTextToText' if usage.is_multimodal else 'CausalLM'}"
         load = (
-            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            f'model = AutoModelForCausalLM.from_pretrained("{path}", dtype="auto")'
+            f"from transformers import {loader}, AutoTokenizer\n\n"
+            f'model = {loader}.from_pretrained("{path}", dtype="auto")'
         )
     messages = [{"role": "user", "content": "…"}]
     if usage.system:

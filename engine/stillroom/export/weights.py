@@ -24,9 +24,17 @@ from stillroom.export.folder import require_space
 from stillroom.export.older_readers import write_old_names
 from stillroom.export.request import ExportPlan
 from stillroom.export.serving import PROBE_TOOL, SENTINEL, tool_parser
+from stillroom.export.whole import Whole, write_whole
 from stillroom.export.written import ReadBack, Written
 from stillroom.files import write_json
 from stillroom.models.load import load_tokenizer, put_adapter, read_weights, stop_token_ids
+from stillroom.models.multimodal.adapter_names import (
+    changed_other_parts,
+    is_on_whole,
+    move_to_whole,
+    weight_names,
+)
+from stillroom.models.multimodal.text_part import whole_config
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation
 from stillroom.reporting import Reporter, stop_if_cancelled
@@ -71,12 +79,14 @@ def write_merged(
     *,
     precision: Precision,
     reporter: Reporter,
+    whole: Whole | None = None,
     shard_size: str = SHARD_SIZE,
 ) -> Written:
     """Writes all weights, configuration, tokenizer and chat template to the folder `target`.
 
     An adapter is merged into its base in the base's own number format: each weight is rounded
-    once. Raises RunError if what was written does not predict what the checkpoint does.
+    once. With `whole` the model is written as the text part of that multimodal model. Raises
+    RunError if what was written does not predict what the checkpoint does.
     """
     name = plan.checkpoint.name
     tokenizer = load_tokenizer(plan.checkpoint)
@@ -87,7 +97,12 @@ def write_merged(
     _tell(reporter, 1)
     model = _merged(model, precision, is_adapter=plan.base is not None)
     require_space(target, sum(p.nbytes for p in model.parameters()))
-    written = _save(model, tokenizer, target, shard_size, name=name)
+    if whole is None:
+        written = _save(model, tokenizer, target, shard_size, name=name)
+    else:
+        others = write_whole(whole, model, tokenizer, target, is_converted=precision != "auto")
+        sentence = others.sentence(whole.name)
+        written = replace(_facts(model, tokenizer), is_multimodal=True, other_parts=sentence)
     # Not two of them in memory.
     del model
     gc.collect()
@@ -116,6 +131,10 @@ def _save(model: Any, tokenizer: Any, target: Path, shard_size: str, *, name: st
             "check the disk's free space and the model's generation_config.json",
         ) from error
     write_old_names(target)
+    return _facts(model, tokenizer)
+
+
+def _facts(model: Any, tokenizer: Any) -> Written:
     return Written(
         _NAMES.get(model.dtype, str(model.dtype)),
         find_tool_parser(tokenizer),
@@ -149,12 +168,21 @@ def _loaded(plan: ExportPlan, precision: Precision) -> Any:
             f"the base model {base.name!r} is quantised, and no adapter can be merged into it",
             "use format adapter, or train on the base's unquantised files",
         )
+    if others := changed_other_parts(plan.checkpoint.folder):
+        raise ModelError(
+            f"the adapter {plan.checkpoint.name!r} changes other parts of a multimodal model too, "
+            f"e.g. {others[0]}, and only text parts are merged here",
+            "use format adapter, or merge it with peft",
+        )
     model = read_weights(base, dtype=torch.float32 if precision == "fp32" else "auto")
     return put_adapter(model, plan.checkpoint).eval()
 
 
 def write_adapter(checkpoint: ModelLocation, base: ModelLocation, target: Path) -> Written:
-    """Writes a peft adapter with its tokenizer and chat template to the folder `target`."""
+    """Writes a peft adapter with its tokenizer and chat template to the folder `target`.
+
+    An adapter of a multimodal model's text part is written as one of the whole model.
+    """
     target.mkdir(exist_ok=True)
     weights = sorted(checkpoint.folder.glob("adapter_model*.safetensors"))
     if not weights:
@@ -165,10 +193,13 @@ def write_adapter(checkpoint: ModelLocation, base: ModelLocation, target: Path) 
         shutil.copyfile(path, target / path.name)
     config = msgspec.json.decode((checkpoint.folder / "adapter_config.json").read_bytes())
     write_json(target / "adapter_config.json", {**config, "base_model_name_or_path": base.location})
+    whole = whole_config(base)
+    if whole is not None and not is_on_whole(weight_names(target)):
+        move_to_whole(target, whole.model_type)
     tokenizer = load_tokenizer(checkpoint)
     tokenizer.save_pretrained(target)
     write_old_names(target)
-    return Written("auto", find_tool_parser(tokenizer))
+    return Written("auto", find_tool_parser(tokenizer), is_multimodal=whole is not None)
 
 
 def _sample_ids(tokenizer: Any) -> list[list[int]]:

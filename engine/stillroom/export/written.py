@@ -27,3 +27,7 @@ class Written:
     parameters: int | None = None
     read_back: ReadBack | None = None
     """None for an adapter, whose files are copies."""
+    is_multimodal: bool = False
+    """Whether the files (or those of an adapter's base) are those of a multimodal model."""
+    other_parts: str | None = None
+    """What became of the parts of a multimodal model that were not trained."""

@@ -17,11 +17,19 @@ from transformers.utils import cached_file
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import ModelError
-from stillroom.models.adapter_names import (
+from stillroom.models.multimodal.adapter_names import (
     is_on_whole,
     names_on_text_part,
     settings_for,
     weight_names,
+)
+from stillroom.models.multimodal.text_part import (
+    KEY_MAPPING,
+    forget_file_names,
+    is_whole,
+    quiet_about_other_parts,
+    text_name,
+    text_options,
 )
 from stillroom.models.placement import (
     best_device,
@@ -32,14 +40,6 @@ from stillroom.models.placement import (
 )
 from stillroom.models.precision import Precision, Quantization, compute_alike, nf4_options
 from stillroom.models.resolve import ModelLocation, adapter_base
-from stillroom.models.text_part import (
-    KEY_MAPPING,
-    forget_file_names,
-    is_whole,
-    quiet_about_other_parts,
-    text_name,
-    text_options,
-)
 from stillroom.settings import Workspace
 from stillroom.types import Message
 

@@ -13,7 +13,7 @@ from stillroom.export.licence import Licence, licence_of, read_licence
 from stillroom.export.provenance import DataStep
 from stillroom.export.serving import Served
 from stillroom.export.snippets import UsageExample
-from stillroom.export.written import ReadBack
+from stillroom.export.written import ReadBack, Written
 from stillroom.models.resolve import ModelLocation
 
 BASE = ModelLocation("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", is_local=False)
@@ -40,8 +40,7 @@ def facts(
         licence,
         UsageExample(kind, "out", served, "out.gguf" if kind == "gguf" else None, system=system),
         "runs/distill-1/checkpoints/final",
-        "bf16",
-        ReadBack(positions=200, same_token=0.995, kl=1e-4),
+        Written("bf16", "hermes", read_back=ReadBack(positions=200, same_token=0.995, kl=1e-4)),
     )
 
 

@@ -14,8 +14,8 @@ from fakes.multimodal import save_multimodal
 from fakes.training import make_project
 from stillroom.errors import ModelError
 from stillroom.lineage import record_folder
-from stillroom.models.adapter_names import move_to_whole
 from stillroom.models.load import load_model
+from stillroom.models.multimodal.adapter_names import move_to_whole
 from stillroom.models.resolve import ModelLocation, locate_model
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(12)]
@@ -129,8 +129,13 @@ def test_a_run_that_trained_a_whole_model_is_not_resumed_on_its_text_part(tmp_pa
     project = sft(tmp_path, gemma, 4)
     project.train()
     for name in project.checkpoints():
-        if name != "final":
-            move_to_whole(project.checkpoint(name), "gemma3")
+        if name == "final":
+            continue
+        file = project.checkpoint(name) / "adapter_config.json"
+        move_to_whole(file.parent, "gemma3")
+        config = json.loads(file.read_text("utf-8"))
+        leaves = sorted({module.rpartition(".")[2] for module in config["target_modules"]})
+        file.write_text(json.dumps({**config, "target_modules": leaves}), encoding="utf-8")
     shutil.rmtree(project.checkpoint())
 
     with pytest.raises(ModelError, match="trained a whole multimodal model") as caught:

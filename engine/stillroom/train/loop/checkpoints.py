@@ -25,8 +25,9 @@ from stillroom.lineage import (
     record_folder,
     write_manifest,
 )
-from stillroom.models.adapter_names import is_on_whole, weight_names
 from stillroom.models.load import read_weights
+from stillroom.models.multimodal.adapter_names import is_on_whole, weight_names
+from stillroom.models.multimodal.text_part import whole_config
 from stillroom.models.resolve import (
     CHECKPOINTS,
     FINAL,
@@ -34,7 +35,6 @@ from stillroom.models.resolve import (
     CheckpointRecord,
     ModelLocation,
 )
-from stillroom.models.text_part import whole_config
 from stillroom.places import make_folder, put_folder
 from stillroom.train.config.resume import STATE, TrainingState
 from stillroom.train.student.model import Student

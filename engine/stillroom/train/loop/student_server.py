@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 
 from stillroom.errors import CallFailedError, RunError, TeacherError
-from stillroom.models.adapter_names import move_to_whole
-from stillroom.models.text_part import whole_config
+from stillroom.models.multimodal.adapter_names import move_to_whole
+from stillroom.models.multimodal.text_part import whole_config
 from stillroom.places import make_folder, put_folder
 from stillroom.serving.model_server import ModelServer, NotServedError, ServerSettings
 from stillroom.serving.policy import ServedPolicy

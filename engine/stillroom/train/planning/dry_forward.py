@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 from stillroom.errors import ModelError
 from stillroom.models.cpu.gradients import tile_positions
 from stillroom.models.heads import OutputHead
+from stillroom.models.multimodal.text_part import language_config
 from stillroom.models.placement import base_model, dtype_for
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation
-from stillroom.models.text_part import language_config
 from stillroom.train.planning.forecast import ModelSize
 
 # Whole chunks of recurrent layers, which fill up shorter ones (gated delta net 64, Mamba 256).

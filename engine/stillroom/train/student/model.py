@@ -15,11 +15,11 @@ from stillroom.models.batches import TokenBatch, TokenSequence, microbatches, wi
 from stillroom.models.cpu.gradients import HandGradients
 from stillroom.models.heads import OutputHead
 from stillroom.models.load import LoadedModel, load_tokenizer, load_weights, stop_token_ids
+from stillroom.models.multimodal.text_part import whole_config
 from stillroom.models.precision import Precision
 from stillroom.models.probe import choose_passes
 from stillroom.models.recompute import recompute_layers
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
-from stillroom.models.text_part import whole_config
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import ModelSection, TrainerSection
 from stillroom.train.student.adapters import continued_adapter, new_adapter
@@ -254,7 +254,7 @@ def _text_part_of(location: ModelLocation, base: ModelLocation) -> ModelRecord |
             return record.text_part_of
     if whole_config(base) is None:
         return None
-    return ModelRecord(role="whole", name=base.name, location=base.location)
+    return ModelRecord(role="multimodal", name=base.name, location=base.location)
 
 
 def _check_finite(model: nn.Module, name: str) -> None:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from stillroom.files import write_json
-from stillroom.models.text_part import text_name, whole_name
+from stillroom.models.multimodal.text_part import text_name, whole_name
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _ROOT = "base_model.model."
@@ -46,6 +46,17 @@ def names_on_text_part(names: Iterable[str]) -> list[str]:
     return [_ROOT + text_name(name) for name in inner]
 
 
+def changed_other_parts(folder: Path) -> list[str]:
+    """Returns the weights of an adapter on a whole model that change other parts than the text."""
+    names = weight_names(folder)
+    if not is_on_whole(names):
+        return []
+    others = [n for n in names if text_name(_inner(n)) == _inner(n) and not _is_head(_inner(n))]
+    with safe_open(folder / ADAPTER_WEIGHTS, "pt") as weights:
+        # A new LoRA adapter changes nothing: its second matrix is zero.
+        return [n for n in others if ".lora_A." not in n and bool(weights.get_tensor(n).any())]
+
+
 def settings_for(
     settings: dict[str, Any], names: Iterable[str], rename: Callable[[str], str]
 ) -> dict[str, Any]:
@@ -60,6 +71,8 @@ def settings_for(
     targets = {module.removesuffix(".base_layer") for module in modules}
     changed: dict[str, Any] = {name: None for name in _NARROWER if settings.get(name)}
     changed["target_modules"] = sorted(m for m in targets if not m.endswith(wrapped or "/"))
+    if parameters:
+        changed["target_parameters"] = [rename(parameter) for parameter in parameters]
     for name in ("rank_pattern", "alpha_pattern"):
         patterns: dict[str, int] = settings.get(name) or {}
         changed[name] = {rename(pattern): value for pattern, value in patterns.items()}

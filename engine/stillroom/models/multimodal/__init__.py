@@ -1,0 +1,1 @@
+"""Multimodal models, of which only the text part is run and trained."""
