@@ -59,7 +59,7 @@ async def evaluate_model(
         request.samples_per_prompt,
         reporter,
         _PHASE,
-        on_open=RunFolder(folder).check_inputs,
+        on_open=functools.partial(_begin, RunFolder(folder), reporter),
     )
     rollouts = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
     if not rollouts:
@@ -115,6 +115,12 @@ async def _origin(plan: EvaluationPlan) -> RolloutOrigin:
     return RolloutOrigin(origin.inputs, [*origin.models, record])
 
 
+def _begin(folder: RunFolder, reporter: Reporter, notes: Sequence[str]) -> None:
+    folder.check_inputs()
+    for note in notes:
+        reporter.note(note)
+
+
 async def _collect(
     plan: RolloutPlan,
     tasks: Sequence[Task],
@@ -123,17 +129,18 @@ async def _collect(
     reporter: Reporter,
     phase: str,
     *,
-    on_open: Callable[[], None] = lambda: None,
+    on_open: Callable[[Sequence[str]], None] = lambda _notes: None,
 ) -> list[Outcome]:
     """Returns the outcome of every rollout, in the order of the tasks.
 
-    `on_open` is called when the tools and the model are open, before the first rollout.
+    `on_open` is called with notes for the user when the tools and the model are open, before the
+    first rollout.
     """
     specs = specs_for(tasks, samples_per_task)
     sampling = sampling_settings(plan.options, temperature=temperature)
     done: dict[RolloutKey, Outcome] = {}
     async with open_rollout_context(plan, sampling, tasks) as context:
-        on_open()
+        on_open(context.notes)
         unjudged = [task for task in tasks if not context.rewarder.can_judge(task)]
         if unjudged:
             raise InputError(

@@ -1,66 +1,195 @@
-"""A short check that sampling step by step gives a model's own probabilities."""
+"""Finds out how a model can be sampled step by step with its own probabilities.
 
+The fastest way is taken whose sampled tokens have the log-probabilities that one forward pass over
+the whole conversation gives them. A small copy of the model is sampled past every boundary that the
+configuration names (window, chunk, original context), and the model itself for a few tokens.
+"""
+
+import functools
+import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from stillroom.errors import ModelError
 from stillroom.models.heads import OutputHead, token_logprobs
 from stillroom.models.load import LoadedModel
+from stillroom.models.resolve import ModelLocation
+from stillroom.models.small_copy import LONGEST_BOUNDARY, build_copy, small_configs
 from stillroom.policy.decode import DecodeEngine
+from stillroom.policy.mode import SLOWER_MODES, SamplingMode, passes_for, set_sampling_mode
+from stillroom.policy.passes import SlotPasses
 from stillroom.policy.sequences import DecodedSequence
 from stillroom.types import SamplingSettings
 
-_PROMPT_LENGTHS = (3, 7)
-_NUM_TOKENS = 4
-_MAX_STEPS = 16
+_MAX_STEPS = 200
 # The largest difference of log-probabilities (nats); rounding in half precision adds up over the
 # layers.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _HALF_TOLERANCE = 0.25
+# An architecture that cannot be run in one of the ways may raise any of these.
+_CANNOT = (ValueError, TypeError, AttributeError, IndexError, KeyError, RuntimeError)
 _ELSEWHERE = "serve the model with vLLM or SGLang and give its URL with provider openai"
+_INSTEAD: dict[SamplingMode, str] = {
+    "batched, given tokens singly": "is sampled with its given tokens run one by one",
+    "row by row": "is sampled row by row over transformers' own cache, which takes far longer",
+    "without a cache": "is sampled without a cache, every token by a pass over the whole "
+    "conversation, which takes very long",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Conversations that are sampled side by side, to see whether that changes them."""
+
+    prompts: tuple[int, ...]
+    """The tokens of each prompt; the last two begin with the third and equal each other."""
+    replies: tuple[int, ...]
+    """The tokens that each conversation is given after its first turn; 0: it leaves instead."""
+    max_rows: int
+    num_new: int
+
+
+_SHORT = _Trial(prompts=(3, 7), replies=(2, 0), max_rows=2, num_new=3)
+# Fewer slots than conversations: those that leave are replaced, and slots move. Conversations end
+# their turns together, but one is given its reply late, so that the others go on beside it.
+_LONG = _Trial(
+    prompts=(LONGEST_BOUNDARY - 2, 5, 22, 1, LONGEST_BOUNDARY + 9, 30, 30),
+    replies=(11, 21, 2, 0, 0, 7, 1),
+    max_rows=5,
+    num_new=4,
+)
 
 
 @torch.no_grad()
-def check_decoding(loaded: LoadedModel) -> None:
-    """Raises ModelError unless sampling over the cache agrees with the model's forward pass."""
-    name = type(loaded.model).__name__
-    try:
-        sequences = _decode_a_little(loaded)
-        gap = max(_largest_gap(loaded, sequence) for sequence in sequences)
-    # An architecture that cannot be run this way may raise any of these.
-    except (ValueError, TypeError, AttributeError, IndexError, KeyError, RuntimeError) as error:
-        raise ModelError(
-            f"{name} cannot be sampled in-process: {type(error).__name__}: {error}", _ELSEWHERE
-        ) from error
-    if not gap <= _TOLERANCE.get(loaded.model.dtype, _HALF_TOLERANCE):
-        raise ModelError(
-            f"{name} gives other probabilities when sampled step by step (they differ by {gap:.3g} "
-            "nats), so its rollouts cannot be trusted",
-            _ELSEWHERE,
+def check_decoding(loaded: LoadedModel) -> list[str]:
+    """Lets the model be sampled in the fastest way that leaves its probabilities as they are.
+
+    Returns notes for the user if that is not the usual way. Raises ModelError if no way does.
+    """
+    model, name = loaded.model, type(loaded.model).__name__
+    set_sampling_mode(model, "batched")
+    tolerance = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE)
+    text: Any = model.config.get_text_config()
+    copy = (type(text), *small_configs(model))
+    reason, found = "", _Found(0.0)
+    modes: list[SamplingMode] = [*SLOWER_MODES]
+    if isinstance(passes_for(model, num_slots=1), SlotPasses):
+        modes.insert(0, "batched")
+    else:
+        modes.remove("batched, given tokens singly")
+        reason = "a layer of it keeps something unknown"
+    for mode in modes:
+        set_sampling_mode(model, mode)
+        found = _copy_gap(mode, *copy)
+        if found.gap <= _TOLERANCE[torch.float32]:
+            found = _gap(loaded, _SHORT)
+        if found.gap <= tolerance:
+            return [f"{name} {_INSTEAD[mode]}: {reason}"] if mode in _INSTEAD else []
+        reason = reason or found.reason()
+    set_sampling_mode(model, "batched")
+    raise ModelError(f"{name} cannot be sampled in-process: {found.reason()}", _ELSEWHERE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """How far sampled log-probabilities were off (nats), or the error that sampling raised."""
+
+    gap: float
+    error: str = ""
+
+    def reason(self) -> str:
+        """Returns why a model can't be sampled in this way."""
+        return self.error or (
+            f"otherwise some of its log-probabilities would be off by {self.gap:.3g} nats"
         )
 
 
-def _decode_a_little(loaded: LoadedModel) -> Sequence[DecodedSequence]:
-    """Returns one sampled sequence for each prompt length, all sampled in one batch."""
-    engine = DecodeEngine(loaded, max_rows=len(_PROMPT_LENGTHS), max_context=loaded.max_context)
-    settings = SamplingSettings(temperature=0, max_tokens=_NUM_TOKENS)
+@functools.lru_cache(maxsize=64)
+def _copy_gap(mode: SamplingMode, config_class: type[PreTrainedConfig], *configs: str) -> _Found:
+    """Returns how far a small copy of the model is off; 0 if no copy can be made or run."""
+    for config in configs:
+        try:
+            model = build_copy(config_class, config)
+            if model is None:
+                continue
+            OutputHead(model).check()
+        except (*_CANNOT, ModelError):
+            continue
+        set_sampling_mode(model, mode)
+        words = _Words(int(model.config.get_text_config().vocab_size))
+        location = ModelLocation("copy", "copy", is_local=True)
+        return _gap(LoadedModel(location, model, words, frozenset()), _LONG)
+    return _Found(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The tokenizer of a copy, which has as many tokens as its model."""
+
+    number: int
+
+    def get_vocab(self) -> dict[str, int]:
+        """Returns the last token's id, which is all that the engine looks for."""
+        return {"last": self.number - 1}
+
+
+def _gap(loaded: LoadedModel, trial: _Trial) -> _Found:
+    """Returns how far sampled log-probabilities are off from those of plain forward passes."""
+    try:
+        head = OutputHead(loaded.model)
+        gaps = [_largest_gap(loaded, head, sequence) for sequence in _sampled(loaded, trial)]
+    except _CANNOT as error:
+        return _Found(math.inf, f"{type(error).__name__}: {error}")
+    gap = max(gaps)
+    return _Found(math.inf if math.isnan(gap) else gap)
+
+
+def _sampled(loaded: LoadedModel, trial: _Trial) -> Sequence[DecodedSequence]:
+    """Returns the conversations of a trial, sampled side by side."""
+    engine = DecodeEngine(loaded, max_rows=trial.max_rows, max_context=loaded.max_context)
     vocabulary = int(loaded.model.config.get_text_config().vocab_size)
-    sequences = [DecodedSequence(settings, draws=random.Random(0)) for _ in _PROMPT_LENGTHS]
-    for sequence, length in zip(sequences, _PROMPT_LENGTHS, strict=True):
-        sequence.give([(7 * i + length) % vocabulary for i in range(length)])
+    settings = SamplingSettings(temperature=1.0, max_tokens=trial.num_new)
+    replies: dict[DecodedSequence, list[int]] = {}
+    prompts = [_ids(length, seed, vocabulary) for seed, length in enumerate(trial.prompts)]
+    if len(prompts) > 2:
+        prompts[-1] = prompts[-2] = prompts[2] + prompts[-2]
+    for seed, (prompt, length) in enumerate(zip(prompts, trial.replies, strict=True)):
+        sequence = DecodedSequence(settings, draws=random.Random(seed))
+        sequence.give(prompt)
+        replies[sequence] = _ids(length, seed + 50, vocabulary)
         engine.ask(sequence)
+    late: list[DecodedSequence] = []
     for _ in range(_MAX_STEPS):
-        engine.step()
-    return sequences
+        if not engine.has_work and not late:
+            break
+        waiting, late = late, []
+        for sequence in [*waiting, *engine.step()]:
+            reply = replies[sequence]
+            if not reply:
+                engine.release(sequence)
+            elif sequence not in waiting and len(reply) > 2 * trial.num_new:
+                late.append(sequence)
+            else:
+                replies[sequence] = []
+                sequence.give(reply)
+                engine.ask(sequence)
+    return list(replies)
 
 
-def _largest_gap(loaded: LoadedModel, sequence: DecodedSequence) -> float:
+def _ids(length: int, seed: int, vocabulary: int) -> list[int]:
+    return [(37 * index + 11 * seed + 5) % vocabulary for index in range(length)]
+
+
+def _largest_gap(loaded: LoadedModel, head: OutputHead, sequence: DecodedSequence) -> float:
     """Returns the largest difference (nats) of log-probabilities from those of a forward pass."""
-    head = OutputHead(loaded.model)
     ids_1T = torch.tensor([sequence.ids], device=loaded.device)
     logits_NV = head.logits(head.hidden(ids_1T)[0, :-1])
     expected = token_logprobs(logits_NV, ids_1T[0, 1:]).tolist()
     tokens = zip(sequence.sampled[1:], sequence.logprobs[1:], expected, strict=True)
-    return max(abs(decoded - exact) for is_sampled, decoded, exact in tokens if is_sampled)
+    gaps = [abs(decoded - exact) for is_sampled, decoded, exact in tokens if is_sampled]
+    return max(gaps, default=math.inf)

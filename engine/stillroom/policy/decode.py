@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stillroom.models.batches import microbatches
+from stillroom.models.heads import OutputHead, token_logprobs
 from stillroom.models.load import LoadedModel
 from stillroom.models.rope import length_class, rope_boundaries
 from stillroom.policy.graphs import StepGraphs
@@ -48,6 +49,7 @@ class DecodeEngine:
         self._max_rows = max_rows
         self._max_context = max_context
         self._passes = passes_for(model, num_slots=max_rows)
+        self._head = OutputHead(model)
         self._boundaries = rope_boundaries(model.config)
         self._graphs = self._step_graphs()
         self._min_shared = _MIN_SHARED_CUDA if self._device.type == "cuda" else _MIN_SHARED
@@ -103,6 +105,8 @@ class DecodeEngine:
             finished += advance(chunks)
         for group in self._groups_by_frequencies(singles):
             finished += self._advance_singles(group)
+        for sequence in finished:
+            self._score_again(sequence)
         return finished
 
     def _is_chunk(self, sequence: DecodedSequence) -> bool:
@@ -309,6 +313,28 @@ class DecodeEngine:
             for row in rows:
                 if self._frequencies(row.num_cached) != self._frequencies(len(row.ids)):
                     row.num_cached = 0
+
+    def _score_again(self, sequence: DecodedSequence) -> None:
+        """Replaces log-probabilities that were sampled with other frequencies than hold now.
+
+        Beyond a boundary of RoPE a pass over the whole conversation gives its earlier tokens other
+        log-probabilities than when they were sampled. Training compares with that pass.
+        """
+        first = sequence.sampled.index(True) if any(sequence.sampled) else len(sequence.ids)
+        if self._frequencies(first) == self._frequencies(len(sequence.ids)):
+            return
+        ids_T = torch.tensor(sequence.ids, device=self._device)
+        hidden_TH = self._head.hidden(ids_T[None])[0, :-1]
+        size = self._head.max_positions
+        scores = [
+            token_logprobs(self._head.logits(hidden_nH), targets_n)
+            for hidden_nH, targets_n in zip(
+                hidden_TH.split(size), ids_T[1:].split(size), strict=True
+            )
+        ]
+        for index, logprob in enumerate(torch.cat(scores).tolist(), start=1):
+            if sequence.sampled[index]:
+                sequence.logprobs[index] = logprob
 
     def _groups_by_frequencies(
         self, rows: Sequence[DecodedSequence]

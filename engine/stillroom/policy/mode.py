@@ -9,9 +9,15 @@ from stillroom.policy.plain import PlainPasses
 from stillroom.policy.slot_cache import slot_cache
 from stillroom.policy.time_steps import hold_time_steps
 
-SamplingMode = Literal["batched", "row by row", "without a cache"]
-"""Batched over the slots of one cache; each row over transformers' own cache; each token by a pass
-over the whole conversation. Each is slower than the one before it, and asks less of the model."""
+SamplingMode = Literal["batched", "batched, given tokens singly", "row by row", "without a cache"]
+"""Over the slots of one cache; the same, but given tokens after the first ones run one by one; each
+row over transformers' own cache; and each token by a pass over the whole conversation. Each is
+slower than the one before it, and asks less of the model."""
+SLOWER_MODES: tuple[SamplingMode, ...] = (
+    "batched, given tokens singly",
+    "row by row",
+    "without a cache",
+)
 
 _NAME = "stillroom_sampling_mode"
 
@@ -22,18 +28,13 @@ def set_sampling_mode(model: Any, mode: SamplingMode) -> None:
     setattr(base_model(model), _NAME, mode)
 
 
-def sampling_mode(model: Any) -> SamplingMode:
-    """Returns how a model is sampled; "batched" until a check has found that it can't be."""
-    return getattr(base_model(model), _NAME, "batched")
-
-
 def passes_for(model: Any, *, num_slots: int) -> Passes:
     """Returns the forward passes that sample a model in its mode."""
     hold_time_steps(model)
-    mode = sampling_mode(model)
+    mode: SamplingMode = getattr(base_model(model), _NAME, "batched")
     config = base_model(model).config
-    cache = slot_cache(config, num_slots=num_slots) if mode == "batched" else None
-    # Without padding, rows of unequal lengths share passes; see `DecodeEngine._advance_evenly`.
+    cache = slot_cache(config, num_slots=num_slots) if mode.startswith("batched") else None
+    # No family has both states and such boundaries, and their passes are split in different ways.
     if cache is not None and not (cache.is_recurrent and rope_boundaries(config)):
-        return SlotPasses(model, cache)
+        return SlotPasses(model, cache, can_continue=mode == "batched")
     return PlainPasses(model, keeps_cache=mode != "without a cache")

@@ -17,7 +17,8 @@ def hold_time_steps(model: nn.Module) -> None:
     bound is put on what the time step is formed from, which changes nothing in the longer passes.
     """
     for mixer in model.modules():
-        least = getattr(mixer, "time_step_limit", (0.0,))[0]
+        limits: Any = getattr(mixer, "time_step_limit", None)
+        least = limits[0] if limits else 0.0
         projection: Any = getattr(mixer, "in_proj", None)
         if least > 0 and projection is not None and not hasattr(projection, _MARK):
             # The inverse of softplus.

@@ -120,7 +120,8 @@ async def open_rollout_context(
         around = await stack.enter_async_context(open_tools_and_rewards(plan, tasks))
         budget = spending.budget if spending else None
         rewarder = await open_rewarder(stack, plan, tasks, around.pool, budget=budget)
-        policy = await _open_policy(stack, plan, sampling, spending)
+        notes = [*around.notes]
+        policy = await _open_policy(stack, plan, sampling, spending, notes)
         width, figures = _limits_of(policy)
         max_characters = options.max_tool_response
         yield RolloutContext(
@@ -132,7 +133,7 @@ async def open_rollout_context(
             options.nudge_to_send,
             cut_reply=cut_at_characters(max_characters) if max_characters is not None else None,
             timeout_s=options.rollout_timeout,
-            notes=around.notes,
+            notes=notes,
             width=width,
             figures=figures,
         )
@@ -196,12 +197,13 @@ async def _open_policy(
     plan: RolloutPlan,
     sampling: SamplingSettings,
     spending: Spending | None,
+    notes: list[str],
 ) -> Policy:
     """Opens the policy: the client of an endpoint, or a model loaded into this process."""
     if isinstance(plan.policy, Endpoint):
         teacher = _teacher(plan, plan.policy, sampling, spending)
         return await stack.enter_async_context(teacher)
-    policy = await _load_policy(plan, plan.policy, sampling)
+    policy = await _load_policy(plan, plan.policy, sampling, notes)
     opened = await stack.enter_async_context(policy)
     return MeteredPolicy(opened, spending.budget, sampling.max_tokens) if spending else opened
 
@@ -228,9 +230,12 @@ def _teacher(
 
 
 async def _load_policy(
-    plan: RolloutPlan, location: ModelLocation, sampling: SamplingSettings
+    plan: RolloutPlan, location: ModelLocation, sampling: SamplingSettings, notes: list[str]
 ) -> "HFPolicy":
-    """Loads the model into this process and returns the policy that samples from it."""
+    """Loads the model into this process and returns the policy that samples from it.
+
+    It adds to the notes for the user if the model can only be sampled in a slower way.
+    """
     options = plan.options
     # Imported here because the server process checks requests with this package, without torch.
     try:
@@ -242,7 +247,7 @@ async def _load_policy(
         raise missing_extra("train", f"running {options.model!r} in-process") from error
     loaded = await anyio.to_thread.run_sync(load_model, plan.workspace, location)
     OutputHead(loaded.model).check()
-    check_decoding(loaded)
+    notes += check_decoding(loaded)
     return HFPolicy(loaded, sampling, max_rows=options.concurrency)
 
 

@@ -59,7 +59,8 @@ class TrainingEvaluations:
                 "set the strategy ddp, or leave evals out and run evaluate_model on checkpoints",
             )
         if self.plan.config.evals:
-            check_decoding(self.student.loaded)
+            for note in check_decoding(self.student.loaded):
+                self.reporter.note(note)
         for section in self.plan.config.evals:
             _in_own_loop(self._check_one, section)
 

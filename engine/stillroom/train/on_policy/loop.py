@@ -68,13 +68,13 @@ def distill(
     Raises an EngineError before the first rollout if student and teacher do not fit together.
     """
     config = plan.config
-    check_decoding(session.student.loaded)
+    sampling_notes = check_decoding(session.student.loaded)
     teachers = load_teachers(workspace, config, session.student)
     if config.curriculum.teacher_share:
         for teacher in teachers.local.values():
-            check_decoding(teacher.loaded)
+            sampling_notes += check_decoding(teacher.loaded)
     notes = [note for teacher in set(teachers.local.values()) for note in teacher.head.notes]
-    for note in notes + check_before_rollouts(workspace, config, session.student):
+    for note in sampling_notes + notes + check_before_rollouts(workspace, config, session.student):
         session.reporter.note(note)
     cold_start = encode_cold_start(session, cold_rows) if cold_rows else None
     environment = open_student_environment(
