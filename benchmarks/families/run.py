@@ -104,21 +104,15 @@ def title_of(family: Any) -> str:
 def adapter_of(family: Any) -> str:
     """Returns what plan_training says of the adapter's layers."""
     from stillroom.errors import EngineError
-    from stillroom.train.config.request import PlanTraining
-    from stillroom.train.planning.plan import plan_training
+    from stillroom.train.student.adapters import choose_targets, describe_adapter
 
-    project = family.project("sft", "plan", rank=4)
-    project.write(
-        [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "12"}]}]
-    )
-    project.write_config()
     try:
-        notes = plan_training(project.workspace, PlanTraining()).notes
+        barred = choose_targets(family.student().module, None).barred
+        notes = describe_adapter(family.student(4).module, barred)
     except EngineError as error:
         return str(error.problem)
-    said = [note for note in notes if "adapter" in note or "experts" in note]
     return (
-        "; ".join(said)
+        "; ".join(notes)
         .replace("the adapter is on ", "")
         .replace("; model.lora_targets=all-linear would train them", "")
     )

@@ -15,7 +15,7 @@ from stillroom.models.batches import BatchPass, PassRules, TokenBatch, TokenSequ
 from stillroom.models.cpu.gradients import HandGradients, MatrixHead, matrix_head
 from stillroom.models.packing import packed_inputs
 from stillroom.models.placement import base_model, body_of, input_device
-from stillroom.models.rope import forget_longer_passes, rope_boundaries
+from stillroom.models.rope import forget_longer_passes, rope_boundaries, scale_by_positions
 
 MAX_LOGITS = 1 << 27
 """The most logits that are held at a time, unless one position has more."""
@@ -45,6 +45,7 @@ class OutputHead:
         self._head = self._base.get_output_embeddings()
         config = self._base.config.get_text_config()
         forget_longer_passes(self._body)
+        scale_by_positions(self._body)
         self.rules = PassRules(boundaries=rope_boundaries(config))
         """Which sequences may share a pass; `models.probe` looks for faster ones."""
         self.may_embed = True

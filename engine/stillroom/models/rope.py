@@ -1,4 +1,4 @@
-"""Rotary position embeddings whose frequencies depend on the length of the pass they run in.
+"""Layers that depend on the length of the pass they run in, or on the tokens before it.
 
 Longrope (Phi-3, Phi-4-mini) has one set of frequencies for passes within the original context and
 another for longer ones; dynamic NTK (some Llamas) has frequencies of its own for each length beyond
@@ -7,9 +7,11 @@ it. A sequence that shares a pass with one of another class would be computed wi
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,34 @@ def forget_longer_passes(body: nn.Module) -> None:
             hooks: Mapping[int, Any] = module._forward_pre_hooks
             if _forget not in hooks.values():
                 module.register_forward_pre_hook(_forget)
+
+
+def scale_by_positions(body: nn.Module) -> None:
+    """Makes layers that scale queries by their place (Llama 4) take it from the given positions.
+
+    transformers counts the tokens before a pass instead, which is wrong for a row of a batch whose
+    rows are at different places, and for the second sequence of a pack.
+    """
+    for layer in body.modules():
+        attention: Any = getattr(layer, "self_attn", None)
+        if getattr(attention, "attn_temperature_tuning", False) and not attention.use_rope:
+            attention.attn_temperature_tuning = False
+            layer.register_forward_pre_hook(_keep_positions, with_kwargs=True)
+            attention.q_proj.register_forward_hook(partial(_scale_queries, attention))
+
+
+def _keep_positions(layer: Any, _inputs: Any, options: Mapping[str, Any]) -> None:
+    layer.self_attn.positions_BT = options["position_ids"]
+
+
+def _scale_queries(attention: Any, _module: Any, _inputs: Any, query_BTH: Tensor) -> Tensor:
+    """Returns a pass's queries, each multiplied by the factor of its position.
+
+    Source: transformers' Llama4TextAttention; arXiv 2501.19399.
+    """
+    steps_BT = torch.floor((attention.positions_BT.float() + 1.0) / attention.floor_scale)
+    factor_BT = torch.log1p(steps_BT) * attention.attn_scale + 1.0
+    return (query_BTH * factor_BT[..., None]).to(query_BTH.dtype)
 
 
 def _boundaries(text: Any, sets: Iterable[Mapping[str, Any]]) -> Iterable[RopeBoundary]:
