@@ -64,7 +64,7 @@ class ScriptedEndpoint(LoopbackServer):
             self.num_asked += 1
             is_free = self.num_asked <= self._num_free
         if not is_free:
-            self.hold.wait(30)
+            self.hold.wait(300)
 
     def count(self, key: tuple[str, int]) -> None:
         with self._lock:

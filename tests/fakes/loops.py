@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 
 
-def run_async(function: Callable[..., Awaitable[Any]], *args: Any, within_s: float = 30) -> Any:
+def run_async(function: Callable[..., Awaitable[Any]], *args: Any, within_s: float = 120) -> Any:
     """Runs an async function in an event loop of its own and returns what it returns."""
 
     async def bounded() -> Any:

@@ -4,6 +4,8 @@ The weights are large enough that what is sampled varies, and the end of a turn 
 that turns end after a dozen tokens or so.
 """
 
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,6 +184,7 @@ def favour_end_of_turn(model: PreTrainedModel, eos: int) -> None:
 
     One coordinate is the same for all tokens in every layer; `eos` depends on it alone.
     """
+    base = model.base_model
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     for name, weight in model.named_parameters():
         if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
@@ -191,11 +194,16 @@ def favour_end_of_turn(model: PreTrainedModel, eos: int) -> None:
     embedding[:, 0] = 1.0
     start, low, high = head[eos, 0].clone(), 0.0, 64.0
     probe = torch.randint(0, VOCABULARY, (4, 32))
+    if head is not embedding:
+        # Below the head nothing changes, so it is computed once.
+        states = base(probe)
+        base.forward = lambda **_: states
     for _ in range(20):
         middle = (low + high) / 2
         head[eos, 0] = start + middle
         share = model(probe).logits.softmax(-1)[..., eos].mean().item()
         low, high = (middle, high) if share < END_OF_TURN_SHARE else (low, middle)
+    vars(base).pop("forward", None)
 
 
 @torch.no_grad()
@@ -219,7 +227,10 @@ def make_clerk(model: PreTrainedModel, tokenizer: Any, phrases: Sequence[str]) -
 
 @dataclass(frozen=True)
 class TinyModels:
-    """Saves tiny models on demand, each once; `root` is a workspace."""
+    """Saves tiny models on demand, each once; `root` is a workspace.
+
+    Several processes may share one root.
+    """
 
     root: Path
 
@@ -237,8 +248,14 @@ class TinyModels:
         if not folder.exists():
             transformers.utils.logging.disable_progress_bar()
             tokenizer = build_tokenizer(family)
-            build_model(architecture, tokenizer, seed=seed, **changes).save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+            partial = Path(tempfile.mkdtemp(dir=self.root))
+            build_model(architecture, tokenizer, seed=seed, **changes).save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+            try:
+                partial.rename(folder)
+            except OSError:
+                # Another process of the tests has built it in the meantime.
+                shutil.rmtree(partial)
         return folder
 
     def location(self, architecture: str = "qwen3", family: str = "chatml", **more: Any) -> Any:

@@ -29,7 +29,7 @@ ENDLESS = {"input": "rollouts.jsonl", "output": "kept.jsonl", "contains": "(a+)+
 @asynccontextmanager
 async def real_server(folder: Path) -> AsyncIterator[Client]:
     parameters = SERVER.model_copy(update={"cwd": str(folder)})
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with Client(parameters) as client:
             yield client
 
@@ -88,7 +88,7 @@ def test_a_regex_that_never_ends_ends_with_its_call(tmp_path: Path, ending: str)
 
     async def main() -> None:
         async with real_server(tmp_path) as client:
-            with anyio.move_on_after(5) as scope:
+            with anyio.move_on_after(60) as scope:
                 async with anyio.create_task_group() as group:
                     group.start_soon(client.call_tool, "filter_dataset", ENDLESS)
                     while not found():  # noqa: ASYNC110
@@ -103,7 +103,7 @@ def test_a_regex_that_never_ends_ends_with_its_call(tmp_path: Path, ending: str)
                         group.cancel_scope.cancel()
             assert not scope.cancelled_caught
             if ending == "cancel":
-                with anyio.fail_after(10):
+                with anyio.fail_after(60):
                     while found():  # noqa: ASYNC110
                         await anyio.sleep(0.05)
                 assert not (await client.call_tool("list_runs", {})).is_error
@@ -115,7 +115,7 @@ def test_a_regex_that_never_ends_ends_with_its_call(tmp_path: Path, ending: str)
         # The client of a killed server ends as it likes.
         if ending == "cancel":
             raise
-    wait_until(lambda: not any(child.is_running() for child in seen), timeout_s=10)
+    wait_until(lambda: not any(child.is_running() for child in seen))
 
 
 def test_a_config_that_stands_for_billions_is_refused_at_once(tmp_path: Path) -> None:

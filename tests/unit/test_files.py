@@ -261,7 +261,7 @@ def test_a_full_disk_is_an_error_that_damages_no_file(tmp_path: Path) -> None:
 
     # A limit on the size of files stands for a disk that is full.
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    finished = subprocess.run(command, timeout=30, check=False)
+    finished = subprocess.run(command, timeout=120, check=False)
 
     assert finished.returncode == 3
     assert (tmp_path / "document").read_bytes() == b"old\n"
@@ -300,7 +300,7 @@ def test_a_lock_is_free_again_when_its_process_was_killed(tmp_path: Path) -> Non
     assert held.try_acquire()
 
     command = [sys.executable, "-c", code, str(free.path), str(held.path)]
-    finished = subprocess.run(command, timeout=30, check=False)
+    finished = subprocess.run(command, timeout=120, check=False)
 
     assert finished.returncode == -9
     assert free.try_acquire()

@@ -42,11 +42,11 @@ def test_each_model_gets_a_run_that_begins_when_those_before_have_ended(project)
         progress = report(project, second).progress
         return progress is not None and progress.phase == f"wait for {first.run_id}"
 
-    wait_until(waits, timeout_s=60)
+    wait_until(waits)
     api.cancel_run(project.workspace, api.CancelRun(run_id=second))
     assert ended(project, second).status == "cancelled"
     # The third goes on waiting, for the first: one run at a time.
-    wait_until(lambda: report(project, first.run_id).progress is not None, timeout_s=60)
+    wait_until(lambda: report(project, first.run_id).progress is not None)
     api.cancel_run(project.workspace, api.CancelRun(run_id=first.run_id))
     last = ended(project, third)
 
@@ -76,7 +76,7 @@ def test_a_run_that_waits_trains_the_config_it_was_started_with_and_no_other_row
             given_config(project.root / "config.yml"): (project.root / "config.yml").read_bytes()
         },
     )
-    wait_until(lambda: report(project, state.run_id).progress is not None, timeout_s=60)
+    wait_until(lambda: report(project, state.run_id).progress is not None)
 
     requested_rate = project.config["trainer"]["learning_rate"]
     if edited == "config.yml":

@@ -82,7 +82,7 @@ def test_nothing_outlives_a_killed_run_whose_tool_holds_the_interpreter(
         wait_until(lambda: len(pids()) == 4)
         assert all(map(is_alive, pids()))
         os.kill(folder.read().pid or 0, signal.SIGKILL)
-        wait_until(lambda: not any(map(is_alive, pids())), timeout_s=10)
+        wait_until(lambda: not any(map(is_alive, pids())))
         wait_until(lambda: supervise.read_run(folder).status is RunStatus.INTERRUPTED)
     error = folder.read().error
     assert error is not None
@@ -116,7 +116,7 @@ def test_the_wish_alone_stops_a_run(workspace: Workspace) -> None:
         wait_until(lambda: folder.read().status is RunStatus.RUNNING)
         wait_until(lambda: endpoint.num_asked > 0)
         folder.cancel_mark.touch()
-        wait_until(lambda: folder.read().status is RunStatus.CANCELLED, timeout_s=10)
+        wait_until(lambda: folder.read().status is RunStatus.CANCELLED)
 
 
 def test_out_of_memory_is_said_only_if_the_kernel_has_killed(workspace: Workspace) -> None:

@@ -92,7 +92,7 @@ def test_memory_that_runs_out_ends_the_run_and_with_more_of_it_it_goes_on(tmp_pa
     run_id = start(project)
     folder = tmp_path / "runs" / run_id
 
-    wait_until(lambda: any(folder.glob("checkpoints/step_*")), timeout_s=60)
+    wait_until(lambda: any(folder.glob("checkpoints/step_*")))
     pid = find_run(project.workspace, run_id).read().pid or 0
     held = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
     resource.prlimit(pid, resource.RLIMIT_AS, (held + (32 << 20), resource.RLIM_INFINITY))

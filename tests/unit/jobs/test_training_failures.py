@@ -53,7 +53,7 @@ def no_file_larger_than(num_bytes: int) -> Iterator[None]:
 def test_a_killed_run_says_how_it_goes_on_and_ends_as_the_unbroken_one(project) -> None:
     run_id = start(project)
     folder = find_run(project.workspace, run_id)
-    wait_until(lambda: len(list(folder.path.glob("checkpoints/step_*"))) == 2, timeout_s=60)
+    wait_until(lambda: len(list(folder.path.glob("checkpoints/step_*"))) == 2)
     os.kill(folder.read().pid or 0, signal.SIGKILL)
 
     report = ended(project, run_id)

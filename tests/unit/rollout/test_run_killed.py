@@ -81,7 +81,7 @@ def finished(workspace: Workspace, request: dict[str, Any]) -> tuple[RolloutsRes
         requested = GenerateRollouts(**request)
         return await generate_rollouts(workspace, requested, folder=folder, reporter=reporter)
 
-    return run_async(main, within_s=30), reporter.notes
+    return run_async(main), reporter.notes
 
 
 def test_a_killed_run_and_those_after_it_keep_to_the_budget_together(workspace: Workspace) -> None:

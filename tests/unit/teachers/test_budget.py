@@ -25,7 +25,7 @@ class Clock:
 
 
 def with_budget(budget: Budget, use: Callable[[Budget], Awaitable[None]]) -> Budget:
-    run_async(use, budget, within_s=5)
+    run_async(use, budget)
     return budget
 
 
@@ -39,7 +39,7 @@ def limit_met(budget: Budget, worst: Cost) -> str | None:
             return spent.limit
         return None
 
-    return run_async(main, within_s=5)
+    return run_async(main)
 
 
 async def a_while() -> None:
@@ -226,7 +226,7 @@ def test_no_order_of_calls_spends_more_than_the_limit_or_waits_for_ever(
             for _ in range(64):
                 group.start_soon(work)
 
-    run_async(main, within_s=5)
+    run_async(main)
     assert num_sent + num_refused == len(calls)
     assert budget.spent.tokens <= limit
     assert budget.spent.usd <= limit / 8
@@ -263,7 +263,7 @@ def test_what_is_out_is_never_more_than_was_told_before(
             assert reported[-1].worst.tokens >= sum(cost.tokens for cost in out)
             assert reported[-1].worst.usd >= sum(cost.usd for cost in out)
 
-    run_async(main, within_s=5)
+    run_async(main)
 
 
 def told_of(waves: list[int], *, usd: float = math.inf) -> list[Outstanding]:
@@ -279,7 +279,7 @@ def told_of(waves: list[int], *, usd: float = math.inf) -> list[Outstanding]:
             for _ in range(wave):
                 budget.settle(WORST, Cost())
 
-    run_async(main, within_s=5)
+    run_async(main)
     return reported
 
 

@@ -334,7 +334,7 @@ def test_a_server_ends_when_the_run_is_killed(end: str, tmp_path: Path) -> None:
         pids = [int(parent.stdout.readline()) for _ in range(3)]
         assert all(map(is_alive, pids))
         os.kill(parent.pid, signal.SIGKILL)
-        parent.wait(timeout=10)
+        parent.wait(timeout=60)
 
     for pid in pids:
         run_async(wait_for_end, pid)

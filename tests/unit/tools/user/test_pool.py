@@ -421,7 +421,7 @@ def test_a_worker_ends_itself_when_its_parent_is_killed(tools: Path) -> None:
         pids = [int(parent.stdout.readline()) for _ in range(3)]
         assert all(map(is_alive, pids))
         os.kill(parent.pid, signal.SIGKILL)
-        parent.wait(timeout=10)
+        parent.wait(timeout=60)
 
     for pid in pids:
         run_async(wait_for_end, pid)
