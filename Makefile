@@ -17,7 +17,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Tests start some hundred processes, which take a second each to compile what they import.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo quick test check trust families setup clean
+.PHONY: demo quick test check trust families setup tools clean
 
 demo:
 	@scripts/setup.sh demo
@@ -26,13 +26,16 @@ demo:
 setup:
 	@scripts/setup.sh test
 
-check: setup
+tools:
+	@scripts/setup.sh quick
+
+check: tools
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-quick: setup
+quick: tools
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports

@@ -1,14 +1,15 @@
 #!/bin/sh
-# Makes .venv with pinned dependencies; with `test` also the tools and the browser of the tests.
-# Usage: scripts/setup.sh demo|test
+# Makes .venv with pinned dependencies; with `quick` also the tools of the tests, and with `test`
+# their browser too.
+# Usage: scripts/setup.sh demo|quick|test
 set -eu
 cd "$(dirname "$0")/.."
 PURPOSE=${1:-test}
 VENV=.venv
 case $PURPOSE in
   demo) EXTRAS=train ;;
-  test) EXTRAS=train,dev ;;
-  *) echo "usage: scripts/setup.sh demo|test" >&2; exit 2 ;;
+  quick | test) EXTRAS=train,dev ;;
+  *) echo "usage: scripts/setup.sh demo|quick|test" >&2; exit 2 ;;
 esac
 
 say() { printf '%s\n' "$*" >&2; }

@@ -51,12 +51,30 @@ def pytest_sessionfinish(session):
         session.config.pluginmanager.unregister(name="hypothesispytest")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_disk() -> Iterator[None]:
+    """Has nothing in this process wait for the disk, as no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        # It refuses a file that is not open, too.
+        patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
 @pytest.fixture(scope="session")
-def tiny_models(tmp_path_factory):
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that is the same one in all processes of the tests."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def tiny_models(shared_folder: Path):
     """Tiny models with random weights, each built and saved once."""
     from fakes.tiny_models import TinyModels
 
-    return TinyModels(tmp_path_factory.mktemp("models"))
+    folder = shared_folder / "models"
+    folder.mkdir(exist_ok=True)
+    return TinyModels(folder)
 
 
 @pytest.fixture(scope="session")

@@ -60,6 +60,11 @@ FORBIDDEN_HOSTS: tuple[str, ...] = tuple(
     dict.fromkeys(host for hosts in FORBIDDEN.values() for host in hosts)
 )
 
+# Two spellings of each kind, for the ways in which a browser takes long over each.
+SOME_FORBIDDEN_HOSTS: tuple[str, ...] = tuple(
+    dict.fromkeys(host for hosts in FORBIDDEN.values() for host in hosts[:2])
+)
+
 # IP addresses that a public name may resolve to in an attack, as a resolver gives them.
 FORBIDDEN_ADDRESSES: tuple[str, ...] = (
     "127.0.0.1", "127.8.8.8", "0.0.0.0", "10.0.0.1", "172.16.5.4", "192.168.1.1",  # noqa: S104

@@ -1,7 +1,8 @@
 """`pytest --quick`: passes over what loads a heavy library, opens a browser or starts a process.
 
 Nobody has to mark a test. One that does any of these things is skipped as it begins to, and a
-module that imports a heavy library is skipped as a whole.
+module that imports a heavy library is skipped as a whole. Of a test that is done for several seeds,
+one in ten is done, and hypothesis tries fewer examples.
 """
 
 import sys
@@ -14,6 +15,7 @@ from hypothesis import settings
 HEAVY_LIBRARIES = frozenset(
     {"accelerate", "bitsandbytes", "peft", "playwright", "ray", "torch", "transformers", "trl"}
 )
+_EVERY_NTH_SEED = 10
 _STARTING = frozenset({"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen"})
 
 
@@ -29,6 +31,11 @@ class _HeavyImports:
 def _refuse_processes(event: str, _arguments: Any) -> None:
     if event in _STARTING:
         pytest.skip("starts a process")
+
+
+def _seed_number(item: pytest.Item) -> int:
+    """Returns which of a test's seeds it is done for; 0 if it has none."""
+    return item.callspec.indices.get("seed", 0) if hasattr(item, "callspec") else 0
 
 
 def _skips_in(error: BaseException) -> Iterator[pytest.skip.Exception]:
@@ -50,6 +57,10 @@ class QuickOnly:
         settings.load_profile("quick")
         sys.meta_path.insert(0, _HeavyImports())
         sys.addaudithook(_refuse_processes)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leaves most seeds out."""
+        items[:] = [item for item in items if _seed_number(item) % _EVERY_NTH_SEED == 0]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Any:

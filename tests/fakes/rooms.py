@@ -25,7 +25,7 @@ from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 
-NUM_GUESTS = 20
+NUM_GUESTS = 8
 NAMES = [f"guest{n:02}" for n in range(NUM_GUESTS)]
 UNTOUCHED = ("Cookie: none.", "Stored: nothing and nothing.")
 
@@ -95,6 +95,8 @@ class Guests:
         self._steps = steps
         self._arrived: set[str] = set()
         self._everybody = anyio.Event()
+        # Other tests may have left some, e.g. the one that runs are forked from.
+        self._before = set(psutil.Process().children(recursive=True))
         self.started: set[psutil.Process] = set()
 
     async def answer(self, request: httpx.Request) -> httpx.Response:
@@ -115,7 +117,7 @@ class Guests:
     async def _wait_for_all(self, name: str) -> None:
         self._arrived.add(name)
         if len(self._arrived) == NUM_GUESTS:
-            self.started.update(psutil.Process().children(recursive=True))
+            self.started |= set(psutil.Process().children(recursive=True)) - self._before
             self._everybody.set()
         await self._everybody.wait()
 

@@ -24,16 +24,21 @@ from typing import Any
 
 _CLIENT = """#!{python} -SE
 import json, os, socket, sys
-if sys.argv[1:3] != ["-P", "-m"] or not sys.argv[3].startswith("stillroom"):
+words = sys.argv[1:]
+while words[:1] in (["-P"], ["-u"]):
+    del words[0]
+if words[:1] != ["-m"] or not words[1].startswith("stillroom"):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
-program = dict(arguments=sys.argv[3:], folder=os.getcwd(), environment=dict(os.environ))
+program = dict(arguments=words[1:], folder=os.getcwd(), environment=dict(os.environ))
 data = json.dumps(program).encode()
 with socket.socket(socket.AF_UNIX) as line:
     line.connect({address!r})
     socket.send_fds(line, [len(data).to_bytes(8, "big")], [0, 1, 2])
     line.sendall(data)
-    code = line.recv(16)
-sys.exit(int(code or b"1"))
+    code = int(line.recv(16) or b"1")
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
 """
 
 
@@ -58,6 +63,8 @@ def main() -> None:
     """Loads what takes long, and then forks for every connection."""
     address, client = sys.argv[1:]
     _load()
+    # No test cuts the power, so nothing has to wait for the disk.
+    os.fsync = os.fstat
     sys.executable = client
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # What is collected in a fork would be copied for it first.
@@ -83,7 +90,12 @@ def _load() -> None:
 
     import stillroom.evaluate.run
     import stillroom.export.run
+    import stillroom.rollout.run
+    import stillroom.tools.user.worker
+    import stillroom.train.distributed.rank_main
     import stillroom.train.run  # noqa: F401
+    import stillroom_mcp.cli
+    import stillroom_mcp.transport  # noqa: F401
 
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork would lose threads"
 

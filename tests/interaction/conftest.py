@@ -24,6 +24,14 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
+def context(browser: Any) -> Iterator[Any]:
+    """A browser context whose pages share their storage, for pages of our own."""
+    context = browser.new_context(accept_downloads=True)
+    yield context
+    context.close()
+
+
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A local Ray cluster of two workers."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

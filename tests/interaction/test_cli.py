@@ -13,6 +13,11 @@ from fakes.projects import endpoint_project, read_rows
 from stillroom_mcp.cli import build_parser
 from stillroom_mcp.operations import OPERATIONS
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
+PYTHON = sys.executable
+"""The real one, for what depends on how a process ends."""
+
 
 def stillroom(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -20,7 +25,7 @@ def stillroom(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 
@@ -170,10 +175,10 @@ def test_every_positional_field_is_a_flag_if_it_is_given_as_one() -> None:
 
 
 def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    python = f"{sys.executable} -P -m stillroom_mcp"
+    python = f"{PYTHON} -P -m stillroom_mcp"
     return subprocess.run(
         ["/bin/bash", "-c", command.replace("stillroom", python, 1)],
-        cwd=cwd, capture_output=True, text=True, timeout=60, check=False,
+        cwd=cwd, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
 
 

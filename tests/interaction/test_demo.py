@@ -18,7 +18,7 @@ from stillroom_mcp.demo.closing import say_what_it_means
 from stillroom_mcp.demo.run import ORDER, free_folder
 from stillroom_mcp.demo.settings import DemoSettings
 
-TINY = DemoSettings(num_rollouts=60, num_heldout=30, num_iterations=2, num_kl_prompts=6)
+TINY = DemoSettings(num_rollouts=32, num_heldout=12, num_iterations=2, num_kl_prompts=4)
 NUM_STEPS = 3
 WAITING_TOOLS = """
 

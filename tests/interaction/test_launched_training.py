@@ -4,6 +4,7 @@ import os
 import signal
 
 import psutil
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -32,6 +33,7 @@ def project_of(root, tiny_models):
     return project
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_process_that_is_killed_is_named_and_the_run_goes_on_with_shared_weights(
     tmp_path, tiny_models
 ):

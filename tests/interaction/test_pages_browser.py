@@ -1,10 +1,11 @@
 """Pages about data in a real browser: no request, no error, readable; verdicts can be given."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import BrowserContext, Page
 
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_rows
 from stillroom import api
@@ -17,8 +18,15 @@ PAGES = ["review.html", "reports/rows.jsonl.html", "plain.html", "tokens.html"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, warm_program: Path) -> Path:
     folder = tmp_path_factory.mktemp("pages")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(warm_program))
+        write_pages(folder)
+    return folder
+
+
+def write_pages(folder: Path) -> None:
     talk = [assistant("I look.", tool_call()), tool_reply("error: " + "x" * 3000), assistant("12")]
     rows = [
         rollout_row(
@@ -36,23 +44,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, model in (("plain", None), ("tokens", "demo/student")):
         requested = api.InspectExamples(path="rows.jsonl", model=model, html=f"{name}.html")
         api.inspect_examples(workspace, requested)
-    return folder
 
 
-def opened(browser: Browser, path: Path, *, width: int = 1280, scheme: str = "light") -> Page:
-    page = browser.new_page(
-        viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
-    )
+def opened(context: BrowserContext, path: Path) -> Page:
+    page = context.new_page()
     page.goto(path.as_uri())
     page.wait_for_load_state("networkidle")
     return page
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_makes_no_request_and_no_error(browser: Browser, folder: Path, name: str) -> None:
+def test_a_page_makes_no_request_and_no_error(
+    context: BrowserContext, folder: Path, name: str
+) -> None:
     requests: list[str] = []
     errors: list[str] = []
-    page = browser.new_page()
+    page = context.new_page()
     page.on("request", lambda request: requests.append(request.url))
     page.on("console", lambda message: errors.append(message.text))
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -64,21 +71,21 @@ def test_a_page_makes_no_request_and_no_error(browser: Browser, folder: Path, na
     page.close()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
 @pytest.mark.parametrize("name", PAGES)
-def test_nothing_sticks_out_of_a_page(
-    browser: Browser, folder: Path, name: str, width: int, scheme: str
-) -> None:
-    page = opened(browser, folder / name, width=width, scheme=scheme)
-    assert page.get_by_role("heading").first.is_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") == width
+def test_nothing_sticks_out_of_a_page(context: BrowserContext, folder: Path, name: str) -> None:
+    page = opened(context, folder / name)
+    for width, scheme in ((390, "light"), (1280, "dark")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        assert page.get_by_role("heading").first.is_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
     page.close()
 
 
 def test_verdicts_are_given_by_click_and_key_kept_and_downloaded(
-    browser: Browser, folder: Path
+    context: BrowserContext, folder: Path
 ) -> None:
-    page = opened(browser, folder / "review.html")
+    page = opened(context, folder / "review.html")
     cards = page.locator(".card")
     assert cards.count() == 12
     cards.nth(0).get_by_role("button", name="Keep").click()
@@ -108,12 +115,12 @@ def test_verdicts_are_given_by_click_and_key_kept_and_downloaded(
     assert kept.kept == 11
 
 
-def test_a_token_tells_its_id_and_long_texts_unfold(browser: Browser, folder: Path) -> None:
-    page = opened(browser, folder / "tokens.html")
+def test_a_token_tells_its_id_and_long_texts_unfold(context: BrowserContext, folder: Path) -> None:
+    page = opened(context, folder / "tokens.html")
     token = page.locator(".row .tokens .trained").first
     assert token.get_attribute("title").isdecimal()
     page.close()
-    page = opened(browser, folder / "plain.html")
+    page = opened(context, folder / "plain.html")
     rest = page.locator("details.rest").first
     assert not rest.locator(".said").is_visible()
     rest.locator("summary").click()

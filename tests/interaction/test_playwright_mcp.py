@@ -54,7 +54,7 @@ def type_word(_: str, reply: str) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("port", ["", " --port {port}"], ids=["a server each", "one server"])
-def test_twenty_rollouts_browse_at_once_and_see_nothing_of_each_other(
+def test_many_rollouts_browse_at_once_and_see_nothing_of_each_other(
     port: str, folder: Path
 ) -> None:
     chromium = shutil.which("chromium")

@@ -1,9 +1,7 @@
 """The report in a real browser: one file, no request, no error, readable at every width."""
 
-from pathlib import Path
-
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import BrowserContext, Page
 
 from fakes.run_folders import evaluate, write_run, write_training
 from stillroom.report import write_report
@@ -14,21 +12,22 @@ SECTIONS = ("Evaluations", "Learning curves", "Before and after", "All runs")
 ATTACK = "<img src=https://example.com/x.png onerror=document.title='owned'>"
 
 
-@pytest.fixture
-def report(tmp_path: Path) -> str:
-    runs = tmp_path / "runs"
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("report")
+    runs = folder / "runs"
     evaluate(runs, "base", set(range(6)), minute=0)
     losses = [{"loss": 2 / step, "val_loss": 2.1 / step} for step in range(1, 120)]
     write_training(runs, "sft-a", losses, minute=1)
     write_run(runs, "dpo-b", minute=2, status="failed", error={"problem": ATTACK, "fix": ATTACK})
     evaluate(runs, ATTACK.replace("/", "|"), set(range(24)), minute=3)
-    return write_report(runs, tmp_path / "report.html", title=ATTACK).as_uri()
+    return write_report(runs, folder / "report.html", title=ATTACK).as_uri()
 
 
-def test_page_makes_no_request_and_no_error(browser: Browser, report: str) -> None:
+def test_page_makes_no_request_and_no_error(context: BrowserContext, report: str) -> None:
     requests: list[str] = []
     errors: list[str] = []
-    page = browser.new_page()
+    page = context.new_page()
     page.on("request", lambda request: requests.append(request.url))
     page.on("console", lambda message: errors.append(message.text))
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -41,23 +40,25 @@ def test_page_makes_no_request_and_no_error(browser: Browser, report: str) -> No
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
 def test_sections_are_visible_and_nothing_sticks_out(
-    browser: Browser, report: str, width: int, scheme: str
+    context: BrowserContext, report: str, scheme: str
 ) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    page.emulate_media(color_scheme=scheme)
     page.goto(report)
-    for name in SECTIONS:
-        assert page.get_by_role("heading", name=name, exact=True).is_visible()
-    assert page.locator("svg[role=img]").count() >= 3
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert lightness(page, "backgroundColor") > 200 if scheme == "light" else True
-    assert lightness(page, "backgroundColor") < 60 if scheme == "dark" else True
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        for name in SECTIONS:
+            assert page.get_by_role("heading", name=name, exact=True).is_visible()
+        assert page.locator("svg[role=img]").count() >= 3
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert lightness(page, "backgroundColor") > 200 if scheme == "light" else True
+        assert lightness(page, "backgroundColor") < 60 if scheme == "dark" else True
     page.close()
 
 
-def test_examples_open_and_show_both_conversations(browser: Browser, report: str) -> None:
-    page = browser.new_page()
+def test_examples_open_and_show_both_conversations(context: BrowserContext, report: str) -> None:
+    page = context.new_page()
     page.goto(report)
     examples = page.locator("details.example")
     assert examples.count() == 5

@@ -14,7 +14,8 @@ _MARKERS = re.compile(
 )
 _BOXED = re.compile(r"\\f?boxed[ \t]{0,3}\{")
 _ARTICLES = frozenset({"a", "an", "the"})
-_KEPT_PUNCTUATION = frozenset("#%&@+")
+_OTHER = re.compile(r"[^\w\s#%&@+]|_")
+"""The characters that `normalised` may replace: no letters, digits, blanks or kept signs."""
 _DELETED = frozenset(".'\u2019")
 _SIGNS = {0x2044: "/"} | dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2212), "-")
 """Replacements for the fraction slash of ½ and for the dashes that stand for a minus sign."""
@@ -51,17 +52,14 @@ def normalised(text: str) -> str:
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
     folded = unicodedata.normalize("NFKC", folded).translate(_SIGNS)
-    characters = [_replacement(folded, index) for index in range(len(folded))]
-    words = "".join(characters).split()
+    words = _OTHER.sub(_replacement, folded).split()
     # An answer that consists of articles alone means the letter, e.g. option A.
     return " ".join([word for word in words if word not in _ARTICLES] or words)
 
 
-def _replacement(text: str, index: int) -> str:
+def _replacement(match: re.Match[str]) -> str:
     """Returns what replaces a character when normalised: the character, a blank or nothing."""
-    character = text[index]
-    if character.isalnum() or character in _KEPT_PUNCTUATION:
-        return character
+    text, index, character = match.string, match.start(), match.group()
     before = text[index - 1] if index else " "
     after = text[index + 1] if index + 1 < len(text) else " "
     if character in ".,/" and before.isdigit() and after.isdigit():

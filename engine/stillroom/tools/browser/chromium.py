@@ -113,11 +113,15 @@ class Chromium:
             viewport={"width": 1280, "height": 1600},
         )
 
-    async def aclose(self) -> None:
-        """Ends the browser and its driver, by force if they do not end by themselves."""
+    async def aclose(self, *, is_hung: bool = False) -> None:
+        """Ends the browser and its driver, by force if they do not end by themselves.
+
+        A browser that hangs is not asked first.
+        """
         with anyio.CancelScope(shield=True):
             family = self._family | _families(self._drivers) | self._drivers
-            await _end(self._playwright, self._browser, family, self._folder)
+            browser = None if is_hung else self._browser
+            await _end(self._playwright, browser, family, self._folder)
 
 
 async def _launch(playwright: Playwright, options: ChromiumOptions, folder: Path) -> Browser:

@@ -139,12 +139,12 @@ class BrowseTools(ToolSource, AsyncContextManagerMixin):
         """Ends a browser that no longer answers; the next call starts another one."""
         async with self._launching:
             if self._chromium is chromium:
-                await self._end_chromium()
+                await self._end_chromium(is_hung=True)
 
-    async def _end_chromium(self) -> None:
+    async def _end_chromium(self, *, is_hung: bool = False) -> None:
         chromium, self._chromium = self._chromium, None
         if chromium is not None:
-            await chromium.aclose()
+            await chromium.aclose(is_hung=is_hung)
 
 
 class _CheckedSession:

@@ -60,7 +60,7 @@ def test_twenty_sessions_in_one_process_see_nothing_of_each_other() -> None:
     assert len(pids) == NUM_SESSIONS
     assert len(set(pids)) == 1
     assert not is_alive(int(pids[0]))
-    assert child_pids() == before
+    assert child_pids() <= before
 
 
 def test_a_shared_server_that_died_is_started_again_and_the_loss_is_told() -> None:
@@ -145,7 +145,7 @@ def test_a_shared_server_that_does_not_start_is_an_error_before_any_rollout(
     with pytest.raises(InputError, match=problem) as caught:
         run_async(opened)
     assert "listen on the port" in caught.value.fix
-    assert child_pids() == before
+    assert child_pids() <= before
 
 
 def test_no_more_servers_start_at_once_than_help(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def test_nothing_a_server_started_is_left(starter: str, end: str) -> None:
 
     run_async(wait_for_end, int(pid))
     run_async(wait_for_end, int(child))
-    assert child_pids() == before
+    assert child_pids() <= before
 
 
 def test_a_server_that_does_not_end_by_itself_is_killed_with_its_rollout() -> None:
@@ -297,7 +297,7 @@ def test_cancelling_a_rollout_ends_its_process(tmp_path: Path) -> None:
                 assert (await session.call("count", {})).content == "1"
 
     run_async(main)
-    assert child_pids() == before
+    assert child_pids() <= before
 
 
 def test_an_error_in_a_rollout_stays_itself_and_leaves_no_process() -> None:
@@ -310,7 +310,7 @@ def test_an_error_in_a_rollout_stays_itself_and_leaves_no_process() -> None:
 
     with pytest.raises(LookupError):
         run_async(main)
-    assert child_pids() == before
+    assert child_pids() <= before
 
 
 @pytest.mark.parametrize("end", ["count", "hang"])
@@ -368,7 +368,7 @@ def test_a_session_without_calls_starts_nothing() -> None:
         async with MCPTools(odd_server()) as tools:
             before = child_pids()
             async with tools.session(TASK):
-                assert child_pids() == before
+                assert child_pids() <= before
 
     run_async(main)
 
@@ -406,7 +406,7 @@ def test_a_server_that_cannot_be_used_is_an_error_before_any_rollout(
         run_async(opened, MCPTools(server, start_timeout_s=0.5 if "deaf" in server else 30))
     assert "hidden" not in str(caught.value)
     assert "by hand" in caught.value.fix or "URL" in caught.value.fix
-    assert child_pids() == before
+    assert child_pids() <= before
 
 
 @pytest.mark.parametrize("server", ["", [], "npx 'a"])

@@ -343,7 +343,7 @@ def test_nothing_a_tool_started_is_left_when_the_pool_ends(tools: Path, starter:
 
     for result in (worker, child):
         run_async(wait_for_end, int(result.content))
-    assert child_pids() == before
+    assert child_pids() <= before
 
 
 def test_what_a_hung_tool_started_ends_with_it(tools: Path, tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_an_error_inside_the_pool_leaves_no_process(tools: Path) -> None:
 
     with pytest.raises(LookupError):
         run_async(main)
-    assert child_pids() == before
+    assert child_pids() <= before
 
 
 def test_cancelling_a_call_ends_its_process_and_the_pool_goes_on(tools: Path) -> None:
@@ -399,7 +399,7 @@ def test_a_pool_cancelled_while_it_starts_leaves_no_process(tmp_path: Path) -> N
                 raise AssertionError("a file that never loads was loaded")
 
     run_async(main)
-    assert child_pids() == before
+    assert child_pids() <= before
 
 
 def test_a_worker_ends_itself_when_its_parent_is_killed(tools: Path) -> None:
@@ -477,7 +477,7 @@ def test_a_file_that_cannot_be_used_is_an_error_before_any_call(
 
     with pytest.raises(ToolFileError, match=problem):
         results_of(pool_of(write_tools(tmp_path, code)))
-    assert child_pids() == before
+    assert child_pids() <= before
 
 
 def test_the_users_folder_does_not_hide_our_modules(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def size_on_disk(folder) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize(("rank", "factor"), [(0, 4), (8, 1)])
 def test_the_forecast_of_a_run_is_what_the_run_comes_to(tmp_path, tiny_models, rank, factor):
     start = tiny_models.folder("llama", "chatml", **LARGE)
