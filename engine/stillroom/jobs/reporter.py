@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,13 +14,15 @@ from stillroom.run_folder import Progress, RunEvent, RunFolder, RunState
 from stillroom.secrecy.redaction import NO_SECRETS, Redactor
 
 _WRITE_EVERY_S = 0.5
+_NUM_WRITES = 3
+"""A step tells its metrics, alarms and progress, and may be the last for minutes."""
 
 
 class JobReporter:
     """Writes what a running stage reports to the run's folder.
 
     `state` is the run's latest state. run.json may lag behind it, since it is written at most
-    twice a second. The secrets that `redactor` knows are taken out of all texts.
+    three times in half a second. The secrets that `redactor` knows are taken out of all texts.
     """
 
     def __init__(self, folder: RunFolder, state: RunState, redactor: Redactor = NO_SECRETS) -> None:
@@ -28,7 +31,7 @@ class JobReporter:
         self._events = AppendLog(folder.events)
         self._is_cancelled = False
         self._phase_started = (0.0, 0, "")
-        self._written_at = 0.0
+        self._written_at = deque([-math.inf] * _NUM_WRITES, maxlen=_NUM_WRITES)
 
     def cancel(self) -> None:
         """Makes `is_cancelled` True; safe to call from a signal handler."""
@@ -80,9 +83,9 @@ class JobReporter:
     def _update(self, **changes: Any) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
         clock = time.monotonic()
-        if clock - self._written_at >= _WRITE_EVERY_S:
+        if clock - self._written_at[0] >= _WRITE_EVERY_S:
             self._folder.write(self.state, durable=False)
-            self._written_at = clock
+            self._written_at.append(clock)
 
 
 def _subject(alarm: str) -> str:

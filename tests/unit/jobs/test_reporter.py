@@ -78,6 +78,21 @@ def test_an_evaluation_tells_what_the_model_does_at_temperature_1_if_that_is_muc
     assert "temperature" not in near
 
 
+def test_what_a_step_reports_last_is_seen_although_the_next_step_takes_long(tmp_path):
+    folder = create_run(Workspace(tmp_path), RunKind.SFT, {})
+    reporter = JobReporter(folder, folder.read())
+
+    reporter.metrics(1, {"loss": 2.0})
+    reporter.alarms(["truncation: 30% are cut off"])
+    reporter.progress(1, 9, unit="steps", phase="train")
+    reporter.close()
+
+    seen = folder.read()
+    assert seen.progress is not None
+    assert (seen.progress.done, seen.alarms) == (1, ["truncation: 30% are cut off"])
+    assert seen.metrics == {"loss": 2.0}
+
+
 def stops_early(workspace, request, *, folder, reporter):
     reporter.progress(1, 1320, unit="steps", phase="train")
     reporter.progress(528, 1320, unit="steps", phase="train")
