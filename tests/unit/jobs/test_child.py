@@ -70,6 +70,7 @@ def test_heavy_filters_load_nothing_into_this_process(tmp_path: Path) -> None:
     assert finished.stdout == "2 []\n"
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_template_that_asks_for_gigabytes_is_refused(tmp_path: Path) -> None:
     shutil.copytree(next(iter(DEMO_MODELS.values())), tmp_path / "model")
     template = tmp_path / "model" / "chat_template.jinja"
