@@ -56,6 +56,9 @@ _CHANCE = 1
 _SHORT = 16
 """Prompts of fewer words are judged together: whether they are tasks of one template."""
 _ALIKE_SHARE = 0.05
+_FEW_TEXTS, _LEAST_WORDS_AMONG_FEW = 300, 13
+"""Among fewer texts nothing tells the words of a template from a prompt's own, so that a prompt of
+fewer words is not looked for with changes."""
 _SENTENCE_END = re.compile(r"[\n.!?:;\"“”«»]+")
 _LEAST_SHARED_RUNS = 0.2
 """Rows that share less of a prompt's distinctive runs are ruled out without an alignment."""
@@ -242,8 +245,9 @@ class ContaminationIndex:
                     len(words) >= _LEAST_WORDS_EMBEDDED
                 ):
                     starting[self._rarest(words)].append(words)
-            is_long = len(prompt.words) >= _LEAST_WORDS_EMBEDDED
-            if is_long and sum(distinctive.bits) >= self._least_bits:
+            is_told = num_texts >= _FEW_TEXTS
+            least = _LEAST_WORDS_EMBEDDED if is_told else _LEAST_WORDS_AMONG_FEW
+            if len(prompt.words) >= least and sum(distinctive.bits) >= self._least_bits:
                 for run in distinctive.runs:
                     prompts_with[run].append(number)
         self._prompts_with, self._starting = dict(prompts_with), dict(starting)

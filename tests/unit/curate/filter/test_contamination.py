@@ -192,6 +192,18 @@ def test_of_a_templated_set_every_copy_goes_and_no_other_task(
     assert result.contamination == {"exact": 20, "contained": 60, "near": 0}
 
 
+@pytest.mark.parametrize(("held_out", "num_rows"), [(10, 50), (20, 100), (30, 150)])
+def test_of_a_set_too_small_to_tell_its_templates_no_other_task_goes(
+    held_out: int, num_rows: int
+) -> None:
+    for seed in range(6):
+        held, clean = split("support", random.Random(seed), held_out=held_out, rows=num_rows)
+        index = index_of(held, clean)
+
+        assert [task for task in clean if index.find([task]) is not None] == []
+        assert all(index.find([task]) is not None for task in held)
+
+
 def test_levels_drop_what_they_name_and_are_counted(tmp_path: Path) -> None:
     chance = random.Random(8)
     prompts = [" ".join(prompt_of(chance)) for _ in range(30)]
