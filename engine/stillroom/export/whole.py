@@ -255,10 +255,11 @@ def _write_settings(whole: Whole, model: Any, tokenizer: Any, target: Path) -> N
     _set_dtype(target / "config.json", str(model.dtype).removeprefix("torch."))
     file = target / "generation_config.json"
     generation: dict[str, Any] = msgspec.json.decode(file.read_bytes()) if file.is_file() else {}
-    ends = generation.get("eos_token_id")
-    stops = sorted(stop_token_ids(model, tokenizer))
-    if sorted(ends if isinstance(ends, list) else [ends]) != stops:
-        write_json(file, {**generation, "eos_token_id": stops})
+    ends: Any = generation.get("eos_token_id")
+    known: list[Any] = ends if isinstance(ends, list) else [ends]
+    stops = stop_token_ids(model, tokenizer)
+    if set(known) != stops:
+        write_json(file, {**generation, "eos_token_id": sorted(stops)})
     original = load_tokenizer(ModelLocation(whole.name, str(whole.folder), is_local=True))
     if (original.get_vocab(), original.chat_template) != (
         tokenizer.get_vocab(),

@@ -1,5 +1,6 @@
 """Training on multimodal checkpoints: only their text part is trained, and it can be resumed."""
 
+import functools
 import json
 import shutil
 
@@ -10,9 +11,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from fakes.conversations import answer, user
+from fakes.loops import run_async
 from fakes.multimodal import save_multimodal
 from fakes.training import make_project
 from stillroom.errors import ModelError
+from stillroom.evaluate.request import EvaluateModel
+from stillroom.evaluate.run import evaluate_model
+from stillroom.export.request import ExportModel
+from stillroom.export.run import export_model
 from stillroom.lineage import record_folder
 from stillroom.models.load import load_model
 from stillroom.models.multimodal.adapter_names import move_to_whole
@@ -141,3 +147,38 @@ def test_a_run_that_trained_a_whole_model_is_not_resumed_on_its_text_part(tmp_pa
     with pytest.raises(ModelError, match="trained a whole multimodal model") as caught:
         project.train("run-2", resume="run-1")
     assert "model.path" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5"])
+def test_a_multimodal_model_is_distilled_exported_evaluated_and_distilled_again(tmp_path, name):
+    base, teacher = (save_multimodal(tmp_path, name, seed=seed) for seed in (0, 1))
+    project = make_project(
+        tmp_path,
+        "distill",
+        base,
+        model={"qlora_rank": 4},
+        data={"batch_size": 2, "group_size": 2},
+        teacher={"path": str(teacher)},
+        rollout={"max_tokens": 6},
+        trainer={"learning_rate": 1e-2},
+    )
+    project.write([{"prompt": f"Item {i}?"} for i in range(4)])
+    project.train()
+    workspace, folder = project.workspace, tmp_path / "runs" / "later"
+    folder.mkdir()
+    given = {"folder": folder, "reporter": project.reporter}
+
+    exported = export_model(workspace, ExportModel(model="run-1", output="out"), **given)
+    project.write([{"prompt": "Which?", "metadata": {"expected_answer": "12"}}], name="held.jsonl")
+    request = EvaluateModel(data="held.jsonl", model="out", max_tokens=6, teacher=str(teacher))
+    evaluated = run_async(functools.partial(evaluate_model, workspace, request, **given))
+    project.config["model"]["path"] = "out"
+    project.train("run-2")
+
+    assert exported.read_back.kl < 1e-6
+    assert (evaluated.accuracy.n, evaluated.teacher) == (1, str(teacher))
+    assert torch.allclose(ours(project, "out"), ours(project, "run-1"), atol=1e-4)
+    assert len(project.reporter.measured) >= 4
+    assert all(m["logprob_gap"] < 1e-4 for m in project.reporter.measured if "logprob_gap" in m)
+    record = locate_model(workspace, "run-2").record
+    assert record.text_part_of.location == str(tmp_path / "out")

@@ -1,10 +1,16 @@
 """The student sampled by a vLLM server, which is handed each iteration's adapter."""
 
+from dataclasses import replace
+
 import pytest
+from transformers import AutoModelForImageTextToText
 
 from fakes.model_server import FakeModelServer
+from fakes.multimodal import save_multimodal
 from fakes.training import PRICE_TOOL, make_project
 from stillroom.errors import ConfigError, RunError
+from stillroom.models.load import load_model
+from stillroom.models.resolve import ModelLocation
 from stillroom.train.config.request import PlanTraining, plan_request
 
 
@@ -47,6 +53,20 @@ def test_what_the_server_samples_is_what_is_trained_and_each_adapter_is_its_own(
     assert len(set(loaded)) == 3
     assert list(left) == ["served"]
     assert list((tmp_path / "runs" / "run-1" / "adapters").iterdir()) == []
+
+
+def test_a_server_of_a_whole_multimodal_model_gets_adapters_that_fit_it(tmp_path):
+    start, teacher = (save_multimodal(tmp_path, "gemma3", seed=seed) for seed in (0, 1))
+    part = load_model(None, ModelLocation("gemma3", str(start), is_local=True))
+    whole = AutoModelForImageTextToText.from_pretrained(start).eval()
+    with FakeModelServer(replace(part, model=whole)) as server:
+        project = distill(tmp_path, start, teacher, server)
+        project.train()
+
+    measured = project.reporter.measured
+    assert len(measured) == 3
+    assert all(metrics["logprob_gap"] < 1e-4 for metrics in measured)
+    assert all(metrics["failed"] == 0 for metrics in measured)
 
 
 def test_tokens_of_tools_are_appended_to_the_very_tokens_that_were_sampled(tmp_path, tiny_models):
