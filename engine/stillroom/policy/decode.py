@@ -192,10 +192,11 @@ class DecodeEngine:
         while running:
             left = {s: min([len(s.ids), *takers.get(s, ())]) - s.num_cached for s in running}
             rows, num_tokens = self._even_rows(left)
+            sampling = {s for s in rows if s.num_pending == num_tokens}
             finished += self._advance(rows, num_tokens=num_tokens)
             for source in rows:
                 running += self._hand_on(source, takers)
-            running = [s for s in running if takers.get(s) or s not in rows or s.num_pending > 1]
+            running = [s for s in running if s not in sampling]
         return finished
 
     def _even_rows(self, left: Mapping[DecodedSequence, int]) -> tuple[list[DecodedSequence], int]:
