@@ -104,7 +104,7 @@ class RunScene(Scene):
         is_warm = sys.executable != PYTHON
         if is_warm:
             # The process that was launched is then a client of the warm one, and not the keeper.
-            wait_for(lambda: folder_of(self.space, attempt).read().pid is not None, 5)
+            wait_for(lambda: folder_of(self.space, attempt).read().pid is not None, 60)
             state = folder_of(self.space, attempt).read()
         if state.pid is None:
             # The keeper is there before the run's process has written its pid.

@@ -80,7 +80,7 @@ def training_project(root: Path, method: str, rank: int = 0) -> Any:
     """Returns a small project of benchmarks/training/kills.py, with its config written."""
     from kills import project_of
 
-    project = project_of(root, method, rank)
+    project = project_of(root, method, rank, "llama")
     project.write_config()
     return project
 

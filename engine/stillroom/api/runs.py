@@ -16,6 +16,7 @@ from stillroom.types import OthersText, RunKind, RunStatus
 from stillroom.validation import StrictModel
 
 MAX_WAIT_S = 50.0
+_MAX_NAME = 80
 _MAX_UNREADABLE = 20
 _BY_OUTPUT = frozenset({RunKind.ROLLOUTS, RunKind.SCORE})
 """Kinds of runs that go on where another with the same output stood."""
@@ -87,6 +88,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     kind: RunKind
     status: RunStatus
     created_at: str
+    name: str | None
+    """The name that the run was given, else its output, else its config; None if it has none."""
     duration_s: float | None
     """The seconds from its start to its end, or to now; None if it has not begun."""
     progress: Progress | None
@@ -159,7 +162,7 @@ def list_runs(workspace: Workspace, request: ListRuns) -> RunPage:
     end = start + len(page)
     has_more = end < len(chosen)
     return RunPage(
-        runs=[_summary(state) for state in page],
+        runs=[_summary(workspace, state) for state in page],
         total_count=len(chosen),
         has_more=has_more,
         next_cursor=str(end) if has_more else None,
@@ -218,12 +221,17 @@ def _resumed_by(workspace: Workspace, folder: RunFolder, kind: RunKind) -> str |
     return min(later)[1] if later else None
 
 
-def _summary(state: RunState) -> RunSummary:
+def _summary(workspace: Workspace, state: RunState) -> RunSummary:
+    request = dict[str, Any]()
+    with suppress(DataError, OSError):
+        request = RunFolder(workspace.runs / state.run_id).read_request().request
+    named = [request.get(field) for field in ("name", "output", "config")]
     return RunSummary(
         run_id=state.run_id,
         kind=state.kind,
         status=state.status,
         created_at=state.created_at,
+        name=next((name[:_MAX_NAME] for name in named if isinstance(name, str)), None),
         duration_s=_duration_s(state),
         progress=state.progress,
         problem=state.error.problem if state.error else None,

@@ -62,6 +62,23 @@ def request_of(folder: Path, **request: Any) -> None:
     write_json(folder / "request.json", {"kind": kind, "workspace": "", "request": request})
 
 
+def test_a_list_names_each_run(workspace: Workspace) -> None:
+    runs = workspace.runs
+    request_of(write_run(runs, "evaluate-a"), name="after", data="h.jsonl")
+    request_of(write_run(runs, "rollouts-b"), name=None, output="out.jsonl")
+    request_of(write_run(runs, "sft-c"), config="sft.yml")
+    write_run(runs, "sft-d")
+
+    page = api.list_runs(workspace, api.ListRuns())
+
+    assert {run.run_id: run.name for run in page.runs} == {
+        "evaluate-a": "after",
+        "rollouts-b": "out.jsonl",
+        "sft-c": "sft.yml",
+        "sft-d": None,
+    }
+
+
 def test_a_run_that_ended_early_names_the_run_that_went_on_with_it(workspace: Workspace) -> None:
     runs = workspace.runs
     request_of(write_run(runs, "sft-first", status="cancelled"), config="c.yml")
