@@ -248,6 +248,7 @@ class TinyModels:
         if not folder.exists():
             transformers.utils.logging.disable_progress_bar()
             tokenizer = build_tokenizer(family)
+            self.root.mkdir(parents=True, exist_ok=True)
             partial = Path(tempfile.mkdtemp(dir=self.root))
             build_model(architecture, tokenizer, seed=seed, **changes).save_pretrained(partial)
             tokenizer.save_pretrained(partial)
