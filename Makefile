@@ -1,5 +1,5 @@
 # make demo   a whole distillation on the embedded world, through the MCP server
-# make quick  in 90 seconds: formatter, linter, layers, and the tests that load no heavy library
+# make quick  in a minute: formatter, linter, layers, and the tests that load no heavy library
 #             (torch, transformers), open no browser and start no process
 # make test   the cheap checks and all tests, browser included, in WORKERS processes at once
 # make check  formatters, linters, types, layers

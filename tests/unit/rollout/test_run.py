@@ -554,8 +554,13 @@ def test_a_cancelled_run_keeps_what_it_has_and_can_go_on(
         if len(first.served) == num_served:
             await anyio.sleep_forever()
 
+    def has_come_to_a_stop() -> bool:
+        """Whether the next call hangs and all rollouts before it have ended."""
+        num_done = reporter.progressed[-1][0] if reporter.progressed else -1
+        return first.requested > num_served and num_done == num_served // 2
+
     first = ScriptedTeacher(before=stop)
-    reporter = KeptReporter(stop_when=lambda: len(first.served) == num_served)
+    reporter = KeptReporter(stop_when=has_come_to_a_stop)
     with pytest.raises(RunCancelledError) as stopped:
         run_of(workspace, first, reporter=reporter)
     partial = stopped.value.result

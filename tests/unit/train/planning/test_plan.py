@@ -343,7 +343,8 @@ def test_layers_that_are_computed_again_keep_their_inputs_and_one_layer():
 
 
 def test_smaller_passes_and_layers_computed_again_need_less(tmp_path, tiny_models):
-    project = project_of(tmp_path, tiny_models.folder("llama", "chatml", **LARGE))
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 6}
+    project = project_of(tmp_path, tiny_models.folder("llama", "chatml", **sizes))
 
     def activations(*overrides):
         return plan(project, *overrides).memory_parts_gb["activations"]
