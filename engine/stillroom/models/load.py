@@ -74,7 +74,8 @@ class LoadedModel:
     @property
     def num_embedded(self) -> int:
         """The number of token ids that the model has embeddings for."""
-        return int(self.model.get_input_embeddings().weight.shape[0])
+        embeddings: Any = self.model.get_input_embeddings()
+        return int(embeddings.weight.shape[0])
 
     def check_vocabulary(self) -> None:
         """Raises ModelError if chats need tokens that the model has no embeddings for.

@@ -7,10 +7,13 @@ small copy of the model is probed.
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -28,7 +31,9 @@ _LONG = (12, LONGEST_BOUNDARY + 20, 3, 25, 11, 1)
 _TOLERANCE = {torch.float32: 1e-3}
 _SHORT_TOLERANCE = 8e-2
 # A model that cannot be run in one of the ways may raise any of these.
-_CANNOT = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
+_CANNOT = (
+    TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, StrictDataclassError,
+)  # fmt: skip
 _INSTEAD: dict[PassLayout, str] = {
     "packed": "padded to the longest of their pass, which takes longer",
     "padded": "run one by one, which takes longer",
@@ -53,7 +58,7 @@ def choose_passes(head: OutputHead) -> None:
         head.rules = replace(head.rules, layout=layout)
         gap = gaps.get(layout, math.inf if layout == "packed" else 0.0)
         if layout == "packed":
-            gap = max(gap, _gap(head, _SHORT))
+            gap = max(gap, _Reference(head, _SHORT).gap(head))
         if gap <= tolerance:
             return
         if layout == "packed":
@@ -86,45 +91,56 @@ def _copy_gaps(config_class: type[PreTrainedConfig], *configs: str) -> Mapping[s
 
 
 def _gaps(head: OutputHead) -> Mapping[str, float]:
-    gaps: dict[str, float] = {}
-    layouts: list[PassLayout] = ["alone", "padded"]
-    if allow_packing(head.base):
-        layouts.append("packed")
-    embed = head.base.get_input_embeddings()
-    gaps["embedded"] = _gap(head, _LONG, embed=embed)
+    reference = _Reference(head, _LONG)
+    gaps = {"padded": reference.gap(head)}
+    gaps["embedded"] = reference.gap(head, head.base.get_input_embeddings())
+    layouts: list[PassLayout] = ["packed"] if allow_packing(head.base) else []
+    if gaps["padded"] > _TOLERANCE[torch.float32]:
+        layouts.append("alone")
     for layout in layouts:
         head.rules = replace(head.rules, layout=layout)
-        gaps[layout] = _gap(head, _LONG)
+        gaps[layout] = reference.gap(head)
     return gaps
 
 
-@torch.no_grad()
-def _gap(
-    head: OutputHead, lengths: Sequence[int], embed: Callable[[Tensor], Tensor] | None = None
-) -> float:
-    """Returns the largest difference of a batch's logits from those of plain passes.
+class _Reference:
+    """Sequences, and the logits that plain passes give each of them alone."""
 
-    It is a share of the largest logit; infinite if the batch cannot be run.
-    """
-    model, was_training = head.base, head.base.training
-    model.eval()
-    try:
-        sequences = [
-            TokenSequence(ids, [True] * len(ids)) for ids in _ids(lengths, head.vocab_size)
-        ]
-        alone = [
-            model(input_ids=torch.tensor([one.ids], device=model.device), use_cache=False)
-            .logits[0, :-1].float() for one in sequences
-        ]  # fmt: skip
-        expected_NV = torch.cat(alone)
+    @torch.no_grad()
+    def __init__(self, head: OutputHead, lengths: Sequence[int]) -> None:
+        ids = _ids(lengths, head.vocab_size)
+        self._sequences = [TokenSequence(one, [True] * len(one)) for one in ids]
+        with _evaluating(head.base) as model:
+            alone = [
+                model(input_ids=torch.tensor([one], device=model.device), use_cache=False)
+                for one in ids
+            ]
+        self._logits_NV = torch.cat([output.logits[0, :-1].float() for output in alone])
+
+    @torch.no_grad()
+    def gap(self, head: OutputHead, embed: Callable[[Tensor], Tensor] | None = None) -> float:
+        """Returns the largest difference of a batch's logits, as a share of the largest logit.
+
+        It is infinite if the batch cannot be run.
+        """
         try:
-            logits_NV = head.logits(head.batch_hidden(head.collate(sequences), embed))
+            with _evaluating(head.base):
+                batch = head.collate(self._sequences)
+                logits_NV = head.logits(head.batch_hidden(batch, embed))
         except _CANNOT:
             return math.inf
+        gap = (logits_NV.to(self._logits_NV.device) - self._logits_NV).abs().max()
+        return (gap / self._logits_NV.abs().max()).nan_to_num(nan=math.inf).item()
+
+
+@contextmanager
+def _evaluating(model: Any) -> Generator[Any]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield model
     finally:
         model.train(was_training)
-    gap = (logits_NV.to(expected_NV.device) - expected_NV).abs().max() / expected_NV.abs().max()
-    return gap.nan_to_num(nan=math.inf).item()
 
 
 def _ids(lengths: Sequence[int], vocabulary: int) -> list[list[int]]:

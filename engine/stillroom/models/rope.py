@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_MARK = "stillroom_forgets_longer_passes"
+
 
 @dataclass(frozen=True, slots=True)
 class RopeBoundary:
@@ -53,10 +55,9 @@ def forget_longer_passes(body: nn.Module) -> None:
     for module in body.modules():
         types: Any = getattr(module, "rope_type", None)
         names = types.values() if isinstance(types, Mapping) else [types]
-        if any("dynamic" in str(name) for name in names):
-            hooks: Mapping[int, Any] = module._forward_pre_hooks
-            if _forget not in hooks.values():
-                module.register_forward_pre_hook(_forget)
+        if any("dynamic" in str(name) for name in names) and not hasattr(module, _MARK):
+            module.register_forward_pre_hook(_forget)
+            setattr(module, _MARK, True)
 
 
 def scale_by_positions(body: nn.Module) -> None:

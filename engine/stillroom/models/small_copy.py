@@ -18,11 +18,33 @@ LONGEST_BOUNDARY = 64
 """The longest boundary of a copy in tokens: a chunk of the gated delta rule, which is fixed."""
 
 _WINDOW, _CHUNK, _CONTEXT = 8, 16, 24
-_VOCABULARY, _WIDTH, _INNER = 128, 64, 32
+_VOCABULARY, _WIDTH, _INNER, _HEADS, _HEAD_SIZE = 128, 64, 32, 4, 16
 # The widest weights that a copy may have, as a number of parameters.
 _MOST_PARAMETERS = 250_000_000
+_MAMBA_HEADS = (
+    ("mamba_n_heads", "mamba_d_head", "mamba_n_groups"),
+    ("mamba_num_heads", "mamba_head_dim", "n_groups"),
+    ("n_mamba_heads", "mamba_headdim", "mamba_ngroups"),
+    ("num_heads", "head_dim", "n_groups"),
+)
+"""The names of the number of a Mamba layer's heads, of their size and of the number of groups."""
+_FEWER = {
+    "linear_num_heads": _HEADS,
+    "linear_num_key_heads": _HEADS // 2,
+    "linear_num_value_heads": _HEADS,
+    "index_n_heads": _HEADS,
+    "linear_head_dim": _HEAD_SIZE,
+    "linear_key_head_dim": _HEAD_SIZE,
+    "linear_value_head_dim": _HEAD_SIZE,
+    "q_lora_rank": _INNER,
+    "kv_lora_rank": _INNER,
+}
+"""The most of what may be fewer without other numbers changing too."""
 _BOUNDARIES = {
     "sliding_window": _WINDOW,
+    "attention_window_size": _WINDOW,
+    "index_topk": _WINDOW,
+    "keep_window_size": _WINDOW,
     "attention_chunk_size": _CHUNK,
     "original_max_position_embeddings": _CONTEXT,
     "mamba_chunk_size": _CHUNK,
@@ -36,7 +58,9 @@ def small_configs(model: Any) -> list[str]:
     text: Any = base_model(model).config.get_text_config()
     total = int(text.num_hidden_layers)
     cut = _with_near_boundaries(_cut_to_layers(text.to_dict(), total, _num_layers(model, text)))
-    return [json.dumps(one, sort_keys=True) for one in (_narrowed(cut, text), cut)]
+    narrow = _narrowed(cut, text)
+    candidates = (_with_few_heads(narrow), narrow, cut)
+    return [json.dumps(one, sort_keys=True) for one in candidates]
 
 
 def build_copy(config_class: type[PreTrainedConfig], config: str) -> Any:
@@ -72,11 +96,16 @@ def _num_layers(model: Any, text: Any) -> int:
 
 
 def _cut_to_layers(config: dict[str, Any], total: int, num: int) -> dict[str, Any]:
-    """Returns the configuration with fewer layers; lists with an item for each layer are cut."""
-    cut = {
-        name: value[:num] if isinstance(value, list) and len(value) == total else value
-        for name, value in config.items()
-    }
+    """Returns the configuration with fewer layers; what it lists layer by layer is cut."""
+
+    def cut_off(value: Any) -> Any:
+        if isinstance(value, list) and len(value) == total:
+            return value[:num]
+        if isinstance(value, dict) and value and all(str(key).isdigit() for key in value):
+            return {key: inner for key, inner in value.items() if int(key) < num}
+        return value
+
+    cut = {name: cut_off(value) for name, value in config.items()}
     cut["num_hidden_layers"] = num
     if config.get("num_kv_shared_layers"):
         cut["num_kv_shared_layers"] = num // 2
@@ -101,7 +130,7 @@ def _with_near_boundaries(config: Mapping[str, Any]) -> dict[str, Any]:
 def _narrowed(config: Mapping[str, Any], text: Any) -> dict[str, Any]:
     """Returns the configuration with narrow layers, a small vocabulary and larger random weights.
 
-    The number and size of attention's heads stay, since much else depends on them.
+    The number and the size of heads stay, since much else depends on them.
     """
     narrow = dict(config)
     heads = getattr(text, "num_attention_heads", None)
@@ -118,6 +147,29 @@ def _narrowed(config: Mapping[str, Any], text: Any) -> dict[str, Any]:
     # Large enough that what a token attends to shows in the logits.
     narrow["initializer_range"] = 0.2
     return narrow
+
+
+def _with_few_heads(narrow: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the narrow configuration with few heads of every kind; attention's keep their size.
+
+    Some families need other numbers to go with these.
+    """
+    few = dict(narrow)
+    heads, shared = few.get("num_attention_heads"), few.get("num_key_value_heads")
+    if heads:
+        few["num_attention_heads"] = min(_HEADS, heads)
+    if shared:
+        few["num_key_value_heads"] = min(_HEADS if shared == heads else _HEADS // 2, shared)
+    few |= {name: _smaller(few[name], most) for name, most in _FEWER.items() if name in few}
+    inner = int(few.get("mamba_expand") or few.get("expand") or 2) * int(few["hidden_size"])
+    for num_heads, head_size, num_groups in _MAMBA_HEADS:
+        if few.get(num_heads):
+            few |= {num_heads: _HEADS, head_size: inner // _HEADS, num_groups: 1}
+    if few.get("mamba_d_ssm"):
+        few["mamba_d_ssm"] = inner
+    if few.get("attention_hidden_size"):  # Zamba 2
+        few |= {"attention_hidden_size": inner, "attention_head_dim": inner // _HEADS}
+    return few
 
 
 def _smaller(value: Any, most: int) -> Any:

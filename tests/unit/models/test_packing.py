@@ -9,7 +9,7 @@ from stillroom.models.heads import OutputHead
 from stillroom.models.probe import choose_passes
 
 TOKENIZER = build_tokenizer("chatml")
-PACKING = [name for name in ARCHITECTURES if name != "gemma2"]
+PACKING = [name for name in ARCHITECTURES if name not in {"gemma2", "qwen3.5"}]
 
 
 def sequences():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 
 from fakes.families import build_family
 from stillroom.models.heads import OutputHead
@@ -36,6 +37,22 @@ def test_recurrent_layers_and_chunks_are_padded(family):
     choose_passes(head)
 
     assert head.rules.layout == "padded"
+
+
+def test_rows_run_one_by_one_where_tokens_pick_the_few_that_they_attend_to():
+    # transformers picks them among the padding too. 2048 are picked, as in released checkpoints.
+    config = transformers.DeepseekV32Config(
+        vocab_size=128, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, q_lora_rank=16, kv_lora_rank=16,
+        qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, index_topk=2048, index_n_heads=2,
+        index_head_dim=16, first_k_dense_replace=2,
+    )  # fmt: skip
+    head = OutputHead(transformers.AutoModelForCausalLM.from_config(config))
+
+    choose_passes(head)
+
+    assert head.rules.layout == "alone"
+    assert "rows of DeepseekV32ForCausalLM are run one by one" in head.notes[0]
 
 
 def test_rows_that_padding_would_change_run_one_by_one(monkeypatch):

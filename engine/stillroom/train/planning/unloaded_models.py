@@ -1,7 +1,7 @@
 """The models of a run without their weights: the memory they need, and settings that need less."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,7 +83,7 @@ def _planned(
 
 
 @contextmanager
-def _adapted(empty: Any, section: ModelSection, *, like: str | None = None) -> Iterator[Any]:
+def _adapted(empty: Any, section: ModelSection, *, like: str | None = None) -> Generator[Any]:
     """Puts an adapter without weights on the model, and takes it off at the end."""
     with torch.device("meta"):
         model = new_adapter(empty, section, like=like)
