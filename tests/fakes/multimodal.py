@@ -83,6 +83,13 @@ FAMILIES: dict[str, Multimodal] = {
         {"rope_parameters": {**_MROPE, "partial_rotary_factor": 1.0}},
         _QWEN_PIXELS,
     ),
+    "qwen3_5_moe": Multimodal(
+        "qwen3.5-moe",
+        {**_QWEN_VISION, "num_position_embeddings": 16},
+        _QWEN_IDS,
+        {"rope_parameters": {**_MROPE, "partial_rotary_factor": 1.0}},
+        _QWEN_PIXELS,
+    ),
     "qwen3_vl": Multimodal(
         "qwen3",
         {**_QWEN_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
@@ -201,7 +208,7 @@ def _save_without_towers(folder: Path, config: Any, *, seed: int) -> None:
         for name, tensor in text.state_dict().items()
         if name != "lm_head.weight"
     }
-    for part in ("vision_tower.blocks.0", "audio_tower.conformer.0", "embed_vision.embedding"):
+    for part in ("vision_tower.blocks.0", "audio_tower.conformer.0"):
         weights[f"model.{part}.weight"] = torch.randn(4, 4)
     folder.mkdir()
     config.architectures = ["Gemma3nForConditionalGeneration"]

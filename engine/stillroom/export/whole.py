@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from stillroom.errors import ModelError, RunError
 from stillroom.export.provenance import public_name
@@ -130,7 +131,9 @@ def write_whole(
     target.mkdir(exist_ok=True)
     files = _weight_files(whole.folder)
     try:
-        others = _write_weights(whole, model.state_dict(), files, target, is_converted)
+        # As save_pretrained does: experts that the files hold one by one are one tensor in memory.
+        text = revert_weight_conversion(model, model.state_dict())
+        others = _write_weights(whole, text, files, target, is_converted)
         _check_copied(whole.folder, target, others)
     except (OSError, SafetensorError) as error:
         raise RunError(

@@ -3,7 +3,8 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, ViTConfig
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText, ViTConfig
 
 from fakes.families import FAMILIES as TEXTS
 from fakes.multimodal import FAMILIES, build_whole_config, save_multimodal
@@ -30,8 +31,16 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("multimodal")
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma3n"])
-def test_the_text_part_says_of_text_what_the_whole_model_says(root, name):
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_the_text_part_says_of_text_what_the_whole_model_says(root, name, monkeypatch):
+    if name == "gemma3n":
+        # Its towers need a package of their own, and text does not reach them.
+        build = AutoModel.from_config
+        monkeypatch.setattr(
+            AutoModel,
+            "from_config",
+            lambda config: build(config) if "text" in config.model_type else nn.Identity(),
+        )
     folder = save_multimodal(root, name)
     whole = AutoModelForImageTextToText.from_pretrained(folder).eval()
     longest = max(TEXTS[FAMILIES[name].text].lengths)
