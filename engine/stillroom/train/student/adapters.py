@@ -71,6 +71,8 @@ def new_adapter(model: Any, section: ModelSection, *, like: str | Path | None = 
         config = LoraConfig.from_pretrained(str(like))
         # Saved adapters are frozen until somebody says otherwise.
         config.inference_mode = False
+        # The base may have moved since, with its workspace.
+        config.base_model_name_or_path = None
         return get_peft_model(model, config)
     targets = choose_targets(model, section.lora_targets)
     return get_peft_model(
