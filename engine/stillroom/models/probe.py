@@ -46,9 +46,9 @@ def choose_passes(head: OutputHead) -> None:
     Raises ModelError if not even sequences that run alone have the model's own logits.
     """
     name, model, gap = type(head.base).__name__, head.base, 0.0
-    tolerance = _TOLERANCE.get(model.dtype, _SHORT_TOLERANCE)
+    exact = _TOLERANCE[torch.float32]
     gaps = _copy_gaps(type(model.config.get_text_config()), *small_configs(model))
-    head.may_embed = gaps.get("embedded", 0.0) <= tolerance
+    head.may_embed = gaps.get("embedded", 0.0) <= exact
     head.notes.clear()
     layouts: list[PassLayout] = ["padded", "alone"]
     # Packs are for main memory only: on a GPU one padded pass starts far fewer kernels.
@@ -57,16 +57,19 @@ def choose_passes(head: OutputHead) -> None:
     for layout in layouts:
         head.rules = replace(head.rules, layout=layout)
         gap = gaps.get(layout, math.inf if layout == "packed" else 0.0)
-        if layout == "packed":
-            gap = max(gap, _Reference(head, _SHORT).gap(head))
-        if gap <= tolerance:
+        if gap <= exact and layout == "packed":
+            # The copy has none of the changes that may have been made to this very model.
+            own = _Reference(head, _SHORT).gap(head)
+            gap = 0.0 if own <= _TOLERANCE.get(model.dtype, _SHORT_TOLERANCE) else own
+        if gap <= exact:
             return
         if layout == "packed":
             forbid_packing(model)
         if layout in _INSTEAD:
+            reason = f"{gap:.1%} of the largest" if math.isfinite(gap) else "an unknown amount"
             head.notes.append(
                 f"rows of {name} are {_INSTEAD[layout]}: {layout}, some logits would be off by "
-                f"{gap:.1%} of the largest"
+                f"{reason}"
             )
     raise ModelError(
         f"{name} forms its logits in a way that is not known here (they differ by {gap:.1%} of the "

@@ -2,13 +2,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes.families import build_family
 from stillroom.models.batches import (
     PassRules,
     TokenSequence,
     collate,
     microbatches,
     sampled_sequence,
+    with_empty_passes,
 )
+from stillroom.models.heads import OutputHead
 from stillroom.types import TokenTrace
 
 CPU = torch.device("cpu")
@@ -119,3 +122,16 @@ def test_microbatches_hold_every_sequence_once_within_the_padded_size(lengths, m
 
 def test_microbatches_put_similar_lengths_together():
     assert list(microbatches([9, 2, 10, 1], max_tokens=20)) == [[3, 1], [0, 2]]
+
+
+def test_empty_passes_change_no_hidden_state():
+    head = OutputHead(build_family("phi4-mini"))
+    rows = [list(range(3, 12)), list(range(5, 40))]
+    both = head.collate([TokenSequence(row, [True] * len(row)) for row in rows])
+    single = head.collate([TokenSequence(rows[0], [True] * 9)])
+
+    for batch in (both, single):
+        longer = with_empty_passes(batch, 2)
+
+        assert len(longer.passes) == len(batch.passes) + 2
+        assert torch.equal(head.batch_hidden(longer), head.batch_hidden(batch))

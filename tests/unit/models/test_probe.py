@@ -19,9 +19,11 @@ def test_families_whose_windows_packs_know_are_packed(family):
     assert head.notes == []
 
 
-def test_a_window_that_only_the_mask_holds_switches_packing_off():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_that_only_the_mask_holds_switches_packing_off(dtype):
     # A window of 4096 tokens, as released checkpoints have: no short sequence would show it.
-    head = OutputHead(build_family("qwen2-moe", sliding_window=4096))
+    model = build_family("qwen2-moe", sliding_window=4096).to(dtype)
+    head = OutputHead(model)
 
     choose_passes(head)
 
