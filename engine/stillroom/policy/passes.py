@@ -27,16 +27,33 @@ class Copies(Protocol):
 class Passes(Protocol):
     """Runs a model over the tokens of several slots, and keeps what later tokens need."""
 
-    cache: Copies
-    can_copy: bool
-    """Whether a slot's tokens may be copied to another that goes on differently."""
-    can_fill: bool
-    """Whether rows that have no new token may be run along, which saves a copy of the others."""
-    can_continue: bool
-    """Whether a pass of several tokens may go on from earlier ones; else only single tokens do."""
-    is_recurrent: bool
-    """Whether the rows of a pass must have equally many new tokens, since no padding is allowed,
-    and whether a slot's tokens can be copied only all together."""
+    @property
+    def cache(self) -> Copies:
+        """What holds the tokens that were run."""
+        ...
+
+    @property
+    def can_copy(self) -> bool:
+        """Whether a slot's tokens may be copied to another that goes on differently."""
+        ...
+
+    @property
+    def can_fill(self) -> bool:
+        """Whether rows without a new token may be run along, which saves a copy of the others."""
+        ...
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether a pass of several tokens may go on from earlier ones; else single tokens do."""
+        ...
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the rows of a pass must have equally many new tokens, without any padding.
+
+        A slot's tokens can be copied only all together then.
+        """
+        ...
 
     def logits(
         self,
@@ -132,7 +149,8 @@ class _Masks:
     """
 
     def __init__(self, config: Any) -> None:
-        self._types = set(getattr(config, "layer_types", None) or ())
+        types: list[str] = getattr(config, "layer_types", None) or []
+        self._types = set(types)
         self.has_attention = not self._types or self._types != {"linear_attention"}
         # In Mistral, Mixtral and Phi a window, if there is one, holds for every layer.
         slides = not self._types or "sliding_attention" in self._types
