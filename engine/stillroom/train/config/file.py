@@ -130,7 +130,7 @@ def _apply(raw: dict[str, Any], override: str) -> None:
                 f"its {len(cast('list[Any]', holder))} entries are counted from 0",
             )
         if depth == len(parts) - 1:
-            holder[place] = value
+            cast("Any", holder)[place] = value
         elif isinstance(place, str):
             holder = cast("dict[str, Any]", holder).setdefault(place, {})
         else:
