@@ -1,7 +1,7 @@
 """Makes a student and a teacher of Qwen3.5's shape for the demo world, by the demo's own recipe.
 
     python benchmarks/families/qwen3_5_world.py FOLDER
-    python benchmarks/on_policy/margin.py FOLDER/margin --kinds scarce --student FOLDER/student --teacher FOLDER/teacher
+    python benchmarks/on_policy/margin.py FOLDER/margin --kinds long --seeds 1 --student FOLDER/student --teacher FOLDER/teacher
 
 Two layers of a gated delta net are around one of full attention. The teacher is the student, taught
 on. A model that is in FOLDER is not made again. The second command compares on-policy distillation

@@ -5,7 +5,7 @@
     python benchmarks/on_policy/margin.py FOLDER --kinds scarce --student MODEL --teacher MODEL
 
 Scarce: 300 teacher rollouts, filtered, and six epochs of SFT; from there on-policy distillation on
-prompts alone, or SFT continued on the same rows. Early: the same with 2,000 rollouts, and as many
+prompts alone, or SFT continued on the same rows. Long: the same for twice as long. Early: the same with 2,000 rollouts, and as many
 steps of SFT first. Plentiful: 2,000 rollouts, and SFT until it hardly learns any more; from there
 either. The compute is what `demo_world.py` counts: tokens through the student's
 layers, once where they are sampled or read, three times where a gradient is taken; on-policy pays
@@ -36,6 +36,7 @@ class Kind:
 
 KINDS = {
     "scarce": Kind(300, 6, 80),
+    "long": Kind(300, 6, 160),
     "early": Kind(2000, 1, 80),
     "plentiful": Kind(2000, 8, 40),
 }
@@ -69,7 +70,7 @@ def stages(world: DemoWorld, kind: str) -> dict[str, Stage]:
 def measure(world: DemoWorld, kind: str) -> list[dict]:
     """Returns the results of one seed, the teacher's and the base student's where it is scarce."""
     models: dict[str, tuple[str, Stage | None]] = {}
-    if kind == "scarce":
+    if kind in ("scarce", "long"):
         models |= {
             "teacher": (world.models.teacher, None), "base": (world.models.student, None),
         }  # fmt: skip
@@ -154,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", default=["scarce", "early", "plentiful"])
     parser.add_argument("--heldout", type=int, default=300)
     parser.add_argument("--student", default=Models.student)
     parser.add_argument("--teacher", default=Models.teacher)
