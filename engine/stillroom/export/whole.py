@@ -261,7 +261,7 @@ def _write_settings(whole: Whole, model: Any, tokenizer: Any, target: Path) -> N
     ends: Any = generation.get("eos_token_id")
     known: list[Any] = ends if isinstance(ends, list) else [ends]
     stops = stop_token_ids(model, tokenizer)
-    if set(known) != stops:
+    if frozenset(known) != stops:
         write_json(file, {**generation, "eos_token_id": sorted(stops)})
     original = load_tokenizer(ModelLocation(whole.name, str(whole.folder), is_local=True))
     if (original.get_vocab(), original.chat_template) != (

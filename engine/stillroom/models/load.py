@@ -25,7 +25,7 @@ from stillroom.models.multimodal.adapter_names import (
 )
 from stillroom.models.multimodal.text_part import (
     KEY_MAPPING,
-    forget_file_names,
+    be_language_model,
     is_whole,
     quiet_about_other_parts,
     text_name,
@@ -240,7 +240,7 @@ def read_weights(
             "use a complete causal language model",
         )
     if part:
-        forget_file_names(model)
+        be_language_model(model)
     choose_threads(model)
     return model
 

@@ -19,7 +19,7 @@ from stillroom.models.resolve import ModelLocation
 # The text parts that are no causal language models in transformers, and the ones that compute the
 # same: positions in three dimensions are equal in all three where there are no pictures.
 _SAME_AS = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
-_PICTURE_POSITIONS = ("mrope_section", "mrope_interleaved")
+_PICTURE_POSITIONS = ("mrope_section", "mrope_interleaved", "type")
 # The beginnings of the names of the text part's weights: in the files, and in a language model.
 _BEGINNINGS = {
     "model.language_model.": "model.",
@@ -105,13 +105,16 @@ def is_whole(model: Any) -> bool:
     return hasattr(model.config, "text_config")
 
 
-def forget_file_names(model: Any) -> None:
+def be_language_model(model: Any) -> None:
     """Makes a loaded text part be saved as a language model of its own.
 
-    transformers would give its weights the names that they have in the multimodal checkpoint.
+    transformers would give its weights the names that they have in the multimodal checkpoint, and
+    keep a setting that ties the head to the embeddings where the files hold both.
     """
     used: Sequence[Any] = getattr(model, "_weight_conversions", None) or []
     model._weight_conversions = [c for c in used if c.source_patterns[0] not in KEY_MAPPING]
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    model.config.tie_word_embeddings = head.weight is embeddings.weight
 
 
 def _has_text_part(config: Any) -> bool:

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -77,6 +78,20 @@ def test_a_saved_text_part_is_a_language_model_of_its_own(root, tmp_path, name):
     assert all(name.startswith(own) for name in load_file(tmp_path / "model.safetensors"))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert torch.equal(logits(plain, ids), logits(part, ids))
+
+
+def test_a_head_of_its_own_stays_one_where_the_settings_tie_it(root, tmp_path):
+    folder = shutil.copytree(save_multimodal(root, "mistral3"), tmp_path / "tied")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config["tie_word_embeddings"] = True
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    part = read_weights(local(folder), dtype="auto").eval()
+
+    ids = torch.arange(40, 60)[None]
+    as_it_was = read_weights(local(save_multimodal(root, "mistral3")), dtype="auto").eval()
+    assert torch.equal(logits(part, ids), logits(as_it_was, ids))
+    assert part.config.tie_word_embeddings is False
 
 
 def test_planning_measures_the_text_part_alone(root):
