@@ -20,15 +20,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+from limits import COLUMNS, DPO_LOSS, GRADIENT, LOGPROB, LOSS, WEIGHTS
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE), str(ROOT / "tests")]
 FIGURES, PAGE = HERE / "figures.json", ROOT / "docs" / "families.md"
 LIBRARIES = ("transformers", "peft", "torch")
 AT_LEAST = 30
+
+
+def names() -> list[str]:
+    """Returns the families of the table: decoders, then multimodal checkpoints."""
+    sys.path.append(str(ROOT / "tests"))
+    from fakes import families, multimodal
+
+    return [*families.FAMILIES, *(f"{name} checkpoint" for name in multimodal.FAMILIES)]
 
 
 def digest() -> str:
@@ -119,9 +125,6 @@ def adapter_of(family: Any) -> str:
 
 
 def page(kept: dict[str, Any]) -> str:
-    from cells import CELLS, DPO_LOSS, GRADIENT, LOGPROB, LOSS, WEIGHTS
-
-    titles = list(CELLS)
     families = kept["families"]
     whole = sum(
         all(cell["works"] for cell in family["cells"].values()) for family in families.values()
@@ -133,23 +136,25 @@ def page(kept: dict[str, Any]) -> str:
         "`make families` runs every cell of this page on a tiny model of the family (2 to 4 layers, random weights, fp32 on a CPU) and",
         f"writes it; the last run was on {kept['on']} with {libraries}. {whole} of {len(families)} rows say yes in every cell.",
         "",
-        f"Yes means: the operation ran to its end, and beside plain transformers or peft, one unpadded pass a sequence, its loss was within {LOSS:.0e}",
+        f"Yes means: the operation ran to its end (SFT with a loss that falls, tools that are called), and beside plain transformers or peft, one unpadded pass a sequence, its loss was within {LOSS:.0e}",
         f"(DPO {DPO_LOSS:.0e}) and its gradient within {GRADIENT:.0e} of the largest number; sampled tokens had their log-probabilities to {LOGPROB:.0e} nats;",
         "greedy turns around tool replies were those of transformers' `generate`; a checkpoint was read back as it was, and exported weights gave",
         f"the checkpoint's logits to {WEIGHTS:.0e}. Sequences were of mixed lengths, before, at and after each boundary: the lengths in tokens at which",
         "the tiny model's window, chunk or original context ends. No names its reason below. Real models of a family have the same code and",
         "larger numbers; nothing here says how well they learn.",
         "",
-        "| family | boundaries | " + " | ".join(titles) + " |",
-        "|---|---|" + "---|" * len(titles),
+        "| family | boundaries | " + " | ".join(COLUMNS) + " |",
+        "|---|---|" + "---|" * len(COLUMNS),
     ]
     for family in families.values():
-        cells = [family["cells"].get(title) for title in titles]
+        cells = [family["cells"].get(title) for title in COLUMNS]
         said = [
             "not run" if cell is None else "yes" if cell["works"] else "**no**" for cell in cells
         ]
         edges = ", ".join(str(edge) for edge in family["boundaries"]) or "none"
         lines.append(f"| {family['title']} | {edges} | " + " | ".join(said) + " |")
+    if missing := [name for name in names() if name not in families]:
+        lines += ["", f"Not run since the last change of the table: {', '.join(missing)}."]
     lines += ["", "## What says no, and why", ""]
     refused = [
         f"- {family['title']}, {title}: {cell['why']}"
@@ -165,7 +170,7 @@ def page(kept: dict[str, Any]) -> str:
         "| cell | figure | largest | in |",
         "|---|---|---|---|",
     ]
-    for title in titles:
+    for title in COLUMNS:
         for figure in ("loss", "gradient", "reload", "sampler", "sampled", "logits"):
             found = [
                 (cell["figures"][figure], family["title"])
@@ -212,16 +217,18 @@ def main() -> int:
     if options.page_only:
         PAGE.write_text(page(kept), encoding="utf-8")
         return 0
+    # Before torch is imported.
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+    order = {name: i for i, name in enumerate(names())}
     import torch
     import transformers
-    from cells import names
 
     transformers.utils.logging.disable_progress_bar()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     now, bad = digest(), list[str]()
-    for name in options.only or names():
+    for name in options.only or order:
         earlier = kept["families"].get(name, {})
         if earlier.get("digest") == now and not options.again:
             continue
@@ -233,7 +240,6 @@ def main() -> int:
         if options.no_page:
             continue
         kept["families"][name] = found
-        order = {known: i for i, known in enumerate(names())}
         kept["families"] = dict(
             sorted(kept["families"].items(), key=lambda item: order.get(item[0], 999))
         )
