@@ -381,24 +381,18 @@ def sampled_logprobs(family: Family, loaded: LoadedModel, reference: Any) -> flo
     worst = 0.0
     with torch.no_grad():
         for sequence in sequences:
-            worst = max(worst, largest_gap(reference, sequence, family))
+            worst = max(worst, largest_gap(reference, sequence))
     return worst
 
 
-def largest_gap(reference: Any, sequence: DecodedSequence, family: Family) -> float:
+def largest_gap(reference: Any, sequence: DecodedSequence) -> float:
     """Returns the largest difference of one sequence's log-probabilities (nats).
 
-    The reference is one pass over the whole conversation, as a trainer makes. With dynamic NTK, whose frequencies differ at each length,
-    it is a pass up to each token.
+    The reference is one pass over the whole conversation, as a trainer makes.
     """
     ids, at = sequence.ids, [i for i, is_sampled in enumerate(sequence.sampled) if is_sampled]
-    if family.shape.title.endswith("NTK RoPE)"):
-        each = [
-            plain.logits(reference, ids[:i])[-1].double().log_softmax(-1)[ids[i]].item() for i in at
-        ]
-    else:
-        all_TV = plain.logits(reference, ids).double().log_softmax(-1)
-        each = [all_TV[i - 1, ids[i]].item() for i in at]
+    all_TV = plain.logits(reference, ids).double().log_softmax(-1)
+    each = [all_TV[i - 1, ids[i]].item() for i in at]
     return max(abs(sequence.logprobs[i] - value) for i, value in zip(at, each, strict=True))
 
 
