@@ -52,12 +52,14 @@ def test_log_probabilities_are_those_of_one_forward_pass_over_the_whole(loaded):
 
     decode_all(loaded, sequences, max_rows=3)
 
+    # A gated delta net rounds otherwise in its chunks than token by token.
+    rounding = 1e-4 if loaded.model.config.model_type.startswith("qwen3_5") else 1e-5
     for sequence in sequences:
         wanted = full_logprobs(loaded, sequence.ids)
         for found, known, is_sampled in zip(
             sequence.logprobs, wanted, sequence.sampled, strict=True
         ):
-            assert found == pytest.approx(known if is_sampled else 0.0, abs=1e-5)
+            assert found == pytest.approx(known if is_sampled else 0.0, abs=rounding)
 
 
 @pytest.mark.parametrize("replied", [1, 2, 30])
