@@ -189,8 +189,8 @@ def sft(family: Family, rank: int) -> Figures:
         return accumulate_nll(student, rows).loss, plain.nll(reference, rows)
 
     figures = exact_step(family, student, losses, limit=LOSS)
-    epochs = 40 if rank == 0 else 8
-    trainer = {"num_epochs": epochs, "learning_rate": 2e-2}
+    epochs, rate = (60, 1e-2) if rank == 0 else (8, 2e-2)
+    trainer = {"num_epochs": epochs, "learning_rate": rate}
     project = family.project(
         "sft", f"sft-{rank}", rank=rank, trainer=trainer, data={"batch_size": 4}
     )
