@@ -210,7 +210,7 @@ def _save_without_towers(folder: Path, config: Any, *, seed: int) -> None:
     }
     for part in ("vision_tower.blocks.0", "audio_tower.conformer.0"):
         weights[f"model.{part}.weight"] = torch.randn(4, 4)
-    folder.mkdir()
+    folder.mkdir(parents=True)
     config.architectures = ["Gemma3nForConditionalGeneration"]
     config.dtype = "float32"
     config.save_pretrained(folder)
