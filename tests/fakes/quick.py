@@ -1,7 +1,8 @@
 """`pytest --quick`: passes over what loads a heavy library, opens a browser or starts a process.
 
 Nobody has to mark a test. One that does any of these things is skipped as it begins to, and a
-module that imports a heavy library is skipped as a whole. Of a test that is done for several seeds,
+module that imports a heavy library is skipped as a whole. Tests that are marked as thorough, which
+try very many cases in more than a second, are left out. Of a test that is done for several seeds,
 one in ten is done, and hypothesis tries fewer examples.
 """
 
@@ -59,8 +60,12 @@ class QuickOnly:
         sys.addaudithook(_refuse_processes)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leaves most seeds out."""
-        items[:] = [item for item in items if _seed_number(item) % _EVERY_NTH_SEED == 0]
+        """Leaves out most seeds, and the tests that are marked as thorough."""
+        items[:] = [
+            item
+            for item in items
+            if _seed_number(item) % _EVERY_NTH_SEED == 0 and not item.get_closest_marker("thorough")
+        ]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Any:

@@ -134,6 +134,7 @@ JUDGES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=60)
 @given(PROMPTS, ENDPOINTS, JUDGES, SETTINGS, st.none() | st.text(min_size=1, max_size=80))
 # An answer of one letter, shorter than what a judge is told of an empty one.

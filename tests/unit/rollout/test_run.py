@@ -322,6 +322,7 @@ def test_a_run_goes_on_from_every_record_of_the_journal(
             assert len(teacher.served) == 2 * NUM_PROMPTS - num_turns
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_from_a_journal_and_an_output_torn_anywhere(
     unfinished: Path, workspace: Workspace
 ) -> None:
@@ -904,6 +905,7 @@ def test_a_budget_in_dollars_without_a_price_is_refused_before_any_call(
     assert run_of(workspace, teacher, budget_usd=50.0, max_tokens=20).succeeded == NUM_PROMPTS
 
 
+@pytest.mark.thorough
 def test_calls_that_may_have_been_billed_count_in_the_next_run(workspace: Workspace) -> None:
     write_price(workspace)
 
@@ -957,6 +959,7 @@ def test_a_model_in_this_process_keeps_to_the_limits_too(
     assert run_of(workspace, ScriptedTeacher(), **demo).succeeded == NUM_PROMPTS
 
 
+@pytest.mark.thorough
 def test_a_rollout_that_takes_too_long_has_failed_and_goes_on_from_there(
     workspace: Workspace,
 ) -> None:

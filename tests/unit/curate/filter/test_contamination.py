@@ -168,6 +168,7 @@ def asking(number: int, text: str, *, topic: str = "a", system: bool = False) ->
     return rollout_row(task_id=f"t{number}", messages=messages, metadata={"task_type": topic})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("held_out", "num_rows", "is_system"),
     [(50, 300, False), (50, 300, True), (260, 1000, True)],

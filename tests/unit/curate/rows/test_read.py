@@ -192,6 +192,7 @@ def long_way(row: Any) -> RowFacts | None:
     return facts
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=300)
 @given(mangled([rollout_row(messages=TALK), RNOW_ROW, GYM_ROW, rnow_from_rollout(rollout_row())]))
 def test_one_pass_over_a_row_finds_what_all_its_checks_find(
@@ -385,6 +386,7 @@ def test_no_part_of_a_line_is_a_row(row: dict) -> None:
         assert decoded(decoder, line + more)[0] is None
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=300)
 @given(row=mangled(ROWS), seed=st.none() | st.integers(0, 2**32))
 def test_of_any_line_both_ways_say_the_same(row: dict, seed: int | None) -> None:

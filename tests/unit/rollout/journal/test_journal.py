@@ -120,6 +120,7 @@ def test_a_torn_journal_keeps_every_step_before_the_tear(tmp_path: Path) -> None
         assert journal.read_bytes() == content[:last]
 
 
+@pytest.mark.thorough
 def test_a_torn_row_is_a_rollout_to_be_done_again(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     store = RolloutStore(output, SETTINGS)

@@ -395,6 +395,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("index", range(len(HOSTILE)))
 def test_a_hostile_answer_is_read_to_its_end(index: int) -> None:
     text = HOSTILE[index]
