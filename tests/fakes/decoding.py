@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from stillroom.models.load import LoadedModel
@@ -57,6 +58,29 @@ def decode_all(
         engine.ask(sequence)
     run_to_end(engine)
     return [sequence.ids for sequence in sequences]
+
+
+def play_replies(
+    engine: DecodeEngine, sequences: Sequence[DecodedSequence], replies: Sequence[Sequence[int]]
+) -> None:
+    """Samples two turns of every sequence, with its reply between them."""
+    waiting = dict(zip(sequences, replies, strict=True))
+
+    def answer(sequence: DecodedSequence) -> None:
+        if sequence in waiting:
+            sequence.give(waiting.pop(sequence))
+            engine.ask(sequence)
+
+    for sequence in sequences:
+        engine.ask(sequence)
+    run_to_end(engine, answer)
+
+
+def assert_logprobs(loaded: LoadedModel, sequence: DecodedSequence, *, tolerance: float) -> None:
+    """Asserts that a sequence's log-probabilities (nats) are those of one pass, given tokens' 0."""
+    wanted = full_logprobs(loaded, sequence.ids)
+    for found, known, is_sampled in zip(sequence.logprobs, wanted, sequence.sampled, strict=True):
+        assert found == pytest.approx(known if is_sampled else 0.0, abs=tolerance)
 
 
 def generated(loaded: LoadedModel, prompt: Sequence[int], *, max_tokens: int = 24) -> list[int]:

@@ -15,15 +15,14 @@ from fakes.decoding import (
     SAMPLED,
     decode_all,
     engine_for,
+    play_replies,
     random_prompts,
-    run_to_end,
     sequence_of,
 )
 from fakes.tiny_models import build_tokenizer
 from fakes.training import PRICE_TOOL, gradients, largest_gap, make_project
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import load_model
-from stillroom.policy.sequences import DecodedSequence
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
@@ -206,18 +205,8 @@ def test_turns_around_a_tools_reply_are_greedily_those_of_transformers(tiny_mode
     replies = random_prompts((3, 12, 1, 140, 5, 2, 30), seed=3)
     sequences = [sequence_of(prompt) for prompt in prompts]
     engine = engine_for(loaded, max_rows=5)
-    answered: set[int] = set()
 
-    def reply(sequence: DecodedSequence) -> None:
-        index = sequences.index(sequence)
-        if index not in answered:
-            answered.add(index)
-            sequence.give(replies[index])
-            engine.ask(sequence)
-
-    for sequence in sequences:
-        engine.ask(sequence)
-    run_to_end(engine, reply)
+    play_replies(engine, sequences, replies)
 
     for sequence, prompt, given in zip(sequences, prompts, replies, strict=True):
         once = greedily(loaded, prompt)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM
 
-from fakes.decoding import decode_all, full_logprobs, random_prompts, sequence_of
+from fakes.decoding import assert_logprobs, decode_all, random_prompts, sequence_of
 from fakes.families import build_family
 from fakes.tiny_models import ARCHITECTURES, build_tokenizer
 from stillroom.errors import ModelError
@@ -30,11 +30,7 @@ def assert_exact(loaded: LoadedModel, *, before_scoring: Callable[[], object] = 
     decode_all(loaded, sequences, max_rows=2)
     before_scoring()
     for sequence in sequences:
-        wanted = full_logprobs(loaded, sequence.ids)
-        for found, known, is_sampled in zip(
-            sequence.logprobs, wanted, sequence.sampled, strict=True
-        ):
-            assert not is_sampled or found == pytest.approx(known, abs=1e-3)
+        assert_logprobs(loaded, sequence, tolerance=1e-3)
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))

@@ -7,10 +7,12 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from fakes.decoding import (
     GREEDY,
     SAMPLED,
+    assert_logprobs,
     decode_all,
     engine_for,
     full_logprobs,
     generated,
+    play_replies,
     random_prompts,
     run_to_end,
     sequence_of,
@@ -55,11 +57,7 @@ def test_log_probabilities_are_those_of_one_forward_pass_over_the_whole(loaded):
     # A gated delta net rounds otherwise in its chunks than token by token.
     rounding = 1e-4 if loaded.model.config.model_type.startswith("qwen3_5") else 1e-5
     for sequence in sequences:
-        wanted = full_logprobs(loaded, sequence.ids)
-        for found, known, is_sampled in zip(
-            sequence.logprobs, wanted, sequence.sampled, strict=True
-        ):
-            assert found == pytest.approx(known if is_sampled else 0.0, abs=rounding)
+        assert_logprobs(loaded, sequence, tolerance=rounding)
 
 
 @pytest.mark.parametrize("replied", [1, 2, 30])
@@ -68,18 +66,8 @@ def test_a_turn_after_a_tools_reply_is_that_of_transformers(loaded, replied):
     replies = random_prompts((replied, 12, replied, 5), seed=3)
     sequences = [sequence_of(prompt) for prompt in prompts]
     engine = engine_for(loaded)
-    seconds: set[int] = set()
 
-    def answer(sequence: DecodedSequence) -> None:
-        index = sequences.index(sequence)
-        if index not in seconds:
-            seconds.add(index)
-            sequence.give(replies[index])
-            engine.ask(sequence)
-
-    for sequence in sequences:
-        engine.ask(sequence)
-    run_to_end(engine, answer)
+    play_replies(engine, sequences, replies)
 
     for sequence, prompt, reply in zip(sequences, prompts, replies, strict=True):
         once = generated(loaded, prompt)

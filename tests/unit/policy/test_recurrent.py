@@ -5,10 +5,11 @@ import functools
 import pytest
 
 from fakes.decoding import (
+    assert_logprobs,
     decode_all,
     engine_for,
-    full_logprobs,
     generated,
+    play_replies,
     random_prompts,
     run_to_end,
     sequence_of,
@@ -18,7 +19,6 @@ from fakes.tiny_models import build_tokenizer
 from stillroom.models.load import LoadedModel
 from stillroom.models.resolve import ModelLocation
 from stillroom.policy.mode import passes_for
-from stillroom.policy.sequences import DecodedSequence
 from stillroom.types import SamplingSettings
 
 NAMES = ["qwen3.5", "lfm2", "bamba", "minimax", "mamba2"]
@@ -45,30 +45,14 @@ def lengths_of(loaded: LoadedModel) -> list[int]:
     return [edge - 1, 1, edge + 2, 2 * edge + 3]
 
 
-def assert_exact(loaded: LoadedModel, sequence: DecodedSequence) -> None:
-    wanted = full_logprobs(loaded, sequence.ids)
-    for found, known, is_sampled in zip(sequence.logprobs, wanted, sequence.sampled, strict=True):
-        assert found == pytest.approx(known if is_sampled else 0.0, abs=1e-3)
-
-
 @pytest.mark.parametrize("loaded", ["qwen3.5", "lfm2", "bamba"], indirect=True)
 def test_greedy_turns_around_a_reply_are_those_of_transformers(loaded):
     prompts = random_prompts(lengths_of(loaded), seed=1)
     replies = random_prompts((2, 40, 17, 1), seed=2)
     sequences = [sequence_of(prompt, GREEDY) for prompt in prompts]
     engine = engine_for(loaded, max_rows=3)
-    seconds: set[int] = set()
 
-    def answer(sequence: DecodedSequence) -> None:
-        index = sequences.index(sequence)
-        if index not in seconds:
-            seconds.add(index)
-            sequence.give(replies[index])
-            engine.ask(sequence)
-
-    for sequence in sequences:
-        engine.ask(sequence)
-    run_to_end(engine, answer)
+    play_replies(engine, sequences, replies)
 
     for sequence, prompt, reply in zip(sequences, prompts, replies, strict=True):
         once = generated(loaded, prompt, max_tokens=6)
@@ -83,7 +67,7 @@ def test_log_probabilities_are_those_of_one_forward_pass_over_the_whole(loaded):
 
     assert type(passes_for(loaded.model, num_slots=1)).__name__ == "SlotPasses"
     for sequence in sequences:
-        assert_exact(loaded, sequence)
+        assert_logprobs(loaded, sequence, tolerance=1e-3)
 
 
 @pytest.mark.parametrize("loaded", ["qwen3.5", "lfm2"], indirect=True)
@@ -98,7 +82,7 @@ def test_a_shared_prefix_is_run_once_and_copied_where_it_ends(loaded):
 
     assert engine.tokens_shared >= 4 * (len(trunk) - 1) + len(leaves[2])
     for sequence in sequences:
-        assert_exact(loaded, sequence)
+        assert_logprobs(loaded, sequence, tolerance=1e-3)
 
 
 def test_a_row_that_waits_for_its_tool_keeps_its_state_while_others_go_on():
@@ -120,4 +104,4 @@ def test_a_row_that_waits_for_its_tool_keeps_its_state_while_others_go_on():
     run_to_end(engine)
 
     for sequence in sequences[1:]:
-        assert_exact(loaded, sequence)
+        assert_logprobs(loaded, sequence, tolerance=1e-3)

@@ -5,10 +5,11 @@ import functools
 import pytest
 
 from fakes.decoding import (
+    assert_logprobs,
     decode_all,
     engine_for,
-    full_logprobs,
     generated,
+    play_replies,
     random_prompts,
     run_to_end,
     sequence_of,
@@ -17,7 +18,6 @@ from fakes.families import ORIGINAL_CONTEXT, build_family
 from fakes.tiny_models import build_tokenizer
 from stillroom.models.load import LoadedModel
 from stillroom.models.resolve import ModelLocation
-from stillroom.policy.sequences import DecodedSequence
 from stillroom.types import SamplingSettings
 
 SAMPLED = SamplingSettings(temperature=1.0, max_tokens=8)
@@ -33,12 +33,6 @@ def family(name: str) -> LoadedModel:
     return LoadedModel(ModelLocation(name, name, is_local=True), model, tokenizer, frozenset())
 
 
-def assert_exact(loaded: LoadedModel, sequence: DecodedSequence) -> None:
-    wanted = full_logprobs(loaded, sequence.ids)
-    for found, known, is_sampled in zip(sequence.logprobs, wanted, sequence.sampled, strict=True):
-        assert found == pytest.approx(known if is_sampled else 0.0, abs=1e-3)
-
-
 @pytest.mark.parametrize("name", ["phi4-mini", "phimoe", "llama-dynamic"])
 def test_log_probabilities_are_those_of_one_pass_on_both_sides_of_the_boundary(name):
     loaded = family(name)
@@ -48,7 +42,7 @@ def test_log_probabilities_are_those_of_one_pass_on_both_sides_of_the_boundary(n
     decode_all(loaded, sequences, max_rows=5)
 
     for sequence in sequences:
-        assert_exact(loaded, sequence)
+        assert_logprobs(loaded, sequence, tolerance=1e-3)
 
 
 def test_a_reply_that_crosses_the_boundary_changes_no_turn_from_that_of_transformers():
@@ -57,23 +51,13 @@ def test_a_reply_that_crosses_the_boundary_changes_no_turn_from_that_of_transfor
     replies = random_prompts((3, 12, 5, 1), seed=3)
     sequences = [sequence_of(prompt, GREEDY) for prompt in prompts]
     engine = engine_for(loaded)
-    seconds: set[int] = set()
 
-    def answer(sequence: DecodedSequence) -> None:
-        index = sequences.index(sequence)
-        if index not in seconds:
-            seconds.add(index)
-            sequence.give(replies[index])
-            engine.ask(sequence)
-
-    for sequence in sequences:
-        engine.ask(sequence)
-    run_to_end(engine, answer)
+    play_replies(engine, sequences, replies)
 
     for sequence, prompt, reply in zip(sequences, prompts, replies, strict=True):
         once = generated(loaded, prompt, max_tokens=8)
         assert sequence.ids == generated(loaded, [*once, *reply], max_tokens=8)
-        assert_exact(loaded, sequence)
+        assert_logprobs(loaded, sequence, tolerance=1e-3)
 
 
 def test_a_prefix_is_not_copied_to_a_conversation_beyond_the_boundary():
@@ -88,4 +72,4 @@ def test_a_prefix_is_not_copied_to_a_conversation_beyond_the_boundary():
 
     assert engine.tokens_shared == len(trunk)
     for sequence in sequences:
-        assert_exact(loaded, sequence)
+        assert_logprobs(loaded, sequence, tolerance=1e-3)
