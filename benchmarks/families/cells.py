@@ -7,7 +7,7 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -319,15 +319,10 @@ def generate(family: Family) -> Figures:
     request = GenerateRollouts(
         model="run-1", input="prompts.txt", output="out.jsonl", tools="tools.py", temperature=0.0, max_tokens=40, max_turns=3
     )  # fmt: skip
-    work = folder / "runs" / "rollouts"
-    work.mkdir(parents=True, exist_ok=True)
-
-    async def rollouts() -> Any:
-        return await generate_rollouts(
-            Workspace(folder), request, folder=work, reporter=KeptReporter()
-        )
-
-    anyio.run(rollouts)
+    operation = partial(
+        generate_rollouts, folder=run_folder(folder, "rollouts"), reporter=KeptReporter()
+    )
+    anyio.run(operation, Workspace(folder), request)
     written = [
         msgspec.json.decode(line) for line in (folder / "out.jsonl").read_bytes().splitlines()
     ]
@@ -402,6 +397,13 @@ def largest_gap(reference: Any, sequence: DecodedSequence) -> float:
     return max(abs(sequence.logprobs[i] - value) for i, value in zip(at, each, strict=True))
 
 
+def run_folder(folder: Path, name: str) -> Path:
+    """Returns a run's folder in a workspace, made if it is not there."""
+    run = folder / "runs" / name
+    run.mkdir(parents=True, exist_ok=True)
+    return run
+
+
 def evaluate(family: Family) -> Figures:
     """Compares the accuracy of the trained checkpoint with the greedy answers of plain transformers."""
     folder = family.root / "sft-0"
@@ -414,15 +416,10 @@ def evaluate(family: Family) -> Figures:
         model="run-1", data="held.jsonl", tools="tools.py", max_tokens=40, max_turns=3,
         teacher=str(family.folder(1)), kl_prompts=4,
     )  # fmt: skip
-    work = folder / "runs" / "evaluation"
-    work.mkdir(parents=True, exist_ok=True)
-
-    async def evaluation() -> Any:
-        return await evaluate_model(
-            Workspace(folder), request, folder=work, reporter=KeptReporter()
-        )
-
-    result = anyio.run(evaluation)
+    operation = partial(
+        evaluate_model, folder=run_folder(folder, "evaluation"), reporter=KeptReporter()
+    )
+    result = anyio.run(operation, Workspace(folder), request)
     if result.accuracy.value != 1.0 or result.failed:
         raise InexactError(
             f"the accuracy is {result.accuracy.value:.2f} where every answer was trained"
@@ -433,8 +430,7 @@ def evaluate(family: Family) -> Figures:
 def export(family: Family, form: str) -> Figures:
     """Compares an exported model in plain transformers or peft with its checkpoint."""
     folder = family.root / f"sft-{RANK}"
-    work = folder / "runs" / f"export-{form}"
-    work.mkdir(parents=True, exist_ok=True)
+    work = run_folder(folder, f"export-{form}")
     request = ExportModel(model="run-1", output=f"out-{form}", format=form)
     export_model(Workspace(folder), request, folder=work, reporter=KeptReporter())
     checkpoint = plain.load_adapter(
