@@ -42,6 +42,13 @@ class Message(TypedDict, total=False):
     tool_call_id: str
     name: str
     reasoning_content: str
+    weight: Literal[0, 1]
+    """Whether an assistant message is trained (1, or absent) or only read (0)."""
+
+
+def is_trained_turn(message: Message) -> bool:
+    """Returns whether an assistant message is trained, as its `weight` says."""
+    return message.get("weight") != 0
 
 
 class ToolSchema(TypedDict):

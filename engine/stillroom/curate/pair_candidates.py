@@ -18,6 +18,7 @@ from stillroom.data.layouts.detect import RolloutLayout
 from stillroom.data.row_files import RowReader
 from stillroom.data.row_names import row_hash
 from stillroom.errors import DataError
+from stillroom.types import is_trained_turn
 
 Strategy = Literal["best_worst", "all", "adjacent"]
 _MAX_KEPT_BYTES = 16 << 20
@@ -202,7 +203,8 @@ class PairReader:
 def first_difference(one: Sequence[msgspec.Raw], other: Sequence[msgspec.Raw]) -> int | None:
     """Returns the index of the first message in which two conversations differ.
 
-    The ids of tool calls are ignored. None if the conversations are equal.
+    The ids of tool calls, and which turns are trained, are ignored. None if the conversations are
+    equal.
     """
     for index, (message, counterpart) in enumerate(zip(one, other, strict=False)):
         if message != counterpart and _decoded(message) != _decoded(counterpart):
@@ -212,9 +214,16 @@ def first_difference(one: Sequence[msgspec.Raw], other: Sequence[msgspec.Raw]) -
 
 
 def _decoded(message: msgspec.Raw) -> dict[str, Any]:
-    return without_ids(msgspec.json.decode(message))
+    plain = without_ids(msgspec.json.decode(message))
+    return {key: value for key, value in plain.items() if key != "weight"}
 
 
 def both_answer(one: Sequence[msgspec.Raw], other: Sequence[msgspec.Raw], index: int) -> bool:
     """Returns whether the message at `index` is the assistant's in both conversations."""
     return all(len(m) > index and _decoded(m[index])["role"] == "assistant" for m in (one, other))
+
+
+def has_trained_turn(messages: Sequence[msgspec.Raw]) -> bool:
+    """Returns whether one of the assistant's messages is trained, as their weights say."""
+    decoded = (msgspec.json.decode(message) for message in messages)
+    return any(m["role"] == "assistant" and is_trained_turn(m) for m in decoded)

@@ -19,6 +19,7 @@ from stillroom.curate.pair_candidates import (
     TaskIndex,
     both_answer,
     first_difference,
+    has_trained_turn,
     index_rollouts,
     ranked_pairs,
 )
@@ -216,6 +217,9 @@ class PairWriter:
             self._tally.skipped["pair that parts at a tool's reply"] += 1
             return False
         end = start + 1 if self._request.cut == "first_turn" else None
+        if not all(has_trained_turn(side.messages[start:end]) for side in (one, other)):
+            self._tally.skipped["pair with a side whose turns all have weight 0"] += 1
+            return False
         difference = chosen.reward - rejected.reward
         self._rows.write_raw(*_pair_row(one, other, start, end, difference, task_id))
         self._tally.differences.append(difference)

@@ -60,6 +60,7 @@ def _one_message(message: dict[str, Any], where: str, open_calls: set[str]) -> I
             f"{where}.role", f"role {role!r} is unknown", f"use one of {', '.join(ROLES)}"
         )
     yield from _content(message, where)
+    yield from _weight(message, where)
     if role == "assistant" and message.get("tool_calls"):
         yield from _tool_calls(message["tool_calls"], f"{where}.tool_calls", open_calls)
     if role == "tool":
@@ -71,6 +72,17 @@ def _one_message(message: dict[str, Any], where: str, open_calls: set[str]) -> I
                 f"{call_id!r} answers no tool call of an earlier assistant message",
                 "use the id of the call it answers",
             )
+
+
+def _weight(message: dict[str, Any], where: str) -> Iterator[Problem]:
+    """Yields a problem if the message's weight is none that training can honour."""
+    weight = message.get("weight")
+    if isinstance(weight, bool) or weight not in (None, 0, 1):
+        fix = "write 1 (trained) or 0 (only read); to teach a row more often, repeat the row"
+        yield Problem(f"{where}.weight", f"must be 0 or 1, not {describe(weight)}", fix)
+    elif weight == 1 and message.get("role") != "assistant":
+        fix = "leave it out: only the assistant's messages are trained"
+        yield Problem(f"{where}.weight", f"is 1 in a {message.get('role')} message", fix)
 
 
 def _content(message: dict[str, Any], where: str) -> Iterator[Problem]:

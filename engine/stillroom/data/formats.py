@@ -28,7 +28,7 @@ from stillroom.data.row_files import decode_line, decode_text_line, read_row_lin
 from stillroom.errors import DataError
 from stillroom.files import content_hash
 from stillroom.lines import Line
-from stillroom.types import Message, ToolSchema, Trajectory
+from stillroom.types import Message, ToolSchema, Trajectory, is_trained_turn
 
 _VALIDATE_HINT = "mend the line, then list every problem with `stillroom validate-dataset {path}`"
 
@@ -62,7 +62,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SftRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One supervised row; the assistant turns of `messages` are trained."""
+    """One supervised row; assistant turns of `messages` are trained unless their weight is 0."""
 
     messages: list[Message]
     tools: list[ToolSchema]
@@ -128,8 +128,15 @@ def _sft_problems(row: dict[str, Any]) -> Iterator[Problem]:
     yield from problems
     if not problems and not any(message["role"] == "assistant" for message in row["messages"]):
         yield Problem("messages", "holds no assistant message to train on", "add the answer")
+    elif not problems and not _has_trained_turn(row["messages"]):
+        fix = "give the turns to train weight 1, or drop the row"
+        yield Problem("messages", "holds no assistant message whose weight is not 0", fix)
     yield from tool_schema_problems(row.get("tools"))
     yield from object_problems(row, "metadata")
+
+
+def _has_trained_turn(messages: list[Message]) -> bool:
+    return any(m["role"] == "assistant" and is_trained_turn(m) for m in messages)
 
 
 def _dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
@@ -140,6 +147,8 @@ def _dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
         yield from (p for p in problems if not p.field.endswith("tool_call_id"))
         if not problems and field != "prompt" and row[field][0]["role"] != "assistant":
             yield Problem(field, "must begin with an assistant message", "begin with the answer")
+        if not problems and field != "prompt" and not _has_trained_turn(row[field]):
+            yield Problem(field, "holds no message whose weight is not 0", "drop the row")
     if row.get("chosen") is not None and row.get("chosen") == row.get("rejected"):
         yield Problem("rejected", "is the same as chosen", "drop the row: it teaches nothing")
     yield from tool_schema_problems(row.get("tools"))

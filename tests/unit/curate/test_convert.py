@@ -1,4 +1,5 @@
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,32 @@ def convert(
 ) -> ConvertResult:
     request = ConvertRollouts(input=source, **{"output": "train.jsonl", **options})
     return convert_rollouts(Workspace(folder), request)
+
+
+def test_which_turns_are_trained_goes_with_the_rows_and_to_trl_as_its_page_says(
+    tmp_path: Path,
+) -> None:
+    messages = [
+        *(user("a"), assistant("one") | {"weight": 0}),
+        *(user("b"), assistant("two")),
+        *(user("c"), assistant("three") | {"weight": 1}),
+    ]
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row(messages=messages))])
+
+    convert(tmp_path)
+
+    [row] = read_rows(tmp_path / "train.jsonl")
+    assert row["messages"] == messages
+    page = (Path(__file__).parents[3] / "docs" / "trl.md").read_text(encoding="utf-8")
+    [shown] = [part for part in page.split("```python") if "prompt_and_completion" in part]
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(shown.partition("```")[0]), names)  # noqa: S102 - our own page
+    rows = list(names["prompt_and_completion"](row))
+    assert [(r["prompt"], r["completion"]) for r in rows] == [
+        (messages[:3], messages[3:4]),
+        (messages[:5], messages[5:]),
+    ]
+    assert rows[0]["task_id"] == row["task_id"]
 
 
 def test_successes_become_rows_that_can_be_trained_on(tmp_path: Path) -> None:

@@ -170,6 +170,25 @@ def test_a_pair_is_cut_where_the_two_part(tmp_path: Path) -> None:
     assert len(load_dpo_rows(tmp_path / "pairs.jsonl")) == 1
 
 
+def test_weights_are_kept_and_are_no_difference_between_conversations(tmp_path: Path) -> None:
+    good = [*shared(assistant("7") | {"weight": 0}), user("And two?"), assistant("14")]
+    bad = [*shared(assistant("7")), user("And two?"), assistant("15")]
+    rows = [
+        rollout_row(task_id="t", messages=good, reward=1),
+        rollout_row(task_id="t", messages=bad, reward=0),
+        rollout_row(task_id="u", messages=[*good[:-1], good[-1] | {"weight": 0}], reward=1),
+        rollout_row(task_id="u", messages=bad, reward=0),
+    ]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+
+    result = pairs_of(tmp_path)
+
+    [pair] = read_rows(tmp_path / "pairs.jsonl")
+    assert pair["prompt"] == good[:-1]
+    assert (pair["chosen"], pair["rejected"]) == (good[-1:], bad[-1:])
+    assert result.skipped == {"pair with a side whose turns all have weight 0": 1}
+
+
 def test_conversations_that_part_at_a_tools_reply_teach_nothing(tmp_path: Path) -> None:
     rows = [
         rollout_row(task_id="t", messages=shared(assistant("7")), reward=1),

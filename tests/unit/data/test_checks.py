@@ -67,6 +67,10 @@ def test_a_whole_conversation_with_tools_has_no_problem() -> None:
             [assistant(None, {"id": "a", "function": {"name": "f", "arguments": {}}})],
             "messages[0].tool_calls[0].function.arguments",
         ),
+        ([assistant("7") | {"weight": 0.5}], "messages[0].weight"),
+        ([assistant("7") | {"weight": True}], "messages[0].weight"),
+        ([assistant("7") | {"weight": "1"}], "messages[0].weight"),
+        ([user("7") | {"weight": 1}], "messages[0].weight"),
         ([tool_reply("7", "a")], "messages[0].tool_call_id"),
         ([tool_reply("7", ["a"])], "messages[0].tool_call_id"),  # type: ignore[arg-type]
         ([tool_reply("7", {"a": 1})], "messages[0].tool_call_id"),  # type: ignore[arg-type]
@@ -162,3 +166,16 @@ def test_no_row_of_any_shape_makes_a_check_fail(row_format: Any, row: dict[str, 
     for problem in CHECKS[row_format](decoded):
         assert problem.message
         assert problem.fix
+
+
+def test_a_row_whose_turns_all_have_weight_0_has_nothing_to_train() -> None:
+    unread = assistant("7") | {"weight": 0}
+
+    [problem] = CHECKS["sft"]({"messages": [user("a"), unread]})
+    assert problem.message == "holds no assistant message whose weight is not 0"
+    [problem] = CHECKS["dpo"](
+        {"prompt": [user("a")], "chosen": [unread], "rejected": [assistant("8")]}
+    )
+    assert problem.field == "chosen"
+    weights = [assistant("6") | {"weight": weight} for weight in (0, 1, None, 1.0)]
+    assert not list(CHECKS["sft"]({"messages": [user("a") | {"weight": 0}, *weights]}))

@@ -37,6 +37,18 @@ def test_the_trained_tokens_stand_in_brackets(tmp_path):
     )
 
 
+def test_turns_of_weight_0_stand_outside_the_brackets_and_are_not_counted(tmp_path):
+    call, *rest = SFT["messages"][1:]
+    row = SFT | {"messages": [SFT["messages"][0], {**call, "weight": 0}, *rest]}
+
+    whole, example = inspect(tmp_path, SFT, row).examples
+
+    assert example.text.count("⟦") == 1
+    assert "⟦It costs 12.<|im_end|>⟧" in example.text
+    assert example.num_tokens == whole.num_tokens
+    assert 0 < example.num_trained_tokens < whole.num_trained_tokens
+
+
 def test_the_counts_are_those_of_the_shown_tokens(tmp_path):
     row = {"messages": [user("a"), answer("b")]}
 

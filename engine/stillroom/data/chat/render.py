@@ -12,7 +12,7 @@ from typing import Any
 from stillroom.data.chat.template import PROBE, SENTINEL, ChatTemplate, plain_text
 from stillroom.data.chat.turns import Span, TurnFinder
 from stillroom.errors import ModelError
-from stillroom.types import Message, ToolSchema
+from stillroom.types import Message, ToolSchema, is_trained_turn
 
 __all__ = ["ChatRenderer", "RenderedConversation", "plain_text"]
 
@@ -110,12 +110,15 @@ class ChatRenderer:
         One sequence is enough unless the template changes an earlier turn once the conversation
         goes on, e.g. drops its thinking. Such a turn is trained in a sequence that ends with it, or
         with a later turn after which it is still unchanged. In other sequences it is context. The
-        first `num_given_turns` assistant turns are context everywhere and not trained.
+        first `num_given_turns` assistant turns are context everywhere and not trained, as are those
+        with `weight` 0. What follows the last trained turn only because such a turn is there is
+        left out.
         """
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        untrained, end = turns[num_given_turns:], len(messages)
+        untrained = [i for i in turns[num_given_turns:] if is_trained_turn(messages[i])]
         if not untrained:
             return [self._encoded(self._template.text(messages, tools), [])]
+        end = len(messages) if untrained[-1] == turns[-1] else untrained[-1] + 1
         rendered: list[RenderedConversation] = []
         while untrained:
             text, spans = self._turns.find(messages[:end], tools, untrained)

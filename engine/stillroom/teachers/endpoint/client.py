@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import anyio
 import msgspec
@@ -165,7 +165,9 @@ class OpenAITeacher:
         """
         takes_seed = self.sampling.seed is not None and self._endpoint.profile.takes_seed
         seed = _seed_of(self.sampling.seed or 0, seed_key) if takes_seed else None
-        yield HttpConversation(self, list(messages), list(tools), seed)
+        # Which turns are trained is no field of a request, and strict endpoints would refuse it.
+        given = [cast("Message", {k: v for k, v in m.items() if k != "weight"}) for m in messages]
+        yield HttpConversation(self, given, list(tools), seed)
 
     async def complete(
         self,

@@ -20,7 +20,7 @@ from stillroom.settings import Workspace
 from stillroom.tools.mcp.spec import parse_spec
 from stillroom.tools.user.file import UserFile, read_user_file
 from stillroom.train.config.file import load_config
-from stillroom.train.config.resume import find_resume_point, run_to_resume
+from stillroom.train.config.resume import TrainingState, find_resume_point, run_to_resume
 from stillroom.train.config.schema import EvalSection, LauncherSection, TrainConfig, split_address
 from stillroom.train.config.teacher_servers import served_teacher
 from stillroom.validation import StrictModel
@@ -58,12 +58,25 @@ def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTrainin
     if request.resume is None:
         return request
     before = run_to_resume(workspace, request.resume)
-    find_resume_point(workspace, request.resume)
-    return StartTraining(
-        config=request.config if "config" in request.model_fields_set else before.config,
-        overrides=(*before.overrides, *request.overrides),
-        resume=request.resume,
-    )
+    point = find_resume_point(workspace, request.resume)
+    config = request.config if "config" in request.model_fields_set else before.config
+    overrides = (*before.overrides, *request.overrides)
+    kept = _group_size_of(workspace, point.state, config, overrides)
+    return StartTraining(config=config, overrides=(*overrides, *kept), resume=request.resume)
+
+
+def _group_size_of(
+    workspace: Workspace, state: TrainingState, config: str, overrides: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Returns the override with which a run that named no data.group_size keeps its own.
+
+    Earlier versions had another default.
+    """
+    recorded = state.inputs.config["data"]["group_size"] if state.inputs is not None else None
+    now = load_config(workspace.existing(config, label="config"), overrides).data
+    if recorded in (None, now.group_size) or "group_size" in now.model_fields_set:
+        return ()
+    return (f"data.group_size={recorded}",)
 
 
 @dataclass(frozen=True, slots=True)

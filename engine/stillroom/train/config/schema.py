@@ -102,8 +102,9 @@ class DataSection(ConfigSection):
     from which every iteration takes prompts in proportion to their sizes."""
     batch_size: Annotated[int, Field(ge=1, le=4096)]
     """The rows (sft) or pairs (dpo) per optimiser step, or the prompts per iteration (distill)."""
-    group_size: Annotated[int, Field(ge=1, le=64)] = 4
-    """The number of rollouts of each prompt in an iteration (distill)."""
+    group_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """The number of rollouts of each prompt in an iteration (distill); 4 if it is not given and
+    rewards compare rollouts of one prompt."""
     val_split: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of rows that are held out, by prompt, and measured after every epoch (sft, dpo)."""
 
@@ -290,6 +291,18 @@ class TrainConfig(ConfigSection):
         return self if named is self.algorithm else self.model_copy(update={"algorithm": named})
 
     @model_validator(mode="after")
+    def _groups_are_sized(self) -> "TrainConfig":
+        """Gives rewards that compare rollouts of one prompt groups, if the user gave no size."""
+        if "group_size" in self.data.model_fields_set or not self._compares_groups:
+            return self
+        return self.model_copy(update={"data": self.data.model_copy(update={"group_size": 4})})
+
+    @property
+    def _compares_groups(self) -> bool:
+        rewards = self.algorithm.reward_coef > 0 and self.algorithm.adv_estimator != "reinforce"
+        return self.dataset_type == "distill" and rewards
+
+    @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "TrainConfig":
         if self.data.val_split > 0 and self.dataset_type == "distill":
             raise ValueError(
@@ -423,15 +436,9 @@ class TrainConfig(ConfigSection):
 
     @model_validator(mode="after")
     def _rewards_have_others_to_compare_with(self) -> "TrainConfig":
-        algorithm = self.algorithm
-        if (
-            self.dataset_type == "distill"
-            and algorithm.reward_coef > 0
-            and algorithm.adv_estimator != "reinforce"
-            and self.data.group_size == 1
-        ):
+        if self._compares_groups and self.data.group_size == 1:
             raise ValueError(
-                f"algorithm.adv_estimator {algorithm.adv_estimator} compares rollouts of one "
+                f"algorithm.adv_estimator {self.algorithm.adv_estimator} compares rollouts of one "
                 "prompt, so data.group_size must be 2 or more; reinforce compares all of them"
             )
         return self

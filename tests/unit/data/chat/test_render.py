@@ -206,6 +206,33 @@ def test_the_first_turns_of_a_preference_are_context():
     assert trained_texts(rendered, "chatml") == ["d<|im_end|>"]
 
 
+@pytest.mark.parametrize("family", ["chatml", "chatml-tagged", "llama3", "gemma"])
+@pytest.mark.parametrize("weights", [(0, 1, 1), (1, 0, 1), (0, 0, 1), (1, None, 0), (1, 0, 0)])
+def test_turns_of_weight_0_are_read_and_not_trained(family, weights):
+    turns = [answer("one"), answer("two"), answer("three")]
+    plain = [m for ask, turn in zip("abc", turns, strict=True) for m in (user(ask), turn)]
+    weighted = [dict(message) for message in plain]
+    for message, weight in zip(weighted[1::2], weights, strict=True):
+        message["weight"] = weight
+
+    rendered = renderer(family).conversation(weighted, [])
+    whole = renderer(family).conversation(plain, [])
+
+    end = trained_texts(whole, family)[0].removeprefix("one")
+    named = [t["content"] for t, w in zip(turns, weights, strict=True) if w != 0]
+    assert trained_texts(rendered, family) == [name + end for name in named]
+    # What only a later turn of weight 0 would read is left out; all else is as without weights.
+    size = len(rendered.ids)
+    assert rendered.ids == whole.ids[:size]
+    assert (size == len(whole.ids)) == (weights[2] != 0)
+
+
+def test_a_conversation_of_weight_0_alone_trains_nothing():
+    rendered = renderer("chatml").sequences([user("a"), answer("b", weight=0)], [])
+
+    assert [sum(one.trained) for one in rendered] == [0]
+
+
 THOUGHTS = [
     user("a"),
     answer("b", reasoning_content="first thought"),
@@ -224,6 +251,14 @@ def test_thinking_that_a_later_turn_takes_away_is_trained_in_a_sequence_of_its_o
     assert "first thought" not in second.text
     with pytest.raises(ModelError, match=r"messages\[1\] otherwise once the conversation goes on"):
         renders.conversation(THOUGHTS, [])
+
+
+def test_thinking_that_is_not_trained_needs_no_sequence_of_its_own():
+    messages = [*THOUGHTS[:1], {**THOUGHTS[1], "weight": 0}, *THOUGHTS[2:]]
+
+    rendered = renderer("qwen3", include_thinking=True).conversation(messages, [])
+
+    assert trained_texts(rendered, "qwen3") == ["<think>\nsecond thought\n</think>\n\nd<|im_end|>"]
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])

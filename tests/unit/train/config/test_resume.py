@@ -203,6 +203,28 @@ def test_what_was_asked_is_taken_from_the_run(tmp_path, tiny_models):
     project.train("resumed", *requested.overrides, resume="killed")
 
 
+def test_a_run_of_a_version_with_another_default_of_the_group_size_goes_on_with_its_own(
+    tmp_path, tiny_models
+):
+    project = project_of("sft", tmp_path, tiny_models)
+    write_run_files(tmp_path / "runs" / "killed", StartTraining(), RunStatus.INTERRUPTED)
+    killed(project, "killed", 3)
+    state_file = project.checkpoint("step_000002", "killed") / "training_state.json"
+    state = json.loads(state_file.read_text())
+    assert state["asked"]["config"]["data"]["group_size"] == 1
+    state["asked"]["config"]["data"]["group_size"] = 4
+    state_file.write_text(json.dumps(state))
+
+    requested = resolve_resume(project.workspace, StartTraining(resume="killed"))
+    assert requested.overrides == ("data.group_size=4",)
+    project.reporter = KeptReporter()
+    project.train("resumed", *requested.overrides, resume="killed")
+
+    # What is given counts: the change is then named and refused, as any other.
+    other = StartTraining(resume="killed", overrides=("data.group_size=2",))
+    assert resolve_resume(project.workspace, other).overrides == ("data.group_size=2",)
+
+
 def test_another_module_of_the_users_code_is_refused():
     def inputs(**modules):
         return RunInputs(config={}, files=[], models=[], modules=modules)

@@ -49,7 +49,7 @@ def test_what_is_not_said_is_the_documented_default(tmp_path):
     config = load(tmp_path, DISTILL)
 
     assert config.data.train_file == "train.jsonl"
-    assert config.data.group_size == 4
+    assert config.data.group_size == 1
     assert config.data.val_split == 0
     assert (config.model.qlora_rank, config.model.alpha) == (32, 64)
     # What auto stands for with a teacher in this process.
@@ -256,6 +256,16 @@ def test_rewards_that_count_need_rollouts_to_compare(tmp_path, estimator):
     assert "data.group_size must be 2 or more" in error.problem
     load(tmp_path, config, "algorithm.reward_coef=0.5", "data.group_size=2")
     load(tmp_path, config, "algorithm.reward_coef=0.5", "algorithm.adv_estimator=reinforce")
+
+
+@pytest.mark.parametrize(("estimator", "size"), [("grpo", 4), ("gae", 4), ("reinforce", 1)])
+def test_prompts_are_grouped_only_for_rewards_that_compare_their_rollouts(
+    tmp_path, estimator, size
+):
+    config = having("algorithm.adv_estimator", estimator, DISTILL)
+
+    assert load(tmp_path, config).data.group_size == 1
+    assert load(tmp_path, config, "algorithm.reward_coef=0.5").data.group_size == size
 
 
 @pytest.mark.parametrize("loss_fn", get_args(LossName))
