@@ -22,7 +22,10 @@ import transformers
 from transformers import (
     AutoModelForCausalLM,
     BambaConfig,
+    FalconH1Config,
+    GraniteMoeHybridConfig,
     Lfm2Config,
+    NemotronHConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
 )
@@ -33,6 +36,7 @@ from stillroom.policy.decode import DecodeEngine
 from stillroom.policy.sequences import DecodedSequence
 from stillroom.types import SamplingSettings
 
+FAMILIES = ("qwen3_5", "lfm2", "bamba", "granite4", "nemotron_h", "falcon_h1")
 NUM_REPLIES, NEW_TOKENS, VOCABULARY, LAYERS = 3, 24, 4096, 4
 
 
@@ -60,10 +64,28 @@ def hybrid_config(family: str, hidden: int) -> Any:
     if family == "lfm2":
         kinds = ["conv", "conv", "full_attention", "conv"]
         return Lfm2Config(**sizes, layer_types=kinds, block_auto_adjust_ff_dim=False)
+    mamba = {
+        "mamba_n_heads": hidden // 16, "mamba_d_head": 32, "mamba_d_state": 64,
+        "mamba_n_groups": 1, "mamba_chunk_size": 64,
+    }  # fmt: skip
     if family == "bamba":
-        return BambaConfig(
-            **sizes, attn_layer_indices=[3], mamba_n_heads=hidden // 16, mamba_d_head=32,
-            mamba_d_state=64, mamba_n_groups=1, mamba_chunk_size=64,
+        return BambaConfig(**sizes, **mamba, attn_layer_indices=[3])
+    if family == "falcon_h1":
+        # Each layer has both attention and Mamba.
+        return FalconH1Config(**sizes, **mamba, mamba_d_ssm=2 * hidden)
+    if family == "granite4":
+        kinds = ["linear_attention"] * 3 + ["full_attention"]
+        return GraniteMoeHybridConfig(
+            **sizes, **mamba, layer_types=kinds, shared_intermediate_size=3 * hidden,
+            num_local_experts=0, num_experts_per_tok=0,
+        )  # fmt: skip
+    if family == "nemotron_h":
+        # A layer is either Mamba, attention or an MLP, so that two of them are as deep as one.
+        sizes.pop("num_hidden_layers")
+        return NemotronHConfig(
+            **sizes, layers_block_type=["linear_attention", "mlp"] * 3 + ["full_attention", "mlp"],
+            head_dim=64, mamba_num_heads=hidden // 16, mamba_head_dim=32, ssm_state_size=64,
+            n_groups=1, chunk_size=64,
         )  # fmt: skip
     heads = max(1, hidden // 128)
     return Qwen3_5TextConfig(
@@ -132,7 +154,7 @@ def generated(loaded: LoadedModel, given: Sequence[Sequence[Sequence[int]]]) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--family", default="qwen3_5", choices=("qwen3_5", "lfm2", "bamba"))
+    parser.add_argument("--family", default="qwen3_5", choices=FAMILIES)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)

@@ -5,6 +5,7 @@ Shapes: B rows of one forward pass, n new tokens of each, T tokens attended to, 
 
 import inspect
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from stillroom.models.heads import OutputHead
 from stillroom.models.placement import base_model, body_of, input_device
 from stillroom.policy.kv_cache import ForwardPlan
+from stillroom.policy.mamba import own_formulas
 from stillroom.policy.slot_cache import SlotCache
 
 
@@ -73,8 +75,17 @@ class SlotPasses:
 
     can_copy = can_fill = True
 
-    def __init__(self, model: Any, cache: SlotCache, *, can_continue: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        cache: SlotCache,
+        *,
+        can_continue: bool = True,
+        has_own_formulas: bool = True,
+    ) -> None:
+        """`has_own_formulas`: whether Mamba layers run by ours instead of transformers'."""
         self.cache, self.can_continue = cache, can_continue
+        self._formulas = own_formulas if has_own_formulas else nullcontext
         self.is_recurrent = cache.is_recurrent
         self._head = OutputHead(model)
         self._device = input_device(base_model(model))
@@ -136,7 +147,8 @@ class SlotPasses:
             inputs["attention_mask"] = self._masks.of(
                 positions_Bn, plan.num_attended, self._dtype if self._is_eager else None
             )
-        hidden_BnH = self._head.run_body(**inputs)
+        with self._formulas():
+            hidden_BnH = self._head.run_body(**inputs)
         self.cache.end_pass(plan)
         return hidden_BnH
 

@@ -3,6 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM
+from transformers.models.bamba import modeling_bamba
 
 from fakes.decoding import assert_logprobs, decode_all, random_prompts, sequence_of
 from fakes.families import build_family
@@ -62,6 +63,27 @@ def test_a_model_that_forgets_its_state_between_chunks_is_given_tokens_singly():
 
     assert "given tokens run one by one" in note
     assert isinstance(passes_for(loaded.model, num_slots=1), SlotPasses)
+    assert_exact(loaded)
+
+
+def test_a_mamba_model_with_another_formula_is_sampled_by_its_own(monkeypatch):
+    original = modeling_bamba.mamba2_chunk_scan
+
+    def other(*args, D, **more):
+        return original(*args, D=0.5 * D, **more)
+
+    step = modeling_bamba.mamba2_selective_state_update
+
+    def other_step(*args, **more):
+        return step(*args[:6], 0.5 * args[6], **more)
+
+    monkeypatch.setattr(modeling_bamba, "mamba2_chunk_scan", other)
+    monkeypatch.setattr(modeling_bamba, "mamba2_selective_state_update", other_step)
+    loaded = as_loaded(build_family("bamba", build_tokenizer()))
+
+    (note,) = check_decoding(loaded)
+
+    assert "given tokens run one by one" in note
     assert_exact(loaded)
 
 

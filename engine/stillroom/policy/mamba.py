@@ -1,0 +1,184 @@
+"""Mamba 2 layers while they are sampled: a faster form of their two formulas, and their time steps.
+
+transformers' own formulas, which run where no kernels are installed, write out for every head and
+state what is one number for a head, and fill short texts up to a whole chunk.
+
+Shapes: B rows, T tokens of each, H heads in G groups of equal keys and queries, P numbers of a
+head, N numbers of a key; M = P * H / G, a group's heads side by side.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial, wraps
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+# The tokens of which each attends to every earlier one; longer texts hand a state from one chunk to
+# the next. More tokens cost more for each token, fewer need more operations.
+_CHUNK_TOKENS = 64
+# exp of it is lost beside any other number; smaller ones would be denormal, which CPUs are slow at.
+_LEAST_DECAY = -60.0
+_STEP_MARK = "stillroom_holds_time_step"
+_FORM_MARK = "stillroom_chooses_formula"
+_is_sampling: ContextVar[bool] = ContextVar("is_sampling", default=False)
+
+
+@contextmanager
+def own_formulas() -> Generator[None]:
+    """Lets the Mamba layers of prepared models use the formulas of this module within the block."""
+    token = _is_sampling.set(True)
+    try:
+        yield
+    finally:
+        _is_sampling.reset(token)
+
+
+def prepare_mamba(model: nn.Module) -> None:
+    """Prepares the Mamba layers of a model to be sampled; passes for training stay as they are."""
+    for mixer in model.modules():
+        _hold_time_step(mixer)
+        # With its kernels installed transformers' own functions are the fast ones.
+        if hasattr(mixer, "A_log") and find_spec("mamba_ssm") is None:
+            module: Any = sys.modules[type(mixer).__module__]
+            for name, own in _OWN.items():
+                original = getattr(module, name, None)
+                if original is not None and not hasattr(original, _FORM_MARK):
+                    setattr(module, name, _choosing(original, own))
+
+
+def _choosing(original: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that runs `own` while a model is sampled, and `original` otherwise."""
+
+    @wraps(original)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (own if _is_sampling.get() else original)(*args, **kwargs)
+
+    setattr(chosen, _FORM_MARK, True)
+    return chosen
+
+
+def _hold_time_step(mixer: nn.Module) -> None:
+    """Makes a Mamba layer keep to its least time step in single-token passes too.
+
+    transformers bounds the time step in passes of several tokens only (Nemotron-H, Zamba2). The
+    bound is put on what the time step is formed from, which changes nothing in the longer passes.
+    """
+    limits: Any = getattr(mixer, "time_step_limit", None)
+    least = limits[0] if limits else 0.0
+    projection: Any = getattr(mixer, "in_proj", None)
+    if least > 0 and projection is not None and not hasattr(projection, _STEP_MARK):
+        # The inverse of softplus.
+        lowest = math.log(math.expm1(least))
+        projection.register_forward_hook(partial(_bounded, mixer, lowest))
+        setattr(projection, _STEP_MARK, True)
+
+
+def _bounded(mixer: Any, lowest: float, _module: Any, _inputs: Any, output: Tensor) -> Tensor:
+    """Returns the projection with its last columns, one for each head, held to their bound."""
+    bias_h = mixer.dt_bias
+    rest, step = output.split([output.shape[-1] - bias_h.shape[0], bias_h.shape[0]], dim=-1)
+    return torch.cat([rest, step.maximum((lowest - bias_h).to(step.dtype))], dim=-1)
+
+
+def _step(
+    state: Tensor,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    *,
+    dt_bias: Tensor,
+    **_: Any,
+) -> Tensor:
+    """Runs one token of each row, [B, H, P], and changes the states, [B, H, P, N], in place.
+
+    The arguments are those of transformers' `mamba2_selective_state_update`, where what belongs to
+    a head (dt, A, D, dt_bias) is repeated for each of its numbers.
+    """
+    rows, heads, width = hidden_states.shape
+    groups, keys = B.shape[1:]
+    x_BHP = hidden_states.float()
+    dt_BH = softplus((dt[..., 0] + dt_bias[:, 0].to(dt.dtype)).float())
+    state.mul_((dt_BH * A[:, 0, 0]).clamp_(min=_LEAST_DECAY).exp_()[..., None, None])
+    state_MN = state.view(rows * groups, -1, keys)
+    added = (x_BHP * dt_BH[..., None]).view(rows * groups, -1, 1)
+    state_MN.addcmul_(added, B.reshape(rows * groups, 1, keys).float())
+    # The row comes first: with the state first the product takes six times as long on a CPU.
+    y = C.reshape(rows * groups, 1, keys).float() @ state_MN.mT
+    return (y.view(rows, heads, width) + x_BHP * D).to(hidden_states.dtype)
+
+
+def _scan(  # noqa: PLR0913
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    D: Tensor,
+    dt_bias: Tensor,
+    dt_limit: tuple[float, float],
+    initial_states: Tensor | None,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Runs several tokens of each row; returns the outputs, [B, T, H, P], and the new states.
+
+    The arguments are those of transformers' `mamba2_chunk_scan`.
+    """
+    rows, heads, width = hidden_states.shape[0], *hidden_states.shape[2:]
+    groups, keys = B.shape[2:]
+    dt_BTH = softplus((dt + dt_bias.to(dt.dtype)).float()).clamp_(*dt_limit)
+    x_BTHP = hidden_states.float()
+    shape = (rows, groups, heads // groups * width, keys)
+    state_BGMN = (
+        x_BTHP.new_zeros(shape) if initial_states is None else initial_states.float().view(shape)
+    )
+    parts: list[Tensor] = []
+    each = (x_BTHP, dt_BTH, B.float(), C.float())
+    for x, step, key, query in zip(*(t.split(_CHUNK_TOKENS, dim=1) for t in each), strict=True):
+        y, state_BGMN = _scan_chunk(x * step[..., None], step * A, key, query, state_BGMN)
+        parts.append(y)
+    output = torch.cat(parts, dim=1) + x_BTHP * D[:, None]
+    return output, state_BGMN.view(rows, heads, width, keys)
+
+
+def _scan_chunk(
+    x_BTHP: Tensor, decay_BTH: Tensor, key_BTGN: Tensor, query_BTGN: Tensor, state_BGMN: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the outputs of one chunk, [B, T, H, P], and the states after it, [B, G, M, N].
+
+    decay: the logarithms of how much of the state each token leaves, not above 0.
+    """
+    rows, tokens, heads, width = x_BTHP.shape
+    groups = key_BTGN.shape[2]
+    key_BGTN, query_BGTN = key_BTGN.transpose(1, 2), query_BTGN.transpose(1, 2)
+    # How much of one token is left at a later one. Each is a sum of its own, as the difference of
+    # two sums over the chunk would be inexact where decays are large.
+    decay_BHT = decay_BTH.mT
+    between = decay_BHT[..., None].expand(-1, -1, -1, tokens).tril(-1).cumsum(-2)
+    left = between.clamp_(min=_LEAST_DECAY).exp_()
+    weights = left.view(rows, groups, -1, tokens, tokens) * (query_BGTN @ key_BGTN.mT)[:, :, None]
+    within_BHTP = weights.tril_().view(rows, heads, tokens, tokens) @ x_BTHP.transpose(1, 2)
+    from_state = (query_BGTN @ state_BGMN.mT).view(rows, groups, tokens, -1, width)
+    since_BTH = decay_BHT.cumsum(-1).clamp_(min=_LEAST_DECAY).exp_().mT
+    y_BTHP = from_state.transpose(1, 2).reshape(rows, tokens, heads, width) * since_BTH[..., None]
+    y_BTHP = y_BTHP.add_(within_BHTP.transpose(1, 2))
+    added = (x_BTHP * left[:, :, -1].mT[..., None]).view(rows, tokens, groups, -1)
+    kept = since_BTH[:, -1].reshape(rows, groups, -1, 1, 1)
+    state = (state_BGMN.view(rows, groups, kept.shape[2], width, -1) * kept).view_as(state_BGMN)
+    return y_BTHP, state + added.permute(0, 2, 3, 1) @ key_BGTN
+
+
+_OWN: dict[str, Callable[..., Any]] = {
+    "mamba2_selective_state_update": _step,
+    "mamba2_chunk_scan": _scan,
+}
