@@ -26,7 +26,7 @@ LARGE_BYTES = 4 << 20
 _HASHED_FASTER = 64
 """How much faster a file is hashed, or its rows counted, than the rows are judged."""
 _MAX_MANIFESTS = 50
-_SOURCES = ("path", "input", "chosen_from", "rejected_from", "decontaminate", "verdicts")
+_SOURCES = ("path", "input", "own", "chosen_from", "rejected_from", "decontaminate", "verdicts")
 """The fields of requests that name files with rows."""
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from pydantic import Field
 
+from stillroom.curate.own_rollouts import RowPlaces, own_left_out
 from stillroom.curate.rows.facts import NULL, RolloutParts, RowFacts
 from stillroom.curate.rows.read import CuratedRow, read_curated_rows
 from stillroom.curate.rows.sources import (
@@ -17,7 +18,7 @@ from stillroom.curate.rows.sources import (
     foreign_teachers,
     source_files,
 )
-from stillroom.errors import DataError
+from stillroom.errors import DataError, InputError
 from stillroom.files import Buffer, LineWriter
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, ReplacingRequest, new_output
@@ -36,6 +37,13 @@ class ConvertRollouts(ReplacingRequest):
     ]
     output: Annotated[str, Field(description="Supervised rows (.jsonl)")]
     include_failed: Annotated[bool, Field(description="Also convert unsuccessful ones")] = False
+    own: Annotated[
+        str | None, Field(description="The student's own rollouts: right ones are mixed in")
+    ] = None
+    own_share: Annotated[float, Field(gt=0, lt=1, description="Most of all rows that are own")] = (
+        0.5
+    )
+    own_per_prompt: Annotated[int, Field(ge=1)] = 1
     ray_address: str | None = None
 
 
@@ -73,14 +81,34 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
     Raises DataError if no row could be converted.
     """
     sources = source_files(workspace, request.input)
-    files = [source.path for source in sources]
+    own = own_sources(workspace, request, sources)
+    files = [source.path for source in (*sources, *own)]
     output = workspace.output_file(request.output, label="output")
     check_output(output, files)
     with writing(output, request) as new, Recording(files) as recording:
         conversion = Conversion(new.rows, include_failed=request.include_failed)
         for source in sources:
             conversion.convert(source)
+        conversion.add_own(own, request)
         return conversion.finish(workspace, request, new, sources, recording.records())
+
+
+def own_sources(
+    workspace: Workspace, request: ConvertRollouts, sources: Sequence[SourceFile]
+) -> list[SourceFile]:
+    """Returns the files of the student's own rollouts; none if the request names none.
+
+    Raises InputError for options without them, or for a file that is an input already.
+    """
+    if request.own is None:
+        if given := {"own_share", "own_per_prompt"} & request.model_fields_set:
+            raise InputError(f"{min(given)} needs own", "name the student's own rollouts as own")
+        return []
+    own = source_files(workspace, request.own)
+    paths = {source.path.resolve() for source in sources}
+    if shared := [source.name for source in own if source.path.resolve() in paths]:
+        raise InputError(f"{shared[0]} is both input and own", "name it once")
+    return own
 
 
 def writing(output: Path, request: ConvertRollouts) -> AbstractContextManager[NewOutput]:
@@ -99,12 +127,27 @@ class Conversion:
         self.teachers: Counter[str] = Counter()
         """The number of converted rows by the model that another system says answered."""
 
-    def convert(self, source: SourceFile) -> None:
-        """Writes the supervised rows of one file and adds its counts to `sources`."""
+    def add_own(self, sources: Sequence[SourceFile], request: ConvertRollouts) -> None:
+        """Adds the student's own right rollouts, up to their share of all rows."""
+        if not sources or not self._rows.num_rows:
+            return
+        most = int(self._rows.num_rows * request.own_share / (1 - request.own_share) + 1e-9)
+        paths = [source.path for source in sources]
+        left_out = own_left_out(paths, most=most, per_prompt=request.own_per_prompt)
+        self.include_failed = False
+        for source in sources:
+            self.convert(source, left_out)
+
+    def convert(self, source: SourceFile, unwanted: RowPlaces | None = None) -> None:
+        """Writes the supervised rows of one file and adds its counts to `sources`.
+
+        `unwanted` are right rollouts that are left out, with the reason.
+        """
         left_out: Counter[str] = Counter()
         before = self._rows.num_rows
         for rollout in read_curated_rows(source.path, with_parts=True):
-            reason = self._write(rollout)
+            place = (rollout.path, rollout.line.offset)
+            reason = (unwanted or {}).get(place) or self._write(rollout)
             if reason is not None:
                 left_out[reason] += 1
         converted = self._rows.num_rows - before

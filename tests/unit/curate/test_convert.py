@@ -386,3 +386,66 @@ def test_the_model_that_answered_in_nemo_gym_is_on_record(tmp_path: Path) -> Non
     [teacher] = manifest.models
     assert (teacher.role, teacher.name, teacher.location) == ("policy", "m", "nemo_gym")
     assert [(one.model, one.rows) for one in teacher.answered_by] == [("m", 3)]
+
+
+def own_rows(num_prompts: int, per_prompt: int = 2) -> list[dict]:
+    """A student's rollouts: of each prompt so many right ones, and a wrong one."""
+    return [
+        rollout_row(
+            task_id=f"own{prompt}",
+            sample=sample,
+            reward=float(sample < per_prompt),
+            success=sample < per_prompt,
+            messages=[user("a"), assistant(f"{prompt}.{sample}")],
+        )
+        for prompt in range(num_prompts)
+        for sample in range(per_prompt + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "num"),
+    [({}, 4), ({"own_share": 0.8}, 10), ({"own_share": 0.8, "own_per_prompt": 2}, 16)],
+)
+def test_right_rollouts_of_the_student_are_mixed_in_up_to_a_share_and_a_number_of_each_prompt(
+    tmp_path: Path, options: dict, num: int
+) -> None:
+    write_lines(
+        tmp_path / "rollouts.jsonl", [encoded(rollout_row(task_id=f"t{i}")) for i in "abcd"]
+    )
+    write_lines(tmp_path / "own.jsonl", map(encoded, own_rows(10)))
+
+    result = convert(tmp_path, own="own.jsonl", **options)
+
+    assert (result.converted, result.read) == (4 + num, 34)
+    beyond = {k: v for k, v in result.left_out.items() if k.startswith("beyond own_")}
+    assert result.left_out == {"no success": 10, **beyond}
+    assert sum(beyond.values()) == 20 - num
+    per_prompt = options.get("own_per_prompt", 1)
+    rows = read_rows(tmp_path / "train.jsonl")
+    own = [row for row in rows if row["task_id"].startswith("own")]
+    assert len(own) == num
+    assert max(sum(r["task_id"] == row["task_id"] for r in own) for row in own) <= per_prompt
+    assert all(row["reward"] == 1 for row in own)
+    inputs = read_manifest(tmp_path / "train.jsonl").inputs  # type: ignore[union-attr]
+    assert [Path(record.path).name for record in inputs] == ["rollouts.jsonl", "own.jsonl"]
+    # The same rows in another order give the same choice.
+    before = {row["rollout_id"] for row in own}
+    write_lines(tmp_path / "own.jsonl", map(encoded, own_rows(10)[::-1]))
+    convert(tmp_path, own="own.jsonl", overwrite=True, **options)
+    again = {r["rollout_id"] for r in read_rows(tmp_path / "train.jsonl")}
+    assert before <= again
+
+
+def test_own_rollouts_are_named_once_and_their_options_not_without_them(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row())])
+
+    with pytest.raises(InputError, match="is both input and own"):
+        convert(tmp_path, own="rollouts.jsonl")
+    with pytest.raises(InputError, match="own_share needs own"):
+        convert(tmp_path, own_share=0.3)
+    # Without a row of the teacher there is nothing to mix them into.
+    write_lines(tmp_path / "own.jsonl", map(encoded, own_rows(1)))
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row(success=False))])
+    with pytest.raises(DataError, match="none of the 1 rows"):
+        convert(tmp_path, own="own.jsonl")

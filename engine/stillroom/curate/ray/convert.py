@@ -10,6 +10,7 @@ from stillroom.curate.convert import (
     ConvertResult,
     ConvertRollouts,
     SourceCount,
+    own_sources,
     writing,
 )
 from stillroom.curate.ray.parts import RayParts, ray_parts
@@ -40,11 +41,14 @@ class _Part:
 def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
     """Does what `convert_rollouts` does, with one Ray task per file."""
     sources = source_files(workspace, request.input)
+    own = own_sources(workspace, request, sources)
     output = workspace.output_file(request.output, label="output")
-    check_output(output, [source.path for source in sources])
+    check_output(output, [source.path for source in (*sources, *own)])
     with writing(output, request) as new, ray_parts(request.ray_address, output) as parts:
         conversion = Conversion(new.rows, include_failed=request.include_failed)
         records = _converted(parts, sources, conversion, new.rows)
+        conversion.add_own(own, request)
+        records += [record_file(source.path) for source in own]
         return conversion.finish(workspace, request, new, sources, records)
 
 

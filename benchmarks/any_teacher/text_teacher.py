@@ -1,0 +1,271 @@
+"""What a teacher that only gives text is best asked for, on the demo world.
+
+    python benchmarks/any_teacher/text_teacher.py FOLDER --seeds 1 2 --arms plain@300 hard+own@300
+    python benchmarks/any_teacher/text_teacher.py FOLDER --summary
+
+Every arm begins at the same student: SFT on 300 teacher rollouts. It spends as many of the
+teacher's output tokens as N plain rollouts take (`@N`; `@N$`: as much money, where an output token
+costs five input tokens), and COMPUTE token-forwards of the student: sampling counts 1 a token,
+training 3 (a beginning that rows of a batch share passes once). Its rows are those of the cold start and its own; the student is trained on them by
+`start_training`, in as many passes as the compute allows. Arms:
+
+    more      nothing: SFT goes on with the rows of the cold start
+    own       nothing: the student's own right rollouts
+    plain     the teacher answers fresh prompts
+    hard      the teacher answers prompts that the student has just failed
+    X+own     X, and the student's own right rollouts, at most as many as all other rows
+
+One JSON line per arm; what is in FOLDER/results.jsonl is not done again.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "on_policy"))
+
+from demo_world import ACTING, DemoWorld, policy, reported
+
+from stillroom.api import GenerateRollouts
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.formats import load_tasks
+from stillroom.evaluate.intervals import mean_estimate, share_estimate
+from stillroom.models.load import load_model
+from stillroom.models.resolve import locate_model
+from stillroom.reporting import SilentReporter
+from stillroom.rollout.run import generate_rollouts
+
+COMPUTE = 920_000
+COLD, FRESH = 300, 1700
+OUTPUT_PRICE = 5
+"""What an output token costs in input tokens."""
+NUM_HELDOUT = 300
+Row = dict[str, Any]
+
+
+class Lab:
+    """One seed's cold student and the rollouts that arms choose from."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.world = DemoWorld(root, seed, num_heldout=NUM_HELDOUT)
+        self.folder = self.world.workspace.root
+        self._tasks = load_tasks(self.folder / "prompts.jsonl")
+        self.cold_rows = self._rows(self.world.teacher_rows(COLD))
+        overrides = [
+            f"data.train_file=sft-{COLD}.jsonl", f"model.path={self.world.models.student}",
+            "trainer.num_epochs=6",
+        ]  # fmt: skip
+        self.cold = self.world.train("cold", "sft.yml", overrides)
+        loaded = load_model(
+            self.world.workspace, locate_model(self.world.workspace, self.world.models.student)
+        )
+        self._renderer = ChatRenderer(loaded.tokenizer)
+        num_tokens = 6 * sum(map(self.num_tokens, self.cold_rows))
+        self._passes = self.cold.token_forwards / num_tokens
+        """What training a token takes: less than 3, as shared beginnings pass once."""
+        self.student = self.rollouts(
+            "student", input="prompts.jsonl", entries=f"{COLD}-{COLD + FRESH - 1}",
+            **policy(self.cold.model),
+        )  # fmt: skip
+
+    def rollouts(self, name: str, **request: Any) -> list[Row]:
+        """Returns the rollouts of a request, which are done once, in the order of the prompts."""
+        output = f"pool-{name}.jsonl"
+        if not (self.folder / f"{output}.manifest.json").exists():
+            folder = self.world.workspace.runs / f"pool-{name}"
+            folder.mkdir(parents=True, exist_ok=True)
+            settings = ACTING | {"temperature": 1.0, "seed": self.world.seed, "output": output}
+            requested = GenerateRollouts(**(settings | request))
+
+            async def play() -> None:
+                await generate_rollouts(
+                    self.world.workspace, requested, folder=folder, reporter=SilentReporter()
+                )
+
+            anyio.run(play)
+        # A file has rollouts in the order in which they ended: the short ones first.
+        by_task = {row["task_id"]: row for row in self._rows(output)}
+        return [by_task[task.task_id] for task in self._tasks if task.task_id in by_task]
+
+    def _rows(self, name: str) -> list[Row]:
+        lines = (self.folder / name).read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def prompts_of(self, name: str, rollouts: Iterable[Row]) -> str:
+        """Writes the prompts of these rollouts to a file, whose name is returned."""
+        wanted = [tuple(m["content"] for m in r["messages"][:2]) for r in rollouts]
+        by_text = {
+            tuple(m["content"] for m in row["messages"][:2]): row
+            for row in self._rows("prompts.jsonl")
+        }
+        lines = [json.dumps(by_text[text]) + "\n" for text in wanted]
+        (self.folder / name).write_text("".join(lines), encoding="utf-8")
+        return name
+
+    def num_tokens(self, row: Row) -> int:
+        """Returns how many tokens a row has when it is trained."""
+        return sum(len(s.ids) for s in self._renderer.sequences(row["messages"], row["tools"]))
+
+    def arm(self, name: str) -> Row:
+        """Does one arm and returns its result."""
+        begun = time.process_time()
+        kind, _, size = name.partition("@")
+        base, _, own = kind.partition("+")
+        plain = self.rollouts(
+            "plain", input="prompts.jsonl", entries=f"{COLD}-{COLD + 1299}",
+            **policy(self.world.models.teacher),
+        )  # fmt: skip
+        spent_on = dollars if size.endswith("$") else output_tokens
+        price = sum(map(spent_on, plain)) / len(plain)
+        used, new, sampled = self._asked(base, plain, price * int(size.strip("$") or 0), spent_on)
+        if base == "own" or own:
+            mine = [row for row in self.student[: sampled or None] if is_good(row)]
+            sampled = sampled or len(self.student)
+            random.Random(self.world.seed).shuffle(mine)
+            new += mine if base == "own" else mine[: len(self.cold_rows) + len(new)]
+        sampling = sum(len(row["tokens"]["ids"]) for row in self.student[:sampled])
+        trained = self._train(name, [*self.cold_rows, *new], COMPUTE - sampling)
+        found = self.world.evaluate(name, trained.model, has_kl=False)
+        return {
+            "arm": name,
+            "seed": self.world.seed,
+            "accuracy": found.result.accuracy.value,
+            "teacher_out": sum(map(output_tokens, used)),
+            "teacher_in": sum(row["usage"]["prompt_tokens"] for row in used),
+            "teacher_rollouts": len(used),
+            "new_rows": len(new),
+            "compute": sampling + trained.token_forwards,
+            "cpu_s": round(time.process_time() - begun, 1),
+            "solved": {task.task_id: int(task.success) for task in found.tasks},
+        }
+
+    def _asked(
+        self, base: str, plain: list[Row], budget: float, spent_on: Callable[[Row], float]
+    ) -> tuple[list[Row], list[Row], int]:
+        """Returns the teacher's rollouts that the budget pays, the good ones among them, and how
+        many of the student's rollouts had to be sampled for them."""
+        if base in ("more", "own"):
+            return [], [], 0
+        if base == "plain":
+            used = paid(plain, budget, spent_on)
+            return used, [row for row in used if is_good(row)], 0
+        failed = [row for row in self.student if not row["success"]]
+        hard = self.rollouts(
+            "hard", input=self.prompts_of("hard.jsonl", failed), **policy(self.world.models.teacher)
+        )
+        places = {row["task_id"]: n for n, row in enumerate(self.student, start=1)}
+        used = paid(hard, budget, spent_on)
+        return used, [row for row in used if is_good(row)], places[used[-1]["task_id"]]
+
+    def _train(self, name: str, rows: list[Row], compute: float) -> Any:
+        """Trains the cold student on as many passes over the rows as the compute allows."""
+        draws, lines, left = random.Random(self.world.seed), list[str](), compute / self._passes
+        sizes = {id(row): self.num_tokens(row) for row in rows}
+        while left > 0:
+            for row in draws.sample(rows, len(rows)):
+                left -= sizes[id(row)]
+                if left <= 0:
+                    break
+                kept = {key: row[key] for key in ("messages", "tools")}
+                lines.append(json.dumps(kept) + "\n")
+        file = f"rows-{name}.jsonl"
+        (self.folder / file).write_text("".join(lines), encoding="utf-8")
+        overrides = [
+            f"data.train_file={file}", f"model.path={self.cold.model}", "trainer.num_epochs=1",
+        ]  # fmt: skip
+        return self.world.train(f"arm-{name}", "sft.yml", overrides)
+
+
+def output_tokens(row: Row) -> float:
+    """Returns what a teacher's rollout costs, in output tokens."""
+    return row["usage"]["completion_tokens"]
+
+
+def dollars(row: Row) -> float:
+    """Returns what a teacher's rollout costs, in the price of an input token."""
+    return row["usage"]["prompt_tokens"] + OUTPUT_PRICE * row["usage"]["completion_tokens"]
+
+
+def paid(rollouts: list[Row], budget: float, spent_on: Callable[[Row], float]) -> list[Row]:
+    """Returns the first rollouts that the budget pays for."""
+    used: list[Row] = []
+    for row in rollouts:
+        if budget <= 0:
+            return used
+        budget -= spent_on(row)
+        used.append(row)
+    raise RuntimeError(f"the pool of {len(rollouts)} rollouts is too small for the budget")
+
+
+def is_good(row: Row) -> bool:
+    """Returns whether a rollout is kept to be trained on, as the cold start's were."""
+    return row["reward"] == 1 and not row["tool_errors"] and row["stop_reason"] == "answered"
+
+
+def summary(results: list[Row]) -> str:
+    """Returns the table: each arm, and its paired difference from plain at the same budget."""
+    by_arm: dict[str, dict[int, Row]] = {}
+    for result in results:
+        by_arm.setdefault(result["arm"], {})[result["seed"]] = result
+    lines = []
+    for arm, seeds in by_arm.items():
+        _, _, size = arm.partition("@")
+        rivals = by_arm.get(f"plain@{size.strip('$')}" if size else "more", {})
+        pairs = [(seeds[s], rivals[s]) for s in sorted(seeds.keys() & rivals.keys())]
+        differences = [
+            ok - rival["solved"][task]
+            for ours, rival in pairs
+            for task, ok in ours["solved"].items()
+        ]
+        margin = mean_estimate(differences, limits=(-1.0, 1.0))
+        solved = [ok for result in seeds.values() for ok in result["solved"].values()]
+        whole = share_estimate(sum(solved), len(solved))
+        runs = [seeds[seed] for seed in sorted(seeds)]
+        lines.append(
+            reported(
+                arm=arm,
+                accuracy=[round(run["accuracy"], 3) for run in runs],
+                pooled=[round(whole.value, 3), round(whole.low, 3), round(whole.high, 3)],
+                above=[round(margin.value, 3), round(margin.low, 3), round(margin.high, 3)],
+                teacher_out=[run["teacher_out"] for run in runs],
+                teacher_in=[run["teacher_in"] for run in runs],
+                new_rows=[run["new_rows"] for run in runs],
+                compute=[run["compute"] for run in runs],
+            )
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--arms", nargs="+", default=[])
+    parser.add_argument("--summary", action="store_true")
+    options = parser.parse_args()
+    path = options.folder / "results.jsonl"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    results = [json.loads(line) for line in text.splitlines()]
+    if options.summary:
+        print(summary(results))
+        return
+    for seed in options.seeds:
+        done = {r["arm"] for r in results if r["seed"] == seed}
+        lab = Lab(options.folder.resolve(), seed)
+        for arm in options.arms:
+            if arm not in done:
+                result = lab.arm(arm)
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(result) + "\n")
+                print(reported(**{k: v for k, v in result.items() if k != "solved"}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
