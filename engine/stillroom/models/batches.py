@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stillroom.models.packing import Pack, PackSpan
 from stillroom.models.rope import RopeBoundary, length_class
-from stillroom.models.sharing import lay_out
+from stillroom.models.sharing import lay_out, packs
 from stillroom.types import TokenTrace
 
 PassLayout = Literal["packed", "padded", "alone"]
@@ -119,11 +119,25 @@ class _Part:
 
 
 def collate(
-    sequences: Sequence[TokenSequence], *, device: torch.device, rules: PassRules = PADDED
+    sequences: Sequence[TokenSequence],
+    *,
+    device: torch.device,
+    rules: PassRules = PADDED,
+    max_tokens: int | None = None,
 ) -> TokenBatch:
-    """Returns one batch of the sequences; its trained tokens are in the sequences' order."""
+    """Returns one batch of the sequences; its trained tokens are in the sequences' order.
+
+    max_tokens: the most tokens of a pass, if a batch may take several; one longer sequence is still
+    a pass.
+    """
     form = _packed if rules.layout == "packed" else _padded
     groups = rules.groups([len(sequence.ids) for sequence in sequences])
+    if max_tokens is not None:
+        groups = [
+            sorted(group[i] for i in part)
+            for group in groups
+            for part in _parts([sequences[i] for i in group], rules, max_tokens)
+        ]
     parts = [form([sequences[i] for i in group], device) for group in groups]
     passes = tuple(part.one_pass for part in parts)
     if len(parts) == 1:
@@ -135,6 +149,16 @@ def collate(
     rows_N, places_N = torch.cat(rows).sort(stable=True)
     targets_N = torch.cat([part.targets_N for part in parts])[places_N]
     return TokenBatch(rows_N, targets_N, passes, places_N)
+
+
+def _parts(
+    sequences: Sequence[TokenSequence], rules: PassRules, max_tokens: int
+) -> Iterator[list[int]]:
+    """Yields index groups of sequences that together have at most `max_tokens` tokens in a pass."""
+    ids = [sequence.ids for sequence in sequences]
+    if rules.layout == "packed":
+        return packs(ids, max_tokens=max_tokens)
+    return microbatches([len(one) for one in ids], max_tokens=max_tokens)
 
 
 def with_empty_passes(batch: TokenBatch, count: int) -> TokenBatch:

@@ -66,9 +66,16 @@ class OutputHead:
         """Whether batches are packs."""
         return self.rules.layout == "packed"
 
-    def collate(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
-        """Returns the sequences as one batch, on the device that the body's inputs must be on."""
-        return collate(sequences, device=input_device(self._base), rules=self.rules)
+    def collate(
+        self, sequences: Sequence[TokenSequence], *, max_tokens: int | None = None
+    ) -> TokenBatch:
+        """Returns the sequences as one batch, on the device that the body's inputs must be on.
+
+        max_tokens: the most tokens of a pass, if the batch may take several.
+        """
+        return collate(
+            sequences, device=input_device(self._base), rules=self.rules, max_tokens=max_tokens
+        )
 
     @property
     def by_hand(self) -> HandGradients | None:

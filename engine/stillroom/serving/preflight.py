@@ -48,11 +48,13 @@ async def check_served(
     student_tokenizer: Any,
     *,
     max_context: int,
+    num_own: int = 0,
 ) -> list[str]:
     """Checks a served teacher and returns the findings as notes for the run's report.
 
     `tokenizer` is the folder or hub id of the teacher's tokenizer; if None, the server is asked to
-    tokenize instead.
+    tokenize instead. `num_own` is the number of tokens that a prompt of the teacher's own adds to a
+    conversation.
 
     Raises:
         ModelError: the teacher has another tokenizer or chat template than the student, or cannot
@@ -62,7 +64,7 @@ async def check_served(
     """
     async with teacher.server:
         try:
-            length = await _check_model(teacher, max_context)
+            length = await _check_model(teacher, max_context, num_own)
             if tokenizer is not None:
                 names = f"the student and the teacher's tokenizer {tokenizer!r}"
                 server_tokenizer = load_tokenizer(locate_model(workspace, tokenizer))
@@ -83,7 +85,7 @@ async def check_served(
     return [note]
 
 
-async def _check_model(teacher: ServedTeacher, max_context: int) -> int | None:
+async def _check_model(teacher: ServedTeacher, max_context: int, num_own: int) -> int | None:
     listed = decode_answer(await teacher.server.get("/v1/models"), _Models).data
     found = {model.id: model.max_model_len for model in listed}
     if teacher.model not in found:
@@ -93,11 +95,12 @@ async def _check_model(teacher: ServedTeacher, max_context: int) -> int | None:
         )
     length = found[teacher.model]
     # To score a prompt, vLLM must have room for the token after it.
-    needed = max_context + (teacher.provider == "vllm")
+    needed = max_context + num_own + (teacher.provider == "vllm")
     if length is not None and length < needed:
+        own = f" and {num_own} more with the teacher's own prompt" if num_own else ""
         raise ModelError(
             f"{teacher.model!r} is served with {length} tokens, and conversations may have "
-            f"{max_context}",
+            f"{max_context}{own}",
             f"serve it with {needed} (vLLM: --max-model-len), or set rollout.max_context_window: "
             f"{length - needed + max_context}",
         )

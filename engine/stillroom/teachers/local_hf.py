@@ -28,6 +28,10 @@ class LocalTeacher:
         """Returns the sequences as one batch, as the model can run them."""
         return self.head.collate(sequences)
 
+    def collate_long(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
+        """Returns the sequences as one batch, whose passes are no larger than memory allows."""
+        return self.head.collate(sequences, max_tokens=self._max_batch_tokens)
+
     @torch.no_grad()
     def logits(self, batch: TokenBatch) -> Tensor:
         """Returns the logits that predict the batch's trained tokens, [N, V], without gradient."""

@@ -43,7 +43,8 @@ def train_in_process(
     config = plan.config
     point = find_resume_point(workspace, request.resume) if request.resume else None
     cold_start = [plan.cold_start_file] if plan.cold_start_file is not None else []
-    files = [plan.config_file, *plan.train_files, *cold_start, *plan.code_files]
+    contexts = plan.context_files
+    files = [plan.config_file, *plan.train_files, *cold_start, *contexts, *plan.code_files]
     # The files are hashed while they are read, and must be as they were at the start.
     with Recording(files, copies={plan.config_file: plan.config_source}) as recording:
         train = _method(workspace, plan)

@@ -44,6 +44,7 @@ _WHY = tuple(
         ("longest_response", "Longest response", "tokens"),
         ("tool_errors", "Tool errors", "per rollout"),
         ("failed", "Failed", "share of rollouts"),
+        ("left_out", "Longer than the teacher's context", "share of rollouts"),
         ("advantage", "Advantage", "mean of the tokens"),
         ("advantage_std", "Spread of the advantage", "standard deviation"),
         ("ratio", "Ratio to the sampler", "mean of the tokens"),

@@ -118,6 +118,12 @@ class TeacherSection(ConfigSection):
 
     A list has one entry for each model of `path`.
     """
+    system: str | None = None
+    """The system message that the teacher reads in place of the prompt rows' own; "": none. None:
+    the rows' own."""
+    context_file: Annotated[str, Field(min_length=1)] | None = None
+    """A text file, relative to the folder of config.yml, that the teacher reads at the end of its
+    system message: a policy, a SKILL.md, examples, tool documentation."""
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 32
     """The most rollouts that a server scores at once."""
     timeout: Annotated[float, Field(gt=0)] = 300.0

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from stillroom.data.formats import RowFormat, read_rows
+from stillroom.data.instruction import UNCHANGED, Instruction, PromptViews, read_context
 from stillroom.errors import ConfigError, DataError, missing_extra
 from stillroom.models.pairing import refuse_api_teacher
 from stillroom.models.precision import check_quantization
@@ -99,6 +100,9 @@ class TrainingPlan:
 
     models: tuple[ModelLocation, ...] = ()
     """The student, then the teachers that this run loads."""
+    context_file: Path | None = None
+    """The file that the teacher reads before each conversation."""
+    views: PromptViews = UNCHANGED
 
     @property
     def code_files(self) -> list[Path]:
@@ -114,10 +118,16 @@ class TrainingPlan:
         return [
             *self.train_files,
             *cold_start,
+            *self.context_files,
             *self.eval_files.values(),
             *self.code_files,
             *models,
         ]
+
+    @property
+    def context_files(self) -> list[Path]:
+        """The file that the teacher reads before each conversation, if there is one."""
+        return [self.context_file] if self.context_file is not None else []
 
     @property
     def key_names(self) -> list[str | None]:
@@ -174,6 +184,9 @@ def plan_request(
             models.append(locate_model(workspace, teacher.path))
     for server in config.rollout.mcp_servers:
         parse_spec(server)
+    context_file = None
+    if config.teacher is not None and config.teacher.context_file is not None:
+        context_file = folder / config.teacher.context_file
     _check_trackers(config)
     check_launcher(config.launcher)
     acts = config.dataset_type == "distill" or bool(config.evals)
@@ -187,7 +200,18 @@ def plan_request(
         eval_files={section.name: _eval_file(folder, section) for section in config.evals},
         cold_start_file=cold_start_file,
         models=tuple(models),
+        context_file=context_file,
+        views=_views(workspace, config, context_file),
     )
+
+
+def _views(workspace: Workspace, config: TrainConfig, context_file: Path | None) -> PromptViews:
+    """Returns what student and teacher read of a prompt. Raises an EngineError for a bad file."""
+    label, context = "teacher.context_file", None
+    if context_file is not None:
+        context = read_context(workspace, context_file, label=label)
+    system = config.teacher.system if config.teacher is not None else None
+    return PromptViews(Instruction(config.model.system), Instruction(system, context))
 
 
 def _rows_file(

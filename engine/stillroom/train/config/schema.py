@@ -42,6 +42,9 @@ class ModelSection(ConfigSection):
     experts too) or a list of names; auto or None: all but experts."""
     name: str | None = None
     description: str | None = None
+    system: str | None = None
+    """The system message that the student reads in place of the prompt rows' own (distill and its
+    evals); "": none. None: the rows' own."""
     precision: Precision = "auto"
     quantization: Quantization = None
     """nf4 holds the base model in 4 bits under a LoRA adapter, which fits the unquantised base
@@ -323,6 +326,16 @@ class TrainConfig(ConfigSection):
         return self
 
     @model_validator(mode="after")
+    def _instructions_are_read(self) -> "TrainConfig":
+        if self.model.system is not None and self.dataset_type != "distill":
+            raise ValueError(
+                "model.system is what a student reads that is sampled (distill); the rows of "
+                f"{self.dataset_type} are trained as they are: convert_rollouts writes them with "
+                "another system message"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_server_is_handed_adapters(self) -> "TrainConfig":
         if self.rollout.server is not None and self.model.qlora_rank == 0:
             raise ValueError(
@@ -335,6 +348,13 @@ class TrainConfig(ConfigSection):
                 "leave rollout.server out"
             )
         return self
+
+    @property
+    def has_own_prompts(self) -> bool:
+        """Whether student and teacher may read different prompts."""
+        teacher = self.teacher
+        own = (teacher.system, teacher.context_file) if teacher is not None else ()
+        return any(text is not None for text in (self.model.system, *own))
 
     @property
     def teachers(self) -> list[DatasetTeacher]:

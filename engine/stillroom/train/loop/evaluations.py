@@ -199,6 +199,9 @@ def _in_own_loop(work: Callable[..., Awaitable[_T]], *arguments: object) -> _T:
 def read_prompts(plan: TrainingPlan) -> dict[str, Sequence[Task]]:
     """Returns the prompts of each evaluation. Raises DataError for a row that is no prompt."""
     return {
-        section.name: load_tasks(plan.eval_files[section.name])[: section.n]
+        section.name: [
+            plan.views.for_student(task)
+            for task in load_tasks(plan.eval_files[section.name])[: section.n]
+        ]
         for section in plan.config.evals
     }

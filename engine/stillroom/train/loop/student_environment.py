@@ -9,6 +9,7 @@ import anyio
 
 from stillroom.data.chat.reasoning import reasoning_variables
 from stillroom.data.formats import Task
+from stillroom.data.instruction import UNCHANGED, PromptViews
 from stillroom.models.load import LoadedModel
 from stillroom.policy.hf import HFPolicy
 from stillroom.rollout.context import open_tools_and_rewards
@@ -42,6 +43,8 @@ class StudentEnvironment:
     """Notes about the tools, for the user."""
     server: ModelServer | None = None
     """The server that samples the student; None: this process samples it."""
+    views: PromptViews = UNCHANGED
+    """What student and teacher read of a prompt."""
 
     def policy(
         self,
@@ -120,6 +123,7 @@ async def open_student_environment(
             cut_at_tokens(tokenizer, max_reply) if max_reply is not None else None,
             stage.notes,
             server,
+            plan.views,
         )
 
 

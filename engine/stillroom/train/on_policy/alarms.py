@@ -72,6 +72,18 @@ def _failed(history: History, config: TrainConfig) -> Alarm | None:
     )
 
 
+def _left_out(history: History, config: TrainConfig) -> Alarm | None:
+    share = _last(history, "left_out", _FEW)
+    if share is None or share <= _MOST_FAILED:
+        return None
+    return Alarm(
+        "beyond_the_teachers_context",
+        f"{share:.0%} of the rollouts are longer than the teacher's context and are not learnt "
+        "from: shorten teacher.context_file, or lower rollout.max_context_window "
+        f"({config.rollout.max_context_window}) or rollout.max_tokens",
+    )
+
+
 def _truncated(history: History, config: TrainConfig) -> Alarm | None:
     share = _last(history, "truncated", _FEW)
     if share is None or share < _MOST_TRUNCATED:
@@ -238,6 +250,7 @@ def _tail(history: History, config: TrainConfig) -> Alarm | None:
 
 _DETECTORS: Sequence[Callable[[History, TrainConfig], Alarm | None]] = (
     _failed,
+    _left_out,
     _truncated,
     _longer,
     _repeats,

@@ -26,7 +26,7 @@ from stillroom.train.methods.cold_start import (
 )
 from stillroom.train.on_policy.alarms import find_alarms
 from stillroom.train.on_policy.policy_update import update_student
-from stillroom.train.on_policy.preflight import check_before_rollouts
+from stillroom.train.on_policy.preflight import check_before_rollouts, check_contexts
 from stillroom.train.on_policy.rollout_metrics import rollout_metrics
 from stillroom.train.on_policy.student_rollouts import (
     IterationRollouts,
@@ -74,7 +74,9 @@ def distill(
         for teacher in teachers.local.values():
             sampling_notes += check_decoding(teacher.loaded)
     notes = [note for teacher in set(teachers.local.values()) for note in teacher.head.notes]
-    for note in sampling_notes + notes + check_before_rollouts(workspace, config, session.student):
+    notes += check_before_rollouts(workspace, config, session.student, plan.views, tasks)
+    notes += check_contexts(session.student, teachers.local, config, plan.views, tasks)
+    for note in sampling_notes + notes:
         session.reporter.note(note)
     cold_start = encode_cold_start(session, cold_rows) if cold_rows else None
     environment = open_student_environment(
@@ -134,7 +136,7 @@ async def _learn(
     """Updates the student on an iteration's rollouts and returns its metrics."""
     sequences = sequences_of(sampled.ended)
     if not sequences:
-        raise nothing_sampled(sampled.outcomes, iteration)
+        raise nothing_sampled(sampled, iteration)
     stats = await anyio.to_thread.run_sync(
         update_student,
         session.student,

@@ -146,6 +146,9 @@ def _add_gradient(
             "look into the run's log for what its server answered, then resume the run",
         )
     teacher_batch = batch
-    if teacher.head.rules != student.head.rules:
+    if any(member.teacher_tokens is not None for member in members):
+        # The teacher's own prompt may be long, and the batch was chosen by the student's tokens.
+        teacher_batch = teacher.collate_long([m.teacher_tokens or m.tokens for m in members])
+    elif teacher.head.rules != student.head.rules:
         teacher_batch = teacher.collate([member.tokens for member in members])
     add_gradient_with_teacher(student, teacher, batch, teacher_batch, algorithm, losses)

@@ -5,13 +5,17 @@ Shapes: N sampled tokens.
 
 import functools
 import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
 import torch
 
 from stillroom.data.chat.render import ChatRenderer
-from stillroom.errors import ModelError
+from stillroom.data.formats import Task
+from stillroom.data.instruction import PromptViews
+from stillroom.errors import ConfigError, ModelError
 from stillroom.models.batches import TokenSequence
 from stillroom.models.pairing import OFF_POLICY_ROUTE
 from stillroom.policy.decode import DecodeEngine
@@ -37,7 +41,13 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _HALF_TOLERANCE = 0.1
 
 
-def check_before_rollouts(workspace: Workspace, config: TrainConfig, student: Student) -> list[str]:
+def check_before_rollouts(
+    workspace: Workspace,
+    config: TrainConfig,
+    student: Student,
+    views: PromptViews,
+    tasks: Sequence[Task],
+) -> list[str]:
     """Checks the student's probabilities and each served teacher; returns notes for the user.
 
     A teacher in this process is checked as it is loaded (`models.pairing`).
@@ -45,20 +55,92 @@ def check_before_rollouts(workspace: Workspace, config: TrainConfig, student: St
     """
     notes = check_agreement(student, config.algorithm)
     max_context = min(student.loaded.max_context, config.rollout.max_context_window)
+    tokenizer = student.loaded.tokenizer
+    own = [len(lead.teacher) - len(lead.student) for lead in _leads(tokenizer, views, tasks)]
     return notes + check_teacher_server(
-        workspace, config, student.loaded.tokenizer, max_context=max_context
+        workspace, config, tokenizer, max_context=max_context, num_own=max([0, *own])
     )
 
 
-def check_teacher_server(
-    workspace: Workspace, config: TrainConfig, tokenizer: Any, *, max_context: int
+@dataclass(frozen=True, slots=True)
+class _Leads:
+    """The tokens of one prompt, without tools, as student and teacher read it."""
+
+    dataset: int
+    student: list[int]
+    teacher: list[int]
+
+
+def _leads(tokenizer: Any, views: PromptViews, tasks: Sequence[Task]) -> list[_Leads]:
+    """Returns the first prompt of each dataset as both read it; none if both read the same.
+
+    Raises ModelError if the chat template refuses what one of them is to read.
+    """
+    if views.are_equal:
+        return []
+    renderer = ChatRenderer(tokenizer)
+    first = {task.dataset: task for task in reversed(tasks)}
+    return [
+        _Leads(
+            dataset,
+            *(
+                renderer.prompt_ids(one.put_before(task.messages), [])
+                for one in (views.student, views.teacher)
+            ),
+        )
+        for dataset, task in sorted(first.items())
+    ]
+
+
+def check_contexts(
+    student: Student,
+    teachers: Mapping[int, LocalTeacher],
+    config: TrainConfig,
+    views: PromptViews,
+    tasks: Sequence[Task],
 ) -> list[str]:
-    """Checks each served teacher and returns notes; none for teachers in this process."""
+    """Checks that the teachers in this process have room for prompts of their own; returns notes.
+
+    Raises ConfigError if a teacher's context ends with its prompt.
+    """
+    longest = min(student.loaded.max_context, config.rollout.max_context_window)
+    notes: list[str] = []
+    for lead in _leads(student.loaded.tokenizer, views, tasks):
+        if (teacher := teachers.get(lead.dataset)) is None:
+            continue
+        room, num_own = teacher.loaded.max_context, len(lead.teacher)
+        if num_own >= room:
+            raise ConfigError(
+                f"the teacher's prompt has {num_own} tokens and its context {room}, so it could "
+                "not read any answer",
+                "shorten teacher.context_file or teacher.system, or take a teacher with a longer "
+                "context",
+            )
+        num = len(lead.student)
+        note = f"before an answer the student reads {num} tokens and the teacher {num_own}"
+        if (most := room - num_own + num) < longest:
+            note += f"; rollouts of more than {most} tokens are left out and counted (left_out)"
+        notes.append(note)
+    return notes
+
+
+def check_teacher_server(
+    workspace: Workspace,
+    config: TrainConfig,
+    tokenizer: Any,
+    *,
+    max_context: int,
+    num_own: int = 0,
+) -> list[str]:
+    """Checks each served teacher and returns notes; none for teachers in this process.
+
+    num_own: the number of tokens that the teacher reads of a rollout beyond the student's.
+    """
     notes: list[str] = []
     for teacher in dict.fromkeys(config.teachers):
         if teacher.section.is_served:
             served = served_teacher(workspace, teacher, top_k=config.algorithm.num_teacher_tokens)
-            check = functools.partial(check_served, max_context=max_context)
+            check = functools.partial(check_served, max_context=max_context, num_own=num_own)
             notes += anyio.run(check, workspace, teacher.tokenizer, served, tokenizer)
     return notes
 

@@ -34,6 +34,8 @@ def rollout_metrics(
         "repetition": repetition([t for r in trajectories for t in _sampled_turns(r.tokens)]),
         "failed": 1 - len(trajectories) / max(1, len(sampled.ended)),
     }
+    if config.has_own_prompts or any(one.is_left_out for one in sampled.ended):
+        metrics["left_out"] = _mean([one.is_left_out for one in sampled.ended])
     rewards = [one.reward for one in whole if one.reward is not None]
     if rewards:
         metrics["reward"] = sum(rewards) / len(rewards)

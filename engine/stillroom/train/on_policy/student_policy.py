@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from stillroom.data.formats import Task
+from stillroom.data.instruction import UNCHANGED, PromptViews
 from stillroom.policy.conversation import TokenConversation
 from stillroom.policy.hf import HFPolicy, SamplingStoppedError
 from stillroom.rollout.journal.records import ForgetfulRecorder
@@ -70,15 +71,18 @@ class StudentPolicy:
         rollouts: Mapping[str, StudentRollout],
         *,
         max_tokens: int,
+        views: PromptViews = UNCHANGED,
         teacher: HFPolicy | None = None,
         num_left_over: int = 0,
     ) -> None:
         """`rollouts` are all rollouts to come, by key; `max_tokens` is the limit of a turn.
 
+        views: what the teacher reads of a prompt when it takes a turn.
+
         Once only `num_left_over` of the rollouts have not ended, these are stopped where they are.
         """
         self._student, self._teacher = student, teacher
-        self._rollouts, self._max_tokens = rollouts, max_tokens
+        self._rollouts, self._max_tokens, self._views = rollouts, max_tokens, views
         self._num_left, self._num_left_over = len(rollouts), num_left_over
 
     @asynccontextmanager
@@ -98,7 +102,10 @@ class StudentPolicy:
             if self._teacher is not None and rollout.teacher_turns:
                 teacher = await stack.enter_async_context(
                     self._teacher.converse(
-                        messages, tools, seed_key=f"{key}:teacher", seed=rollout.seed
+                        self._views.teacher.put_before(rollout.task.messages),
+                        tools,
+                        seed_key=f"{key}:teacher",
+                        seed=rollout.seed,
                     )
                 )
                 teacher.set_aside()

@@ -26,10 +26,11 @@ from stillroom.train.loop.student_environment import StudentEnvironment
 from stillroom.train.loop.student_server import open_served_student
 from stillroom.train.on_policy.curriculum import Limits, limits_at
 from stillroom.train.on_policy.student_policy import StudentPolicy, StudentRollout
+from stillroom.train.on_policy.teacher_reading import Reading, reading_of_teacher
 from stillroom.train.on_policy.teachers import Teachers
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.collective import Collective
-from stillroom.types import SamplingSettings, TeacherRecord, Trajectory
+from stillroom.types import SamplingSettings, TeacherRecord, TokenTrace, Trajectory
 
 # The sampling seeds of iterations must not coincide with those of other training seeds.
 _SEED_STRIDE = 1_000_003
@@ -37,12 +38,16 @@ _SEED_STRIDE = 1_000_003
 
 @dataclass(frozen=True, slots=True)
 class SampledRollout:
-    """A finished rollout and, with a served teacher, the teacher's scores of its tokens."""
+    """A finished rollout as its teacher reads it and, with a served teacher, its scores."""
 
     outcome: Outcome
     rollout: StudentRollout
     """The iteration, seed and limits that it was sampled with."""
     teacher: TeacherScores | None = None
+    reading: TokenTrace | None = None
+    """The tokens as the teacher reads them; None: those of the rollout."""
+    is_left_out: bool = False
+    """Whether it is not trained on, because it is longer than the teacher's context."""
 
 
 def prompt_batches(tasks: Sequence[Task], config: TrainConfig) -> list[list[Task]]:
@@ -108,14 +113,11 @@ async def sample_rollouts(
     all_begun = dict(_begun(config, batches, each) for each in [*carried, *new])
     begun = _sampled_here(session.student.peers, all_begun)
     done: dict[RolloutKey, SampledRollout] = {}
+    reading = reading_of_teacher(environment)
 
     async def keep(outcome: Outcome) -> None:
         key = key_of(outcome)
-        scores = await teachers.score(outcome, begun[key].task.dataset)
-        if isinstance(scores, FailedRollout):
-            done[key] = SampledRollout(scores, begun[key])
-        else:
-            done[key] = SampledRollout(outcome, begun[key], scores)
+        done[key] = await _scored(outcome, begun[key], teachers, reading)
         if session.is_cancelled:
             raise RunCancelledError
 
@@ -132,7 +134,10 @@ async def sample_rollouts(
             session, environment, sampling, begun, teachers, num_left_over
         ) as policy:
             await collect_rollouts(
-                [RolloutSpec(rollout.task, key.sample) for key, rollout in begun.items()],
+                [
+                    RolloutSpec(environment.views.for_student(rollout.task), key.sample)
+                    for key, rollout in begun.items()
+                ],
                 environment.rollout_context(
                     policy, record, max_turns=limits_of(config, iteration).max_turns
                 ),
@@ -160,6 +165,23 @@ async def sample_rollouts(
         carried=going_on,
         num_dropped=len(stopped) - len(going_on),
     )
+
+
+async def _scored(
+    outcome: Outcome, rollout: StudentRollout, teachers: Teachers, reading: Reading | None
+) -> SampledRollout:
+    """Returns a finished rollout with what its teacher reads and, if it is served, its scores."""
+    trace = outcome.tokens if isinstance(outcome, Trajectory) else None
+    if not isinstance(outcome, Trajectory) or trace is None or not any(trace.sampled):
+        return SampledRollout(outcome, rollout)
+    dataset = rollout.task.dataset
+    own = reading(rollout.task, trace, outcome.tools) if reading is not None else None
+    if not teachers.can_read(own or trace, dataset):
+        return SampledRollout(outcome, rollout, is_left_out=True)
+    scores = await teachers.score(outcome, own or trace, dataset)
+    if isinstance(scores, FailedRollout):
+        return SampledRollout(scores, rollout)
+    return SampledRollout(outcome, rollout, scores, own)
 
 
 def _sampled_here(
@@ -235,13 +257,21 @@ async def _open_policy(
             await stack.enter_async_context(student),
             {f"{key.task_id}:{key.sample}": rollout for key, rollout in begun.items()},
             max_tokens=sampling.max_tokens,
+            views=environment.views,
             teacher=helper,
             num_left_over=num_left_over,
         )
 
 
-def nothing_sampled(outcomes: Sequence[Outcome], iteration: int) -> EngineError:
+def nothing_sampled(sampled: IterationRollouts, iteration: int) -> EngineError:
     """Returns the error of an iteration without any sampled token to learn from."""
+    outcomes = sampled.outcomes
+    if any(one.is_left_out for one in sampled.ended):
+        return DataError(
+            f"every rollout of iteration {iteration + 1} is longer than the teacher's context",
+            "shorten teacher.context_file, lower rollout.max_context_window, or take a teacher "
+            "with a longer context",
+        )
     failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
     if failed:
         return RunError(
@@ -264,6 +294,8 @@ def sequences_of(sampled: Sequence[SampledRollout]) -> list[TrainingSequence]:
         trace = rollout.tokens if isinstance(rollout, Trajectory) else None
         if isinstance(rollout, FailedRollout) or trace is None or not any(trace.sampled):
             continue
+        if one.is_left_out:
+            continue
         sequences.append(
             TrainingSequence(
                 sampled_sequence(trace),
@@ -272,6 +304,7 @@ def sequences_of(sampled: Sequence[SampledRollout]) -> list[TrainingSequence]:
                 one.rollout.task.dataset,
                 reward=rollout.reward,
                 prompt=rollout.task_id,
+                teacher_tokens=one.reading and sampled_sequence(one.reading),
             )
         )
     return sequences

@@ -9,7 +9,7 @@ from stillroom.errors import CallFailedError, ConfigError
 from stillroom.models.load import load_model
 from stillroom.models.pairing import check_pair
 from stillroom.models.resolve import locate_model
-from stillroom.rollout.episode.collect import FailedRollout, Outcome, key_of
+from stillroom.rollout.episode.collect import FailedRollout, key_of
 from stillroom.serving.teacher import ServedTeacher
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
@@ -18,7 +18,7 @@ from stillroom.train.config.distill_sections import DatasetTeacher
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.config.teacher_servers import served_teacher
 from stillroom.train.student.model import Student
-from stillroom.types import Failure
+from stillroom.types import Failure, TokenTrace, Trajectory
 
 
 @dataclass(slots=True)
@@ -44,19 +44,29 @@ class Teachers:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def score(self, outcome: Outcome, dataset: int) -> TeacherScores | FailedRollout | None:
+    def can_read(self, reading: TokenTrace, dataset: int) -> bool:
+        """Whether the rollout's tokens fit in the context of its teacher, if it is in process.
+
+        A server says itself what it cannot read.
+        """
+        teacher = self.local.get(dataset)
+        return teacher is None or len(reading.ids) <= teacher.loaded.max_context
+
+    async def score(
+        self, outcome: Trajectory, reading: TokenTrace, dataset: int
+    ) -> TeacherScores | FailedRollout | None:
         """Returns a server's scores of a finished rollout's tokens; None if no server scores it.
+
+        reading: the tokens as the teacher reads them.
 
         A rollout that could not be scored is returned as a failed one, since nothing can replace
         the scores.
         """
         served = self.served.get(dataset)
-        if served is None or isinstance(outcome, FailedRollout):
-            return None
-        if outcome.tokens is None or not any(outcome.tokens.sampled):
+        if served is None:
             return None
         try:
-            return await served.score(outcome.tokens)
+            return await served.score(reading)
         except CallFailedError as error:
             failure = Failure(kind=error.kind, message=f"the teacher's scores: {error.message}")
             return FailedRollout(key_of(outcome), failure, outcome.turns)

@@ -26,6 +26,7 @@ class TrainingSequence:
     """One rollout of the student as tokens; each list has one number for each sampled token."""
 
     tokens: TokenSequence
+    """The tokens as the student read and sampled them."""
     sampler_logprobs: list[float]
     """The log-probabilities (nats) with which the tokens were sampled."""
     teacher: TeacherScores | None = None
@@ -41,6 +42,9 @@ class TrainingSequence:
     trainer_logprobs: list[float] | None = None
     """The log-probabilities (nats) by the weights before the iteration's first step; None if they
     are not needed."""
+    teacher_tokens: TokenSequence | None = None
+    """The tokens as the teacher reads them, after a prompt of its own; its trained tokens are those
+    of `tokens`, one for one. None: the same tokens."""
 
 
 def prepare_sequences(
@@ -92,13 +96,9 @@ def special_token_ids(loaded: LoadedModel) -> frozenset[int]:
 
 def _without(special_ids: AbstractSet[int], sequence: TrainingSequence) -> TrainingSequence:
     """Returns the sequence with the tokens in `special_ids` read but not trained on."""
-    ids, trained = sequence.tokens.ids, sequence.tokens.trained
-    is_kept = [
-        is_trained and token not in special_ids
-        for token, is_trained in zip(ids, trained, strict=True)
-    ]
-    sampled = [i for i in range(1, len(ids)) if trained[i]]
-    kept = [place for place, i in enumerate(sampled) if is_kept[i]]
+    tokens, teacher_tokens = sequence.tokens, sequence.teacher_tokens
+    sampled = [i for i in range(1, len(tokens.ids)) if tokens.trained[i]]
+    kept = [place for place, i in enumerate(sampled) if tokens.ids[i] not in special_ids]
     teacher = sequence.teacher
     if teacher is not None:
         teacher = TeacherScores(
@@ -108,11 +108,18 @@ def _without(special_ids: AbstractSet[int], sequence: TrainingSequence) -> Train
         )
     return replace(
         sequence,
-        tokens=replace(sequence.tokens, trained=is_kept),
+        tokens=_only(tokens, special_ids),
+        teacher_tokens=teacher_tokens and _only(teacher_tokens, special_ids),
         sampler_logprobs=[sequence.sampler_logprobs[place] for place in kept],
         teacher=teacher,
         advantages=sequence.advantages and [sequence.advantages[place] for place in kept],
     )
+
+
+def _only(tokens: TokenSequence, special_ids: AbstractSet[int]) -> TokenSequence:
+    pairs = zip(tokens.ids, tokens.trained, strict=True)
+    is_kept = [is_trained and token not in special_ids for token, is_trained in pairs]
+    return replace(tokens, trained=is_kept)
 
 
 def known_tokens(sequences: Sequence[TrainingSequence], device: torch.device) -> KnownTokens:
