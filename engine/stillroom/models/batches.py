@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stillroom.models.packing import Pack, PackSpan
+from stillroom.models.kernels import Pack, PackKernel, PackSpan
 from stillroom.models.rope import RopeBoundary, length_class
 from stillroom.models.sharing import lay_out, packs
 from stillroom.types import TokenTrace
@@ -50,6 +50,8 @@ class PassRules:
     """Which sequences a model may run in one pass so that each has the logits it has alone."""
 
     layout: PassLayout = "padded"
+    kernel: PackKernel = "spans"
+    """What computes the attention of a pack."""
     boundaries: tuple[RopeBoundary, ...] = ()
     """The lengths on both sides of which rotary frequencies differ."""
 
@@ -130,7 +132,6 @@ def collate(
     max_tokens: the most tokens of a pass, if a batch may take several; one longer sequence is still
     a pass.
     """
-    form = _packed if rules.layout == "packed" else _padded
     groups = rules.groups([len(sequence.ids) for sequence in sequences])
     if max_tokens is not None:
         groups = [
@@ -138,7 +139,13 @@ def collate(
             for group in groups
             for part in _parts([sequences[i] for i in group], rules, max_tokens)
         ]
-    parts = [form([sequences[i] for i in group], device) for group in groups]
+    parts: list[_Part] = []
+    for group in groups:
+        members = [sequences[i] for i in group]
+        is_packed = rules.layout == "packed"
+        parts.append(
+            _packed(members, device, rules.kernel) if is_packed else _padded(members, device)
+        )
     passes = tuple(part.one_pass for part in parts)
     if len(parts) == 1:
         return TokenBatch(parts[0].rows_N, parts[0].targets_N, passes)
@@ -187,7 +194,7 @@ def _padded(sequences: Sequence[TokenSequence], device: torch.device) -> _Part:
     return _Part(one_pass, rows_N.to(device), targets_N.to(device))
 
 
-def _packed(sequences: Sequence[TokenSequence], device: torch.device) -> _Part:
+def _packed(sequences: Sequence[TokenSequence], device: torch.device, kernel: PackKernel) -> _Part:
     """Returns the sequences as one row, in which a prefix that several share occurs once."""
     layout = lay_out([sequence.ids for sequence in sequences])
     ids: list[int] = []
@@ -217,23 +224,29 @@ def _packed(sequences: Sequence[TokenSequence], device: torch.device) -> _Part:
     one_pass = BatchPass(
         torch.tensor([ids], device=device),
         sources_N,
-        pack=Pack(spans),
+        pack=Pack(spans, kernel),
         positions_BT=torch.tensor([positions], device=device),
     )
     return _Part(one_pass, rows_N, targets_N)
 
 
-def microbatches(lengths: Sequence[int], *, max_tokens: int) -> Iterator[list[int]]:
-    """Yields index groups of similar length whose padded size stays within `max_tokens`.
+def microbatches(
+    lengths: Sequence[int], *, max_tokens: int, are_packed: bool = False
+) -> Iterator[list[int]]:
+    """Yields index groups of similar length whose size in tokens stays within `max_tokens`.
 
-    A sequence longer than `max_tokens` gets a group of its own.
+    The size is that of padded rows, or of a pack. A sequence longer than `max_tokens` gets a group
+    of its own.
     """
     group: list[int] = []
+    total = 0
     for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        total += lengths[index]
         # Sorted by length, so the new sequence is the longest of its group and sets its width.
-        if group and (len(group) + 1) * lengths[index] > max_tokens:
+        size = total if are_packed else (len(group) + 1) * lengths[index]
+        if group and size > max_tokens:
             yield group
-            group = []
+            group, total = [], lengths[index]
         group.append(index)
     if group:
         yield group

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -20,7 +20,15 @@ from transformers import PreTrainedConfig
 from stillroom.errors import ModelError
 from stillroom.models.batches import PassLayout, TokenSequence
 from stillroom.models.heads import OutputHead
+from stillroom.models.kernels import (
+    KernelCheck,
+    KernelChoice,
+    PackKernel,
+    choose_kernel,
+    relative_gap,
+)
 from stillroom.models.packing import allow_packing, forbid_packing
+from stillroom.models.placement import input_device
 from stillroom.models.small_copy import LONGEST_BOUNDARY, build_copy, small_configs
 
 _SHORT = (7, 19, 30)
@@ -30,6 +38,8 @@ _LONG = (12, LONGEST_BOUNDARY + 20, 3, 25, 11, 1)
 # sequence's tokens would change the logits by far more.
 _TOLERANCE = {torch.float32: 1e-3}
 _SHORT_TOLERANCE = 8e-2
+# The same of one call of attention in bf16 or fp16, whose output and gradients are compared.
+_KERNEL_TOLERANCE = 5e-2
 # A model that cannot be run in one of the ways may raise any of these.
 _CANNOT = (
     TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, StrictDataclassError,
@@ -40,28 +50,40 @@ _INSTEAD: dict[PassLayout, str] = {
 }
 
 
-def choose_passes(head: OutputHead) -> None:
+def choose_passes(
+    head: OutputHead,
+    *,
+    computes_in: torch.dtype | None = None,
+    kernel: PackKernel | Literal["auto"] | None = "auto",
+) -> None:
     """Sets the head's rules to the fastest that leave its logits as they are, and its notes.
 
+    computes_in: the number format of matrix products, if it is not the weights'. kernel: what
+    computes the attention of packs; auto: what suits the device; None: there are no packs.
     Raises ModelError if not even sequences that run alone have the model's own logits.
     """
     name, model, gap = type(head.base).__name__, head.base, 0.0
+    device, dtype = input_device(model), computes_in or model.dtype
     exact = _TOLERANCE[torch.float32]
-    gaps = _copy_gaps(type(model.config.get_text_config()), *small_configs(model))
+    copies = (type(model.config.get_text_config()), *small_configs(model))
+    gaps = _copy_gaps(*copies)
     head.may_embed = gaps.get("embedded", 0.0) <= exact
     head.notes.clear()
     layouts: list[PassLayout] = ["padded", "alone"]
-    # Packs are for main memory only: on a GPU one padded pass starts far fewer kernels.
-    if head.by_hand is not None and allow_packing(model):
+    choice = choose_kernel(device, dtype) if kernel == "auto" else KernelChoice(kernel)
+    if choice.kernel is not None and allow_packing(model):
         layouts = ["packed", *layouts]
+    elif choice.reason and gaps.get("packed", math.inf) <= exact:
+        head.notes.append(f"rows of {name} are {_INSTEAD['packed']}: {choice.reason}")
     for layout in layouts:
-        head.rules = replace(head.rules, layout=layout)
+        head.rules = replace(head.rules, layout=layout, kernel=choice.kernel or "spans")
         gap = gaps.get(layout, math.inf if layout == "packed" else 0.0)
         if gap <= exact and layout == "packed":
             # The copy has none of the changes that may have been made to this very model.
-            own = _Reference(head, _SHORT).gap(head)
-            gap = 0.0 if own <= _TOLERANCE.get(model.dtype, _SHORT_TOLERANCE) else own
+            gap = _kernel_gap(head.rules.kernel, device, dtype, *copies) or _own_gap(head, dtype)
         if gap <= exact:
+            if layout == "packed" and choice.kernel == "varlen":
+                head.notes.append(f"rows of {name} are packed without padding (flash attention)")
             return
         if layout == "packed":
             forbid_packing(model)
@@ -76,6 +98,41 @@ def choose_passes(head: OutputHead) -> None:
         "largest)",
         "use a model of another family (Qwen, Llama, Mistral, Gemma, Phi are tested)",
     )
+
+
+def _own_gap(head: OutputHead, dtype: torch.dtype) -> float:
+    """Returns how far a pack of the model itself is off; 0 if rounding explains it."""
+    is_cast = dtype != head.base.dtype
+    check = KernelCheck(dtype) if head.rules.kernel == "varlen" else None
+    with torch.autocast(input_device(head.base).type, dtype=dtype, enabled=is_cast):
+        gap = _Reference(head, _SHORT).gap(head, check=check)
+    if gap > _TOLERANCE.get(dtype, _SHORT_TOLERANCE):
+        return gap
+    return check.gap if check is not None and check.gap > _KERNEL_TOLERANCE else 0.0
+
+
+@functools.lru_cache(maxsize=32)
+def _kernel_gap(
+    kernel: PackKernel,
+    device: torch.device,
+    dtype: torch.dtype,
+    config_class: type[PreTrainedConfig],
+    *configs: str,
+) -> float:
+    """Returns how far a kernel is off in the small copy's attention; 0 if rounding explains it."""
+    if kernel == "spans":
+        return 0.0
+    for config in configs:
+        try:
+            model = build_copy(config_class, config)
+        except _CANNOT:
+            continue
+        if model is not None and allow_packing(model):
+            head, check = OutputHead(model.to(device)), KernelCheck(dtype)
+            head.rules = replace(head.rules, layout="packed")
+            if math.isfinite(_Reference(head, _LONG).gap(head, check=check)):
+                return check.gap if check.gap > _KERNEL_TOLERANCE else 0.0
+    return math.inf
 
 
 @functools.lru_cache(maxsize=32)
@@ -115,25 +172,38 @@ class _Reference:
         self._sequences = [TokenSequence(one, [True] * len(one)) for one in ids]
         with _evaluating(head.base) as model:
             alone = [
-                model(input_ids=torch.tensor([one], device=model.device), use_cache=False)
+                model(input_ids=torch.tensor([one], device=input_device(model)), use_cache=False)
                 for one in ids
             ]
         self._logits_NV = torch.cat([output.logits[0, :-1].float() for output in alone])
 
     @torch.no_grad()
-    def gap(self, head: OutputHead, embed: Callable[[Tensor], Tensor] | None = None) -> float:
+    def gap(
+        self,
+        head: OutputHead,
+        embed: Callable[[Tensor], Tensor] | None = None,
+        *,
+        check: KernelCheck | None = None,
+    ) -> float:
         """Returns the largest difference of a batch's logits, as a share of the largest logit.
 
-        It is infinite if the batch cannot be run.
+        It is infinite if the batch cannot be run. check: what else compares packs' attention.
         """
+        rules = head.rules
         try:
             with _evaluating(head.base):
+                if check is not None:
+                    head.rules = replace(rules, kernel="spans")
                 batch = head.collate(self._sequences)
+                for one in batch.passes:
+                    if one.pack is not None:
+                        one.pack.observer = check
                 logits_NV = head.logits(head.batch_hidden(batch, embed))
         except _CANNOT:
             return math.inf
-        gap = (logits_NV.to(self._logits_NV.device) - self._logits_NV).abs().max()
-        return (gap / self._logits_NV.abs().max()).nan_to_num(nan=math.inf).item()
+        finally:
+            head.rules = rules
+        return relative_gap(logits_NV, self._logits_NV)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stillroom.models.batches import TokenBatch, TokenSequence, microbatches
-from stillroom.models.heads import OutputHead, token_logprobs
+from stillroom.models.heads import OutputHead
 from stillroom.models.load import LoadedModel
 from stillroom.models.probe import choose_passes
 
@@ -44,7 +44,7 @@ class LocalTeacher:
         lengths = [len(sequence.ids) for sequence in sequences]
         for group in microbatches(lengths, max_tokens=self._max_batch_tokens):
             batch = self.collate([sequences[i] for i in group])
-            logprobs_N = token_logprobs(self.logits(batch), batch.targets_N).cpu()
+            logprobs_N = self.head.batch_logprobs(batch).cpu()
             parts = logprobs_N.split([sequences[i].num_trained for i in group])
             scores.update(zip(group, parts, strict=True))
         return [scores[index] for index in range(len(sequences))]

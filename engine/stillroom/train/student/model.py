@@ -16,6 +16,7 @@ from stillroom.models.cpu.gradients import HandGradients
 from stillroom.models.heads import OutputHead
 from stillroom.models.load import LoadedModel, load_tokenizer, load_weights, stop_token_ids
 from stillroom.models.multimodal.text_part import whole_config
+from stillroom.models.placement import input_device
 from stillroom.models.precision import Precision
 from stillroom.models.probe import choose_passes
 from stillroom.models.recompute import recompute_layers
@@ -78,9 +79,14 @@ class Student:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Returns a context that runs matrix products in bf16 on CUDA, unless precision is fp32."""
-        if self.loaded.device.type != "cuda" or self.precision == "fp32":
+        if self.computes_in is None:
             return nullcontext()
-        return torch.autocast("cuda", dtype=torch.bfloat16)
+        return torch.autocast(self.loaded.device.type, dtype=self.computes_in)
+
+    @property
+    def computes_in(self) -> torch.dtype | None:
+        """The number format of matrix products under `autocast`; None: the weights'."""
+        return computing_format(self.loaded.device, self.precision)
 
     def collate(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
         """Returns the sequences as one batch, as the model can run them.
@@ -99,7 +105,9 @@ class Student:
 
         If weights are sharded, all processes make equally many passes, some of them maybe empty.
         """
-        groups = microbatches(lengths, max_tokens=self.max_microbatch_tokens)
+        groups = microbatches(
+            lengths, max_tokens=self.max_microbatch_tokens, are_packed=self.head.can_pack
+        )
         return self.peers.passes(groups)
 
     def run(self, compute: Callable[[], Tensor]) -> Tensor:
@@ -132,7 +140,7 @@ class Student:
 
     @property
     def max_microbatch_tokens(self) -> int:
-        """The number of padded tokens that a forward pass with gradient may have."""
+        """The number of tokens (padding included) that a forward pass with gradient may have."""
         if self.microbatch_tokens is not None:
             return self.microbatch_tokens
         if self.activation_bytes is not None and self.loaded.device.type == "cuda":
@@ -233,7 +241,7 @@ def load_student(
         recompute_layers(model)
     head = OutputHead(model)
     head.check()
-    choose_passes(head)
+    choose_passes(head, computes_in=computing_format(input_device(model), section.precision))
     root = None
     if peers.is_sharded:
         root = shard(model, device=peers.device, size=peers.size)
@@ -275,6 +283,11 @@ def router_notes(config: Any) -> list[str]:
     return [
         "the loss has no term that balances the routers' experts (TRL: output_router_logits false)"
     ]
+
+
+def computing_format(device: torch.device, precision: Precision) -> torch.dtype | None:
+    """Returns the number format that autocast computes in on a device; None: the weights'."""
+    return torch.bfloat16 if device.type == "cuda" and precision != "fp32" else None
 
 
 def max_pass_tokens(max_positions: int) -> int:

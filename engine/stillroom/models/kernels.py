@@ -1,0 +1,269 @@
+"""The attention of packs: span by span on any device, or all spans in one call on a GPU.
+
+A pack is a row of spans. A span attends to itself and to the spans that it follows, and several
+spans may follow the same one: the prefix that their sequences share. No mask of the whole row, of
+T × T numbers, is ever formed.
+Shapes: T tokens of the row, K keys of all spans together, h heads, d size of a head, S spans.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its name everywhere)
+from torch import Tensor
+
+PackKernel = Literal["spans", "varlen"]
+"""spans: a call of torch's attention for each span; varlen: flash attention over all spans."""
+
+_HALF = (torch.bfloat16, torch.float16)
+_MIN_CAPABILITY = (8, 0)
+"""The first GPUs (Ampere) that flash attention runs on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackSpan:
+    """Tokens of a pack that stand together, and the indices of the earlier spans they follow."""
+
+    length: int
+    before: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLayout:
+    """A pack as a kernel for sequences of unequal lengths takes it; each span is a sequence."""
+
+    query_ends_S: Tensor
+    """Where each span's queries end, after a leading 0, [S + 1] int32."""
+    key_ends_S: Tensor
+    """Where each span's keys end, among those of all spans, after a leading 0, [S + 1] int32."""
+    keys_K: Tensor | None
+    """The token that each key is of; None: the tokens in their order, as no prefix is shared."""
+    most_queries: int
+    most_keys: int
+
+
+@dataclass(slots=True)
+class Pack:
+    """The spans of a row; what their attention needs is formed once for all layers."""
+
+    spans: Sequence[PackSpan]
+    kernel: PackKernel = "spans"
+    observer: "KernelCheck | None" = None
+    """What is shown every call of attention, to compare kernels; None: nothing is."""
+    _masks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict[tuple[Any, ...], Tensor])
+    _layouts: dict[torch.device, KernelLayout] = field(
+        default_factory=dict[torch.device, KernelLayout]
+    )
+
+    @property
+    def lengths(self) -> list[int]:
+        """The spans' lengths, in their order."""
+        return [span.length for span in self.spans]
+
+    def mask(self, num_new: int, num_before: int, window: int, like: Tensor) -> Tensor:
+        """Returns the attention mask of a span of `num_new` tokens that follow `num_before` others.
+
+        The mask is added to the attention's scores: 0 or -inf, [num_new, num_before + num_new].
+        """
+        # Layers may be on several devices, and a teacher's pass may have another number format.
+        key = (num_new, num_before, window, like.device, like.dtype)
+        if key not in self._masks:
+            queries = torch.arange(num_before, num_before + num_new, device=like.device)[:, None]
+            keys = torch.arange(num_before + num_new, device=like.device)
+            seen = (keys <= queries) & (keys > queries - window)
+            mask = torch.zeros(num_new, num_before + num_new, dtype=like.dtype, device=like.device)
+            self._masks[key] = mask.masked_fill_(~seen, float("-inf"))
+        return self._masks[key]
+
+    def layout(self, device: torch.device) -> KernelLayout:
+        """Returns the pack as `varlen` takes it."""
+        if device not in self._layouts:
+            self._layouts[device] = _layout(self.spans, device)
+        return self._layouts[device]
+
+
+def attend(
+    pack: Pack,
+    query_1hTd: Tensor,
+    key_1hTd: Tensor,
+    value_1hTd: Tensor,
+    *,
+    window: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Returns the causal attention of a pack, [1, T, h, d], by the pack's kernel.
+
+    window: the number of tokens that a token attends to, itself included; None: all.
+    """
+    if pack.observer is not None:
+        pack.observer.compare(pack, (query_1hTd, key_1hTd, value_1hTd), window=window, scale=scale)
+    # The kernel knows no dropout.
+    if pack.kernel == "varlen" and not dropout:
+        return _by_varlen(pack, query_1hTd, key_1hTd, value_1hTd, window=window, scale=scale)
+    return _by_spans(
+        pack, query_1hTd, key_1hTd, value_1hTd, window=window, scale=scale, dropout=dropout
+    )
+
+
+@dataclass(slots=True)
+class KernelCheck:
+    """Compares the attention of `varlen` with that of `spans`, call by call of a model's layers."""
+
+    dtype: torch.dtype
+    """The number format that `varlen` computes in."""
+    gap: float = 0.0
+    """The largest difference of a call's output or gradients, as a share of the largest number."""
+
+    @torch.enable_grad()
+    def compare(
+        self, pack: Pack, inputs: Sequence[Tensor], *, window: int | None, scale: float | None
+    ) -> None:
+        """Adds a call; raises ValueError or RuntimeError if `varlen` cannot run it."""
+        # Rounded for both, as only what the kernel makes of its inputs is compared.
+        given = [tensor.detach().to(self.dtype).requires_grad_() for tensor in inputs]
+        exact = [tensor.detach().float().requires_grad_() for tensor in given]
+        with torch.autocast(given[0].device.type, enabled=False):
+            found = _by_varlen(pack, *given, window=window, scale=scale)
+            expected = _by_spans(pack, *exact, window=window, scale=scale, dropout=0.0)
+            found_all = [found, *torch.autograd.grad(found.float().sum(), given)]
+            expected_all = [expected, *torch.autograd.grad(expected.sum(), exact)]
+        for ours, reference in zip(found_all, expected_all, strict=True):
+            self.gap = max(self.gap, relative_gap(ours.float(), reference))
+
+
+def relative_gap(found: Tensor, expected: Tensor) -> float:
+    """Returns the largest difference as a share of the largest expected number; inf for NaN."""
+    gap = (found.to(expected.device) - expected).abs().max() / expected.abs().max()
+    return gap.nan_to_num(nan=math.inf).item()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """The kernel of packs on a device; None if none is fast there, with the reason."""
+
+    kernel: PackKernel | None
+    reason: str = ""
+
+
+def choose_kernel(device: torch.device, dtype: torch.dtype) -> KernelChoice:
+    """Returns the kernel of packs on a device where attention is computed in `dtype`.
+
+    Whether it can run a model's heads is left to the probe.
+    """
+    # On CUDA a call for each span would start far more kernels than one padded pass does.
+    if device.type != "cuda":
+        return KernelChoice("spans")
+    if dtype not in _HALF:
+        return KernelChoice(None, "torch's attention for unequal lengths needs bf16 or fp16")
+    if torch.cuda.get_device_capability(device) < _MIN_CAPABILITY:
+        return KernelChoice(None, "torch's attention for unequal lengths needs a newer GPU")
+    if _varlen_attention() is None:
+        return KernelChoice(
+            None, f"torch {torch.__version__} has no attention for unequal lengths with windows"
+        )
+    return KernelChoice("varlen")
+
+
+def _by_spans(
+    pack: Pack,
+    query_1hTd: Tensor,
+    key_1hTd: Tensor,
+    value_1hTd: Tensor,
+    *,
+    window: int | None,
+    scale: float | None,
+    dropout: float,
+) -> Tensor:
+    # split instead of slices, as the gradient of a slice is a row of zeros as long as the whole
+    # pack.
+    parts = [tensor.split(pack.lengths, dim=2) for tensor in (query_1hTd, key_1hTd, value_1hTd)]
+    attended: list[Tensor] = []
+    for index, span in enumerate(pack.spans):
+        query, key, value = (part[index] for part in parts)
+        if span.before:
+            seen = (*span.before, index)
+            key, value = (torch.cat([part[i] for i in seen], dim=2) for part in parts[1:])
+        total = key.shape[2]
+        num_before = total - span.length
+        reach = min(window or total, total)
+        is_plain = num_before == 0 and reach == total
+        output = F.scaled_dot_product_attention(
+            query, key, value,
+            attn_mask=None if is_plain else pack.mask(span.length, num_before, reach, query),
+            is_causal=is_plain, scale=scale, dropout_p=dropout,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )  # fmt: skip
+        attended.append(output.transpose(1, 2))
+    return torch.cat(attended, dim=1)
+
+
+def _by_varlen(
+    pack: Pack,
+    query_1hTd: Tensor,
+    key_1hTd: Tensor,
+    value_1hTd: Tensor,
+    *,
+    window: int | None,
+    scale: float | None,
+) -> Tensor:
+    """Raises ValueError for what the kernel cannot run."""
+    attention = _varlen_attention()
+    device = query_1hTd.device
+    # Under autocast torch's own attention would cast all three; norms may have left them in fp32.
+    is_cast = torch.is_autocast_enabled(device.type)
+    dtype = torch.get_autocast_dtype(device.type) if is_cast else value_1hTd.dtype
+    if attention is None or dtype not in _HALF:
+        raise ValueError(f"attention for unequal lengths does not run in {dtype}")
+    if query_1hTd.shape[-1] != value_1hTd.shape[-1]:
+        raise ValueError("attention for unequal lengths needs keys as wide as values")
+    query_Thd, key_Khd, value_Khd = (
+        tensor[0].transpose(0, 1).to(dtype) for tensor in (query_1hTd, key_1hTd, value_1hTd)
+    )
+    layout = pack.layout(device)
+    if layout.keys_K is not None:
+        key_Khd = key_Khd.index_select(0, layout.keys_K)
+        value_Khd = value_Khd.index_select(0, layout.keys_K)
+    # The last query of a span is aligned with its last key, so that tokens before it are seen.
+    reach = -1 if window is None or window >= layout.most_keys else window - 1
+    attended_Thd = attention(
+        query_Thd, key_Khd, value_Khd, layout.query_ends_S, layout.key_ends_S,
+        layout.most_queries, layout.most_keys,
+        window_size=(reach, 0), scale=scale, enable_gqa=query_Thd.shape[1] != key_Khd.shape[1],
+    )  # fmt: skip
+    return attended_Thd[None]
+
+
+def _layout(spans: Sequence[PackSpan], device: torch.device) -> KernelLayout:
+    starts = [0, *accumulate(span.length for span in spans)]
+    keys: list[int] = []
+    key_ends = [0]
+    for index, span in enumerate(spans):
+        for seen in (*span.before, index):
+            keys += range(starts[seen], starts[seen + 1])
+        key_ends.append(len(keys))
+    is_shared = any(span.before for span in spans)
+    return KernelLayout(
+        query_ends_S=torch.tensor(starts, dtype=torch.int32, device=device),
+        key_ends_S=torch.tensor(key_ends, dtype=torch.int32, device=device),
+        keys_K=torch.tensor(keys, device=device) if is_shared else None,
+        most_queries=max(span.length for span in spans),
+        most_keys=max(end - start for start, end in pairwise(key_ends)),
+    )
+
+
+@functools.cache
+def _varlen_attention() -> Callable[..., Any] | None:
+    """Returns torch's attention for unequal lengths; None for a torch without windows in it."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    has_windows = "window_size" in inspect.signature(varlen_attn).parameters
+    return varlen_attn if has_windows else None
