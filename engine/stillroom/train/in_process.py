@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,8 +21,9 @@ from stillroom.train.loop.checkpoints import RunSources
 from stillroom.train.loop.evaluations import TrainingEvaluations, read_prompts
 from stillroom.train.loop.session import Session, TrainResult
 from stillroom.train.methods.dpo import train_dpo
-from stillroom.train.methods.sft import train_sft
+from stillroom.train.methods.sft import PrepareTargets, train_sft
 from stillroom.train.on_policy.loop import distill
+from stillroom.train.soft_targets.targets import prepare_targets
 from stillroom.train.student.collective import ALONE, Collective
 from stillroom.train.student.model import load_student, router_notes
 
@@ -47,9 +49,9 @@ def train_in_process(
     files = [plan.config_file, *plan.train_files, *cold_start, *contexts, *plan.code_files]
     # The files are hashed while they are read, and must be as they were at the start.
     with Recording(files, copies={plan.config_file: plan.config_source}) as recording:
-        train = _method(workspace, plan)
         prompts = read_prompts(plan)
         models = _model_records(workspace, config)
+        train = _method(workspace, plan, models)
         inputs = _run_inputs(plan, recording, models)
         if point is not None:
             check_unchanged(point.state.inputs, inputs, run_id=point.run_id)
@@ -83,19 +85,35 @@ def train_in_process(
         return train(session)
 
 
-def _method(workspace: Workspace, plan: TrainingPlan) -> Callable[[Session], TrainResult]:
+def _method(
+    workspace: Workspace, plan: TrainingPlan, models: list[ModelRecord]
+) -> Callable[[Session], TrainResult]:
     """Reads the rows, before any model is loaded, and returns the method that trains on them."""
+    prepare = _prepare_targets(workspace, plan, models)
     match plan.config.dataset_type:
         case "sft":
             sft_rows = load_sft_rows(plan.train_file)
-            return lambda session: train_sft(session, sft_rows, max_length=_max_length(session))
+            return lambda session: train_sft(
+                session, sft_rows, max_length=_max_length(session), prepare=prepare
+            )
         case "dpo":
             dpo_rows = load_dpo_rows(plan.train_file)
             return lambda session: train_dpo(session, dpo_rows, max_length=_max_length(session))
         case "distill":
             tasks = load_datasets(plan.train_files)
             cold_rows = load_sft_rows(plan.cold_start_file) if plan.cold_start_file else []
-            return lambda session: distill(workspace, session, plan, tasks, cold_rows)
+            return lambda session: distill(workspace, session, plan, tasks, cold_rows, prepare)
+
+
+def _prepare_targets(
+    workspace: Workspace, plan: TrainingPlan, models: list[ModelRecord]
+) -> PrepareTargets | None:
+    """Returns the function that has the teacher read supervised rows, if it is to."""
+    if plan.config.soft_targets is None:
+        return None
+    teacher = next(model for model in models if model.role == "teacher")
+    rows_file = plan.cold_start_file or plan.train_file
+    return partial(prepare_targets, workspace, plan.config, teacher, rows_file)
 
 
 def _max_length(session: Session) -> int:

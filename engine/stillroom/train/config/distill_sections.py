@@ -94,7 +94,7 @@ class RolloutSection(ConfigSection):
 
 
 class TeacherSection(ConfigSection):
-    """The teacher that scores the student's tokens (distill)."""
+    """The teacher that scores tokens: the student's (distill), or those of rows (soft_targets)."""
 
     path: str | tuple[str, ...]
     """The teacher: a hub id, folder, run id or demo/teacher; with a server, the model's name there.
@@ -281,6 +281,49 @@ class AlgorithmSection(ConfigSection):
         for name, (is_used, needed) in used.items():
             if not is_used and self.model_dump()[name] != fields[name].default:
                 raise ValueError(f"algorithm.{name} counts only with {needed}; leave it out")
+        return self
+
+
+class SoftTargetsSection(ConfigSection):
+    """The loss of supervised rows against the teacher's probabilities (sft, and a cold start)."""
+
+    loss: Literal["forward_kl", "jsd", "reverse_kl"] = "forward_kl"
+    """The divergence between the teacher's and the student's next-token distributions."""
+    temperature: Annotated[float, Field(gt=0, le=100)] = 4.0
+    """The temperature of both distributions; the loss is multiplied by its square. Above 1 the
+    student also learns which tokens the teacher finds almost as likely.
+
+    Source: arXiv 1503.02531, section 2.
+    """
+    top_k: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """The number of the teacher's likeliest tokens at each position that are scored once and kept
+    in `store`; all others together count as one. None: the whole vocabulary, from a teacher in this
+    process that reads every step's rows."""
+    label_coef: Annotated[float, Field(ge=0)] = 0.0
+    """The weight at which the rows' own negative log-likelihood is added to the loss."""
+    store: str = "teacher_probabilities"
+    """The folder, relative to the workspace, that keeps the teacher's probabilities (top_k)."""
+
+    @property
+    def is_sampled_loss(self) -> bool:
+        """False: the loss compares distributions."""
+        return False
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the loss compares distributions over the whole vocabulary."""
+        return self.top_k is None
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> "SoftTargetsSection":
+        if self.top_k is not None and self.loss != "forward_kl":
+            raise ValueError(
+                f"soft_targets.loss {self.loss} compares the whole vocabulary: leave top_k out, or "
+                "take forward_kl"
+            )
+        default = type(self).model_fields["store"].default
+        if self.top_k is None and self.store != default:
+            raise ValueError("soft_targets.store keeps the probabilities of top_k: set it too")
         return self
 
 

@@ -133,7 +133,7 @@ class TrainingPlan:
     def key_names(self) -> list[str | None]:
         """The variables with the keys of the servers that the run calls."""
         config = self.config
-        if config.dataset_type != "distill":
+        if not config.teachers:
             return []
         servers = (config.teacher, config.rollout.server)
         return [server.api_key_env for server in servers if server is not None]

@@ -38,6 +38,7 @@ _FREE_KEYS = frozenset(
         "rollout.server.api_key_env",
         "rollout.server.base_url",
         "rollout.server.timeout",
+        "soft_targets.store",
         "teacher.api_key_env",
         "teacher.base_url",
         "teacher.concurrency",

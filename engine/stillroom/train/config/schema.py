@@ -12,6 +12,7 @@ from stillroom.train.config.distill_sections import (
     CurriculumSection,
     DatasetTeacher,
     RolloutSection,
+    SoftTargetsSection,
     TeacherSection,
 )
 
@@ -275,6 +276,7 @@ class TrainConfig(ConfigSection):
     rollout: RolloutSection = RolloutSection()
     curriculum: CurriculumSection = CurriculumSection()
     cold_start: ColdStartSection | None = None
+    soft_targets: SoftTargetsSection | None = None
     trainer: TrainerSection
     evals: tuple[EvalSection, ...] = ()
     dpo: DpoSection = DpoSection()
@@ -285,6 +287,41 @@ class TrainConfig(ConfigSection):
         if self.dataset_type == "distill" and self.teacher is None:
             raise ValueError("dataset_type distill needs teacher.path: the model that scores")
         return self
+
+    @model_validator(mode="after")
+    def _a_teacher_of_rows_gives_targets(self) -> "TrainConfig":
+        """Sets `soft_targets` where an sft config names a teacher, so that the record names it."""
+        settings = self.soft_targets
+        if settings is None:
+            if self.dataset_type != "sft" or self.teacher is None:
+                return self
+            settings = SoftTargetsSection(top_k=16 if self.teacher.is_served else None)
+        if self.dataset_type == "dpo":
+            raise ValueError("soft_targets is the loss of sft, and of distill's cold_start")
+        if self.dataset_type == "distill" and self.cold_start is None:
+            raise ValueError(
+                "soft_targets is the loss of cold_start's rows in distill: name them in "
+                "cold_start.train_file, or leave it out; algorithm.loss_fn is the loss of rollouts"
+            )
+        if self.teacher is None:
+            raise ValueError("soft_targets needs teacher.path: the model whose probabilities count")
+        if self.teacher.is_served and settings.top_k is None:
+            raise ValueError(
+                "soft_targets without top_k needs the teacher's whole distribution, which no "
+                "server gives: set soft_targets.top_k, e.g. 16, or take a teacher in this process"
+            )
+        if len(set(self.teacher.for_datasets(len(self.data.train_files)))) > 1:
+            raise ValueError(
+                "soft_targets has one teacher read the rows: teacher.path cannot be a list"
+            )
+        if self.launcher.is_sharded:
+            raise ValueError(
+                "launcher.strategy: fsdp2 splits the output head, whose whole distributions "
+                "soft_targets compares: use ddp"
+            )
+        if settings is self.soft_targets:
+            return self
+        return self.model_copy(update={"soft_targets": settings})
 
     @model_validator(mode="after")
     def _loss_is_named(self) -> "TrainConfig":
@@ -358,8 +395,9 @@ class TrainConfig(ConfigSection):
 
     @property
     def teachers(self) -> list[DatasetTeacher]:
-        """The teacher of each dataset; empty unless dataset_type is distill."""
-        if self.teacher is None or self.dataset_type != "distill":
+        """The teacher of each dataset; empty for dpo, and for sft without soft_targets."""
+        is_taught = self.dataset_type == "distill" or self.soft_targets is not None
+        if self.teacher is None or not is_taught:
             return []
         return self.teacher.for_datasets(len(self.data.train_files))
 

@@ -5,7 +5,7 @@ Tensors are written and read as safetensors only, so that a checkpoint from else
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from stillroom.errors import ModelError, RunError
 from stillroom.files import wait_for_disk, write_json
 from stillroom.lineage import (
     FOLDER_MANIFEST,
+    FileRecord,
     ModelRecord,
     Recording,
     record_folder,
@@ -52,6 +53,8 @@ class RunSources:
     """config.yml, the rows and the user's Python files, as they were when the run began."""
     models: Sequence[ModelRecord]
     request: Mapping[str, Any]
+    made: list[FileRecord] = field(default_factory=list[FileRecord])
+    """The files that the run made of its inputs, or found, before its first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +204,7 @@ def _write_manifest(
         temporary,
         written=msgspec.structs.replace(record_folder(temporary), path=str(folder)),
         operation="start_training",
-        inputs=[*sources.files.records(), *sources.models],
+        inputs=[*sources.files.records(), *sources.made, *sources.models],
         request=sources.request,
         counts={"step": record.step},
         run_id=record.run_id,

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
+from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.loop.row_batches import batches_of
 from stillroom.train.loop.session import Phase, Session
-from stillroom.train.methods.sft import accumulate_nll
+from stillroom.train.methods.sft import PrepareTargets, accumulate_nll
 from stillroom.train.student.encode import EncodedSft, encode_sft
 
 _PHASE = "cold_start"
@@ -31,17 +32,25 @@ def cold_start_steps(config: TrainConfig, num_rows: int) -> int:
     return per_epoch * section.num_epochs
 
 
-def train_cold_start(session: Session, encoded: EncodedSft, total_steps: int) -> None:
+def train_cold_start(
+    session: Session,
+    encoded: EncodedSft,
+    total_steps: int,
+    prepare: PrepareTargets | None = None,
+    teacher: LocalTeacher | None = None,
+) -> None:
     """Takes those supervised steps of the cold start that a resumed run has not taken yet.
 
-    total_steps: the number of steps of the whole run. A checkpoint of the last supervised step is
-    always written, to compare the distilled student with.
+    total_steps: the number of steps of the whole run. prepare: returns the probabilities of
+    `teacher`, or of one that it loads, to learn from; None: the rows' own tokens. A checkpoint of
+    the last supervised step is always written, to compare the distilled student with.
     """
     config, sequences = session.config, encoded.sequences
     num_steps = cold_start_steps(config, len(sequences))
     point, section = session.resumed, config.cold_start
     if section is None or (point is not None and point.state.step >= num_steps):
         return
+    targets = prepare(session, sequences, teacher=teacher) if prepare else None
     settings = config.trainer.model_copy(
         update={"learning_rate": section.learning_rate or config.trainer.learning_rate}
     )
@@ -52,7 +61,7 @@ def train_cold_start(session: Session, encoded: EncodedSft, total_steps: int) ->
     for _, chosen in session.batches(
         len(sequences), size=section.batch_size, num_epochs=section.num_epochs
     ):
-        batch = accumulate_nll(session.student, [sequences[i] for i in chosen])
+        batch = accumulate_nll(session.student, [sequences[i] for i in chosen], targets)
         metrics = {"cold_start_loss": batch.loss, **optimizer.step().metrics}
         session.trained_tokens += batch.num_tokens
         session.after_step(optimizer.num_steps, total_steps, metrics, phase=phase)

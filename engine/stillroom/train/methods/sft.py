@@ -1,13 +1,15 @@
-"""Supervised fine-tuning: the negative log-likelihood of the assistant's tokens."""
+"""Supervised fine-tuning on the assistant's tokens, or on a teacher's probabilities there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
-from stillroom.models.batches import TokenSequence
+from stillroom.models.batches import TokenBatch, TokenSequence
+from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.loop.row_batches import hold_out
 from stillroom.train.loop.session import Session, TrainResult
 from stillroom.train.student.encode import encode_sft
@@ -22,8 +24,52 @@ class BatchLoss:
     num_tokens: int
 
 
-def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> TrainResult:
-    """Trains on the rows and returns the result with the final checkpoint."""
+class Targets(Protocol):
+    """A teacher's probabilities at the rows' trained tokens, in place of the tokens themselves."""
+
+    def add_gradient(
+        self,
+        student: Student,
+        sequences: Sequence[TokenSequence],
+        batch: TokenBatch,
+        *,
+        scale: float,
+    ) -> float:
+        """Adds the gradient of `scale` × the summed loss of a pass; returns the sum (nats)."""
+        ...
+
+    def loss(
+        self, student: Student, sequences: Sequence[TokenSequence], batch: TokenBatch
+    ) -> float:
+        """Returns the summed loss of a pass (nats), without forming a gradient."""
+        ...
+
+
+class PrepareTargets(Protocol):
+    """Has a teacher's probabilities of sequences ready before the first step."""
+
+    def __call__(
+        self,
+        session: Session,
+        sequences: Sequence[TokenSequence],
+        *,
+        teacher: LocalTeacher | None = None,
+    ) -> Targets:
+        """Returns the targets. teacher: the teacher, if it is loaded already."""
+        ...
+
+
+def train_sft(
+    session: Session,
+    rows: Sequence[SftRow],
+    *,
+    max_length: int,
+    prepare: PrepareTargets | None = None,
+) -> TrainResult:
+    """Trains on the rows and returns the result with the final checkpoint.
+
+    prepare: returns a teacher's probabilities to learn from; None: the rows' own tokens.
+    """
     config, student = session.config, session.student
     renderer = ChatRenderer(
         student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
@@ -33,20 +79,24 @@ def train_sft(session: Session, rows: Sequence[SftRow], *, max_length: int) -> T
     student.loaded.check_ids((one.ids for one in encoded.sequences), "a row")
     held_out = encode_sft(apart, renderer, max_length=max_length).sequences if apart else []
 
+    targets = prepare(session, [*encoded.sequences, *held_out]) if prepare else None
+
     def accumulate(chosen: Sequence[int]) -> dict[str, float]:
-        batch = accumulate_nll(student, [encoded.sequences[i] for i in chosen])
+        batch = accumulate_nll(student, [encoded.sequences[i] for i in chosen], targets)
         session.trained_tokens += batch.num_tokens
         return {"loss": batch.loss}
 
     def validate() -> dict[str, float]:
-        return {"val_loss": validation_loss(student, held_out)} if held_out else {}
+        return {"val_loss": validation_loss(student, held_out, targets)} if held_out else {}
 
     student.module.train()
     num_steps = session.train_rows(len(encoded.sequences), accumulate, validate)
     return session.finish(num_steps, rows=encoded.num_rows, skipped=encoded.skipped)
 
 
-def accumulate_nll(student: Student, sequences: Sequence[TokenSequence]) -> BatchLoss:
+def accumulate_nll(
+    student: Student, sequences: Sequence[TokenSequence], targets: Targets | None = None
+) -> BatchLoss:
     """Adds the gradient of the batch's mean token loss, and returns that loss.
 
     The gradient does not depend on how the batch is cut into microbatches. Each process adds the
@@ -56,20 +106,30 @@ def accumulate_nll(student: Student, sequences: Sequence[TokenSequence]) -> Batc
     mine = _share(student, sequences)
     total = 0.0
     for group in student.passes([len(sequence.ids) for sequence in mine]):
-        batch = student.collate([mine[i] for i in group])
-        total += student.add_nll_gradient(batch, scale=1 / num_tokens)
+        members = [mine[i] for i in group]
+        batch, scale = student.collate(members), 1 / num_tokens
+        if targets is None:
+            total += student.add_nll_gradient(batch, scale=scale)
+        else:
+            total += targets.add_gradient(student, members, batch, scale=scale)
     [total] = student.peers.sums(total)
     return BatchLoss(total / num_tokens, num_tokens)
 
 
 @torch.no_grad()
-def validation_loss(student: Student, sequences: Sequence[TokenSequence]) -> float:
+def validation_loss(
+    student: Student, sequences: Sequence[TokenSequence], targets: Targets | None = None
+) -> float:
     """Returns the mean loss (nats) over all trained tokens of held-out rows."""
     student.module.eval()
     mine, total = _share(student, sequences), 0.0
     for group in student.passes([len(sequence.ids) for sequence in mine]):
-        batch = student.collate([mine[i] for i in group])
-        total -= student.logprobs(batch).sum().item()
+        members = [mine[i] for i in group]
+        batch = student.collate(members)
+        if targets is None:
+            total -= student.logprobs(batch).sum().item()
+        else:
+            total += targets.loss(student, members, batch)
     student.module.train()
     [total] = student.peers.sums(total)
     return total / sum(sequence.num_trained for sequence in sequences)

@@ -24,6 +24,7 @@ from stillroom.train.methods.cold_start import (
     encode_cold_start,
     train_cold_start,
 )
+from stillroom.train.methods.sft import PrepareTargets
 from stillroom.train.on_policy.alarms import find_alarms
 from stillroom.train.on_policy.policy_update import update_student
 from stillroom.train.on_policy.preflight import check_before_rollouts, check_contexts
@@ -62,8 +63,12 @@ def distill(
     plan: TrainingPlan,
     tasks: Sequence[Task],
     cold_rows: Sequence[SftRow],
+    prepare: PrepareTargets | None = None,
 ) -> TrainResult:
     """Trains on the rows of a cold start, if any, and then on the student's own rollouts.
+
+    prepare: returns the teacher's probabilities that the cold start learns from; None: it learns
+    its rows' own tokens.
 
     Raises an EngineError before the first rollout if student and teacher do not fit together.
     """
@@ -82,7 +87,7 @@ def distill(
     environment = open_student_environment(
         workspace, plan, session.student, tasks, is_judge_optional=True
     )
-    return anyio.run(train_on_policy, session, tasks, teachers, environment, cold_start)
+    return anyio.run(train_on_policy, session, tasks, teachers, environment, cold_start, prepare)
 
 
 async def train_on_policy(
@@ -91,6 +96,7 @@ async def train_on_policy(
     teachers: Teachers,
     opening: AbstractAsyncContextManager[StudentEnvironment],
     cold_start: EncodedSft | None = None,
+    prepare: PrepareTargets | None = None,
 ) -> TrainResult:
     """Trains for the configured iterations and returns the result with the final checkpoint.
 
@@ -107,7 +113,9 @@ async def train_on_policy(
         for note in environment.notes:
             session.reporter.note(note)
         if cold_start is not None:
-            await anyio.to_thread.run_sync(train_cold_start, session, cold_start, last_step)
+            await anyio.to_thread.run_sync(
+                train_cold_start, session, cold_start, last_step, prepare, teachers.local.get(0)
+            )
         optimizer = session.student.optimizer(config.trainer, total_steps=len(batches) * substeps)
         session.begin(optimizer, substeps=substeps, first_step=first_step)
         phase = Phase(config.dataset_type, first_step, last_step)

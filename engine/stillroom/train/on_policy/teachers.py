@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from stillroom.errors import CallFailedError, ConfigError
-from stillroom.models.load import load_model
+from stillroom.models.load import LoadedModel, load_model
 from stillroom.models.pairing import check_pair
 from stillroom.models.resolve import locate_model
 from stillroom.rollout.episode.collect import FailedRollout, key_of
@@ -87,17 +87,25 @@ def load_teachers(
             top_k = config.algorithm.num_teacher_tokens
             served[one] = served_teacher(workspace, one, top_k=top_k)
             continue
-        loaded = load_model(
-            workspace,
-            locate_model(workspace, one.path),
-            precision=one.section.precision,
-            quantization=one.section.quantization,
-            spread=one.section.spread,
-        )
-        check_pair(student.loaded, loaded)
-        local[one] = LocalTeacher(loaded)
+        local[one] = load_local_teacher(workspace, one, student.loaded)
     of_dataset = list(enumerate(config.teachers))
     return Teachers(
         local={i: local[one] for i, one in of_dataset if one in local},
         served={i: served[one] for i, one in of_dataset if one in served},
     )
+
+
+def load_local_teacher(
+    workspace: Workspace, teacher: DatasetTeacher, student: LoadedModel
+) -> LocalTeacher:
+    """Loads a teacher in this process. Raises ModelError if it can't score the student's tokens."""
+    section = teacher.section
+    loaded = load_model(
+        workspace,
+        locate_model(workspace, teacher.path),
+        precision=section.precision,
+        quantization=section.quantization,
+        spread=section.spread,
+    )
+    check_pair(student, loaded)
+    return LocalTeacher(loaded)

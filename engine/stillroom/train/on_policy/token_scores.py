@@ -29,11 +29,13 @@ from stillroom.models.divergence import (
     with_bucket,
 )
 from stillroom.models.heads import in_tiles, token_logprobs
+from stillroom.models.soft_targets import TopTokens, at_temperature, top_k_forward_kl
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
-from stillroom.train.config.distill_sections import AlgorithmSection
+from stillroom.train.config.distill_sections import AlgorithmSection, SoftTargetsSection
 from stillroom.train.student.model import Student
 
+LossSection = AlgorithmSection | SoftTargetsSection
 Losses = Callable[[slice, TokenScores], Tensor]
 """Returns the losses of some of a microbatch's tokens, [n], from their slice and scores."""
 
@@ -43,7 +45,7 @@ def add_gradient_with_teacher(
     teacher: LocalTeacher,
     batch: TokenBatch,
     teacher_batch: TokenBatch,
-    algorithm: AlgorithmSection,
+    algorithm: LossSection,
     losses: Losses,
 ) -> None:
     """Adds the gradient of the losses' sum; the teacher is a model in this process.
@@ -72,6 +74,30 @@ def add_gradient_with_scores(
 ) -> None:
     """Adds the gradient of the losses' sum; a server has scored each of the batch's sequences."""
     scorer = _ServedScorer(teacher_scores, algorithm, student.loaded.device)
+    _add_gradient(student, scorer, batch, losses)
+
+
+def add_gradient_with_top_tokens(
+    student: Student,
+    top: TopTokens,
+    batch: TokenBatch,
+    settings: SoftTargetsSection,
+    losses: Losses,
+) -> None:
+    """Adds the gradient of the losses' sum; only the teacher's likeliest tokens are known."""
+    _add_gradient(student, _TopTokensScorer(top, settings), batch, losses)
+
+
+def score_with_top_tokens(
+    student: Student, top: TopTokens, batch: TokenBatch, settings: SoftTargetsSection
+) -> TokenScores:
+    """Returns the scores of the batch's trained tokens by the teacher's likeliest tokens."""
+    scorer = _TopTokensScorer(top, settings)
+    return _score_by_autograd(student, scorer, batch, student.head.max_positions)
+
+
+def _add_gradient(student: Student, scorer: "_Scorer", batch: TokenBatch, losses: Losses) -> None:
+    """Adds the gradient of the losses' sum by scores that need no teacher in this process."""
     if (by_hand := student.by_hand) is not None:
         by_hand.add_loss_gradient(batch, scorer.compare, losses)
         return
@@ -84,7 +110,7 @@ def score_with_teacher(
     teacher: LocalTeacher,
     batch: TokenBatch,
     teacher_batch: TokenBatch,
-    algorithm: AlgorithmSection,
+    algorithm: LossSection,
 ) -> TokenScores:
     """Returns the scores of the batch's trained tokens, with autograd's gradient.
 
@@ -159,7 +185,7 @@ class _LocalScorer:
         teacher: LocalTeacher,
         batch: TokenBatch,
         teacher_batch: TokenBatch,
-        algorithm: AlgorithmSection,
+        algorithm: LossSection,
         by_hand: HandGradients | None = None,
     ) -> None:
         """`by_hand`: the teacher without autograd, if the student's gradient is formed by hand."""
@@ -167,6 +193,7 @@ class _LocalScorer:
         self._targets_N = batch.targets_N
         self._algorithm = algorithm
         self._form = _divergence_form(algorithm)
+        self._has_entropy = isinstance(algorithm, AlgorithmSection) and algorithm.needs_logits
         with torch.no_grad():
             self._hidden_NH = self._head.batch_hidden(teacher_batch)
 
@@ -194,7 +221,7 @@ class _LocalScorer:
                 teacher_nV = torch.log_softmax(teacher_nV[:, : student_nV.shape[1]], dim=-1)
         if self._form is None:
             return TeacherTile(teacher_n)
-        is_exact = self._algorithm.needs_logits
+        is_exact = self._has_entropy
         return TeacherTile(
             teacher_n,
             self._form(student_nV, teacher_nV, probabilities_nV),
@@ -232,10 +259,39 @@ class _ServedScorer:
         return TeacherTile(self._teacher_N[part], divergence)
 
 
+class _TopTokensScorer:
+    """A teacher of whose distributions the likeliest tokens were kept."""
+
+    is_baseline = False
+    needs_distribution = True
+
+    def __init__(self, top: TopTokens, settings: SoftTargetsSection) -> None:
+        self._top, self._temperature = top, settings.temperature
+
+    def num_columns(self, vocab_size: int) -> int:
+        return vocab_size
+
+    def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
+        top = self._top.part(part)
+        divergence = top_k_forward_kl(
+            student_nV, top, probabilities_nV, temperature=self._temperature
+        )
+        return TeacherTile(torch.zeros_like(divergence.value_N), divergence)
+
+
 def _divergence_form(
-    algorithm: AlgorithmSection,
+    algorithm: LossSection,
 ) -> Callable[[Tensor, Tensor, Tensor], Divergence] | None:
     """Returns the divergence that the loss needs from a teacher in this process, or None."""
+    if isinstance(algorithm, SoftTargetsSection):
+        forms = {
+            "forward_kl": functools.partial(jensen_shannon, beta=0.0),
+            "jsd": functools.partial(jensen_shannon, beta=0.5),
+            "reverse_kl": reverse_kl,
+        }
+        return functools.partial(
+            at_temperature, forms[algorithm.loss], temperature=algorithm.temperature
+        )
     if algorithm.loss_fn == "top_k_reverse_kl":
         return functools.partial(top_k_reverse_kl, k=algorithm.top_k)
     if algorithm.loss_fn == "jsd":

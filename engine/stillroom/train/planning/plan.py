@@ -146,6 +146,8 @@ def _forecast(
             epoch_tokens=epoch_tokens,
             held_out_share=share,
         )
+        # Held-out rows are read too.
+        seconds += epoch_tokens / (1 - share) * tried.reading_token_s
     return TrainingForecast(
         method=config.dataset_type,
         device=unloaded.device.type,
@@ -188,6 +190,11 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
         notes.append("no step was tried: it would not fit in memory")
     elif tried.is_partial:
         notes.append("the tried steps had fewer rows than a batch, for a whole one takes long")
+    if (soft := config.soft_targets) is not None and soft.top_k is not None:
+        notes.append(
+            f"the teacher reads the rows once, before the first step; {soft.store}/ keeps what it "
+            "says, and a run on the same rows does not load it"
+        )
     if config.evals:
         notes.append("the evaluations while it trains come on top of the time")
     return notes + (tried.notes if tried is not None else [])

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from stillroom.models.batches import TokenSequence
 from stillroom.settings import Workspace
+from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.methods.dpo import accumulate_preference, add_reference
-from stillroom.train.methods.sft import accumulate_nll
+from stillroom.train.methods.sft import Targets, accumulate_nll
+from stillroom.train.on_policy.teachers import load_local_teacher
 from stillroom.train.planning.forecast import Speed
+from stillroom.train.soft_targets.targets import SoftTargets
 from stillroom.train.student.encode import TokenPair
 from stillroom.train.student.memory import peak_memory_gb
 from stillroom.train.student.model import Student, load_student
@@ -36,12 +39,15 @@ class Trial:
     """The seconds that loading the student took."""
     notes: list[str]
     """Why rows do not run in the fastest way."""
+    reading_token_s: float = 0.0
+    """The seconds in which a teacher reads a token once, before the first step; 0 for none."""
 
 
 def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) -> Trial:
     """Measures the memory of a step on the longest rows and the time of one on the first rows."""
     started = time.monotonic()
     student = load_student(workspace, config.model, seed=config.trainer.seed)
+    teacher = _teacher(workspace, config, student)
     load_s = time.monotonic() - started
     num_parameters = sum(p.numel() for p in student.module.parameters())
     # Forward and backward pass take about 6 operations for each parameter and token.
@@ -50,16 +56,40 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
     longest = sorted(units, key=num_tokens)[-size:][::-1]
     optimizer = student.optimizer(config.trainer, total_steps=2)
     heavy, light = _within(longest, max_tokens), _within(units[:size], max_tokens)
-    _step(student, config, heavy, optimizer)
-    accumulate_s, step_s = _step(student, config, light, optimizer)
-    speed = Speed(token_s=accumulate_s / sum(map(num_tokens, light)), step_s=step_s)
+    settings, targets, reading_s = config.soft_targets, None, 0.0
+    if settings is not None and teacher is not None:
+        if settings.top_k is None:
+            targets = SoftTargets(settings, teacher=teacher)
+        else:
+            reading_s = _reading_s(teacher, light)
+    _step(student, config, heavy, optimizer, targets)
+    accumulate_s, step_s = _step(student, config, light, optimizer, targets)
+    num_light = sum(map(num_tokens, light))
+    speed = Speed(token_s=accumulate_s / num_light, step_s=step_s)
     return Trial(
         speed,
         memory_gb=peak_memory_gb(student.loaded.device),
         is_partial=len(heavy) < len(longest) or len(light) < len(units[:size]),
         load_s=load_s,
         notes=student.head.notes,
+        reading_token_s=reading_s / num_light,
     )
+
+
+def _teacher(workspace: Workspace, config: TrainConfig, student: Student) -> LocalTeacher | None:
+    """Loads the teacher of soft targets; None without one in this process."""
+    if config.soft_targets is None or config.teachers[0].section.is_served:
+        return None
+    return load_local_teacher(workspace, config.teachers[0], student.loaded)
+
+
+def _reading_s(teacher: LocalTeacher, units: Sequence[Unit]) -> float:
+    """Returns the seconds in which the teacher reads the sequences."""
+    sequences = [unit for unit in units if isinstance(unit, TokenSequence)]
+    teacher.score_tokens(sequences[:1])
+    started = time.monotonic()
+    teacher.score_tokens(sequences)
+    return time.monotonic() - started
 
 
 def num_tokens(unit: Unit) -> int:
@@ -80,7 +110,11 @@ def _within(units: Sequence[Unit], max_tokens: int) -> list[Unit]:
 
 
 def _step(
-    student: Student, config: TrainConfig, units: Sequence[Unit], optimizer: Optimizer
+    student: Student,
+    config: TrainConfig,
+    units: Sequence[Unit],
+    optimizer: Optimizer,
+    targets: Targets | None,
 ) -> tuple[float, float]:
     """Takes one step and returns the seconds of its passes and of its optimiser."""
     pairs = [unit for unit in units if isinstance(unit, TokenPair)]
@@ -89,7 +123,8 @@ def _step(
     if referenced:
         accumulate_preference(student, referenced, config.dpo)
     else:
-        accumulate_nll(student, [unit for unit in units if isinstance(unit, TokenSequence)])
+        rows = [unit for unit in units if isinstance(unit, TokenSequence)]
+        accumulate_nll(student, rows, targets)
     passed = time.monotonic()
     optimizer.step()
     return passed - started, time.monotonic() - passed

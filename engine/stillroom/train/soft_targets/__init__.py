@@ -1,0 +1,1 @@
+"""Supervised training against a teacher's probabilities, read live or from a store."""

@@ -1,0 +1,343 @@
+"""Supervised training on a teacher's probabilities, as whole runs."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fakes.conversations import answer, user
+from fakes.model_server import FakeModelServer
+from fakes.reporters import KeptReporter
+from fakes.training import gradients, largest_gap, make_project, make_student
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.formats import SftRow
+from stillroom.errors import ConfigError, ModelError, RunCancelledError
+from stillroom.lineage import read_manifest
+from stillroom.models.heads import OutputHead
+from stillroom.models.load import load_tokenizer
+from stillroom.models.resolve import identify, locate_model
+from stillroom.settings import Workspace
+from stillroom.teachers.local_hf import LocalTeacher
+from stillroom.train.config.request import PlanTraining
+from stillroom.train.config.schema import TrainConfig
+from stillroom.train.loop.session import Session
+from stillroom.train.methods.sft import accumulate_nll, validation_loss
+from stillroom.train.on_policy import teachers
+from stillroom.train.planning.plan import plan_training
+from stillroom.train.soft_targets import scoring
+from stillroom.train.soft_targets.targets import prepare_targets
+from stillroom.train.student.encode import encode_sft
+
+ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]
+
+
+@pytest.fixture
+def student(tiny_models):
+    return tiny_models.folder("llama", "chatml")
+
+
+@pytest.fixture
+def teacher(tiny_models):
+    return tiny_models.folder("llama", "chatml", seed=1)
+
+
+def soft(root, student, teacher, settings=None, **sections):
+    teacher = teacher if isinstance(teacher, dict) else {"path": str(teacher)}
+    project = make_project(
+        root, "sft", student, teacher=teacher, soft_targets=settings or {}, **sections
+    )
+    project.write(ROWS)
+    return project
+
+
+def weights(project, run="run-1", name="final"):
+    return load_file(project.checkpoint(name, run) / "model.safetensors")
+
+
+def same(ours, theirs, tolerance=0.0):
+    return all((ours[n] - theirs[n]).abs().max() <= tolerance for n in ours)
+
+
+def losses(project):
+    return [metrics["loss"] for metrics in project.reporter.measured]
+
+
+def no_teacher(*_):
+    raise AssertionError("a teacher was loaded")
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 4.0}, {"loss": "jsd"}, {"top_k": 4}])
+def test_the_student_nears_the_teacher(tmp_path, student, teacher, settings):
+    trainer = {"num_epochs": 4, "learning_rate": 1e-2}
+    project = soft(tmp_path, student, teacher, settings, trainer=trainer)
+
+    project.train()
+
+    assert losses(project)[-1] < losses(project)[0] / 2
+
+
+def test_a_teacher_that_is_the_student_teaches_nothing(tmp_path, student):
+    project = soft(tmp_path, student, student, data={"val_split": 0.2})
+
+    project.train()
+
+    assert set(losses(project)) == {0.0}
+    assert project.reporter.measured[-1]["val_loss"] == 0.0
+    assert same(weights(project), load_file(student / "model.safetensors"))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+@pytest.mark.parametrize("settings", [{"label_coef": 0.5}, {"top_k": 5, "label_coef": 0.5}])
+def test_the_gradient_does_not_depend_on_how_it_is_formed(
+    tmp_path, tiny_models, architecture, settings
+):
+    """By hand and by autograd, of the whole batch and of single sequences."""
+    folder = tiny_models.folder(architecture, "chatml")
+    config = TrainConfig.model_validate(
+        {
+            "dataset_type": "sft",
+            "teacher": {"path": str(tiny_models.folder(architecture, "chatml", seed=1))},
+            "soft_targets": settings,
+            "model": {"path": str(folder), "qlora_rank": 0},
+            "data": {"batch_size": 4},
+            "trainer": {"num_epochs": 1},
+        }
+    )
+    one = make_student(tiny_models, folder)
+    rows = [SftRow(messages=row["messages"], tools=[], metadata={}) for row in ROWS]
+    sequences = encode_sft(rows, ChatRenderer(one.loaded.tokenizer), max_length=500).sequences
+    targets = _ready(tmp_path, config, one, sequences)
+
+    whole = accumulate_nll(one, sequences, targets)
+    reference = gradients(one)
+    other = _without_hand_gradients(make_student(tiny_models, folder))
+    by_autograd = accumulate_nll(other, sequences, targets)
+
+    assert by_autograd.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert largest_gap(gradients(other), reference) < 1e-5
+    assert validation_loss(one, sequences, targets) == pytest.approx(whole.loss, rel=1e-5)
+
+
+def _ready(root, config, student, sequences):
+    """The targets as a run prepares them."""
+    workspace = Workspace(root)
+    record = identify(locate_model(workspace, config.teacher.path), role="teacher")
+    rows_file = root / "train.jsonl"
+    rows_file.write_text("{}\n")
+    session = Session(config, student, root, KeptReporter(), 0.0)
+    return prepare_targets(workspace, config, record, rows_file, session, sequences)
+
+
+def _without_hand_gradients(student):
+    """The student as one whose output head only autograd can run."""
+    module = student.loaded.model
+    module.set_output_embeddings(_OtherHead(module.get_output_embeddings()))
+    student = replace(student, head=OutputHead(module))
+    assert student.by_hand is None
+    return student
+
+
+class _OtherHead(torch.nn.Module):
+    """A head that is no plain matrix."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.weight = head.weight
+
+    def forward(self, hidden):
+        return torch.nn.functional.linear(hidden, self.weight)
+
+
+def test_the_teacher_reads_the_rows_once_for_epochs_runs_and_smaller_k(
+    tmp_path, student, teacher, monkeypatch
+):
+    trainer = {"num_epochs": 3}
+    project = soft(tmp_path, student, teacher, {"top_k": 8}, trainer=trainer)
+    reads = []
+    forward = LocalTeacher.collate
+
+    def counted(self, sequences):
+        reads.append(len(sequences))
+        return forward(self, sequences)
+
+    monkeypatch.setattr(LocalTeacher, "collate", counted)
+    project.train("run-1")
+    assert sum(reads) == len(ROWS)
+
+    monkeypatch.setattr(scoring, "load_local_teacher", no_teacher)
+    monkeypatch.setattr(teachers, "load_model", no_teacher)
+    project.train("run-2")
+    project.train("run-3", "soft_targets.temperature=2", "soft_targets.label_coef=0.5")
+    project.train("run-4", "soft_targets.top_k=3", "data.val_split=0.2")
+
+    assert same(weights(project, "run-1"), weights(project, "run-2"))
+    assert not same(weights(project, "run-1"), weights(project, "run-3"))
+    [store] = (tmp_path / "teacher_probabilities").glob("*.top")
+    assert any("no teacher is read" in note for note in project.reporter.notes)
+    assert any("bytes each" in note for note in project.reporter.notes)
+    manifest = read_manifest(project.checkpoint())
+    assert str(store) in {record.path for record in manifest.inputs}
+    assert {model.role for model in manifest.models} == {"student", "teacher"}
+    assert {model.role for model in read_manifest(store).models} == {"teacher"}
+
+
+def test_all_tokens_as_likeliest_teach_what_the_whole_distribution_does(tmp_path, student, teacher):
+    project = soft(tmp_path, student, teacher)
+    vocab = len(load_tokenizer(locate_model(project.workspace, str(student))))
+
+    project.train("run-1")
+    project.train("run-2", f"soft_targets.top_k={vocab}")
+
+    per_run = len(losses(project)) // 2
+    # The store rounds log-probabilities to sixteen bits.
+    assert losses(project)[per_run:] == pytest.approx(losses(project)[:per_run], rel=1e-3)
+
+
+def test_another_teacher_with_the_same_name_is_read_again(tmp_path, student, tiny_models):
+    shutil.copytree(tiny_models.folder("llama", "chatml", seed=1), tmp_path / "teacher")
+    project = soft(tmp_path, student, tmp_path / "teacher", {"top_k": 4})
+    project.train("run-1")
+    shutil.rmtree(tmp_path / "teacher")
+    shutil.copytree(tiny_models.folder("llama", "chatml", seed=2), tmp_path / "teacher")
+
+    project.train("run-2")
+
+    assert len(list((tmp_path / "teacher_probabilities").glob("*.top"))) == 2
+    assert not same(weights(project, "run-1"), weights(project, "run-2"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 4}])
+def test_a_resumed_run_ends_bit_for_bit_like_one_that_was_not_stopped(
+    tmp_path, student, teacher, settings
+):
+    trainer = {"num_epochs": 2}
+    project = soft(tmp_path, student, teacher, settings, trainer=trainer)
+    project.train("whole")
+    project.reporter = KeptReporter(lambda: len(project.reporter.measured) >= 2)
+    with pytest.raises(RunCancelledError):
+        project.train("stopped")
+    project.reporter = KeptReporter()
+
+    project.train("resumed", resume="stopped")
+
+    assert same(weights(project, "whole"), weights(project, "resumed"))
+
+
+@pytest.mark.parametrize("provider", ["vllm", "sglang"])
+def test_a_served_teacher_teaches_what_it_teaches_in_this_process(
+    tmp_path, student, teacher, tiny_models, provider
+):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    here = soft(tmp_path / "here", student, teacher, {"top_k": 5})
+    here.train()
+
+    with FakeModelServer(tiny_models.load("llama", "chatml", seed=1)) as server:
+        section = {"path": "served", "provider": provider, "base_url": server.base_url}
+        there = soft(tmp_path / "there", student, section, {"top_k": 5})
+        there.train("run-1")
+    # The server is gone, and nothing is asked again.
+    there.train("run-2")
+
+    assert losses(there)[:3] == pytest.approx(losses(here), rel=2e-3)
+    assert losses(there)[3:] == losses(there)[:3]
+
+
+def test_a_teacher_with_another_chat_template_is_refused(tmp_path, student, tiny_models):
+    other = tiny_models.folder("llama", "llama3")
+    for settings in ({}, {"top_k": 4}):
+        with pytest.raises(ModelError, match="different"):
+            soft(tmp_path, student, other, settings).train()
+
+
+def test_an_sft_config_that_names_a_teacher_has_soft_targets(tmp_path, student, teacher):
+    project = soft(tmp_path, student, teacher)
+    del project.config["soft_targets"]
+    project.train()
+
+    recorded = (tmp_path / "runs/run-1/config.json").read_text()
+    assert '"forward_kl"' in recorded
+    with pytest.raises(ConfigError, match="no server gives"):
+        project.train("run-2", "teacher.provider=vllm", "teacher.path=served", "soft_targets={}")
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 4}])
+def test_a_cold_start_learns_from_the_teacher_that_is_loaded_for_the_rollouts(
+    tmp_path, student, teacher, settings, monkeypatch
+):
+    loads = []
+    load = teachers.load_model
+    monkeypatch.setattr(teachers, "load_model", lambda *a, **k: loads.append(1) or load(*a, **k))
+    project = make_project(
+        tmp_path,
+        "distill",
+        student,
+        teacher={"path": str(teacher)},
+        cold_start={"train_file": "rows.jsonl", "num_epochs": 4, "learning_rate": 1e-2},
+        soft_targets=settings,
+        rollout={"max_tokens": 8},
+    )
+    project.write([{"prompt": f"Item {i}?"} for i in range(4)])
+    project.write(ROWS, name="rows.jsonl")
+
+    project.train()
+
+    cold = [m["cold_start_loss"] for m in project.reporter.measured if "cold_start_loss" in m]
+    assert cold[-1] < cold[0] / 2
+    assert loads == [1]
+
+
+def refused(tmp_path, student, message, **sections):
+    project = make_project(tmp_path, sections.pop("method", "sft"), student, **sections)
+    project.write(ROWS)
+    with pytest.raises(ConfigError, match=message):
+        project.train()
+
+
+@pytest.mark.parametrize(
+    ("message", "sections"),
+    [
+        ("needs teacher.path", {"soft_targets": {}}),
+        ("loss of sft, and of distill", {"method": "dpo", "soft_targets": {"temperature": 2}}),
+        (
+            "loss of cold_start's rows",
+            {"method": "distill", "teacher": {"path": "t"}, "soft_targets": {"temperature": 2}},
+        ),
+        (
+            "leave top_k out",
+            {"teacher": {"path": "t"}, "soft_targets": {"top_k": 4, "loss": "jsd"}},
+        ),
+        ("set it too", {"teacher": {"path": "t"}, "soft_targets": {"store": "kept"}}),
+        ("cannot be a list", {"teacher": {"path": ["t", "u"]}}),
+        (
+            "splits the output head",
+            {
+                "teacher": {"path": "t"},
+                "launcher": {"kind": "accelerate", "num_processes": 2, "strategy": "fsdp2"},
+            },
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_a_reason(tmp_path, student, message, sections):
+    refused(tmp_path, student, message, **sections)
+
+
+def test_a_plan_counts_the_teacher_and_refuses_one_that_reads_text_otherwise(
+    tmp_path, student, teacher, tiny_models
+):
+    project = soft(tmp_path, student, teacher, {"top_k": 4})
+    project.write_config()
+
+    forecast = plan_training(project.workspace, PlanTraining())
+    live = plan_training(project.workspace, PlanTraining(overrides=("soft_targets.top_k=null",)))
+
+    assert forecast.memory_parts_gb["teacher"] > 0
+    assert any("reads the rows once" in note for note in forecast.notes)
+    assert not any("reads the rows once" in note for note in live.notes)
+    assert live.seconds is not None
+    assert forecast.checks == live.checks
+    other = tiny_models.folder("llama", "llama3")
+    with pytest.raises(ModelError, match="different"):
+        plan_training(project.workspace, PlanTraining(overrides=(f"teacher.path={other}",)))
