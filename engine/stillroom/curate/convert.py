@@ -18,11 +18,13 @@ from stillroom.curate.rows.sources import (
     foreign_teachers,
     source_files,
 )
+from stillroom.data.instruction import UNINSTRUCTED, Instruction, removed_system
 from stillroom.errors import DataError, InputError
 from stillroom.files import Buffer, LineWriter
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, ReplacingRequest, new_output
 from stillroom.settings import Workspace
+from stillroom.types import Message
 
 MAX_EXAMPLES = 5
 _MAX_SOURCES = 20
@@ -44,6 +46,9 @@ class ConvertRollouts(ReplacingRequest):
         0.5
     )
     own_per_prompt: Annotated[int, Field(ge=1)] = 1
+    system: Annotated[
+        str | None, Field(description='System message of the rows instead of that read; "": none')
+    ] = None
     ray_address: str | None = None
 
 
@@ -86,7 +91,7 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
     output = workspace.output_file(request.output, label="output")
     check_output(output, files)
     with writing(output, request) as new, Recording(files) as recording:
-        conversion = Conversion(new.rows, include_failed=request.include_failed)
+        conversion = Conversion(new.rows, request)
         for source in sources:
             conversion.convert(source)
         conversion.add_own(own, request)
@@ -119,8 +124,9 @@ def writing(output: Path, request: ConvertRollouts) -> AbstractContextManager[Ne
 class Conversion:
     """Converts one file after the other, and counts what is converted and left out."""
 
-    def __init__(self, rows: LineWriter, *, include_failed: bool) -> None:
-        self._rows, self.include_failed = rows, include_failed
+    def __init__(self, rows: LineWriter, request: ConvertRollouts) -> None:
+        self._rows, self.include_failed = rows, request.include_failed
+        self._instruction = Instruction(request.system)
         self.sources: list[SourceCount] = []
         self.problems: list[str] = []
         self.derived = 0
@@ -169,7 +175,8 @@ class Conversion:
             return "not a rollout row"
         reason = reason_to_leave_out(facts, include_failed=self.include_failed)
         if reason is None:
-            self._rows.write_raw(*supervised_row(facts, parts), source=rollout.line.source)
+            row = supervised_row(facts, parts, self._instruction)
+            self._rows.write_raw(*row, source=rollout.line.source)
             self.derived += facts.is_success_derived and facts.is_success
             if rollout.translated is not None and (teacher := rollout.foreign_teacher):
                 self.teachers[teacher] += 1
@@ -223,14 +230,24 @@ class Conversion:
         )
 
 
-def supervised_row(facts: RowFacts, parts: RolloutParts) -> tuple[Buffer, ...]:
+def supervised_row(
+    facts: RowFacts, parts: RolloutParts, instruction: Instruction = UNINSTRUCTED
+) -> tuple[Buffer, ...]:
     """Returns the supervised row of a rollout as JSON in parts, to be joined.
 
-    The long parts are copied as bytes from the rollout's line; they are not decoded and encoded.
+    The long parts are copied as bytes from the rollout's line; they are not decoded and encoded,
+    unless the row is to have another system message. The row then says which one was removed.
     """
+    messages, removed = parts.messages, b""
+    if not instruction.is_empty:
+        read: list[Message] = msgspec.json.decode(parts.messages)
+        written = instruction.put_before(read)
+        if written != read:
+            messages = msgspec.json.encode(written)
+            removed = b',"removed_system":' + msgspec.json.encode(removed_system(read))
     return (
         b'{"messages":',
-        parts.messages,
+        messages,
         b',"tools":',
         b"[]" if parts.tools == NULL else parts.tools,
         b',"metadata":',
@@ -241,6 +258,7 @@ def supervised_row(facts: RowFacts, parts: RolloutParts) -> tuple[Buffer, ...]:
         msgspec.json.encode(facts.task_id),
         b',"rollout_id":',
         msgspec.json.encode(facts.id or None),
+        removed,
         b"}",
     )
 

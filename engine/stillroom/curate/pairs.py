@@ -53,6 +53,9 @@ class MakeDpoPairs(ReplacingRequest):
         Literal["first_turn", "none"],
         Field(description="first_turn: only the first turn that differs; none: also all after it"),
     ] = "first_turn"
+    system: Annotated[
+        str | None, Field(description='System message of the pairs instead of those read; "": none')
+    ] = None
     ray_address: str | None = None
 
     @model_validator(mode="after")
@@ -208,7 +211,7 @@ class PairWriter:
             self._tally.skipped["task whose rewards differ too little"] += 1
 
     def _write_pair(self, task_id: str, chosen: IndexedRollout, rejected: IndexedRollout) -> bool:
-        one, other = self._reader.read(chosen), self._reader.read(rejected)
+        one, other = (self._with_system(self._reader.read(each)) for each in (chosen, rejected))
         start = first_difference(one.messages, other.messages)
         if start is None:
             self._tally.skipped["pair of equal conversations"] += 1
@@ -225,6 +228,14 @@ class PairWriter:
         self._tally.differences.append(difference)
         self._tally.teachers.update(filter(None, {one.foreign_teacher, other.foreign_teacher}))
         return True
+
+    def _with_system(self, side: PairSide) -> PairSide:
+        """Returns the conversation with the system message that the pairs are to have."""
+        if (system := self._request.system) is None:
+            return side
+        rest = [raw for raw in side.messages if msgspec.json.decode(raw)["role"] != "system"]
+        first = [msgspec.json.encode({"role": "system", "content": system})] if system else []
+        return msgspec.structs.replace(side, messages=[*map(msgspec.Raw, first), *rest])
 
 
 def _pair_row(

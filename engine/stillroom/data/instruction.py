@@ -9,11 +9,15 @@ import msgspec
 from stillroom.data.chat.template import plain_text
 from stillroom.data.formats import Task
 from stillroom.errors import ConfigError
+from stillroom.files import content_hash
 from stillroom.settings import Workspace
 from stillroom.types import Message
 
 _MOST_BYTES = 4_000_000
 """More than any model's context can hold; such a file is data, not an instruction."""
+
+_SHOWN = 120
+_NO_SYSTEM = "no system message"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +50,55 @@ class Instruction:
         text = "\n\n".join(part for part in (first, self.context) if part)
         return [{"role": "system", "content": text}, *rest] if text else rest
 
+    def put_before_task(self, task: Task) -> Task:
+        """Returns the task as a model with this instruction reads it, with the id of its row."""
+        if self.is_empty:
+            return task
+        return msgspec.structs.replace(task, messages=self.put_before(task.messages))
+
+    def describe(self) -> str:
+        """Returns what a model with this instruction reads, in a few words."""
+        if self.is_empty:
+            return "the prompts' own system messages"
+        named = "the prompts' own system messages"
+        if self.system is not None:
+            named = f"the system message {_start(self.system)}" if self.system else _NO_SYSTEM
+        if self.context is None:
+            return named
+        return f"{named}, then {_start(self.context)}"
+
+
+def _start(text: str) -> str:
+    """Returns the first line of a text, with its size if there is more."""
+    line = text.splitlines()[0][:_SHOWN]
+    return repr(line) if line == text else f"{line!r} … ({len(text)} characters)"
+
+
+UNINSTRUCTED = Instruction()
+"""Conversations are read as they are."""
+
+
+class RemovedSystem(msgspec.Struct, frozen=True):
+    """The system message that a conversation had, and that its training row does not have."""
+
+    sha256: str
+    """The first 16 digits of its SHA-256."""
+    begins: str
+    """Its first line."""
+
+
+def removed_system(messages: Sequence[Message]) -> RemovedSystem:
+    """Returns what a row keeps of the system messages that were taken from it."""
+    text = "\n\n".join(plain_text(one) for one in messages if one["role"] == "system")
+    return RemovedSystem(content_hash(text), next(iter(text.splitlines()), "")[:_SHOWN])
+
 
 @dataclass(frozen=True, slots=True)
 class PromptViews:
     """What a student and its teacher read of the same prompt row."""
 
-    student: Instruction = Instruction()
-    teacher: Instruction = Instruction()
+    student: Instruction = UNINSTRUCTED
+    teacher: Instruction = UNINSTRUCTED
 
     @property
     def are_equal(self) -> bool:
@@ -61,9 +107,7 @@ class PromptViews:
 
     def for_student(self, task: Task) -> Task:
         """Returns the task as the student reads it; its id stays that of its row."""
-        if self.student.is_empty:
-            return task
-        return msgspec.structs.replace(task, messages=self.student.put_before(task.messages))
+        return self.student.put_before_task(task)
 
 
 UNCHANGED = PromptViews()

@@ -7,6 +7,7 @@ import msgspec
 from stillroom.errors import InputError
 from stillroom.evaluate.files import Evaluation, TaskScore
 from stillroom.evaluate.intervals import Estimate, excludes_zero, mean_estimate, sign_test_p
+from stillroom.types import OthersText
 
 
 class GroupDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +38,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     tasks_shared: int
     tasks_unshared: int
     """The number of tasks that only one of the two answered; they are left out."""
+    prompts: OthersText | None = None
+    """What each of the two read before the prompts; None if both read the prompts alone."""
     is_significant: bool
     """Whether 0 is outside the interval of the difference."""
     by_group: list[GroupDifference]
@@ -69,9 +72,21 @@ def compare(baseline: Evaluation, candidate: Evaluation) -> Comparison:
         tasks_lost=lost,
         tasks_shared=len(shared),
         tasks_unshared=len(before.keys() ^ after.keys()),
+        prompts=_prompts(baseline, candidate),
         is_significant=excludes_zero(difference),
         by_group=_by_group(pairs),
     )
+
+
+def _prompts(baseline: Evaluation, candidate: Evaluation) -> str | None:
+    """Returns what each of the two read before the prompts, as a sentence."""
+    one, other = baseline.result, candidate.result
+    if one.instruction is None and other.instruction is None:
+        return None
+    own = "the prompts' own system messages"
+    if one.instruction == other.instruction:
+        return f"Both read {one.instruction}."
+    return f"{one.name!r} read {one.instruction or own}; {other.name!r} {other.instruction or own}."
 
 
 def _difference(pairs: Sequence[tuple[TaskScore, TaskScore]]) -> Estimate:

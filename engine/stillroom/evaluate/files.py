@@ -3,6 +3,7 @@
 import msgspec
 
 from stillroom.evaluate.intervals import Estimate
+from stillroom.types import OthersText
 
 RESULT_FILE = "evaluation.json"
 
@@ -43,6 +44,8 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: str
     """The path of the file with the evaluation's rollouts."""
     seconds: float
+    instruction: OthersText | None = None
+    """What the model read before each prompt, in a few words; None: nothing but the prompt."""
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):

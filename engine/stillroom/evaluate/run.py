@@ -75,6 +75,7 @@ async def evaluate_model(
     scores = score_tasks(rollouts, request.group_by)
     is_single = request.samples_per_prompt == 1
     kl = await _teacher_kl(plan, tasks, reporter)
+    instruction = plan.rollouts.instruction
     result = EvaluationResult(
         name=request.name or request.model,
         model=request.model,
@@ -91,6 +92,7 @@ async def evaluate_model(
         sampled_accuracy=kl and kl.accuracy,
         rollouts=workspace.shown(rows),
         seconds=round(time.monotonic() - started, 3),
+        instruction=None if instruction.is_empty else instruction.describe(),
     )
     output = folder / RESULT_FILE
     write_json(output, Evaluation(result=result, tasks=scores))

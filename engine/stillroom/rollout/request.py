@@ -9,6 +9,7 @@ import msgspec
 from pydantic import Field, model_validator
 
 from stillroom.data.formats import Task, load_tasks
+from stillroom.data.instruction import UNINSTRUCTED, Instruction, read_context
 from stillroom.data.task_file import TaskFile
 from stillroom.errors import InputError
 from stillroom.files import content_hash, file_sha256
@@ -60,6 +61,12 @@ class RolloutOptions(JudgeOptions):
         WITHOUT_SECRETS,
         Field(description="More tools: MCP servers, each a command line or a URL"),
     ] = ()
+    system: Annotated[
+        str | None, Field(description='System message in place of the rows\' own; "": none')
+    ] = None
+    context_file: Annotated[
+        str | None, Field(description="Text file put after the system message: rules, a SKILL.md")
+    ] = None
     browse: Annotated[bool, Field(description="More tools: a web browser")] = False
     browse_allow: Annotated[
         tuple[str, ...], Field(description="Private hosts (host:port, CIDR) the browser may open")
@@ -134,7 +141,6 @@ class GenerateRollouts(RolloutOptions):
     output: Annotated[str, Field(description="Rows are appended; the same call again resumes")] = (
         "rollouts/rollouts.jsonl"
     )
-    system: Annotated[str | None, Field(description="System message put first")] = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
     budget_usd: Annotated[
         float | None, Field(gt=0, description="Spending cap of this output, reruns included")
@@ -191,6 +197,9 @@ class RolloutPlan(ToolsPlan):
     policy: Endpoint | ModelLocation
     """The model that answers: an endpoint, or the files of a model to load into the process."""
     judge: JudgePlan | None
+    instruction: Instruction = UNINSTRUCTED
+    """What the model reads before each conversation."""
+    context_file: Path | None = None
 
     @property
     def key_names(self) -> list[str | None]:
@@ -203,11 +212,20 @@ class RolloutPlan(ToolsPlan):
         """The files and the model's folder that the rollouts depend on."""
         judge = self.judge.inputs if self.judge is not None else []
         model = self.policy.inputs if isinstance(self.policy, ModelLocation) else []
-        return [self.prompts_file, *self.code_files, *judge, *model]
+        return [self.prompts_file, *self.texts, *self.code_files, *judge, *model]
+
+    @property
+    def texts(self) -> list[Path]:
+        """The file that the model reads before each conversation, if there is one."""
+        return [self.context_file] if self.context_file is not None else []
 
     def load_tasks(self) -> list[Task]:
-        """Returns the tasks of the prompts file that the options `n` and `entries` choose."""
-        tasks = load_tasks(self.prompts_file)
+        """Returns the tasks of the prompts file that the options `n` and `entries` choose.
+
+        The model reads them with its instruction, and their ids are those of their rows, so that
+        evaluations with different instructions can be compared.
+        """
+        tasks = [self.instruction.put_before_task(task) for task in load_tasks(self.prompts_file)]
         return select_entries(tasks, n=self.options.n, entries=self.options.entries)
 
 
@@ -222,9 +240,19 @@ class GenerationPlan:
     """The price of the model's tokens; None if it is unknown."""
 
     def open_tasks(self) -> TaskFile:
-        """Opens the run's tasks, with the request's system message if it has one."""
-        system = self.request.system
-        tasks = TaskFile(self.rollouts.prompts_file, lambda task: with_system([task], system)[0])
+        """Opens the run's tasks, with the instruction that the request gives.
+
+        A system message changes their ids; a context does not.
+        """
+        context, system = (
+            Instruction(context=self.rollouts.instruction.context),
+            self.request.system,
+        )
+
+        def instructed(task: Task) -> Task:
+            return context.put_before_task(with_system(task, system))
+
+        tasks = TaskFile(self.rollouts.prompts_file, instructed)
         return tasks.chosen(_chosen(len(tasks), n=self.request.n, entries=self.request.entries))
 
 
@@ -256,7 +284,21 @@ def plan_rollouts(
             needs_key=needs_keys,
         )
     )
-    return RolloutPlan(workspace, options, tools_file, rewards_file, prompts, policy, judge)
+    context_file = context = None
+    if options.context_file is not None:
+        context = read_context(workspace, options.context_file, label="context_file")
+        context_file = workspace.existing(options.context_file, label="context_file")
+    return RolloutPlan(
+        workspace,
+        options,
+        tools_file,
+        rewards_file,
+        prompts,
+        policy,
+        judge,
+        Instruction(options.system, context),
+        context_file,
+    )
 
 
 def plan_generation(workspace: Workspace, request: GenerateRollouts) -> GenerationPlan:
@@ -307,20 +349,16 @@ def sampling_settings(options: RolloutOptions, *, temperature: float) -> Samplin
     )
 
 
-def with_system(tasks: list[Task], system: str | None) -> list[Task]:
-    """Returns the tasks with this system message in place of their own; None changes nothing.
+def with_system(task: Task, system: str | None) -> Task:
+    """Returns the task with this system message in place of its own; None changes nothing.
 
     The message is part of the prompt, so a task whose message is set also gets another id.
     """
     if system is None:
-        return tasks
-    changed: list[Task] = []
-    for task in tasks:
-        rest = [message for message in task.messages if message["role"] != "system"]
-        messages = [{"role": "system", "content": system}, *rest]
-        identity = content_hash({"task": task.task_id, "system": system})
-        changed.append(msgspec.structs.replace(task, messages=messages, task_id=identity))
-    return changed
+        return task
+    changed = Instruction(system).put_before_task(task)
+    identity = content_hash({"task": task.task_id, "system": system})
+    return msgspec.structs.replace(changed, task_id=identity)
 
 
 def select_entries(tasks: list[Task], *, n: int | None, entries: str | None) -> list[Task]:
@@ -377,6 +415,8 @@ def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]
     request, files = plan.request, plan.rollouts
     shaping: dict[str, Any] = {name: getattr(request, name) for name in _SHAPING_OPTIONS}
     tools, rewards, judge = files.tools_file, files.rewards_file, files.judge
+    if (context := files.instruction.context) is not None:
+        shaping["context"] = content_hash(context)
     return {
         **shaping,
         "mcp_servers": [without_secrets(server) for server in request.mcp_servers],

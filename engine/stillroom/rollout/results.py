@@ -54,7 +54,7 @@ async def origin_of(plan: RolloutPlan) -> RolloutOrigin:
 
 def _origin(plan: RolloutPlan) -> RolloutOrigin:
     judge = plan.judge.inputs if plan.judge is not None else []
-    distinct = dict.fromkeys([plan.prompts_file, *plan.code_files, *judge])
+    distinct = dict.fromkeys([plan.prompts_file, *plan.texts, *plan.code_files, *judge])
     models = [_policy_record(plan)]
     if plan.judge is not None:
         models.append(plan.judge.record)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -10,12 +10,14 @@ from stillroom.curate.convert import supervised_row
 from stillroom.curate.rows.read import CuratedRow, read_curated_rows
 from stillroom.data.checks import Problem
 from stillroom.data.formats import task_from_row
+from stillroom.data.instruction import Instruction
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines
 from stillroom.data.row_names import MAX_CANDIDATES, RowNames, ambiguous, is_named
 from stillroom.errors import DataError
 from stillroom.lineage import Manifest
 from stillroom.lines import Line
 from stillroom.rollout.request import with_system
+from stillroom.types import Message
 
 MAX_ALIKE = 4
 """The most rows with the same content that are listed."""
@@ -104,14 +106,20 @@ class FoundRows:
         return self.lines[0] if self.lines else None
 
 
-def converted_from(file: Path, row: bytes) -> Iterator[Match]:
-    """Yields the rollouts in a file that convert to exactly these bytes."""
+def rows_instruction(manifest: Manifest | None) -> Instruction:
+    """Returns what an operation put before the conversations of the rows that it wrote."""
+    system = manifest.request.get("system") if manifest is not None else None
+    return Instruction(system if isinstance(system, str) else None)
+
+
+def converted_from(file: Path, row: bytes, instruction: Instruction) -> Iterator[Match]:
+    """Yields the rollouts in a file that convert to exactly these bytes with an instruction."""
     wanted = ids_of(row).rollout_id
     for rollout in read_curated_rows(file, with_parts=True):
         facts, parts = rollout.facts, rollout.parts
         if facts is None or parts is None or (facts.id or None) != wanted:
             continue
-        if b"".join(supervised_row(facts, parts)) == row:
+        if b"".join(supervised_row(facts, parts, instruction)) == row:
             yield file, rollout.line
 
 
@@ -130,7 +138,7 @@ def scored_from(file: Path, row: bytes) -> Iterator[Match]:
             yield file, line
 
 
-def paired_from(file: Path, row: bytes, side: str) -> Iterator[Match]:
+def paired_from(file: Path, row: bytes, side: str, instruction: Instruction) -> Iterator[Match]:
     """Yields the rollouts of a pair's task that begin with the messages of one side of the pair.
 
     `side` is chosen or rejected. If the pair gives the rollout's name, or in older files its id,
@@ -143,7 +151,8 @@ def paired_from(file: Path, row: bytes, side: str) -> Iterator[Match]:
     for rollout in read_curated_rows(file):
         name = names.name(file, rollout.line.view)
         is_it = name == wanted or _may_be(rollout, wanted, ids.task_id)
-        if is_it and rollout.messages[: len(said)] == said:
+        messages = cast("list[Message]", rollout.messages)
+        if is_it and instruction.put_before(messages)[: len(said)] == said:
             yield file, rollout.line
 
 
@@ -152,10 +161,20 @@ def asked_by(file: Path, task_id: str, manifest: Manifest) -> Iterator[Match]:
 
     The id covers the system prompt that the request of the manifest adds to each prompt.
     """
-    system, is_text = manifest.request.get("system"), file.suffix == ".txt"
+    system, is_text = system_in_ids(manifest), file.suffix == ".txt"
     for line in read_row_lines(file):
         if prompt_task_id(line, system, is_text=is_text) == task_id:
             yield file, line
+
+
+def system_in_ids(manifest: Manifest | None) -> str | None:
+    """Returns the system message that is part of the ids of the tasks of a file of rollouts.
+
+    That of an evaluation is not, so that evaluations with and without one are comparable.
+    """
+    if manifest is None or manifest.operation != "generate_rollouts":
+        return None
+    return rows_instruction(manifest).system
 
 
 def prompt_task_id(line: Line, system: Any, *, is_text: bool) -> str | None:
@@ -171,7 +190,7 @@ def prompt_task_id(line: Line, system: Any, *, is_text: bool) -> str | None:
 
 def _task_id(row: dict[str, Any], system: str | None) -> str | None:
     try:
-        return with_system([task_from_row(row)], system)[0].task_id
+        return with_system(task_from_row(row), system).task_id
     except (DataError, KeyError, TypeError, AttributeError):
         return None  # it is no prompt
 

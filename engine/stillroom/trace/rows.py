@@ -9,10 +9,12 @@ import msgspec
 
 from stillroom.curate.convert import reason_to_leave_out, supervised_row
 from stillroom.curate.filter.request import DroppedRow
+from stillroom.curate.rows.facts import RolloutParts, RowFacts
 from stillroom.curate.rows.read import read_curated_rows
 from stillroom.data.row_files import read_row_lines
 from stillroom.data.row_names import MAX_CANDIDATES, ambiguous, is_named
 from stillroom.errors import InputError
+from stillroom.lineage import Manifest
 from stillroom.lines import Line
 from stillroom.settings import Workspace
 from stillroom.trace.matching import (
@@ -26,6 +28,7 @@ from stillroom.trace.matching import (
     name_at,
     paired_from,
     row_at,
+    rows_instruction,
     scored_from,
 )
 from stillroom.trace.origins import Origin, Origins
@@ -168,7 +171,7 @@ class RowTrace:
         if dropped is not None:
             return dropped
         operation = origin.manifest.operation if origin.manifest else ""
-        made = _made_of(operation, origin.path, source.path, line)
+        made = _made_of(origin.manifest, origin.path, source.path, line)
         if made is not None:
             return made
         reason = _why_left_out(operation, source.path, line)
@@ -263,16 +266,20 @@ def _ways_back(origin: Origin, line: Line) -> list[tuple[str, Callable[[Path], I
     row, manifest = line.data, origin.manifest
     if manifest is None:
         return []
+    own = rows_instruction(manifest)
     match manifest.operation:
         case "convert_rollouts":
-            return [("rollout", functools.partial(converted_from, row=row))]
+            return [("rollout", functools.partial(converted_from, row=row, instruction=own))]
         case "filter_dataset":
             return [("row", functools.partial(copied_from, row=row))]
         case "score_rollouts":
             return [("rollout", functools.partial(scored_from, row=row))]
         case "make_dpo_pairs":
             return [
-                (f"{side} rollout", functools.partial(paired_from, row=row, side=side))
+                (
+                    f"{side} rollout",
+                    functools.partial(paired_from, row=row, side=side, instruction=own),
+                )
                 for side in ("chosen", "rejected")
             ]
         case "generate_rollouts" | "evaluate_model":
@@ -286,8 +293,9 @@ def _is_note_of(note: DroppedRow, wanted: str) -> bool:
     return note.id == wanted or (note.row is not None and is_named(note.row, wanted))
 
 
-def _made_of(operation: str, file: Path, source: Path, line: Line) -> Line | None:
+def _made_of(manifest: Manifest | None, file: Path, source: Path, line: Line) -> Line | None:
     """Returns the row of a file that an operation made of a row of its input; None if none."""
+    operation = manifest.operation if manifest is not None else None
     if operation == "filter_dataset":
         return _first(copied_from(file, line.data))
     if operation == "score_rollouts":
@@ -301,8 +309,12 @@ def _made_of(operation: str, file: Path, source: Path, line: Line) -> Line | Non
                 facts, parts = rollout.facts, rollout.parts
                 if facts is None or parts is None:
                     return None
-                return _first(copied_from(file, b"".join(supervised_row(facts, parts))))
+                return _first(copied_from(file, _converted(facts, parts, manifest)))
     return None
+
+
+def _converted(facts: RowFacts, parts: RolloutParts, manifest: Manifest | None) -> bytes:
+    return b"".join(supervised_row(facts, parts, rows_instruction(manifest)))
 
 
 def _first(matches: Iterator[Match]) -> Line | None:

@@ -12,12 +12,19 @@ import msgspec
 
 from stillroom.curate.convert import supervised_row
 from stillroom.curate.rows.read import CuratedRow, read_curated_rows
+from stillroom.data.instruction import Instruction
 from stillroom.data.row_names import RowNames, row_hash
 from stillroom.errors import InputError
 from stillroom.files import LineWriter, content_hash
 from stillroom.lines import Line
 from stillroom.settings import Workspace
-from stillroom.trace.matching import ids_of, messages_of, prompt_task_id
+from stillroom.trace.matching import (
+    ids_of,
+    messages_of,
+    prompt_task_id,
+    rows_instruction,
+    system_in_ids,
+)
 from stillroom.trace.origins import Origin, Origins
 from stillroom.trace.rows import data_inputs, rows_behind
 
@@ -120,14 +127,15 @@ def _link_of(origin: Origin) -> _Link | None:
         case "filter_dataset":
             return _Link(_hash_of, lambda _row, name: (name.partition("#")[0],))
         case "convert_rollouts":
-            return _Link(_hash_of, _converted_hash)
+            own = rows_instruction(manifest)
+            return _Link(_hash_of, lambda row, _name: _converted_hash(row, own))
         case "score_rollouts":
             return _Link(lambda line: (_said(line),), lambda row, _name: (_said(row.line),))
         case "make_dpo_pairs":
             return _Link(_pair_ids, lambda row, name: (name, row.id))
         case "generate_rollouts" | "evaluate_model":
             is_txt = origin.path.suffix == ".txt"
-            system = manifest.request.get("system") if manifest is not None else None
+            system = system_in_ids(manifest)
             return _Link(
                 lambda line: (_text(ids_of(line.data).task_id),),
                 lambda row, _name: (
@@ -142,10 +150,10 @@ def _hash_of(line: Line) -> Keys:
     return (row_hash(line.view),)
 
 
-def _converted_hash(row: CuratedRow, _name: str) -> Keys:
+def _converted_hash(row: CuratedRow, instruction: Instruction) -> Keys:
     if row.facts is None or row.parts is None:
         return ()
-    return (row_hash(b"".join(supervised_row(row.facts, row.parts))),)
+    return (row_hash(b"".join(supervised_row(row.facts, row.parts, instruction))),)
 
 
 def _pair_ids(line: Line) -> Keys:

@@ -449,3 +449,33 @@ def test_own_rollouts_are_named_once_and_their_options_not_without_them(tmp_path
     write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row(success=False))])
     with pytest.raises(DataError, match="none of the 1 rows"):
         convert(tmp_path, own="own.jsonl")
+
+
+@pytest.mark.parametrize(("system", "first"), [("", []), ("Be a clerk.", ["Be a clerk."])])
+def test_rows_are_written_without_what_the_teacher_was_given_and_say_so(
+    tmp_path: Path, system: str, first: list[str]
+) -> None:
+    rules = {"role": "system", "content": "Be a clerk.\n\nAdd seven to each price."}
+    kept = {"role": "system", "content": "Be a clerk."}
+    rows = [
+        rollout_row(messages=[rules, *OPEN, assistant("12")]),
+        rollout_row(sample=1, messages=[kept, *OPEN, assistant("5")]),
+        rollout_row(sample=2, messages=[*OPEN, assistant("5")]),
+    ]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+
+    convert(tmp_path, system=system)
+
+    written = read_rows(tmp_path / "train.jsonl")
+    expected = [{"role": "system", "content": text} for text in first]
+    assert [row["messages"][: -len(OPEN) - 1] for row in written] == [expected] * 3
+    assert written[0]["removed_system"] == {
+        "sha256": content_hash(rules["content"]),
+        "begins": "Be a clerk.",
+    }
+    # What a row has already is not removed.
+    assert ("removed_system" in written[1]) == (system == "")
+    assert load_sft_rows(tmp_path / "train.jsonl")
+    manifest = read_manifest(tmp_path / "train.jsonl")
+    assert manifest is not None
+    assert manifest.request["system"] == system

@@ -539,3 +539,22 @@ def test_a_pair_of_rollouts_that_are_in_the_file_several_times_says_which_of_the
         *((named[index], named[3]) for index in (0, 2, 4)),
         (named[3], named[1]),
     ]
+
+
+def test_pairs_of_an_instructed_teacher_and_its_student_begin_alike(tmp_path: Path) -> None:
+    rules = {"role": "system", "content": "Add seven to each price."}
+    asked = user("What?")
+    rows = [
+        rollout_row(task_id="t", messages=[rules, asked, assistant("19")], reward=1.0),
+        rollout_row(task_id="t", sample=1, messages=[asked, assistant("12")], reward=0.0),
+    ]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+
+    pairs_of(tmp_path, system="")
+
+    [pair] = read_rows(tmp_path / "pairs.jsonl")
+    assert pair["prompt"] == [asked]
+    assert (pair["chosen"], pair["rejected"]) == ([assistant("19")], [assistant("12")])
+    pairs_of(tmp_path, system="Be short.", overwrite=True)
+    [pair] = read_rows(tmp_path / "pairs.jsonl")
+    assert pair["prompt"] == [{"role": "system", "content": "Be short."}, asked]

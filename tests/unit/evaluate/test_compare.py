@@ -1,7 +1,9 @@
 import random
 
+import msgspec
 import pytest
 
+from stillroom.data.instruction import Instruction
 from stillroom.errors import InputError
 from stillroom.evaluate.compare import Comparison, compare
 from stillroom.evaluate.files import Evaluation, EvaluationResult, TaskScore
@@ -139,3 +141,18 @@ def test_two_models_that_are_alike_are_rarely_told_apart() -> None:
         after = [float(chance.random() < 0.6) for _ in range(40)]
         found += compared(before, after).is_significant
     assert found / 400 <= 0.08
+
+
+def test_a_comparison_says_what_each_of_the_two_read_before_the_prompts() -> None:
+    before, after = (evaluation(name, {"a": 0, "b": 1}) for name in ("base", "new"))
+    rules = Instruction("Add seven.", "# Prices\n\nIn euros.").describe()
+    instructed = msgspec.structs.replace(after.result, instruction=rules)
+    after = Evaluation(result=instructed, tasks=after.tasks)
+
+    assert compare(before, before).prompts is None
+    assert compare(after, after).prompts == f"Both read {rules}."
+    assert compare(before, after).prompts == (
+        "'base' read the prompts' own system messages; 'new' the system message 'Add seven.', then "
+        "'# Prices' … (19 characters)."
+    )
+    assert Instruction("").describe() == "no system message"

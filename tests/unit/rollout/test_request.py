@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ from pydantic import ValidationError
 
 from stillroom.data.formats import Task, task_from_row
 from stillroom.errors import InputError
+from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.rollout.request import (
     GenerateRollouts,
+    GenerationPlan,
     output_settings,
     plan_generation,
     sampling_settings,
@@ -167,3 +170,45 @@ def test_an_outputs_settings_are_what_shapes_a_rollout_and_nothing_else(tmp_path
 def test_a_nudge_that_nobody_says_is_refused() -> None:
     with pytest.raises(ValueError, match="nudge is said only with termination_policy max_turns"):
         request(nudge="Sure?")
+
+
+def test_a_context_is_read_after_the_system_message_and_shapes_the_rollouts(
+    tmp_path: Path,
+) -> None:
+    workspace, prompts = Workspace(tmp_path), tmp_path / "prompts.jsonl"
+    own = {"role": "system", "content": "Be a clerk."}
+    asked = {"role": "user", "content": "What?"}
+    prompts.write_text(json.dumps({"messages": [own, asked]}), encoding="utf-8")
+    (tmp_path / "SKILL.md").write_text("Add seven.\n", encoding="utf-8")
+
+    def planned(**changes: Any) -> GenerationPlan:
+        return plan_generation(workspace, request(**changes))
+
+    plain, instructed = planned(), planned(context_file="SKILL.md")
+    with plain.open_tasks() as before, instructed.open_tasks() as after:
+        assert after[0].messages == [
+            {"role": "system", "content": "Be a clerk.\n\nAdd seven."},
+            asked,
+        ]
+        assert after[0].task_id == before[0].task_id
+    with planned(context_file="SKILL.md", system="Hello.").open_tasks() as both:
+        assert both[0].messages[0].get("content") == "Hello.\n\nAdd seven."
+    assert tmp_path / "SKILL.md" in instructed.rollouts.inputs
+    # An output that was begun without a context goes on, for it has none of its own.
+    assert "context" not in output_settings(plain, None)
+    first = output_settings(instructed, None)
+    (tmp_path / "SKILL.md").write_text("Add eight.\n", encoding="utf-8")
+    assert output_settings(planned(context_file="SKILL.md"), None) != first
+    with pytest.raises(InputError, match=r"context_file 'gone\.md' does not exist"):
+        planned(context_file="gone.md")
+
+
+def test_an_evaluation_with_another_prompt_is_of_the_same_tasks(tmp_path: Path) -> None:
+    (tmp_path / "heldout.jsonl").write_text('{"prompt": "What?"}\n', encoding="utf-8")
+
+    def tasks(**changes: Any) -> list[Task]:
+        of = EvaluateModel(data="heldout.jsonl", model="m", base_url=LOCAL, **changes)
+        return plan_evaluation(Workspace(tmp_path), of).rollouts.load_tasks()
+
+    assert [task.task_id for task in tasks()] == [task.task_id for task in tasks(system="Hi.")]
+    assert tasks(system="Hi.")[0].messages[0] == {"role": "system", "content": "Hi."}

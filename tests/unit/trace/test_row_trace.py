@@ -170,3 +170,14 @@ def test_a_row_that_never_was_there_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=expected):
         steps(project, RUN, row)
+
+
+def test_a_row_without_its_teachers_instruction_leads_back_to_the_rollout(
+    project: Lineages,
+) -> None:
+    project.convert(output="instructed.jsonl", system="Be short.")
+
+    found = steps(project, "instructed.jsonl", 2)
+
+    assert ways(found)[:2] == [("row", "instructed.jsonl:2"), ("rollout", "good.jsonl:2")]
+    assert ways(found)[-1] == ("prompt", "prompts.jsonl:2")

@@ -24,7 +24,7 @@ from stillroom.settings import Workspace
 class _Job:
     source: SourceFile
     part: Path
-    include_failed: bool
+    request: ConvertRollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,22 @@ def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertRes
     output = workspace.output_file(request.output, label="output")
     check_output(output, [source.path for source in (*sources, *own)])
     with writing(output, request) as new, ray_parts(request.ray_address, output) as parts:
-        conversion = Conversion(new.rows, include_failed=request.include_failed)
-        records = _converted(parts, sources, conversion, new.rows)
+        conversion = Conversion(new.rows, request)
+        records = _converted(parts, sources, conversion, request, new.rows)
         conversion.add_own(own, request)
         records += [record_file(source.path) for source in own]
         return conversion.finish(workspace, request, new, sources, records)
 
 
 def _converted(
-    parts: RayParts, sources: list[SourceFile], conversion: Conversion, rows: LineWriter
+    parts: RayParts,
+    sources: list[SourceFile],
+    conversion: Conversion,
+    request: ConvertRollouts,
+    rows: LineWriter,
 ) -> list[FileRecord]:
     """Converts the files on the cluster and joins the parts; returns records of the inputs."""
-    jobs = [
-        _Job(source, parts.path(number), conversion.include_failed)
-        for number, source in enumerate(sources)
-    ]
+    jobs = [_Job(source, parts.path(number), request) for number, source in enumerate(sources)]
     records: list[FileRecord] = []
     for part in parts.each(_convert, jobs):
         rows.append_file(part.path, num_rows=part.num_rows)
@@ -74,7 +75,7 @@ def _converted(
 
 def _convert(job: _Job) -> _Part:
     with atomic_output(job.part) as rows:
-        conversion = Conversion(rows, include_failed=job.include_failed)
+        conversion = Conversion(rows, job.request)
         conversion.convert(job.source)
     return _Part(
         job.part,
