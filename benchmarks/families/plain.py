@@ -33,6 +33,11 @@ def load_adapter(base: Path, folder: Path, *, is_trainable: bool = False) -> Any
         return PeftModel.from_pretrained(model, folder, is_trainable=is_trainable).eval()
 
 
+def merged(base: Path, folder: Path) -> Any:
+    """Returns a model with an adapter merged in float64, so that each weight is rounded once."""
+    return load_adapter(base, folder).double().merge_and_unload().float()
+
+
 def of_text_part(model: Any, folder: Path) -> bool:
     """Returns whether a model has towers, and the adapter's names are those of a text model."""
     is_whole = hasattr(model.config, "vision_config")
@@ -139,23 +144,30 @@ def reverse_kl(model: Any, teacher: Any, sequences: Sequence[TokenSequence]) -> 
 
 @torch.no_grad()
 def next_tokens(model: Any, ids: Sequence[int], *, stops: frozenset[int], count: int) -> list[int]:
-    """Returns the greedy continuation by transformers' generate, with its own cache.
-
-    With dynamic RoPE there is none: it would keep keys of earlier lengths' frequencies.
-    """
+    """Returns the greedy continuation by transformers' generate, with its own cache if that is exact."""
     forget_lengths(model)
-    parameters = getattr(model.config, "rope_parameters", None) or {}
     given = torch.tensor([list(ids)])
     said = model.generate(
         given,
         attention_mask=torch.ones_like(given),
         do_sample=False,
-        use_cache=parameters.get("rope_type") != "dynamic",
+        use_cache=has_exact_steps(model),
         max_new_tokens=count,
         eos_token_id=sorted(stops),
         pad_token_id=0,
     )
     return said[0, len(ids) :].tolist()
+
+
+def has_exact_steps(model: Any) -> bool:
+    """Returns whether transformers' passes of one token over its cache are those of a whole pass.
+
+    With dynamic RoPE the cache keeps keys of earlier lengths' frequencies. Where Mamba's time steps
+    have a lower bound above 0, passes of one token leave it out.
+    """
+    parameters = getattr(model.config, "rope_parameters", None) or {}
+    limits = [getattr(module, "time_step_limit", None) or (0.0,) for module in model.modules()]
+    return parameters.get("rope_type") != "dynamic" and not any(limit[0] > 0 for limit in limits)
 
 
 @torch.no_grad()

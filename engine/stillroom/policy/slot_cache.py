@@ -42,6 +42,24 @@ class SlotCache(Cache):
             default=0,
         )
 
+    @property
+    def token_bytes(self) -> int:
+        """The bytes of each token's keys and values in all layers; known after the first pass."""
+        each = [
+            tensor.nbytes // (tensor.shape[0] * tensor.shape[2])
+            for layer in self._slot_layers
+            if isinstance(layer, SlotLayer) and layer.is_initialized
+            for tensor in (layer.keys, layer.values)
+            if tensor is not None and tensor.numel()
+        ]
+        return sum(each)
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of one slot's states in all layers; known after the first pass."""
+        layers = [layer for layer in self._slot_layers if isinstance(layer, StateLayer)]
+        return sum(layer.slot_bytes for layer in layers)
+
     def begin_pass(self, plan: ForwardPlan) -> None:
         """Sets the plan of the next forward pass in every layer."""
         for layer in self._slot_layers:

@@ -31,6 +31,12 @@ class StateLayer(LinearAttentionLayer):
         self._held: tuple[_States, _States] = ({}, {})
         self._saved: list[tuple[Tensor, Tensor]] = []
 
+    @property
+    def slot_bytes(self) -> int:
+        """The bytes of one slot's states."""
+        held = [states for kind in self._held for states in kind.values() if states is not None]
+        return sum(states.nbytes // self.num_slots for states in held)
+
     def begin_pass(self, plan: ForwardPlan) -> None:
         """Puts the states of the plan's rows in place, [B, ...]; first rows have none yet."""
         self._saved = []

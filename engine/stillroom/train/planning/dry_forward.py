@@ -15,6 +15,8 @@ from stillroom.models.multimodal.text_part import language_config
 from stillroom.models.placement import base_model, dtype_for
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation
+from stillroom.policy.passes import SlotPasses
+from stillroom.policy.slot_cache import slot_cache
 from stillroom.train.planning.forecast import ModelSize
 
 # Whole chunks of recurrent layers, which fill up shorter ones (gated delta net 64, Mamba 256).
@@ -67,6 +69,27 @@ def size_of(model: Any, *, is_quantized: bool = False) -> ModelSize:
         vocab_size=vocabulary,
         tile_positions=min(OutputHead(model).max_positions, tile_positions(vocabulary)),
     )
+
+
+def sampling_bytes(model: Any, *, num_tokens: int) -> int:
+    """Returns the bytes that a conversation of so many tokens keeps while it is sampled.
+
+    They are its keys and values, and the states of recurrent layers, which do not grow.
+    """
+    cache = slot_cache(base_model(model).config, num_slots=1)
+    if cache is not None:
+        try:
+            with torch.no_grad(), _WithoutNumbers():
+                SlotPasses(model, cache).logits([0], [0], [[0, 0]])
+        # A model that cannot be run like this is sampled over transformers' own cache.
+        except (ValueError, TypeError, AttributeError, RuntimeError):
+            cache = None
+    if cache is not None:
+        return cache.state_bytes + num_tokens * cache.token_bytes
+    text: Any = base_model(model).config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return 2 * text.num_hidden_layers * heads * head_size * model.dtype.itemsize * num_tokens
 
 
 def _saved_by_quantizing(model: Any) -> int:

@@ -18,7 +18,7 @@ from stillroom.settings import Workspace
 from stillroom.train.config.schema import ModelSection, TrainConfig
 from stillroom.train.on_policy.preflight import check_teacher_server
 from stillroom.train.planning import forecast
-from stillroom.train.planning.dry_forward import empty_model, size_of
+from stillroom.train.planning.dry_forward import empty_model, sampling_bytes, size_of
 from stillroom.train.planning.forecast import ModelSize, RowTokens
 from stillroom.train.planning.processes import spread_of
 from stillroom.train.student.adapters import (
@@ -137,7 +137,7 @@ def check_models(workspace: Workspace, unloaded: UnloadedStudent) -> list[str]:
 
 
 def largest_pass(unloaded: UnloadedStudent, rows: RowTokens) -> tuple[int, int]:
-    """Returns the tokens of the largest pass with gradient, and the bytes of the KV cache."""
+    """Returns the tokens of the largest pass with gradient, and the bytes kept for sampling."""
     config = unloaded.config
     max_tokens = config.model.microbatch_tokens or max_pass_tokens(
         max_positions(unloaded.size.vocab_size)
@@ -150,12 +150,8 @@ def largest_pass(unloaded: UnloadedStudent, rows: RowTokens) -> tuple[int, int]:
     length = min(rollout.max_context_window, _FEW_TOKENS + rollout.max_turns * rollout.max_tokens)
     num = config.data.batch_size * config.data.group_size
     at_once = min(rollout.concurrency, num)
-    text: Any = unloaded.empty.config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    width = 2 if unloaded.device.type == "cuda" else 4
-    per_token = 2 * text.num_hidden_layers * heads * head_size * width
-    return forecast.pass_tokens([length] * num, max_tokens=max_tokens), at_once * length * per_token
+    kept = at_once * sampling_bytes(unloaded.empty, num_tokens=length)
+    return forecast.pass_tokens([length] * num, max_tokens=max_tokens), kept
 
 
 def settings_of_less_memory(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 
 from fakes.conversations import answer, user
 from fakes.families import build_family
@@ -14,11 +14,13 @@ from fakes.started_runs import ended, start
 from fakes.training import make_project
 from stillroom import api
 from stillroom.errors import DataError, ModelError
+from stillroom.policy.passes import SlotPasses
+from stillroom.policy.slot_cache import slot_cache
 from stillroom.train.config.file import load_config
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.planning import forecast
-from stillroom.train.planning.dry_forward import size_of
+from stillroom.train.planning.dry_forward import sampling_bytes, size_of
 from stillroom.train.planning.forecast import ModelSize, describe_learning
 from stillroom.train.planning.plan import plan_training
 
@@ -386,3 +388,27 @@ def test_activations_of_experts_and_recurrent_layers_are_forecast(family):
 
     measured = (kept[-1] - kept[-2]) / 256
     assert 0.3 * measured < forecast_bytes < 1.2 * measured
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", "falcon-h1", "mamba2", "deepseek-v3", "gemma4"])
+def test_what_sampling_keeps_is_forecast_with_the_states_of_recurrent_layers(family):
+    model = build_family(family)
+    cache = slot_cache(model.config, num_slots=1)
+    with torch.no_grad():
+        SlotPasses(model, cache).logits([0], [0], [[5] * 128])
+    kept = [tensor for layer in cache.layers for tensor in _tensors_of(layer)]
+
+    assert sampling_bytes(model.to("meta"), num_tokens=128) == sum(t.nbytes for t in kept)
+
+
+def _tensors_of(layer) -> list[torch.Tensor]:
+    pair = [getattr(layer, name, None) for name in ("keys", "values")]
+    kinds = [getattr(layer, name, {}) for name in ("conv_states", "recurrent_states")]
+    states = [state for kind in kinds for state in kind.values()]
+    return [tensor for tensor in (*pair, *states) if tensor is not None]
+
+
+def test_what_sampling_keeps_is_forecast_of_a_model_with_another_kind_of_cache():
+    config = BloomConfig(vocab_size=352, hidden_size=32, n_layer=2, n_head=4)
+    model = BloomForCausalLM(config).to("meta")
+    assert sampling_bytes(model, num_tokens=10) == 2 * 2 * 32 * 4 * 10
