@@ -40,6 +40,7 @@ _INSTEAD: dict[SamplingMode, str] = {
     "without a cache": "is sampled without a cache, every token by a pass over the whole "
     "conversation, which takes very long",
 }
+_WITHOUT_GRAPHS = "is sampled without CUDA graphs, so that each step is started kernel by kernel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,10 @@ def check_decoding(loaded: LoadedModel) -> list[str]:
         if found.gap <= _TOLERANCE[torch.float32]:
             found = _gap(loaded, _SHORT)
         if found.gap <= tolerance:
-            return [f"{name} {_INSTEAD[mode]}: {reason}"] if mode in _INSTEAD else []
+            notes = [f"{name} {_INSTEAD[mode]}: {reason}"] if mode in _INSTEAD else []
+            if found.graph_refusal is not None:
+                notes.append(f"{name} {_WITHOUT_GRAPHS}: {found.graph_refusal}")
+            return notes
         reason = reason or found.reason()
     set_sampling_mode(model, "batched")
     raise ModelError(f"{name} cannot be sampled in-process: {found.reason()}", _ELSEWHERE)
@@ -101,6 +105,8 @@ class _Found:
 
     gap: float
     error: str = ""
+    graph_refusal: str | None = None
+    """Why a decode step could not be recorded as a CUDA graph; None if none had to be."""
 
     def reason(self) -> str:
         """Returns why a model can't be sampled in this way."""
@@ -142,16 +148,17 @@ def _gap(loaded: LoadedModel, trial: _Trial) -> _Found:
     """Returns how far sampled log-probabilities are off from those of plain forward passes."""
     try:
         head = OutputHead(loaded.model)
-        gaps = [_largest_gap(loaded, head, sequence) for sequence in _sampled(loaded, trial)]
+        engine = DecodeEngine(loaded, max_rows=trial.max_rows, max_context=loaded.max_context)
+        sequences = _sampled(engine, loaded, trial)
+        gaps = [_largest_gap(loaded, head, sequence) for sequence in sequences]
     except _CANNOT as error:
         return _Found(math.inf, f"{type(error).__name__}: {error}")
     gap = max(gaps)
-    return _Found(math.inf if math.isnan(gap) else gap)
+    return _Found(math.inf if math.isnan(gap) else gap, graph_refusal=engine.graph_refusal)
 
 
-def _sampled(loaded: LoadedModel, trial: _Trial) -> Sequence[DecodedSequence]:
+def _sampled(engine: DecodeEngine, loaded: LoadedModel, trial: _Trial) -> Sequence[DecodedSequence]:
     """Returns the conversations of a trial, sampled side by side."""
-    engine = DecodeEngine(loaded, max_rows=trial.max_rows, max_context=loaded.max_context)
     vocabulary = int(loaded.model.config.get_text_config().vocab_size)
     settings = SamplingSettings(temperature=1.0, max_tokens=trial.num_new)
     replies: dict[DecodedSequence, list[int]] = {}

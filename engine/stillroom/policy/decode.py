@@ -16,7 +16,7 @@ from stillroom.models.batches import microbatches
 from stillroom.models.heads import OutputHead, token_logprobs
 from stillroom.models.load import LoadedModel
 from stillroom.models.rope import length_class, rope_boundaries
-from stillroom.policy.graphs import StepGraphs
+from stillroom.policy.graphs import StepGraphs, recorder_for
 from stillroom.policy.mode import passes_for
 from stillroom.policy.passes import SlotPasses
 from stillroom.policy.prefixes import SharedPrefix, shared_prefixes
@@ -71,6 +71,11 @@ class DecodeEngine:
     def tokens_shared(self) -> int:
         """The number of tokens that were copied from another sequence instead of being run."""
         return self._table.tokens_shared
+
+    @property
+    def graph_refusal(self) -> str | None:
+        """Why steps cannot be recorded as CUDA graphs; None if they are, or there is no GPU."""
+        return self._graphs.refusal if self._graphs is not None else None
 
     @property
     def has_work(self) -> bool:
@@ -282,7 +287,9 @@ class DecodeEngine:
     ) -> list[DecodedSequence]:
         """Runs all slots by a graph, even idle ones, and samples a token for each active row."""
         ids = [row.ids[-1] if row.num_pending == 1 else 0 for row in self._slots]
-        logits_BV = graphs.logits(ids, [row.num_cached for row in self._slots])
+        running = set(active)
+        idle = [row not in running for row in self._slots]
+        logits_BV = graphs.logits(ids, [row.num_cached for row in self._slots], idle)
         self.tokens_run += len(active)
         for row in active:
             row.num_cached += 1
@@ -292,11 +299,11 @@ class DecodeEngine:
         return self._sample(active, logits_BV)
 
     def _step_graphs(self) -> StepGraphs | None:
-        passes = self._passes
-        # A graph runs idle rows too, which would change their states.
-        if self._device.type != "cuda" or passes.is_recurrent or not isinstance(passes, SlotPasses):
+        passes, recorder = self._passes, recorder_for(self._device)
+        if recorder is None or not isinstance(passes, SlotPasses):
             return None
         return StepGraphs(
+            recorder,
             passes.step_logits,
             passes.cache,
             max_rows=self._max_rows,

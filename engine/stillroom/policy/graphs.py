@@ -7,7 +7,7 @@ tokens are rounded up; the results for the added rows are thrown away.
 Shapes: B rows (the first slots of the cache), V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,9 +21,45 @@ _MIN_ATTENDED = 256
 class StepFunction(Protocol):
     """A decode step that can be recorded: it uses only the GPU, at fixed addresses."""
 
-    def __call__(self, ids_B: Tensor, starts_B: Tensor, num_attended: int) -> Tensor:
+    def __call__(
+        self, ids_B: Tensor, starts_B: Tensor, num_attended: int, idle_B: Tensor | None
+    ) -> Tensor:
         """Returns the logits after one more token of the first B slots, [B, V]."""
         ...
+
+
+class Recorder(Protocol):
+    """Records what a device does, to have it done again without Python."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Returns what does the work again on the same memory; `work` itself may not be done.
+
+        Raises RuntimeError for work that waits for the device.
+        """
+        ...
+
+
+class CudaRecorder:
+    """Records CUDA graphs, which share one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Returns a graph's replay."""
+        graph = torch.cuda.CUDAGraph()
+        # The outer context restores the stream if recording fails.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
+            work()
+        return graph.replay
+
+
+def recorder_for(device: torch.device) -> Recorder | None:
+    """Returns what records steps on a device; None where starting them from Python is quick."""
+    return CudaRecorder() if device.type == "cuda" else None
 
 
 class StepGraphs:
@@ -35,6 +71,7 @@ class StepGraphs:
 
     def __init__(
         self,
+        recorder: Recorder,
         step: StepFunction,
         cache: SlotCache,
         *,
@@ -42,66 +79,68 @@ class StepGraphs:
         max_context: int,
         device: torch.device,
     ) -> None:
-        self._step, self._cache = step, cache
+        self._recorder, self._step, self._cache = recorder, step, cache
         self._max_rows, self._max_context, self._device = max_rows, max_context, device
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._replays: dict[tuple[int, int, bool], Callable[[], None]] = {}
         self._recorded_capacity = 0
-        self._pool: Any = torch.cuda.graph_pool_handle()
         self._ids_B = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._starts_B = torch.zeros_like(self._ids_B)
+        self._idle_B = torch.zeros_like(self._ids_B, dtype=torch.bool)
         self._logits_BV: Tensor | None = None
-        self._is_recordable = True
+        self.refusal: str | None = None
+        """Why the model's steps cannot be recorded; None: they can, as far as is known."""
 
-    def logits(self, ids: Sequence[int], starts: Sequence[int]) -> Tensor:
+    def logits(self, ids: Sequence[int], starts: Sequence[int], idle: Sequence[bool]) -> Tensor:
         """Returns the logits after one more token of each slot, [B, V], until the next call.
 
-        `starts` are the positions of the tokens; an idle slot's position is the one behind its last
-        token.
+        starts: the positions of the tokens; an idle slot's position is the one behind its last
+        token. idle: which slots run along, and keep their states.
         """
         rows = rounded_rows(len(ids), limit=self._max_rows)
         attended = rounded_attended(max(starts) + 1, limit=self._max_context)
         missing = [0] * (rows - len(ids))
         # The inputs are copied into the recorded tensors, since a graph reads and writes fixed
         # addresses.
-        inputs_2B = torch.tensor([[*ids, *missing], [*starts, *missing]]).to(self._device)
-        self._ids_B[:rows], self._starts_B[:rows] = inputs_2B
-        graph = self._graphs.get((rows, attended))
-        if graph is not None and self._recorded_capacity == self._cache.capacity:
-            graph.replay()
+        columns = [[*ids, *missing], [*starts, *missing], [*map(int, idle), *missing]]
+        inputs_3B = torch.tensor(columns).to(self._device)
+        self._ids_B[:rows], self._starts_B[:rows] = inputs_3B[:2]
+        self._idle_B[:rows] = inputs_3B[2].bool()
+        # Idle slots' keys and values are written where the next token overwrites them.
+        keeps_states = self._cache.is_recurrent and any(idle)
+        replay = self._replays.get((rows, attended, keeps_states))
+        if replay is not None and self._recorded_capacity == self._cache.capacity:
+            replay()
         else:
-            self._run_and_record(rows, attended)
+            self._run_and_record(rows, attended, keeps_states)
         return self._held(rows)[: len(ids)]
 
-    def _run_and_record(self, rows: int, attended: int) -> None:
+    def _run_and_record(self, rows: int, attended: int, keeps_states: bool) -> None:
         """Runs a step of a new shape, and records it for the next time.
 
         The step runs once before it is recorded, because what libraries do on first use cannot be
         recorded.
         """
         ids_B, starts_B = self._ids_B[:rows], self._starts_B[:rows]
-        logits_BV = self._step(ids_B, starts_B, attended)
+        idle_B = self._idle_B[:rows] if keeps_states else None
+        logits_BV = self._step(ids_B, starts_B, attended, idle_B)
         if self._logits_BV is None:
             self._logits_BV = logits_BV.new_zeros(self._max_rows, logits_BV.shape[1])
         self._held(rows).copy_(logits_BV)
         if self._recorded_capacity != self._cache.capacity:
             # The cache has grown, so its keys and values have moved to other addresses.
-            self._graphs.clear()
+            self._replays.clear()
             self._recorded_capacity = self._cache.capacity
-        if not self._is_recordable:
+        if self.refusal is not None:
             return
-        graph = torch.cuda.CUDAGraph()
+
+        def step() -> None:
+            self._held(rows).copy_(self._step(ids_B, starts_B, attended, idle_B))
+
         try:
-            # The outer context restores the stream if recording fails.
-            with (
-                torch.cuda.stream(torch.cuda.current_stream()),
-                torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
-            ):
-                self._held(rows).copy_(self._step(ids_B, starts_B, attended))
-        except RuntimeError:
-            # A model that reads numbers back from the GPU on the way cannot be recorded.
-            self._is_recordable = False
-        else:
-            self._graphs[rows, attended] = graph
+            self._replays[rows, attended, keeps_states] = self._recorder.record(step)
+        # A model that reads numbers back from the GPU on the way cannot be recorded.
+        except RuntimeError as error:
+            self.refusal = str(error).strip().partition("\n")[0]
 
     def _held(self, rows: int) -> Tensor:
         if self._logits_BV is None:

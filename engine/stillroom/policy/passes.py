@@ -130,10 +130,15 @@ class SlotPasses:
         rows_B = torch.arange(len(rows), device=self._device)
         return self._head.logits(hidden_BnH[rows_B, last_B])
 
-    def step_logits(self, ids_B: Tensor, starts_B: Tensor, num_attended: int) -> Tensor:
-        """Returns the logits after one more token of the first B slots, [B, V] (without a sync)."""
+    def step_logits(
+        self, ids_B: Tensor, starts_B: Tensor, num_attended: int, idle_B: Tensor | None
+    ) -> Tensor:
+        """Returns the logits after one more token of the first B slots, [B, V].
+
+        It reads nothing back from the GPU. idle_B: whether a row keeps its states; None: none does.
+        """
         rows_B = torch.arange(len(ids_B), device=self._device)
-        plan = ForwardPlan(rows_B, starts_B[:, None], num_attended, is_prefix=True)
+        plan = ForwardPlan(rows_B, starts_B[:, None], num_attended, is_prefix=True, idle_B=idle_B)
         return self._head.logits(self._hidden(ids_B[:, None], starts_B[:, None], plan)[:, 0])
 
     def _hidden(self, ids_Bn: Tensor, positions_Bn: Tensor, plan: ForwardPlan) -> Tensor:

@@ -9,6 +9,7 @@ Shapes: S slots, B rows of the present forward pass, F fillers among them.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import LinearAttentionLayer
 
@@ -49,6 +50,9 @@ class StateLayer(LinearAttentionLayer):
                     continue
                 if plan.fillers_F is not None:
                     self._saved.append((states, states[plan.fillers_F]))
+                if plan.idle_B is not None:
+                    first = states[: len(plan.slots_B)]
+                    self._saved.append((first, first.clone()))
                 is_view = plan.is_prefix
                 rows[index] = states[: len(plan.slots_B)] if is_view else states[plan.slots_B]
         has_states = not plan.is_first and any(map(bool, self._held))
@@ -65,8 +69,12 @@ class StateLayer(LinearAttentionLayer):
                     slots = held[index] = states.new_zeros(self.num_slots, *states.shape[1:])
                 if plan.is_first or not plan.is_prefix:
                     slots[plan.slots_B] = states
-        for slots, fillers in self._saved:
-            slots[plan.fillers_F] = fillers
+        for slots, earlier in self._saved:
+            if plan.idle_B is None:
+                slots[plan.fillers_F] = earlier
+            else:
+                idle_B = plan.idle_B.view(-1, *[1] * (slots.ndim - 1))
+                slots.copy_(torch.where(idle_B, earlier, slots))
         self._saved = []
 
     def copy_tokens(self, source: int, targets_B: Tensor, num_tokens: int) -> None:
