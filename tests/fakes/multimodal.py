@@ -153,21 +153,23 @@ FAMILIES: dict[str, Multimodal] = {
 """From transformers' name of a multimodal type to how its tiny model is made."""
 
 
-def build_whole_config(name: str, tokenizer: Any = None) -> Any:
-    """Returns the configuration of a tiny multimodal model."""
+def build_whole_config(name: str, tokenizer: Any = None, **changes: Any) -> Any:
+    """Returns the configuration of a tiny multimodal model; `changes` go into its text part's."""
     from transformers import AutoConfig
 
     shape = FAMILIES[name]
-    text = {**build_config(shape.text, tokenizer).to_dict(), **shape.text_settings}
+    text = {**build_config(shape.text, tokenizer, **changes).to_dict(), **shape.text_settings}
     settings: dict[str, Any] = {"text_config": text, "vision_config": dict(shape.vision)}
     # A copy, because configurations change what they are given.
     return AutoConfig.for_model(name, **json.loads(json.dumps({**settings, **shape.settings})))
 
 
-def save_multimodal(root: Path, name: str, *, seed: int = 0, template: str = "chatml") -> Path:
+def save_multimodal(
+    root: Path, name: str, *, seed: int = 0, template: str = "chatml", **changes: Any
+) -> Path:
     """Saves a tiny multimodal model, tokenizer and processor, unless it is there already.
 
-    Returns its folder.
+    changes: settings of the text part. Returns its folder.
     """
     from fakes.tiny_models import build_tokenizer
 
@@ -175,7 +177,7 @@ def save_multimodal(root: Path, name: str, *, seed: int = 0, template: str = "ch
     if folder.exists():
         return folder
     tokenizer = build_tokenizer(template)
-    config = build_whole_config(name, tokenizer)
+    config = build_whole_config(name, tokenizer, **changes)
     if name == "gemma3n":
         _save_without_towers(folder, config, seed=seed)
     else:

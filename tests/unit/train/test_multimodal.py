@@ -13,6 +13,7 @@ from transformers import AutoModelForImageTextToText
 from fakes.conversations import answer, user
 from fakes.loops import run_async
 from fakes.multimodal import save_multimodal
+from fakes.reporters import KeptReporter
 from fakes.training import make_project
 from stillroom.errors import ModelError
 from stillroom.evaluate.request import EvaluateModel
@@ -77,6 +78,29 @@ def test_a_checkpoint_names_the_multimodal_model_whose_text_part_it_is(tmp_path,
     assert records[0] == records[1]
     assert records[0]["location"] == str(gemma)
     assert records[0]["sha256"] == record_folder(gemma).sha256
+
+
+def test_an_adapter_on_many_layers_is_never_put_on_the_vision_tower(tmp_path):
+    types = ["sliding_attention"] * 3
+    base = save_multimodal(tmp_path, "gemma3", num_hidden_layers=3, layer_types=types)
+    project = sft(tmp_path, base, 4)
+    project.train()
+    run = tmp_path / "runs" / "export-1"
+    run.mkdir()
+    request = ExportModel(model="run-1", output="out", format="adapter")
+    export_model(project.workspace, request, folder=run, reporter=KeptReporter())
+
+    whole = AutoModelForImageTextToText.from_pretrained(base).eval()
+    config = json.loads((project.checkpoint() / "adapter_config.json").read_text("utf-8"))
+    # As many as peft would shorten to the ends that their names have in common.
+    assert len(config["target_modules"]) == 21
+    with pytest.raises(ValueError, match="not found in the base model"):
+        PeftModel.from_pretrained(whole, project.checkpoint())
+    adapted = PeftModel.from_pretrained(whole, tmp_path / "out").eval()
+    layers = [name for name, _ in adapted.named_modules() if name.endswith("lora_A")]
+    assert len(layers) == 21
+    assert all(".language_model." in name for name in layers)
+    assert torch.allclose(logits(adapted), ours(project, "run-1"), atol=1e-4)
 
 
 def tokenizer_beside(adapter, base):

@@ -79,6 +79,19 @@ def settings_for(
     return changed
 
 
+def name_targets_in_full(folder: Path) -> None:
+    """Names every layer of the adapter in a folder, which is one on a text part, in full.
+
+    peft shortens long lists to common ends of names, which a vision tower may have as well: on the
+    whole model such an adapter would be put on the tower, without its weights and with a warning at
+    most. With full names it is refused. Raises OSError or SafetensorError.
+    """
+    file = folder / "adapter_config.json"
+    settings: dict[str, Any] = json.loads(file.read_bytes())
+    changed = settings_for(settings, weight_names(folder), lambda name: name)
+    write_json(file, {**settings, **changed})
+
+
 def move_to_whole(folder: Path, model_type: str) -> None:
     """Rewrites the adapter in a folder, which is one on a text part, as one on the whole model.
 

@@ -27,7 +27,11 @@ from stillroom.lineage import (
     write_manifest,
 )
 from stillroom.models.load import read_weights
-from stillroom.models.multimodal.adapter_names import is_on_whole, weight_names
+from stillroom.models.multimodal.adapter_names import (
+    is_on_whole,
+    name_targets_in_full,
+    weight_names,
+)
 from stillroom.models.multimodal.text_part import whole_config
 from stillroom.models.resolve import (
     CHECKPOINTS,
@@ -105,6 +109,8 @@ def save_checkpoint(
             **({"save_embedding_layers": False} if student.is_adapter else {}),
             **({"state_dict": weights} if weights is not None else {}),
         )
+        if student.is_adapter and student.text_part_of is not None:
+            name_targets_in_full(temporary)
         student.loaded.tokenizer.save_pretrained(temporary)
         if snapshot is not None:
             _save_snapshot(temporary, snapshot)
