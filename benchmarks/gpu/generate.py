@@ -1,6 +1,9 @@
 """Tokens per second of sampling, ours beside transformers' own.
 
-    python benchmarks/gpu/generate.py [--sizes 0.6B,1.7B] [--only ours,dynamic,static,continuous]
+    python benchmarks/gpu/generate.py [--sizes 0.6B,1.7B,3.5-0.8B,3.5-4B] [--rows 1,64]
+        [--only ours,eager,dynamic,static,continuous] [--tiny]
+
+`eager` is ours without CUDA graphs.
 
 Prompts and lengths of answers are drawn once and are the same for all. `even`: every answer has
 256 tokens. `skewed`: answers have a long tail, as real ones do; a static batch runs to its longest,
@@ -14,20 +17,24 @@ from typing import Any
 
 import torch
 from shapes import (
+    SCALE,
     loaded,
     measure,
     parse_args,
     random_ids,
     random_model,
     skewed_lengths,
+    synchronize,
     tell_machine,
 )
 
+from stillroom.models.placement import best_device
+from stillroom.policy import decode
 from stillroom.policy.decode import DecodeEngine
 from stillroom.policy.sequences import DecodedSequence
 from stillroom.types import SamplingSettings
 
-PEERS = ("ours", "dynamic", "static", "continuous")
+PEERS = ("ours", "eager", "dynamic", "static", "continuous")
 MAX_CONTEXT = 2048
 
 
@@ -48,17 +55,22 @@ class Workload:
 def workloads() -> list[Workload]:
     rng = random.Random(0)
     found: list[Workload] = []
-    for rows, count in ((1, 1), (64, 64)):
-        prompts = [random_ids(rng.randrange(64, 320), rng) for _ in range(count)]
-        found.append(Workload("even", rows, prompts, [256] * count))
-    prompts = [random_ids(rng.randrange(64, 320), rng) for _ in range(128)]
-    lengths = skewed_lengths(128, median=128, sigma=0.8, most=512, rng=rng)
+
+    def prompts_of(count: int) -> list[list[int]]:
+        lengths = [SCALE.tokens(rng.randrange(64, 320)) for _ in range(count)]
+        return [random_ids(length, rng) for length in lengths]
+
+    for rows in (1, 64):
+        count = SCALE.rows(rows)
+        found.append(Workload("even", rows, prompts_of(count), [SCALE.tokens(256)] * count))
+    prompts = prompts_of(SCALE.rows(128))
+    lengths = skewed_lengths(len(prompts), median=128, sigma=0.8, most=512, rng=rng)
     found.append(Workload("skewed", 64, prompts, lengths))
     return found
 
 
 def ours(model: Any, work: Workload) -> None:
-    engine = DecodeEngine(loaded(model), max_rows=work.rows, max_context=MAX_CONTEXT)
+    engine = DecodeEngine(loaded(model), max_rows=SCALE.rows(work.rows), max_context=MAX_CONTEXT)
     for index, (prompt, length) in enumerate(zip(work.prompts, work.lengths, strict=True)):
         settings = SamplingSettings(temperature=1.0, max_tokens=length)
         sequence = DecodedSequence(settings, draws=random.Random(index))
@@ -67,6 +79,15 @@ def ours(model: Any, work: Workload) -> None:
     while engine.has_work:
         for sequence in engine.step():
             engine.release(sequence)
+
+
+def eager(model: Any, work: Workload) -> None:
+    original = decode.recorder_for
+    decode.recorder_for = lambda _device: None
+    try:
+        ours(model, work)
+    finally:
+        decode.recorder_for = original
 
 
 def generated(model: Any, work: Workload, **options: Any) -> None:
@@ -94,7 +115,7 @@ def padded_left(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.T
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
-    return ids.cuda(), mask.cuda()
+    return ids.to(best_device()), mask.to(best_device())
 
 
 def continuous(model: Any, work: Workload) -> None:
@@ -122,6 +143,7 @@ def run(peer: str, size: str, work: Workload, repeats: int) -> None:
     what = {"bench": "generate", "who": peer, "size": size, "work": work.name, "rows": work.rows}
     runs = {
         "ours": lambda: ours(model, work),
+        "eager": lambda: eager(model, work),
         "dynamic": lambda: generated(model, work),
         "static": lambda: generated(model, work, cache_implementation="static"),
         "continuous": lambda: continuous(model, work),
@@ -137,13 +159,13 @@ def profile(size: str) -> None:
     ours(model, work)
     with torch.profiler.profile() as found:
         ours(model, work)
-        torch.cuda.synchronize()
+        synchronize()
     for key in ("self_cpu_time_total", "self_device_time_total"):
         print(found.key_averages().table(sort_by=key, row_limit=18, max_name_column_width=60))
 
 
-def main() -> None:
-    args = parse_args(PEERS, ("even", "skewed"))
+def main(given: Sequence[str] | None = None) -> None:
+    args = parse_args(given, PEERS, ("even", "skewed"))
     tell_machine()
     for size in args.sizes:
         if args.profile:

@@ -1,6 +1,9 @@
 """Training steps on a GPU, ours beside TRL's trainers, on the same tokens in the same batches.
 
-    python benchmarks/gpu/train.py [--sizes 0.6B,1.7B] [--works sft,dpo,opd] [--only ours,trl]
+    python benchmarks/gpu/train.py [--sizes 0.6B,1.7B,3.5-0.8B,3.5-4B] [--works sft,dpo,opd]
+        [--kinds lora,full] [--only ours,trl] [--ways auto,padded,spans,varlen] [--tiny]
+
+`way`: how our rows run; auto is what a run takes (`layout` and `kernel` say which that was).
 
 Rates count tokens that are not padding. Both train in bf16 over LoRA (rank 32, all linear layers)
 or over fp32 weights (`full`), without gradient checkpointing. `losses` are those of the first
@@ -26,7 +29,20 @@ os.environ.update(TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false")
 
 import torch
 import transformers
-from shapes import gib, parse_args, random_ids, random_model, skewed_lengths, tell, tell_machine
+from shapes import (
+    SCALE,
+    forget_peak,
+    packed_by,
+    parse_args,
+    peak_gib,
+    random_ids,
+    random_model,
+    skewed_lengths,
+    synchronize,
+    teacher_of,
+    tell,
+    tell_machine,
+)
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.demo import DEMO_MODELS
@@ -66,12 +82,12 @@ class Meter:
     begun: float = 0.0
 
     def begin(self) -> None:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
+        synchronize()
+        forget_peak()
         self.begun = time.perf_counter()
 
     def end_step(self) -> None:
-        torch.cuda.synchronize()
+        synchronize()
         now = time.perf_counter()
         self.seconds.append(now - self.begun)
         self.begun = now
@@ -85,14 +101,15 @@ class Meter:
             "rates": [round(rate) for rate in rates],
             "step_s": round(statistics.median(self.seconds[WARMUP:]) + extra_s, 3),
             "first_step_s": round(self.seconds[0], 2),
-            "peak_gib": gib(torch.cuda.max_memory_allocated()),
+            "peak_gib": peak_gib(),
             "losses": [round(loss, 4) for loss in self.losses[:3]],
         }
 
 
 def sft_batches() -> list[list[TokenSequence]]:
     rng = random.Random(1)
-    count = SFT_BATCH * (STEPS + WARMUP)
+    size = SCALE.rows(SFT_BATCH)
+    count = size * (STEPS + WARMUP)
     sequences: list[TokenSequence] = []
     for length in skewed_lengths(count, median=400, sigma=0.7, most=2048, rng=rng):
         # Two turns: what is given, then what is learnt.
@@ -100,12 +117,13 @@ def sft_batches() -> list[list[TokenSequence]]:
         marks = [False] * quarter + [True] * quarter
         trained = [*marks, *marks, *[True] * (length - 4 * quarter)]
         sequences.append(TokenSequence(random_ids(length, rng), trained))
-    return [sequences[i : i + SFT_BATCH] for i in range(0, count, SFT_BATCH)]
+    return [sequences[i : i + size] for i in range(0, count, size)]
 
 
 def dpo_batches() -> list[list[TokenPair]]:
     rng = random.Random(2)
-    count = DPO_BATCH * (STEPS + WARMUP)
+    size = SCALE.rows(DPO_BATCH)
+    count = size * (STEPS + WARMUP)
     pairs: list[TokenPair] = []
     for _ in range(count):
         given, *lengths = skewed_lengths(3, median=220, sigma=0.6, most=1024, rng=rng)
@@ -115,13 +133,15 @@ def dpo_batches() -> list[list[TokenPair]]:
             for n in lengths
         ]
         pairs.append(TokenPair(*sides))
-    return [pairs[i : i + DPO_BATCH] for i in range(0, count, DPO_BATCH)]
+    return [pairs[i : i + size] for i in range(0, count, size)]
 
 
 def chats() -> list[list[dict[str, str]]]:
     rng = random.Random(3)
     words = ["what", "does", "the", "red", "lamp", "cost", "how", "many", "are", "in", "stock"]
-    prompts = [" ".join(rng.choices(words, k=rng.randrange(30, 90))) for _ in range(ROLLOUTS)]
+    prompts = [
+        " ".join(rng.choices(words, k=rng.randrange(30, 90))) for _ in range(SCALE.rows(ROLLOUTS))
+    ]
     return [[{"role": "user", "content": prompt}] for prompt in prompts]
 
 
@@ -145,6 +165,14 @@ def nonpad(sequences: Sequence[TokenSequence]) -> int:
     return sum(len(sequence.ids) for sequence in sequences)
 
 
+def passes_of(student: Student) -> dict[str, Any]:
+    rules, notes = student.head.rules, student.head.notes
+    found = {"layout": rules.layout, "microbatch_tokens": student.max_microbatch_tokens}
+    if rules.layout == "packed":
+        found["kernel"] = rules.kernel
+    return {**found, "notes": notes} if notes else found
+
+
 def our_sft(folder: Path, *, is_full: bool) -> dict[str, Any]:
     student = student_of(folder, is_full=is_full)
     optimizer = Optimizer(student.trainable(), TRAINER, total_steps=STEPS + WARMUP)
@@ -156,7 +184,7 @@ def our_sft(folder: Path, *, is_full: bool) -> dict[str, Any]:
         optimizer.step()
         meter.end_step()
     reported = meter.reported([nonpad(batch) for batch in batches])
-    return {**reported, "microbatch_tokens": student.max_microbatch_tokens}
+    return {**reported, **passes_of(student)}
 
 
 def our_dpo(folder: Path, *, is_full: bool) -> dict[str, Any]:
@@ -169,13 +197,15 @@ def our_dpo(folder: Path, *, is_full: bool) -> dict[str, Any]:
     referenced = add_reference(student, every, is_mean=False)
     meter.end_step()
     reference_s = meter.seconds.pop() / len(batches)
-    for start in range(0, len(every), DPO_BATCH):
-        stats = accumulate_preference(student, referenced[start : start + DPO_BATCH], DpoSection())
+    size = len(batches[0])
+    for start in range(0, len(every), size):
+        stats = accumulate_preference(student, referenced[start : start + size], DpoSection())
         meter.losses.append(stats.loss)
         optimizer.step()
         meter.end_step()
     counts = [nonpad([s for p in batch for s in (p.chosen, p.rejected)]) for batch in batches]
-    return {**meter.reported(counts, reference_s), "reference_s": round(reference_s, 3)}
+    reported = meter.reported(counts, reference_s)
+    return {**reported, **passes_of(student), "reference_s": round(reference_s, 3)}
 
 
 def our_opd(folder: Path, teacher_folder: Path, *, is_full: bool) -> dict[str, Any]:
@@ -208,21 +238,22 @@ def our_opd(folder: Path, teacher_folder: Path, *, is_full: bool) -> dict[str, A
     middle = [round(statistics.median(part), 3) for part in zip(*split[WARMUP:], strict=True)]
     return {
         **meter.reported(counts),
+        **passes_of(student),
         **dict(zip(names, middle, strict=True)),
         "logprob_gap": round(gap, 5),
     }
 
 
 def clock() -> float:
-    torch.cuda.synchronize()
+    synchronize()
     return time.perf_counter()
 
 
 def sampled(loaded: LoadedModel) -> list[TrainingSequence]:
     endless = LoadedModel(loaded.location, loaded.model, loaded.tokenizer, frozenset())
-    engine = DecodeEngine(endless, max_rows=ROLLOUTS, max_context=2048)
+    engine = DecodeEngine(endless, max_rows=SCALE.rows(ROLLOUTS), max_context=2048)
     renderer = ChatRenderer(loaded.tokenizer)
-    settings = SamplingSettings(temperature=1.0, max_tokens=NEW_TOKENS)
+    settings = SamplingSettings(temperature=1.0, max_tokens=SCALE.tokens(NEW_TOKENS))
     sequences: list[DecodedSequence] = []
     for index, messages in enumerate(chats()):
         sequence = DecodedSequence(settings, draws=random.Random(index))
@@ -307,7 +338,7 @@ def trl_sft(folder: Path, *, is_full: bool) -> dict[str, Any]:
         for batch in batches
         for s in batch
     ]
-    options = trl_options(SFT_BATCH, len(batches))
+    options = trl_options(len(batches[0]), len(batches))
     trainer = trl.SFTTrainer(
         model=plain(folder, is_full=is_full),
         args=trl.SFTConfig(
@@ -341,7 +372,7 @@ def trl_dpo(folder: Path, *, is_full: bool) -> dict[str, Any]:
                 "rejected_ids": pair.rejected.ids[given:],
             }
         )
-    options = trl_options(DPO_BATCH, len(batches))
+    options = trl_options(len(batches[0]), len(batches))
     trainer = OnTokens(
         model=plain(folder, is_full=is_full),
         ref_model=plain(folder, is_full=True) if is_full else None,
@@ -360,18 +391,20 @@ def trl_opd(folder: Path, teacher_folder: Path, *, is_full: bool) -> dict[str, A
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     steps = 2 + WARMUP
-    options = trl_options(ROLLOUTS, steps)
+    options = trl_options(SCALE.rows(ROLLOUTS), steps)
     model = plain(folder, is_full=is_full)
     model.generation_config.eos_token_id = None
     trainer = trl.DistillationTrainer(
         model=model,
         teacher_model=plain(teacher_folder, is_full=False),
-        args=trl.DistillationConfig(**options, max_completion_length=NEW_TOKENS, beta=1.0),
+        args=trl.DistillationConfig(
+            **options, max_completion_length=SCALE.tokens(NEW_TOKENS), beta=1.0
+        ),
         train_dataset=Dataset.from_list([{"prompt": chat} for chat in chats()] * steps),
         processing_class=tokenizer,
         peft_config=adapter(is_full=is_full),
     )
-    return trl_run(trainer, Meter(), [ROLLOUTS * NEW_TOKENS] * steps)
+    return trl_run(trainer, Meter(), [SCALE.rows(ROLLOUTS) * SCALE.tokens(NEW_TOKENS)] * steps)
 
 
 RUNS: dict[tuple[str, str], Callable[..., dict[str, Any]]] = {
@@ -384,8 +417,8 @@ RUNS: dict[tuple[str, str], Callable[..., dict[str, Any]]] = {
 }
 
 
-def main() -> None:
-    args = parse_args(("ours", "trl"), ("sft", "dpo", "opd"))
+def main(given: Sequence[str] | None = None) -> None:
+    args = parse_args(given, ("ours", "trl"), ("sft", "dpo", "opd"))
     warnings.filterwarnings("ignore")
     transformers.utils.logging.set_verbosity_error()
     tell_machine()
@@ -395,17 +428,23 @@ def main() -> None:
     ):
         folders = [saved(size, root)]
         if work == "opd":
-            folders.append(saved("1.7B", root, seed=1))
-        for who in args.only:
+            folders.append(saved(teacher_of(size), root, seed=1))
+        # TRL runs rows in one way only.
+        rows = [("ours", way) for way in args.ways if "ours" in args.only]
+        rows += [(who, None) for who in args.only if who != "ours"]
+        for who, way in rows:
             gc.collect()
-            torch.cuda.empty_cache()
+            forget_peak()
             torch.manual_seed(0)
-            what = {"bench": work, "who": who, "size": size, "kind": kind, "dtype": "bf16"}
+            what = {"bench": work, "who": who, "size": size, "kind": kind}
+            what |= {"way": way} if way else {}
             try:
-                tell(**what, **RUNS[work, who](*folders, is_full=kind == "full"))
+                with packed_by(way or "auto"):
+                    tell(**what, **RUNS[work, who](*folders, is_full=kind == "full"))
             # A peer that fails is a result too.
             except Exception as error:
                 tell(**what, error=f"{type(error).__name__}: {str(error)[:300]}")
+    shutil.rmtree(root)
 
 
 if __name__ == "__main__":
