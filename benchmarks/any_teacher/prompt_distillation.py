@@ -10,7 +10,7 @@ each arm and seed; what is done is not done again. One thread.
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "on_policy"))
@@ -26,7 +26,7 @@ from stillroom.api import (
     convert_rollouts,
     filter_dataset,
 )
-from stillroom.demo.world import SYSTEM, ShopTask, heldout_tasks, task_row, training_tasks
+from stillroom.demo.world import SYSTEM, heldout_tasks, task_row, training_tasks
 from stillroom.models.resolve import locate_model
 from stillroom.reporting import SilentReporter
 from stillroom.rollout.run import generate_rollouts
@@ -48,6 +48,10 @@ data: {train_file: sft.jsonl, batch_size: 16}
 model: {path: clerk, qlora_rank: 0, precision: fp32}
 trainer: {num_epochs: 6, learning_rate: 1e-3}
 """
+SOFT = f"""\
+{SFT}teacher: {{path: clerk, precision: fp32, system: "RULE"}}
+soft_targets: {{temperature: 4.0}}
+"""
 HELDOUT = "heldout.jsonl"
 
 
@@ -67,21 +71,21 @@ class RuledWorld(DemoWorld):
         model = str(clerk(root))
         super().__init__(root, seed, num_heldout=NUM_HELDOUT, models=Models(model, model))
         folder = self.workspace.root
-        (folder / "config.yml").write_text(
-            CONFIG.replace("clerk", model).replace("RULE", RULE), encoding="utf-8"
-        )
+        configs = {"config.yml": CONFIG, "sft.yml": SFT, "soft.yml": SOFT}
+        for name, text in configs.items():
+            written = text.replace("clerk", model).replace("RULE", RULE)
+            (folder / name).write_text(written, encoding="utf-8")
         for name, tasks in (
             ("prompts.jsonl", training_tasks(NUM_PROMPTS, seed=seed)),
             (HELDOUT, heldout_tasks(NUM_HELDOUT, seed=seed + 100)),
         ):
-            solved = [with_fee(task, FEE) for task in tasks]
-            self._write(name, solved, SYSTEM)
-            self._write(f"with-rule-{name}", solved, RULE)
+            rows = [json.dumps(task_row(with_fee(task, FEE))) for task in tasks]
+            (folder / name).write_text("\n".join(rows) + "\n", encoding="utf-8")
 
-    def measure(self, name: str, model: str, *, is_told: bool) -> str:
+    def measure(self, name: str, model: str, *, has_rule: bool) -> str:
         """Returns the share of held-out tasks that a model solves, as a JSON line."""
-        file = f"with-rule-{HELDOUT}" if is_told else HELDOUT
-        result = self.evaluate(name, model, has_kl=False, data=file).result
+        system = RULE if has_rule else None
+        result = self.evaluate(name, model, has_kl=False, system=system).result
         accuracy = result.accuracy
         return reported(
             arm=name,
@@ -98,8 +102,9 @@ class RuledWorld(DemoWorld):
         if not (self.workspace.root / sft).exists():
             folder, silent = self._folder("rollouts"), SilentReporter()
             request = GenerateRollouts(
-                input="with-rule-prompts.jsonl",
+                input="prompts.jsonl",
                 output=rows,
+                system=RULE,
                 **policy(self.models.teacher),
                 temperature=1.0,
                 seed=self.seed,
@@ -114,39 +119,27 @@ class RuledWorld(DemoWorld):
                 self.workspace, FilterDataset(input=rows, output="good.jsonl", min_reward=1)
             )
             convert_rollouts(
-                self.workspace, ConvertRollouts(input="good.jsonl", output="all.jsonl")
+                self.workspace, ConvertRollouts(input="good.jsonl", output=sft, system=SYSTEM)
             )
-            lines = (self.workspace.root / "all.jsonl").read_text(encoding="utf-8").splitlines()
-            converted = [json.loads(line) for line in lines]
-            for row in converted:
-                row["messages"][0]["content"] = SYSTEM
-            text = "".join(json.dumps(row) + "\n" for row in converted)
-            (self.workspace.root / sft).write_text(text, encoding="utf-8")
         return sft
-
-    def _write(self, name: str, tasks: Sequence[ShopTask], system: str) -> None:
-        rows = [task_row(task) for task in tasks]
-        for row in rows:
-            row["messages"][0] = {"role": "system", "content": system}
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (self.workspace.root / name).write_text(lines, encoding="utf-8")
 
 
 def run_seed(root: Path, seed: int) -> Iterator[str]:
     """Yields the results of one seed, one line for each arm."""
     world = RuledWorld(root, seed)
     model = world.models.student
-    yield world.measure("base, without the rule", model, is_told=False)
-    yield world.measure("base, with the rule", model, is_told=True)
+    yield world.measure("base, without the rule", model, has_rule=False)
+    yield world.measure("base, with the rule", model, has_rule=True)
     stage = world.train("on-policy", "config.yml", [])
     yield reported(arm="on-policy", seed=seed, cpu_s=stage.cpu_s, last=stage.last["teacher_kl"])
-    yield world.measure("on-policy, without the rule", stage.model, is_told=False)
-    yield world.measure("on-policy, with the rule", stage.model, is_told=True)
+    yield world.measure("on-policy, without the rule", stage.model, has_rule=False)
+    yield world.measure("on-policy, with the rule", stage.model, has_rule=True)
     world.off_policy_rows()
-    stage = world.train("off-policy", "sft.yml", [])
-    yield reported(arm="off-policy", seed=seed, cpu_s=stage.cpu_s)
-    yield world.measure("off-policy, without the rule", stage.model, is_told=False)
-    yield world.measure("off-policy, with the rule", stage.model, is_told=True)
+    for arm, config in (("off-policy", "sft.yml"), ("off-policy, soft targets", "soft.yml")):
+        stage = world.train(arm, config, [])
+        yield reported(arm=arm, seed=seed, cpu_s=stage.cpu_s)
+        yield world.measure(f"{arm}, without the rule", stage.model, has_rule=False)
+        yield world.measure(f"{arm}, with the rule", stage.model, has_rule=True)
 
 
 def main() -> None:

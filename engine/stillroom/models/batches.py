@@ -28,11 +28,20 @@ class TokenSequence:
 
     ids: list[int]
     trained: list[bool]
+    for_teacher: "TokenSequence | None" = None
+    """The same trained tokens as a teacher reads them, after a prompt of its own; None: the teacher
+    reads this sequence."""
 
     @property
     def num_trained(self) -> int:
         """The number of trained tokens."""
         return sum(self.trained[1:])
+
+    @property
+    def trained_ids(self) -> list[int]:
+        """The trained tokens."""
+        pairs = zip(self.ids, self.trained, strict=True)
+        return [token for token, is_trained in pairs if is_trained]
 
 
 def sampled_sequence(trace: TokenTrace) -> TokenSequence:

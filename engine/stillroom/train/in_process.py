@@ -94,7 +94,11 @@ def _method(
         case "sft":
             sft_rows = load_sft_rows(plan.train_file)
             return lambda session: train_sft(
-                session, sft_rows, max_length=_max_length(session), prepare=prepare
+                session,
+                sft_rows,
+                max_length=_max_length(session),
+                prepare=prepare,
+                teacher=plan.rows_instruction,
             )
         case "dpo":
             dpo_rows = load_dpo_rows(plan.train_file)

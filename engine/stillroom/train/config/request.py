@@ -11,7 +11,13 @@ from typing import Annotated
 from pydantic import Field
 
 from stillroom.data.formats import RowFormat, read_rows
-from stillroom.data.instruction import UNCHANGED, Instruction, PromptViews, read_context
+from stillroom.data.instruction import (
+    UNCHANGED,
+    UNINSTRUCTED,
+    Instruction,
+    PromptViews,
+    read_context,
+)
 from stillroom.errors import ConfigError, DataError, missing_extra
 from stillroom.models.pairing import refuse_api_teacher
 from stillroom.models.precision import check_quantization
@@ -123,6 +129,11 @@ class TrainingPlan:
             *self.code_files,
             *models,
         ]
+
+    @property
+    def rows_instruction(self) -> Instruction:
+        """What the teacher reads before supervised rows, if its probabilities are their targets."""
+        return self.views.teacher if self.config.soft_targets is not None else UNINSTRUCTED
 
     @property
     def context_files(self) -> list[Path]:

@@ -387,13 +387,6 @@ class TrainConfig(ConfigSection):
         return self
 
     @property
-    def has_own_prompts(self) -> bool:
-        """Whether student and teacher may read different prompts."""
-        teacher = self.teacher
-        own = (teacher.system, teacher.context_file) if teacher is not None else ()
-        return any(text is not None for text in (self.model.system, *own))
-
-    @property
     def teachers(self) -> list[DatasetTeacher]:
         """The teacher of each dataset; empty for dpo, and for sft without soft_targets."""
         is_taught = self.dataset_type == "distill" or self.soft_targets is not None

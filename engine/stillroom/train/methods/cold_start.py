@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
+from stillroom.data.instruction import UNINSTRUCTED, Instruction
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.loop.row_batches import batches_of
@@ -14,12 +15,18 @@ from stillroom.train.student.encode import EncodedSft, encode_sft
 _PHASE = "cold_start"
 
 
-def encode_cold_start(session: Session, rows: Sequence[SftRow]) -> EncodedSft:
-    """Returns the cold start's rows as tokens; rows that are too long are left out and counted."""
+def encode_cold_start(
+    session: Session, rows: Sequence[SftRow], teacher: Instruction = UNINSTRUCTED
+) -> EncodedSft:
+    """Returns the cold start's rows as tokens; rows that are too long are left out and counted.
+
+    teacher: what the teacher reads before the rows, if they are trained on its probabilities.
+    """
     config, loaded = session.config, session.student.loaded
     renderer = ChatRenderer(loaded.tokenizer, include_thinking=config.rollout.include_thinking)
     context = min(loaded.max_context, config.rollout.max_context_window)
-    encoded = encode_sft(rows, renderer, max_length=config.model.row_length(context))
+    length = config.model.row_length(context)
+    encoded = encode_sft(rows, renderer, max_length=length, teacher=teacher)
     loaded.check_ids((one.ids for one in encoded.sequences), "a row of the cold start")
     return encoded
 

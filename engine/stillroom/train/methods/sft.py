@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
+from stillroom.data.instruction import UNINSTRUCTED, Instruction
 from stillroom.models.batches import TokenBatch, TokenSequence
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.loop.row_batches import hold_out
@@ -65,19 +67,22 @@ def train_sft(
     *,
     max_length: int,
     prepare: PrepareTargets | None = None,
+    teacher: Instruction = UNINSTRUCTED,
 ) -> TrainResult:
     """Trains on the rows and returns the result with the final checkpoint.
 
-    prepare: returns a teacher's probabilities to learn from; None: the rows' own tokens.
+    prepare: returns a teacher's probabilities to learn from; None: the rows' own tokens. teacher:
+    what that teacher reads before the rows.
     """
     config, student = session.config, session.student
     renderer = ChatRenderer(
         student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
     )
     kept, apart = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
-    encoded = encode_sft(kept, renderer, max_length=max_length)
+    encode = partial(encode_sft, renderer=renderer, max_length=max_length, teacher=teacher)
+    encoded = encode(kept)
     student.loaded.check_ids((one.ids for one in encoded.sequences), "a row")
-    held_out = encode_sft(apart, renderer, max_length=max_length).sequences if apart else []
+    held_out = encode(apart).sequences if apart else []
 
     targets = prepare(session, [*encoded.sequences, *held_out]) if prepare else None
 

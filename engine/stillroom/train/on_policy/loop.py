@@ -27,7 +27,7 @@ from stillroom.train.methods.cold_start import (
 from stillroom.train.methods.sft import PrepareTargets
 from stillroom.train.on_policy.alarms import find_alarms
 from stillroom.train.on_policy.policy_update import update_student
-from stillroom.train.on_policy.preflight import check_before_rollouts, check_contexts
+from stillroom.train.on_policy.preflight import check_before_rollouts
 from stillroom.train.on_policy.rollout_metrics import rollout_metrics
 from stillroom.train.on_policy.student_rollouts import (
     IterationRollouts,
@@ -79,11 +79,12 @@ def distill(
         for teacher in teachers.local.values():
             sampling_notes += check_decoding(teacher.loaded)
     notes = [note for teacher in set(teachers.local.values()) for note in teacher.head.notes]
-    notes += check_before_rollouts(workspace, config, session.student, plan.views, tasks)
-    notes += check_contexts(session.student, teachers.local, config, plan.views, tasks)
+    notes += check_before_rollouts(
+        workspace, config, session.student, teachers.local, plan.views, tasks
+    )
     for note in sampling_notes + notes:
         session.reporter.note(note)
-    cold_start = encode_cold_start(session, cold_rows) if cold_rows else None
+    cold_start = encode_cold_start(session, cold_rows, plan.rows_instruction) if cold_rows else None
     environment = open_student_environment(
         workspace, plan, session.student, tasks, is_judge_optional=True
     )

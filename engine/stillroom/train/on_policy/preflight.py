@@ -45,6 +45,7 @@ def check_before_rollouts(
     workspace: Workspace,
     config: TrainConfig,
     student: Student,
+    teachers: Mapping[int, LocalTeacher],
     views: PromptViews,
     tasks: Sequence[Task],
 ) -> list[str]:
@@ -56,14 +57,16 @@ def check_before_rollouts(
     notes = check_agreement(student, config.algorithm)
     max_context = min(student.loaded.max_context, config.rollout.max_context_window)
     tokenizer = student.loaded.tokenizer
-    own = [len(lead.teacher) - len(lead.student) for lead in _leads(tokenizer, views, tasks)]
+    leads = prompt_leads(tokenizer, views, tasks)
+    rooms = {dataset: teacher.loaded.max_context for dataset, teacher in teachers.items()}
+    notes += check_contexts(leads, rooms, max_context=max_context)
     return notes + check_teacher_server(
-        workspace, config, tokenizer, max_context=max_context, num_own=max([0, *own])
+        workspace, config, tokenizer, max_context=max_context, num_own=num_own_tokens(leads)
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Leads:
+class PromptLead:
     """The tokens of one prompt, without tools, as student and teacher read it."""
 
     dataset: int
@@ -71,7 +74,7 @@ class _Leads:
     teacher: list[int]
 
 
-def _leads(tokenizer: Any, views: PromptViews, tasks: Sequence[Task]) -> list[_Leads]:
+def prompt_leads(tokenizer: Any, views: PromptViews, tasks: Sequence[Task]) -> list[PromptLead]:
     """Returns the first prompt of each dataset as both read it; none if both read the same.
 
     Raises ModelError if the chat template refuses what one of them is to read.
@@ -81,7 +84,7 @@ def _leads(tokenizer: Any, views: PromptViews, tasks: Sequence[Task]) -> list[_L
     renderer = ChatRenderer(tokenizer)
     first = {task.dataset: task for task in reversed(tasks)}
     return [
-        _Leads(
+        PromptLead(
             dataset,
             *(
                 renderer.prompt_ids(one.put_before(task.messages), [])
@@ -92,23 +95,24 @@ def _leads(tokenizer: Any, views: PromptViews, tasks: Sequence[Task]) -> list[_L
     ]
 
 
+def num_own_tokens(leads: Sequence[PromptLead]) -> int:
+    """Returns the most tokens that a teacher reads beyond the student's, before an answer."""
+    return max([0, *(len(lead.teacher) - len(lead.student) for lead in leads)])
+
+
 def check_contexts(
-    student: Student,
-    teachers: Mapping[int, LocalTeacher],
-    config: TrainConfig,
-    views: PromptViews,
-    tasks: Sequence[Task],
+    leads: Sequence[PromptLead], rooms: Mapping[int, int], *, max_context: int
 ) -> list[str]:
     """Checks that the teachers in this process have room for prompts of their own; returns notes.
 
-    Raises ConfigError if a teacher's context ends with its prompt.
+    rooms: the most tokens that they can read, by dataset. max_context: the most tokens of a
+    student's rollout. Raises ConfigError if a teacher's context ends with its prompt.
     """
-    longest = min(student.loaded.max_context, config.rollout.max_context_window)
     notes: list[str] = []
-    for lead in _leads(student.loaded.tokenizer, views, tasks):
-        if (teacher := teachers.get(lead.dataset)) is None:
+    for lead in leads:
+        if (room := rooms.get(lead.dataset)) is None:
             continue
-        room, num_own = teacher.loaded.max_context, len(lead.teacher)
+        num_own = len(lead.teacher)
         if num_own >= room:
             raise ConfigError(
                 f"the teacher's prompt has {num_own} tokens and its context {room}, so it could "
@@ -118,7 +122,7 @@ def check_contexts(
             )
         num = len(lead.student)
         note = f"before an answer the student reads {num} tokens and the teacher {num_own}"
-        if (most := room - num_own + num) < longest:
+        if (most := room - num_own + num) < max_context:
             note += f"; rollouts of more than {most} tokens are left out and counted (left_out)"
         notes.append(note)
     return notes

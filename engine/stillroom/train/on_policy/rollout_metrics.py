@@ -34,7 +34,7 @@ def rollout_metrics(
         "repetition": repetition([t for r in trajectories for t in _sampled_turns(r.tokens)]),
         "failed": 1 - len(trajectories) / max(1, len(sampled.ended)),
     }
-    if config.has_own_prompts or any(one.is_left_out for one in sampled.ended):
+    if _has_own_prompts(config) or any(one.is_left_out for one in sampled.ended):
         metrics["left_out"] = _mean([one.is_left_out for one in sampled.ended])
     rewards = [one.reward for one in whole if one.reward is not None]
     if rewards:
@@ -45,6 +45,13 @@ def rollout_metrics(
         | _curriculum(config, ended, iteration)
         | _queue(config, sampled, iteration)
     )
+
+
+def _has_own_prompts(config: TrainConfig) -> bool:
+    """Whether student and teacher may read different prompts."""
+    teacher = config.teacher
+    own = (teacher.system, teacher.context_file) if teacher is not None else ()
+    return any(text is not None for text in (config.model.system, *own))
 
 
 def _rewards(ended: Sequence[tuple[Trajectory, StudentRollout]]) -> dict[str, float]:

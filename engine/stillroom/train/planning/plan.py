@@ -11,7 +11,8 @@ import psutil
 import torch
 
 from stillroom.data.chat.render import ChatRenderer
-from stillroom.data.formats import Task, load_dpo_rows, load_sft_rows, load_tasks
+from stillroom.data.formats import Task, load_datasets, load_dpo_rows, load_sft_rows
+from stillroom.models.batches import TokenSequence
 from stillroom.models.load import context_length
 from stillroom.settings import Workspace
 from stillroom.train.config.request import PlanTraining, TrainingPlan, plan_request
@@ -25,11 +26,12 @@ from stillroom.train.planning.trial_rollouts import try_iteration
 from stillroom.train.planning.unloaded_models import (
     UnloadedStudent,
     check_models,
-    count_teacher_bytes,
     largest_pass,
+    load_teachers_without_weights,
     load_without_weights,
     settings_of_less_memory,
 )
+from stillroom.train.soft_targets.scoring import as_read, check_room
 from stillroom.train.student.encode import encode_pairs, encode_sft
 
 
@@ -41,7 +43,7 @@ class _Rows:
     units: list[trial.Unit] = field(default_factory=list[trial.Unit])
     """The sequences or pairs for the steps of a trial."""
     tasks: list[Task] = field(default_factory=list[Task])
-    """The prompts of the first file, which a trial samples (distill)."""
+    """The prompts of all files; a trial samples those of the first (distill)."""
 
 
 def plan_training(
@@ -57,9 +59,12 @@ def plan_training(
     plan = plan_request(workspace, request)
     unloaded = load_without_weights(workspace, plan.config)
     import_s = time.monotonic() - started
-    teacher_bytes = count_teacher_bytes(workspace, unloaded)
-    checks = check_models(workspace, unloaded)
+    teachers = load_teachers_without_weights(workspace, unloaded)
     rows = _rendered(plan, unloaded)
+    if plan.config.soft_targets is not None and teachers.contexts:
+        sequences = [unit for unit in rows.units if isinstance(unit, TokenSequence)]
+        check_room(min(teachers.contexts.values()), as_read(sequences))
+    checks = check_models(workspace, unloaded, teachers, plan.views, rows.tasks)
     tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
     spread = unloaded.spread
     # By now all libraries are loaded but no weights, so this is the process's own memory.
@@ -69,7 +74,7 @@ def plan_training(
         unloaded.size,
         tokens=tokens,
         process_bytes=process_bytes,
-        teacher_bytes=teacher_bytes,
+        teacher_bytes=teachers.weight_bytes,
         cache_bytes=cache_bytes,
         spread=spread,
     )
@@ -81,7 +86,7 @@ def plan_training(
         tried = trial.try_steps(workspace, plan.config, rows.units)
     result = _forecast(workspace, unloaded, rows.tokens, parts, free, tried, tokens)
     if plan.config.dataset_type == "distill" and result.fits:
-        result = _with_iteration(workspace, plan.config, result, spread, tasks=rows.tasks)
+        result = _with_iteration(workspace, plan, result, spread, tasks=rows.tasks)
     if result.seconds is not None and result.start_s is not None:
         start_s = import_s + result.start_s
         result = msgspec.structs.replace(result, start_s=start_s, seconds=start_s + result.seconds)
@@ -90,14 +95,15 @@ def plan_training(
 
 def _with_iteration(
     workspace: Workspace,
-    config: TrainConfig,
+    plan: TrainingPlan,
     result: TrainingForecast,
     spread: forecast.Spread,
     *,
     tasks: Sequence[Task],
 ) -> TrainingForecast:
     """Returns the forecast with the measured time of a short iteration, if one can be tried."""
-    tried = try_iteration(workspace, config, tasks)
+    config, first = plan.config, [task for task in tasks if task.dataset == 0]
+    tried = try_iteration(workspace, config, first, plan.views)
     if tried is None:
         return result
     speed = shared_speed(forecast.Speed(token_s=tried.token_s, step_s=0.0), spread)
@@ -209,7 +215,8 @@ def _rendered(plan: TrainingPlan, unloaded: UnloadedStudent) -> _Rows:
             kept, apart = hold_out(
                 load_sft_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
             )
-            sft = encode_sft(kept, renderer, max_length=max_length)
+            own = plan.rows_instruction
+            sft = encode_sft(kept, renderer, max_length=max_length, teacher=own)
             lengths = [len(sequence.ids) for sequence in sft.sequences]
             tokens = RowTokens(lengths, sft.num_rows, len(apart), sft.skipped)
             return _Rows(tokens, list(sft.sequences))
@@ -222,15 +229,14 @@ def _rendered(plan: TrainingPlan, unloaded: UnloadedStudent) -> _Rows:
             tokens = RowTokens(lengths, len(dpo.pairs), len(apart), dpo.skipped)
             return _Rows(tokens, list(dpo.pairs))
         case "distill":
-            tasks = [load_tasks(file) for file in plan.train_files]
-            num_tasks = sum(len(of_file) for of_file in tasks)
+            tasks = load_datasets(plan.train_files)
             if plan.cold_start_file is None:
-                return _Rows(RowTokens([], num_tasks), tasks=tasks[0])
+                return _Rows(RowTokens([], len(tasks)), tasks=tasks)
             rows = load_sft_rows(plan.cold_start_file)
             cold = encode_sft(rows, renderer, max_length=max_length)
             num_steps = cold_start_steps(config, len(cold.sequences))
-            tokens = RowTokens([], num_tasks, skipped=cold.skipped, num_first_steps=num_steps)
-            return _Rows(tokens, tasks=tasks[0])
+            tokens = RowTokens([], len(tasks), skipped=cold.skipped, num_first_steps=num_steps)
+            return _Rows(tokens, tasks=tasks)
 
 
 def _free_bytes(device: torch.device) -> float:

@@ -12,6 +12,7 @@ from stillroom.train.methods.dpo import accumulate_preference, add_reference
 from stillroom.train.methods.sft import Targets, accumulate_nll
 from stillroom.train.on_policy.teachers import load_local_teacher
 from stillroom.train.planning.forecast import Speed
+from stillroom.train.soft_targets.scoring import as_read
 from stillroom.train.soft_targets.targets import SoftTargets
 from stillroom.train.student.encode import TokenPair
 from stillroom.train.student.memory import peak_memory_gb
@@ -85,7 +86,7 @@ def _teacher(workspace: Workspace, config: TrainConfig, student: Student) -> Loc
 
 def _reading_s(teacher: LocalTeacher, units: Sequence[Unit]) -> float:
     """Returns the seconds in which the teacher reads the sequences."""
-    sequences = [unit for unit in units if isinstance(unit, TokenSequence)]
+    sequences = as_read([unit for unit in units if isinstance(unit, TokenSequence)])
     teacher.score_tokens(sequences[:1])
     started = time.monotonic()
     teacher.score_tokens(sequences)

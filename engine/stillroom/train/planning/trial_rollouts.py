@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import anyio
 
 from stillroom.data.formats import Task
+from stillroom.data.instruction import PromptViews
 from stillroom.models.batches import sampled_sequence
 from stillroom.policy.hf import HFPolicy
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.on_policy.policy_update import update_student
+from stillroom.train.on_policy.teacher_reading import own_prompt
 from stillroom.train.on_policy.teachers import load_teachers
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.planning.trial import MOST_OPERATIONS
@@ -48,7 +50,7 @@ class RolloutTrial:
 
 
 def try_iteration(
-    workspace: Workspace, config: TrainConfig, tasks: Sequence[Task]
+    workspace: Workspace, config: TrainConfig, tasks: Sequence[Task], views: PromptViews
 ) -> RolloutTrial | None:
     """Measures an iteration of a few short answers; None if a server scores or all are empty."""
     started = time.monotonic()
@@ -65,7 +67,7 @@ def try_iteration(
     num = max(1, min(num, int(operations / (8 * size * (max_tokens + _PROMPT_TOKENS)))))
     chosen = [tasks[index // config.data.group_size % len(tasks)] for index in range(num)]
     started = time.monotonic()
-    sequences = anyio.run(_sample, student, config, chosen, max_tokens)
+    sequences = anyio.run(_sample, student, config, chosen, views, max_tokens)
     tokens = [sequence.tokens.num_trained for sequence in sequences]
     if not sum(tokens):
         return None
@@ -82,9 +84,13 @@ def try_iteration(
 
 
 async def _sample(
-    student: Student, config: TrainConfig, tasks: Sequence[Task], max_tokens: int
+    student: Student,
+    config: TrainConfig,
+    tasks: Sequence[Task],
+    views: PromptViews,
+    max_tokens: int,
 ) -> list[TrainingSequence]:
-    """Returns one sampled turn for each task."""
+    """Returns one sampled turn for each task, as both models read it."""
     student.module.eval()
     sampling = SamplingSettings(temperature=1.0, max_tokens=max_tokens, seed=config.trainer.seed)
     sequences: list[TrainingSequence] = []
@@ -95,13 +101,23 @@ async def _sample(
         max_context=config.rollout.max_context_window,
     )
 
+    read = own_prompt(policy.renderer, views)
+
     async def sample_turn(task: Task, number: int) -> None:
-        async with policy.converse(task.messages, [], seed_key=str(number)) as conversation:
+        messages = views.for_student(task).messages
+        async with policy.converse(messages, [], seed_key=str(number)) as conversation:
             await conversation.sample()
             trace = conversation.trace()
         if trace is None or not any(trace.sampled):
             return
-        sequences.append(TrainingSequence(sampled_sequence(trace), trace.sampled_logprobs))
+        own = read(task, trace, [])
+        sequences.append(
+            TrainingSequence(
+                sampled_sequence(trace),
+                trace.sampled_logprobs,
+                teacher_tokens=own and sampled_sequence(own),
+            )
+        )
 
     async with policy, anyio.create_task_group() as group:
         for number, task in enumerate(tasks):

@@ -1,7 +1,7 @@
 """The models of a run without their weights: the memory they need, and settings that need less."""
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,14 +9,22 @@ from typing import Any
 import torch
 
 from stillroom.data.chat.reasoning import reasoning_variables
+from stillroom.data.formats import Task
+from stillroom.data.instruction import PromptViews
 from stillroom.models.heads import max_positions
 from stillroom.models.load import LoadedModel, context_length, load_tokenizer
 from stillroom.models.pairing import check_pair
 from stillroom.models.placement import best_device, check_options
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
+from stillroom.train.config.distill_sections import DatasetTeacher
 from stillroom.train.config.schema import ModelSection, TrainConfig
-from stillroom.train.on_policy.preflight import check_teacher_server
+from stillroom.train.on_policy.preflight import (
+    check_contexts,
+    check_teacher_server,
+    num_own_tokens,
+    prompt_leads,
+)
 from stillroom.train.planning import forecast
 from stillroom.train.planning.dry_forward import empty_model, sampling_bytes, size_of
 from stillroom.train.planning.forecast import ModelSize, RowTokens
@@ -104,12 +112,24 @@ def _student_size(model: Any, section: ModelSection) -> ModelSize:
     return size
 
 
-def count_teacher_bytes(workspace: Workspace, unloaded: UnloadedStudent) -> int:
-    """Returns the bytes of the teachers' weights.
+@dataclass(frozen=True, slots=True)
+class UnloadedTeachers:
+    """The teachers in this process, before their weights are loaded."""
+
+    weight_bytes: int
+    contexts: Mapping[DatasetTeacher, int]
+    """The most tokens that each of them can read."""
+
+
+def load_teachers_without_weights(
+    workspace: Workspace, unloaded: UnloadedStudent
+) -> UnloadedTeachers:
+    """Returns the size and the context of the teachers in this process.
 
     Raises ModelError for a teacher whose tokens or chat template are not the student's.
     """
     total, no_stop_ids = 0, frozenset[int]()
+    contexts: dict[DatasetTeacher, int] = {}
     for teacher in dict.fromkeys(unloaded.config.teachers):
         if teacher.section.is_served:
             continue
@@ -122,17 +142,32 @@ def count_teacher_bytes(workspace: Workspace, unloaded: UnloadedStudent) -> int:
         )
         is_quantized = teacher.section.quantization is not None
         total += size_of(empty, is_quantized=is_quantized).weight_bytes
-    return total
+        contexts[teacher] = context_length(empty)
+    return UnloadedTeachers(total, contexts)
 
 
-def check_models(workspace: Workspace, unloaded: UnloadedStudent) -> list[str]:
+def check_models(
+    workspace: Workspace,
+    unloaded: UnloadedStudent,
+    teachers: UnloadedTeachers,
+    views: PromptViews,
+    tasks: Sequence[Task],
+) -> list[str]:
     """Checks the teachers and returns notes; raises an EngineError if one would end the run."""
     config = unloaded.config
     local_paths = dict.fromkeys(t.path for t in config.teachers if not t.section.is_served)
     checks = [f"{path} has the student's tokens and chat template" for path in local_paths]
     max_context = min(context_length(unloaded.empty), config.rollout.max_context_window)
+    leads = prompt_leads(unloaded.tokenizer, views, tasks)
+    known = {i: teachers.contexts.get(one) for i, one in enumerate(config.teachers)}
+    rooms = {dataset: room for dataset, room in known.items() if room is not None}
+    checks += check_contexts(leads, rooms, max_context=max_context)
     return checks + check_teacher_server(
-        workspace, config, unloaded.tokenizer, max_context=max_context
+        workspace,
+        config,
+        unloaded.tokenizer,
+        max_context=max_context,
+        num_own=num_own_tokens(leads),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import torch
 
-from stillroom.errors import CallFailedError, TeacherError
+from stillroom.errors import CallFailedError, ConfigError, TeacherError
 from stillroom.files import FileLock
 from stillroom.lineage import ModelRecord, write_manifest
 from stillroom.models.batches import TokenSequence, microbatches
@@ -112,7 +112,24 @@ class Scoring:
         local = self.teacher
         if local is None:
             local = load_local_teacher(self.workspace, teacher, session.student.loaded)
+        check_room(local.loaded.max_context, list(missing.values()))
         _read_locally(local, session, missing, writer, header)
+
+
+def as_read(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+    """Returns the sequences as the teacher reads them."""
+    return [one.for_teacher or one for one in sequences]
+
+
+def check_room(room: int, sequences: Sequence[TokenSequence]) -> None:
+    """Raises ConfigError if a teacher that can read `room` tokens cannot read one of these."""
+    longest = max((len(one.ids) for one in sequences), default=0)
+    if longest > room:
+        raise ConfigError(
+            f"the teacher's longest row has {longest} tokens and its context {room}",
+            "shorten teacher.context_file or teacher.system, or leave longer rows out with "
+            "model.max_length",
+        )
 
 
 def store_header(

@@ -31,7 +31,7 @@ from stillroom.train.on_policy.token_scores import (
     score_with_teacher,
     score_with_top_tokens,
 )
-from stillroom.train.soft_targets.scoring import Scoring
+from stillroom.train.soft_targets.scoring import Scoring, as_read, check_room
 from stillroom.train.soft_targets.store import TopTokenStore
 from stillroom.train.student.model import Student
 
@@ -91,7 +91,9 @@ class SoftTargets:
     def _top_tokens(self, sequences: Sequence[TokenSequence], batch: TokenBatch) -> TopTokens:
         if self.store is None or self.settings.top_k is None:
             raise RunError("the teacher has not read the rows yet", "report this as a bug")
-        return self.store.read(sequences, k=self.settings.top_k, device=batch.targets_N.device)
+        return self.store.read(
+            as_read(sequences), k=self.settings.top_k, device=batch.targets_N.device
+        )
 
 
 def prepare_targets(
@@ -115,13 +117,14 @@ def prepare_targets(
     with torch.random.fork_rng():
         if settings.top_k is None:
             teacher = teacher or load_local_teacher(workspace, chosen, student)
+            check_room(teacher.loaded.max_context, as_read(sequences))
             return SoftTargets(settings, teacher=teacher)
         if not chosen.section.is_served:
             names = f"student {student.location.name!r} and teacher {chosen.path!r}"
             tokenizer = load_tokenizer(locate_model(workspace, chosen.path))
             check_tokenizers(names, student.tokenizer, tokenizer)
         scoring = Scoring(workspace, config, settings, record, rows_file, teacher)
-        store = scoring.score_once(session, sequences)
+        store = scoring.score_once(session, as_read(sequences))
     if session.sources is not None:
         session.sources.made.append(record_file(store.path))
     return SoftTargets(settings, store=store)
@@ -134,6 +137,8 @@ def _teacher_batch(
     batch: TokenBatch,
 ) -> TokenBatch:
     """Returns the sequences as a batch that the teacher can run."""
+    if any(one.for_teacher is not None for one in sequences):
+        return teacher.collate_long(as_read(sequences))
     if teacher.head.rules == student.head.rules:
         return batch
     return teacher.collate(sequences)

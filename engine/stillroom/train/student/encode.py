@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow, SftRow
+from stillroom.data.instruction import UNINSTRUCTED, Instruction
 from stillroom.errors import DataError, ModelError
 from stillroom.models.batches import TokenSequence
 
@@ -43,15 +44,34 @@ class EncodedPairs:
     skipped: Counter[str]
 
 
-def encode_sft(rows: Sequence[SftRow], renderer: ChatRenderer, *, max_length: int) -> EncodedSft:
+def encode_sft(
+    rows: Sequence[SftRow],
+    renderer: ChatRenderer,
+    *,
+    max_length: int,
+    teacher: Instruction = UNINSTRUCTED,
+) -> EncodedSft:
     """Returns the rows as token sequences, without those that cannot be trained on.
 
+    teacher: what the teacher reads before the rows, if it is to read them.
     Raises DataError if no row is left.
     """
 
     def encode(row: SftRow) -> list[TokenSequence]:
         rendered = renderer.sequences(row.messages, row.tools)
-        return [TokenSequence(one.ids, one.trained) for one in rendered]
+        sequences = [TokenSequence(one.ids, one.trained) for one in rendered]
+        messages = teacher.put_before(row.messages)
+        if messages == row.messages:
+            return sequences
+        instructed = renderer.sequences(messages, row.tools)
+        own = [TokenSequence(one.ids, one.trained) for one in instructed]
+        if [one.trained_ids for one in own] != [one.trained_ids for one in sequences]:
+            raise ModelError(
+                "the teacher's instruction changes the tokens of the answers",
+                "leave teacher.system and teacher.context_file out",
+            )
+        pairs = zip(sequences, own, strict=True)
+        return [replace(sequence, for_teacher=one) for sequence, one in pairs]
 
     kept, skipped = _encode(rows, encode, max_length)
     return EncodedSft([one for sequences in kept for one in sequences], len(kept), skipped)

@@ -24,10 +24,12 @@ from stillroom.errors import ConfigError, DataError, ModelError, RunCancelledErr
 from stillroom.models.batches import PADDED, TokenSequence
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
+from stillroom.train.config.request import PlanTraining
 from stillroom.train.on_policy.policy_update import accumulate_gradient
 from stillroom.train.on_policy.teacher_reading import own_prompt
 from stillroom.train.on_policy.token_losses import UpdateStats
 from stillroom.train.on_policy.training_sequences import TrainingSequence, prepare_sequences
+from stillroom.train.planning.plan import plan_training
 from stillroom.types import TokenTrace
 
 ALGORITHMS = {
@@ -366,3 +368,17 @@ def test_a_prompt_that_fills_the_teachers_context_is_refused(tmp_path, tiny_mode
         project.train()
 
     assert "shorten teacher.context_file" in caught.value.fix
+    with pytest.raises(ConfigError, match="so it could not read any answer"):
+        plan_training(project.workspace, PlanTraining())
+
+
+def test_a_plan_counts_what_the_teacher_reads(tmp_path, tiny_models):
+    project = small(tmp_path, tiny_models, teacher={"context_file": "rules.md"})
+    project.write_config()
+
+    forecast = plan_training(project.workspace, PlanTraining())
+
+    (check,) = [check for check in forecast.checks if "before an answer" in check]
+    num_student, num_teacher, *_ = map(int, re.findall(r"\d+", check))
+    assert num_teacher - num_student > 10
+    assert forecast.seconds

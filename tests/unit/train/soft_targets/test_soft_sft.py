@@ -341,3 +341,65 @@ def test_a_plan_counts_the_teacher_and_refuses_one_that_reads_text_otherwise(
     other = tiny_models.folder("llama", "llama3")
     with pytest.raises(ModelError, match="different"):
         plan_training(project.workspace, PlanTraining(overrides=(f"teacher.path={other}",)))
+
+
+SYSTEM = "Answer with twice the price that you find."
+
+
+def forward_kl(student, teacher, rows, renderer):
+    """The mean KL from the instructed teacher to the student at the answers' tokens, by sums."""
+    total, num = 0.0, 0
+    for row in rows:
+        own = [{"role": "system", "content": SYSTEM}, *row["messages"]]
+        logprobs = []
+        for model, messages in ((teacher, own), (student, row["messages"])):
+            one = renderer.conversation(messages, [])
+            where = [i - 1 for i in range(1, len(one.ids)) if one.trained[i]]
+            with torch.no_grad():
+                logits = model(torch.tensor([one.ids])).logits[0, where]
+            logprobs.append(logits.double().log_softmax(-1))
+        q, p = logprobs
+        total, num = total + (q.exp() * (q - p)).sum().item(), num + len(q)
+    return total / num
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 400}])
+def test_the_teacher_reads_an_instruction_that_the_rows_do_not_have(
+    tmp_path, tiny_models, student, settings
+):
+    teacher = {"path": str(student), "system": SYSTEM}
+    project = soft(tmp_path, student, teacher, {"temperature": 1.0, "label_coef": 0.0, **settings})
+    project.config["data"]["batch_size"] = len(ROWS)
+    model = tiny_models.load("llama", "chatml")
+
+    project.train()
+
+    exact = forward_kl(model.model, model.model, ROWS, ChatRenderer(model.tokenizer))
+    assert exact > 1e-3
+    # A store holds the teacher's probabilities in half precision.
+    assert losses(project)[0] == pytest.approx(exact, rel=0.02 if settings else 1e-3)
+
+
+def test_another_instruction_is_read_anew(tmp_path, student, teacher):
+    instructed = {"path": str(teacher), "system": SYSTEM}
+    project = soft(tmp_path, student, instructed, {"top_k": 4})
+    project.train("run-1")
+    project.config["teacher"]["system"] = "Answer in one word."
+    project.train("run-2")
+
+    read = [note for note in project.reporter.notes if "the teacher has read all rows" in note]
+    assert len(read) == 2
+    assert not same(weights(project, "run-1"), weights(project, "run-2"))
+
+
+def test_rows_that_the_teacher_has_no_room_for_are_refused_by_the_plan_too(
+    tmp_path, student, teacher
+):
+    (tmp_path / "rules.md").write_text("Rule. " * 400, encoding="utf-8")
+    project = soft(tmp_path, student, {"path": str(teacher), "context_file": "rules.md"})
+
+    with pytest.raises(ConfigError, match="the teacher's longest row has") as caught:
+        project.train()
+    assert "shorten teacher.context_file" in caught.value.fix
+    with pytest.raises(ConfigError, match="the teacher's longest row has"):
+        plan_training(project.workspace, PlanTraining())
