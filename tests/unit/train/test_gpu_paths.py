@@ -1,11 +1,11 @@
-"""The training steps of CUDA, run on a processor, have the gradients of sequences alone in fp32."""
+"""A GPU's training steps, run on a processor, have the gradients of sequences alone in fp32."""
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fakes.cuda_path import train_as_on_cuda
 from fakes.decoding import random_prompts
+from fakes.gpu_paths import train_as_on_an_apple_gpu, train_as_on_cuda
 from fakes.training import gradients, largest_gap, make_student, one_by_one
 from stillroom.models.batches import TokenSequence
 from stillroom.teachers.local_hf import LocalTeacher
@@ -63,6 +63,23 @@ def test_packs_of_one_kernel_call_train_as_sequences_alone(tiny_models, monkeypa
     assert student.by_hand is None
     assert loss == pytest.approx(expected[0], rel=2e-3)
     assert largest_gap(found, expected[1]) < 1e-2
+
+
+@pytest.mark.parametrize("step", [supervised, preferred, distilled])
+def test_an_apple_gpu_packs_span_by_span_in_fp32(tiny_models, monkeypatch, step):
+    folder = tiny_models.folder("qwen3", "chatml")
+    exact = one_by_one(make_student(tiny_models, folder))
+    expected = step(exact, teacher_of(tiny_models)), gradients(exact)
+
+    train_as_on_an_apple_gpu(monkeypatch)
+    student = make_student(tiny_models, folder)
+    loss, found = step(student, teacher_of(tiny_models)), gradients(student)
+
+    assert (student.head.rules.kernel, student.head.can_pack) == ("spans", True)
+    assert student.by_hand is None
+    assert student.computes_in is None
+    assert loss == pytest.approx(expected[0], rel=1e-5)
+    assert largest_gap(found, expected[1]) < 1e-3
 
 
 class LogitRows(TorchDispatchMode):

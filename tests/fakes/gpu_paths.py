@@ -1,0 +1,34 @@
+"""What training does on a GPU, on a processor: all but the GPU's own kernels."""
+
+import pytest
+import torch
+
+from fakes.varlen import varlen_attn
+from stillroom.models.kernels import KernelChoice, choose_kernel
+from stillroom.train.student.model import computing_format
+
+
+def train_as_on_cuda(
+    patch: pytest.MonkeyPatch, *, computes_in: torch.dtype = torch.float16
+) -> None:
+    """Has students compute under autocast, pack for one kernel call, and use autograd throughout.
+
+    A GPU computes in bf16. Tests take fp16, which rounds less, to see more.
+    """
+    patch.setattr("stillroom.models.kernels._varlen_attention", lambda: varlen_attn)
+    patch.setattr("stillroom.models.probe.choose_kernel", lambda *_: KernelChoice("varlen"))
+    patch.setattr("stillroom.models.heads.matrix_head", lambda *_args, **_more: None)
+    patch.setattr("stillroom.train.student.model.computing_format", lambda *_: computes_in)
+
+
+def train_as_on_an_apple_gpu(patch: pytest.MonkeyPatch) -> None:
+    """Has students make the choices of an Apple GPU, and use autograd throughout."""
+    mps = torch.device("mps")
+    patch.setattr(
+        "stillroom.models.probe.choose_kernel", lambda _device, dtype: choose_kernel(mps, dtype)
+    )
+    patch.setattr("stillroom.models.heads.matrix_head", lambda *_args, **_more: None)
+    patch.setattr(
+        "stillroom.train.student.model.computing_format",
+        lambda _device, precision: computing_format(mps, precision),
+    )
