@@ -39,6 +39,29 @@ def varlen_attn(
     assert (queries[-1], keys[-1]) == (len(query), len(key))
     assert max_q == max(stop - start for start, stop in pairwise(queries))
     assert max_k == max(stop - start for start, stop in pairwise(keys))
+    ends = queries, keys
+    return _Attention.apply(query, key, value, ends, window_size, scale)
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps its inputs for the backward pass, as the kernel does."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, ends, window, scale):
+        ctx.save_for_backward(query, key, value)
+        ctx.options = ends, window, scale
+        return _attention(query, key, value, ends, window, scale)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        inputs = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+        with torch.enable_grad():
+            output = _attention(*inputs, *ctx.options)
+        return (*torch.autograd.grad(output, inputs, gradient), None, None, None)
+
+
+def _attention(query, key, value, ends, window_size, scale) -> Tensor:
+    queries, keys = ends
     left, right = window_size
     shared = query.shape[1] // key.shape[1]
     outputs: list[Tensor] = []

@@ -12,11 +12,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 PackKernel = Literal["spans", "varlen"]
 """spans: a call of torch's attention for each span; varlen: flash attention over all spans."""
@@ -227,17 +228,27 @@ def _by_varlen(
         tensor[0].transpose(0, 1).to(dtype) for tensor in (query_1hTd, key_1hTd, value_1hTd)
     )
     layout = pack.layout(device)
-    if layout.keys_K is not None:
-        key_Khd = key_Khd.index_select(0, layout.keys_K)
-        value_Khd = value_Khd.index_select(0, layout.keys_K)
-    # The last query of a span is aligned with its last key, so that tokens before it are seen.
+    keys_K = layout.keys_K
     reach = -1 if window is None or window >= layout.most_keys else window - 1
-    attended_Thd = attention(
-        query_Thd, key_Khd, value_Khd, layout.query_ends_S, layout.key_ends_S,
-        layout.most_queries, layout.most_keys,
-        window_size=(reach, 0), scale=scale, enable_gqa=query_Thd.shape[1] != key_Khd.shape[1],
-    )  # fmt: skip
-    return attended_Thd[None]
+
+    def attended(query_Thd: Tensor, key_Khd: Tensor, value_Khd: Tensor) -> Tensor:
+        if keys_K is not None:
+            key_Khd = key_Khd.index_select(0, keys_K)
+            value_Khd = value_Khd.index_select(0, keys_K)
+        # The last query of a span is aligned with its last key, so that tokens before it are seen.
+        return attention(
+            query_Thd, key_Khd, value_Khd, layout.query_ends_S, layout.key_ends_S,
+            layout.most_queries, layout.most_keys,
+            window_size=(reach, 0), scale=scale, enable_gqa=query_Thd.shape[1] != key_Khd.shape[1],
+        )  # fmt: skip
+
+    inputs = (query_Thd, key_Khd, value_Khd)
+    if keys_K is None or not torch.is_grad_enabled():
+        return attended(*inputs)[None]
+    # A prefix's keys and values are copied for each span that follows it. A hundred copies of a
+    # long prompt, kept for every layer, would not fit: they are made again in the backward pass.
+    output = checkpoint(attended, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return cast("Tensor", output)[None]
 
 
 def _layout(spans: Sequence[PackSpan], device: torch.device) -> KernelLayout:

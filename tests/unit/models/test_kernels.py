@@ -4,6 +4,8 @@ The kernel of CUDA is a stand-in here (fakes/varlen.py); its arguments, and all 
 runs on a GPU.
 """
 
+import weakref
+
 import pytest
 import torch
 
@@ -88,6 +90,25 @@ def test_keys_are_copied_only_for_prefixes_that_are_shared():
     assert layout.key_ends_S.tolist() == [0, 7, 18, 35, 47, 50]
     assert layout.keys_K.tolist()[18:35] == list(range(17))
     assert (layout.most_queries, layout.most_keys) == (7, 17)
+
+
+@pytest.mark.parametrize("spans", [ALONE, SHARED], ids=["alone", "shared"])
+def test_copies_of_a_shared_prefix_are_not_kept_for_the_backward_pass(monkeypatch, spans):
+    copies = []
+
+    def attention(query, key, value, *args, **options):
+        copies.extend(weakref.ref(tensor) for tensor in (key, value) if len(key) > len(query))
+        return varlen_attn(query, key, value, *args, **options)
+
+    monkeypatch.setattr(kernels, "_varlen_attention", lambda: attention)
+    inputs = heads(sum(span.length for span in spans), torch.bfloat16)
+
+    found = attend(Pack(spans, "varlen"), *inputs)
+
+    assert len(copies) == (2 if spans is SHARED else 0)
+    assert [copy for copy in copies if copy() is not None] == []
+    found.float().sum().backward()
+    assert len(copies) == (4 if spans is SHARED else 0)
 
 
 def test_one_pack_serves_models_of_two_number_formats():
