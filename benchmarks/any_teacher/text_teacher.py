@@ -15,10 +15,13 @@ training 3 (a beginning that rows of a batch share passes once). Its rows are th
     hard      the teacher answers prompts that the student has just failed
     X+own     X, and the student's own right rollouts, at most as many as all other rows
 
-One JSON line per arm; what is in FOLDER/results.jsonl is not done again.
+The order in which rows are trained moves a run by up to .06, so an arm is done in several
+(`--orders`); a task counts with the share of orders that solve it, and intervals are over tasks.
+One JSON line per arm and order; what is in FOLDER/results.jsonl is not done again.
 """
 
 import argparse
+import itertools
 import json
 import random
 import sys
@@ -36,7 +39,7 @@ from demo_world import ACTING, DemoWorld, policy, reported
 from stillroom.api import GenerateRollouts
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import load_tasks
-from stillroom.evaluate.intervals import mean_estimate, share_estimate
+from stillroom.evaluate.intervals import mean_estimate
 from stillroom.models.load import load_model
 from stillroom.models.resolve import locate_model
 from stillroom.reporting import SilentReporter
@@ -113,8 +116,8 @@ class Lab:
         """Returns how many tokens a row has when it is trained."""
         return sum(len(s.ids) for s in self._renderer.sequences(row["messages"], row["tools"]))
 
-    def arm(self, name: str) -> Row:
-        """Does one arm and returns its result."""
+    def arm(self, name: str, order: int) -> Row:
+        """Does one arm with its rows in one of several orders, and returns its result."""
         begun = time.process_time()
         kind, _, size = name.partition("@")
         base, _, own = kind.partition("+")
@@ -131,11 +134,13 @@ class Lab:
             random.Random(self.world.seed).shuffle(mine)
             new += mine if base == "own" else mine[: len(self.cold_rows) + len(new)]
         sampling = sum(len(row["tokens"]["ids"]) for row in self.student[:sampled])
-        trained = self._train(name, [*self.cold_rows, *new], COMPUTE - sampling)
-        found = self.world.evaluate(name, trained.model, has_kl=False)
+        label = f"{name}-{order}" if order else name
+        trained = self._train(label, [*self.cold_rows, *new], COMPUTE - sampling, order)
+        found = self.world.evaluate(label, trained.model, has_kl=False)
         return {
             "arm": name,
             "seed": self.world.seed,
+            "order": order,
             "accuracy": found.result.accuracy.value,
             "teacher_out": sum(map(output_tokens, used)),
             "teacher_in": sum(row["usage"]["prompt_tokens"] for row in used),
@@ -164,9 +169,10 @@ class Lab:
         used = paid(hard, budget, spent_on)
         return used, [row for row in used if is_good(row)], places[used[-1]["task_id"]]
 
-    def _train(self, name: str, rows: list[Row], compute: float) -> Any:
+    def _train(self, name: str, rows: list[Row], compute: float, order: int) -> Any:
         """Trains the cold student on as many passes over the rows as the compute allows."""
-        draws, lines, left = random.Random(self.world.seed), list[str](), compute / self._passes
+        seed = self.world.seed + 100 * order
+        draws, lines, left = random.Random(seed), list[str](), compute / self._passes
         sizes = {id(row): self.num_tokens(row) for row in rows}
         while left > 0:
             for row in draws.sample(rows, len(rows)):
@@ -179,6 +185,7 @@ class Lab:
         (self.folder / file).write_text("".join(lines), encoding="utf-8")
         overrides = [
             f"data.train_file={file}", f"model.path={self.cold.model}", "trainer.num_epochs=1",
+            f"trainer.seed={seed}",
         ]  # fmt: skip
         return self.world.train(f"arm-{name}", "sft.yml", overrides)
 
@@ -209,35 +216,41 @@ def is_good(row: Row) -> bool:
     return row["reward"] == 1 and not row["tool_errors"] and row["stop_reason"] == "answered"
 
 
+def solved(orders: list[Row]) -> list[float]:
+    """Returns in how many of the training orders each task was solved, as a share."""
+    return [
+        sum(run["solved"][task] for run in orders) / len(orders) for task in orders[0]["solved"]
+    ]
+
+
 def summary(results: list[Row]) -> str:
     """Returns the table: each arm, and its paired difference from plain at the same budget."""
-    by_arm: dict[str, dict[int, Row]] = {}
+    by_arm: dict[str, dict[int, list[Row]]] = {}
     for result in results:
-        by_arm.setdefault(result["arm"], {})[result["seed"]] = result
+        by_arm.setdefault(result["arm"], {}).setdefault(result["seed"], []).append(result)
     lines = []
-    for arm, seeds in by_arm.items():
+    for arm, seeds in sorted(by_arm.items(), key=lambda pair: pair[0].partition("@")[2]):
         _, _, size = arm.partition("@")
         rivals = by_arm.get(f"plain@{size.strip('$')}" if size else "more", {})
-        pairs = [(seeds[s], rivals[s]) for s in sorted(seeds.keys() & rivals.keys())]
         differences = [
-            ok - rival["solved"][task]
-            for ours, rival in pairs
-            for task, ok in ours["solved"].items()
+            ok - other
+            for seed in sorted(seeds.keys() & rivals.keys())
+            for ok, other in zip(solved(seeds[seed]), solved(rivals[seed]), strict=True)
         ]
-        margin = mean_estimate(differences, limits=(-1.0, 1.0))
-        solved = [ok for result in seeds.values() for ok in result["solved"].values()]
-        whole = share_estimate(sum(solved), len(solved))
+        margin = mean_estimate(differences, limits=(-1.0, 1.0)) if differences else None
+        whole = mean_estimate([ok for seed in seeds for ok in solved(seeds[seed])], limits=(0, 1))
         runs = [seeds[seed] for seed in sorted(seeds)]
+        first = [orders[0] for orders in runs]
         lines.append(
             reported(
                 arm=arm,
-                accuracy=[round(run["accuracy"], 3) for run in runs],
-                pooled=[round(whole.value, 3), round(whole.low, 3), round(whole.high, 3)],
-                above=[round(margin.value, 3), round(margin.low, 3), round(margin.high, 3)],
-                teacher_out=[run["teacher_out"] for run in runs],
-                teacher_in=[run["teacher_in"] for run in runs],
-                new_rows=[run["new_rows"] for run in runs],
-                compute=[run["compute"] for run in runs],
+                by_order=[[round(run["accuracy"], 3) for run in orders] for orders in runs],
+                accuracy=[round(whole.value, 3), round(whole.low, 3), round(whole.high, 3)],
+                above=margin and [round(x, 3) for x in (margin.value, margin.low, margin.high)],
+                teacher_out=[run["teacher_out"] for run in first],
+                teacher_in=[run["teacher_in"] for run in first],
+                new_rows=[run["new_rows"] for run in first],
+                compute=[run["compute"] for run in first],
             )
         )
     return "\n".join(lines)
@@ -248,6 +261,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--arms", nargs="+", default=[])
+    parser.add_argument("--orders", type=int, default=1)
     parser.add_argument("--summary", action="store_true")
     options = parser.parse_args()
     path = options.folder / "results.jsonl"
@@ -257,11 +271,11 @@ def main() -> None:
         print(summary(results))
         return
     for seed in options.seeds:
-        done = {r["arm"] for r in results if r["seed"] == seed}
+        done = {(r["arm"], r["order"]) for r in results if r["seed"] == seed}
         lab = Lab(options.folder.resolve(), seed)
-        for arm in options.arms:
-            if arm not in done:
-                result = lab.arm(arm)
+        for order, arm in itertools.product(range(options.orders), options.arms):
+            if (arm, order) not in done:
+                result = lab.arm(arm, order)
                 with path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(result) + "\n")
                 print(reported(**{k: v for k, v in result.items() if k != "solved"}), flush=True)

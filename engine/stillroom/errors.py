@@ -81,6 +81,8 @@ class FailureClass(StrEnum):
     CONNECTION = "connection"
     INTERNAL = "internal"
     RATE_LIMIT = "rate_limit"
+    REPLAY = "replay"
+    """A tool did not reply to a student's recorded call as it did then."""
     REWARD = "reward"
     REWARD_TIMEOUT = "reward_timeout"
     ROLLOUT_TIMEOUT = "rollout_timeout"

@@ -153,9 +153,12 @@ class CallTotals(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, turn: "SampledTurn") -> "CallTotals":
-        """Returns the totals of one call."""
+        """Returns the totals of a turn's call, and of calls that led to it and are not in it."""
         answerers = () if turn.answered_by is None else (turn.answered_by,)
-        return cls(calls=1, usage=turn.usage, cost_usd=turn.cost_usd, answered_by=answerers)
+        origin = turn.origin
+        calls = 0 if origin is not None and origin.is_given else 1
+        made = cls(calls=calls, usage=turn.usage, cost_usd=turn.cost_usd, answered_by=answerers)
+        return made + origin.unused if origin is not None and origin.unused is not None else made
 
     def __add__(self, other: "CallTotals") -> "CallTotals":
         return CallTotals(
@@ -198,6 +201,20 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How much an endpoint's model should reason, where the endpoint has such a setting."""
 
 
+Author = Literal["student", "teacher"]
+"""Who wrote a turn of a rollout that a teacher refined."""
+
+
+class TurnOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a turn of a refined rollout comes from."""
+
+    author: Author
+    is_given: bool = False
+    """Whether the turn is taken from the student's rollout and was not sampled now."""
+    unused: CallTotals | None = None
+    """The teacher's call whose turn was not taken, since it does what the student's does."""
+
+
 class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One assistant turn as a policy or teacher returned it.
 
@@ -213,6 +230,8 @@ class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[float] | None = None
     answered_by: Answerer | None = None
     """The model that answered; None for in-process models, or if the endpoint does not name it."""
+    origin: TurnOrigin | None = None
+    """Where the turn of a refined rollout comes from; None in all other rollouts."""
 
 
 class BegunTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +247,23 @@ class TeacherRecord(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     model: str
     settings: SamplingSettings
+
+
+class Refinement(msgspec.Struct, frozen=True, kw_only=True):
+    """How a student's failed rollout was refined: who wrote which turn."""
+
+    rollout: str
+    """The id of the student's rollout."""
+    where: str
+    """How the first turn of the teacher was found."""
+    turn: int | None
+    """The index of that turn among the assistant's, from 0; None if no turn was the teacher's."""
+    authors: list[Author]
+    """Who wrote each turn of the assistant."""
+    critic: CallTotals | None = None
+    """The totals of the critic's calls; None without a critic."""
+    unused: CallTotals | None = None
+    """The totals of the teacher's calls whose turns do what the student's do; None if none."""
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,11 +305,13 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     judge: CallTotals | None = None
     """The totals of the judge's calls; None without a judge."""
     dropped: CallTotals | None = None
-    """The totals of calls that were thrown away when the rollout began again, because its tools had
-    lost their state; None if it did not."""
+    """The totals of calls that are in none of the messages: those thrown away when the rollout
+    began again because its tools had lost their state, and those of `refined`; None if none."""
     tokens: TokenTrace | None = None
     """The exact tokens; None for a policy behind an endpoint."""
     variables: dict[str, Any] = {}
     """The variables of the task's row, which its rewards may read beside the metadata."""
     answered_by: tuple[Answerer, ...] = ()
     """The models that answered; more than one where the endpoint changed its model on the way."""
+    refined: Refinement | None = None
+    """How the student's failed rollout was refined; None if the rollout is no refined one."""

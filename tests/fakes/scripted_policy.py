@@ -107,6 +107,7 @@ class MemoryRecorder:
         self.turns: dict[int, SampledTurn] = {}
         self.replies: dict[int, list[ToolResult]] = {}
         self.judged: list[SampledTurn] = []
+        self.criticised: list[SampledTurn] = []
         self.order: list[tuple[str, int]] = []
         self._dropped = CallTotals()
 
@@ -134,6 +135,13 @@ class MemoryRecorder:
         assert index == len(self.judged)
         self.order.append(("judge", index))
         self.judged.append(turn)
+
+    def critic_turns(self) -> list[SampledTurn]:
+        return self.criticised
+
+    def record_critic_turn(self, index: int, turn: SampledTurn) -> None:
+        assert index == len(self.criticised)
+        self.criticised.append(turn)
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:
         self.order.append(("turn", index))

@@ -20,7 +20,7 @@ from stillroom_mcp.app import build_server
 from stillroom_mcp.operations import OPERATIONS
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tools.json"
-TOKEN_LIMIT = 4700
+TOKEN_LIMIT = 5000
 HEAVY = ("torch", "transformers", "playwright", "datasets", "peft", "numpy", "aiohttp")
 
 

@@ -11,12 +11,12 @@ import msgspec
 from pydantic import BaseModel
 
 from stillroom.api.start_runs import planned_bytes, start_large_run
-from stillroom.curate.rows.sources import source_files
 from stillroom.data.inspect import InspectExamples
 from stillroom.data.row_files import rollout_files
 from stillroom.errors import EngineError
 from stillroom.jobs.operations import Operation
 from stillroom.lineage import read_manifest
+from stillroom.rollout.sources import source_files
 from stillroom.settings import Workspace
 from stillroom.trace.request import ShowLineage
 from stillroom.train.config.request import PlanTraining

@@ -12,17 +12,13 @@ from pydantic import Field
 from stillroom.curate.own_rollouts import RowPlaces, own_left_out
 from stillroom.curate.rows.facts import NULL, RolloutParts, RowFacts
 from stillroom.curate.rows.read import CuratedRow, read_curated_rows
-from stillroom.curate.rows.sources import (
-    SourceFile,
-    check_output,
-    foreign_teachers,
-    source_files,
-)
+from stillroom.curate.rows.sources import check_output, foreign_teachers
 from stillroom.data.instruction import UNINSTRUCTED, Instruction, removed_system
 from stillroom.errors import DataError, InputError
 from stillroom.files import Buffer, LineWriter
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, ReplacingRequest, new_output
+from stillroom.rollout.sources import SourceFile, source_files
 from stillroom.settings import Workspace
 from stillroom.types import Message
 

@@ -15,9 +15,12 @@ from stillroom.models.resolve import ModelLocation
 from stillroom.rollout.episode.collect import RolloutContext
 from stillroom.rollout.episode.loop import Policy, PolicyConversation, cut_at_characters, tool_task
 from stillroom.rollout.forecast import FRAME_TOKENS, TEMPLATE_TOKENS
+from stillroom.rollout.refine.critic import Critic
+from stillroom.rollout.refine.policy import RefiningPolicy
 from stillroom.rollout.request import RolloutOptions, RolloutPlan, ToolsPlan
 from stillroom.rollout.rewards.judge_request import open_judge
 from stillroom.rollout.rewards.rewards import Rewarder
+from stillroom.rollout.students import CriticPlan, FailedRollouts
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
@@ -110,8 +113,11 @@ async def open_rollout_context(
     tasks: Sequence[Task],
     *,
     spending: Spending | None = None,
+    failed: FailedRollouts | None = None,
 ) -> AsyncGenerator[RolloutContext]:
     """Opens everything that the tasks' rollouts share, and closes it when the block ends.
+
+    `failed` are the rollouts of a student that are refined, if any.
 
     Raises DataError if a task names a tool or reward that the user's files do not have.
     """
@@ -123,9 +129,10 @@ async def open_rollout_context(
         notes = [*around.notes]
         policy = await _open_policy(stack, plan, sampling, spending, notes)
         width, figures = _limits_of(policy)
+        refiner = await _open_refiner(stack, plan, policy, failed, spending, notes)
         max_characters = options.max_tool_response
         yield RolloutContext(
-            policy,
+            refiner or policy,
             TeacherRecord(provider=options.provider, model=options.model, settings=sampling),
             around.tools,
             rewarder,
@@ -136,6 +143,7 @@ async def open_rollout_context(
             notes=notes,
             width=width,
             figures=figures,
+            refiner=refiner,
         )
 
 
@@ -204,8 +212,62 @@ async def _open_policy(
         teacher = _teacher(plan, plan.policy, sampling, spending)
         return await stack.enter_async_context(teacher)
     policy = await _load_policy(plan, plan.policy, sampling, notes)
-    opened = await stack.enter_async_context(policy)
-    return MeteredPolicy(opened, spending.budget, sampling.max_tokens) if spending else opened
+    return _metered(await stack.enter_async_context(policy), spending, sampling)
+
+
+async def _open_refiner(
+    stack: AsyncExitStack,
+    plan: RolloutPlan,
+    teacher: Policy,
+    failed: FailedRollouts | None,
+    spending: Spending | None,
+    notes: list[str],
+) -> RefiningPolicy | None:
+    """Opens the student and the critic of a refinement; all their calls count against the budget.
+
+    None if the rollouts begin at the prompts.
+    """
+    refine = plan.refine
+    if refine is None or failed is None or not refine.options.begins_inside:
+        return None
+    student = None
+    if refine.student is not None and refine.record is not None:
+        sampling = refine.record.settings
+        policy = await _load_policy(plan, refine.student, sampling, notes)
+        student = _metered(await stack.enter_async_context(policy), spending, sampling)
+    critic = None
+    if refine.options.where == "critic":
+        policy = teacher
+        if refine.critic is not None:
+            policy = await _open_critic(stack, plan, refine.critic, spending, notes)
+        critic = Critic(policy)
+    return RefiningPolicy(teacher, failed, refine.options, student=student, critic=critic)
+
+
+async def _open_critic(
+    stack: AsyncExitStack,
+    plan: RolloutPlan,
+    critic: CriticPlan,
+    spending: Spending | None,
+    notes: list[str],
+) -> Policy:
+    sampling = SamplingSettings(temperature=0.0, max_tokens=critic.file.max_tokens)
+    if isinstance(critic.policy, ModelLocation):
+        policy = await _load_policy(plan, critic.policy, sampling, notes)
+        return _metered(await stack.enter_async_context(policy), spending, sampling)
+    teacher = OpenAITeacher(
+        critic.policy,
+        critic.file.model,
+        sampling,
+        key=plan.workspace.read_key(critic.policy.api_key_env),
+        calls=CallSettings(timeout_s=plan.options.request_timeout),
+        spending=Spending(critic.price, spending.budget if spending else Budget()),
+    )
+    return await stack.enter_async_context(teacher)
+
+
+def _metered(policy: Policy, spending: Spending | None, sampling: SamplingSettings) -> Policy:
+    return MeteredPolicy(policy, spending.budget, sampling.max_tokens) if spending else policy
 
 
 def _teacher(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import msgspec
 
@@ -23,12 +24,14 @@ from stillroom.rollout.journal.finished import finished_rows
 from stillroom.rollout.journal.journal import check_settings, journal_path
 from stillroom.rollout.journal.records import KnownSteps, RolloutKey, read_journal
 from stillroom.rollout.journal.shards import unmerged_steps
+from stillroom.rollout.refine.critic import MAX_TRIES, critic_messages
 from stillroom.rollout.request import GenerateRollouts, GenerationPlan
 from stillroom.rollout.rewards.judge import RESPONSE_FORMATS, judge_messages
 from stillroom.rollout.rewards.judge_request import JudgePlan
 from stillroom.rollout.rewards.rewards import Rewarder
+from stillroom.rollout.students import FailedRollouts, RecordedRollout
 from stillroom.teachers.providers import terms_of
-from stillroom.types import Message
+from stillroom.types import CallTotals, Message
 
 _NONCE = "0" * 16
 _SHORTEST_ANSWER = "-"
@@ -37,7 +40,11 @@ is longer."""
 
 
 async def dry_run(
-    plan: GenerationPlan, tasks: TaskFile, specs: RolloutSpecs, settings: Mapping[str, object]
+    plan: GenerationPlan,
+    tasks: TaskFile,
+    specs: RolloutSpecs,
+    settings: Mapping[str, object],
+    failed: FailedRollouts | None = None,
 ) -> Forecast:
     """Returns a forecast of a run's calls, tokens and cost; calls no model and writes no file.
 
@@ -56,7 +63,13 @@ async def dry_run(
         rewarder = await open_rewarder(stack, rollouts, tasks, around.pool)
         judge_load = _judge_loads(rollouts.judge, rewarder)
         loads = [_load(spec, request, around, known, judge_load) for spec in todo]
+        if failed is not None and request.begins_inside:
+            loads = [
+                _refining(load, spec, request, failed[spec.key], known)
+                for load, spec in zip(loads, todo, strict=True)
+            ]
     judge = rollouts.judge
+    critic = rollouts.refine.critic if rollouts.refine is not None else None
     result = forecast(
         loads,
         list(finished.rows()),
@@ -68,8 +81,10 @@ async def dry_run(
             nudge=request.nudge_to_send,
             judge_max_tokens=judge.file.max_tokens if judge else 0,
             judge_sees_conversation=judge is not None and judge.file.sees == "conversation",
+            critic_max_tokens=critic.file.max_tokens if critic else request.max_tokens,
+            critic_tries=MAX_TRIES,
         ),
-        Prices(plan.price, judge.price if judge else None),
+        Prices(plan.price, judge.price if judge else None, critic.price if critic else plan.price),
         RequestedRollouts(len(specs), request.output),
     )
     return msgspec.structs.replace(result, terms=terms_of(request.provider, request.base_url))
@@ -94,6 +109,40 @@ def _load(
         max_turns=request.max_turns if goes_on else 1,
         num_known=len(steps.turns) if is_replayed else 0,
         judge=judge_load(task, not steps.judge),
+    )
+
+
+def _refining(
+    load: RolloutLoad,
+    spec: RolloutSpec,
+    request: GenerateRollouts,
+    rollout: RecordedRollout,
+    known: Mapping[RolloutKey, KnownSteps],
+) -> RolloutLoad:
+    """Returns the load of a rollout in which the teacher takes over from a student.
+
+    The student's turns are sent with each call of the teacher; it calls nothing if the critic finds
+    no turn wrong.
+    """
+    turns = [[turn, *replies] for turn, replies in rollout.steps]
+    sent = len(msgspec.json.encode(turns))
+    asks, critic = request.where == "critic", None
+    steps = known.get(spec.key, KnownSteps())
+    if asks:
+        messages = critic_messages(spec.task, turns)
+        critic = JudgeLoad(
+            text_bytes=_text_bytes(messages),
+            request_bytes=len(msgspec.json.encode(messages)),
+            is_certain=not steps.critic,
+        )
+    made = sum(CallTotals.of(turn).calls for turn in steps.turns.values())
+    return replace(
+        load,
+        request_bytes=load.request_bytes + sent,
+        max_turns=1 if asks and request.turns == "one" else load.max_turns,
+        num_known=made if load.num_known else 0,
+        is_certain=not asks,
+        critic=critic,
     )
 
 

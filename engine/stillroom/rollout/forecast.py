@@ -64,7 +64,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     judge: JudgeForecast | None
     """The forecast for the judge; None if the run has no judge."""
     cost_usd: ForecastRange | None
-    """The cost in USD of model and judge together; None if a price is unknown."""
+    """The cost in USD of model, judge and critic together; None if a price is unknown."""
     based_on: str
     """The source of the expected numbers: rows of the output, or the lengths of the prompts."""
     assumes: list[str]
@@ -72,6 +72,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     terms: str | None = None
     """The provider's page on whether its outputs may train other models, for the user to read
     before the first paid call; None if no such page is known."""
+    critic: JudgeForecast | None = None
+    """The forecast for the critic; None if the run has no critic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,10 @@ class RolloutLoad:
     """The number of turns that are on record and are not sampled again."""
     judge: JudgeLoad | None = None
     """The size of the judge's question; None if no judge is asked."""
+    critic: JudgeLoad | None = None
+    """The size of the question to a critic of a student's rollout; None if no critic is asked."""
+    is_certain: bool = True
+    """Whether the model is called in any case."""
 
     @property
     def max_calls(self) -> int:
@@ -118,6 +124,8 @@ class CallRules:
     nudge: str | None
     judge_max_tokens: int = 0
     judge_sees_conversation: bool = False
+    critic_max_tokens: int = 0
+    critic_tries: int = 1
 
     @property
     def max_reply_tokens(self) -> int:
@@ -141,10 +149,11 @@ class CallRules:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """The prices of the model's and the judge's tokens; None for a price that is unknown."""
+    """The prices of the tokens of the model, judge and critic; None for an unknown price."""
 
     model: Price | None
     judge: Price | None = None
+    critic: Price | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +179,7 @@ def forecast(
     """
     turns = _expected_turns(finished, rules)
     completion = _expected_completion(finished, rules.max_tokens, turns)
-    fresh = [load for load in loads if not load.num_known]
+    fresh = [load for load in loads if not load.num_known and load.is_certain]
     calls = _range(
         len(fresh),
         sum(min(turns, load.max_calls) for load in loads),
@@ -183,7 +192,10 @@ def forecast(
         sum(_max_prompt(load, rules) for load in loads),
     )
     judge = _judge_forecast(loads, rules, prices.judge, completion)
+    critic = _critic_forecast(loads, rules, prices.critic)
     cost = _cost(prices.model, prompts, completions)
+    for other in filter(None, (judge, critic)):
+        cost = _total_cost(cost, other.cost_usd)
     return Forecast(
         dry_run=True,
         requested=counts.requested,
@@ -193,7 +205,8 @@ def forecast(
         prompt_tokens=prompts,
         completion_tokens=completions,
         judge=judge,
-        cost_usd=_total_cost(cost, judge.cost_usd) if judge else cost,
+        critic=critic,
+        cost_usd=cost,
         based_on=(
             f"{len(finished)} rows of {counts.output}" if finished else "the lengths of the prompts"
         ),
@@ -274,23 +287,51 @@ def _judge_forecast(
     if not rules.judge_max_tokens:
         return None
     judged = [load.judge for load in loads if load.judge is not None]
-    certain = [judge for judge in judged if judge.is_certain]
     max_tokens = rules.judge_max_tokens
     shown = rules.max_tokens + FRAME_TOKENS
     if rules.judge_sees_conversation:
         shown += rules.max_turns * (rules.max_tokens + rules.max_reply_tokens + FRAME_TOKENS)
-    retry = max_tokens + _CORRECTION_BYTES + FRAME_TOKENS
+    return _question_forecast(judged, _Question(max_tokens, MAX_TRIES, shown, answer), price)
+
+
+def _critic_forecast(
+    loads: Sequence[RolloutLoad], rules: CallRules, price: Price | None
+) -> JudgeForecast | None:
+    criticised = [load.critic for load in loads if load.critic is not None]
+    if not criticised:
+        return None
+    question = _Question(rules.critic_max_tokens, rules.critic_tries, 0, 0)
+    return _question_forecast(criticised, question, price)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """How a judge or critic is asked."""
+
+    max_tokens: int
+    tries: int
+    shown: int
+    """The most tokens of the rollout that its question shows beside what is known beforehand."""
+    answer: float
+    """The tokens that are expected of these."""
+
+
+def _question_forecast(
+    loads: Sequence[JudgeLoad], question: _Question, price: Price | None
+) -> JudgeForecast:
+    certain = [load for load in loads if load.is_certain]
+    retry = question.max_tokens + _CORRECTION_BYTES + FRAME_TOKENS
     prompts = _range(
-        sum(judge.text_bytes for judge in certain) / _MAX_BYTES_PER_TOKEN,
-        sum(judge.request_bytes / _BYTES_PER_TOKEN + answer for judge in judged),
+        sum(load.text_bytes for load in certain) / _MAX_BYTES_PER_TOKEN,
+        sum(load.request_bytes / _BYTES_PER_TOKEN + question.answer for load in loads),
         sum(
-            _grown(judge.request_bytes + shown + TEMPLATE_TOKENS, retry, MAX_TRIES)
-            for judge in judged
+            _grown(load.request_bytes + question.shown + TEMPLATE_TOKENS, retry, question.tries)
+            for load in loads
         ),
     )
-    calls = _range(len(certain), len(judged), MAX_TRIES * len(judged))
-    # A judgement is short, so a quarter of the judge's token limit is expected.
-    completions = _range(0, len(judged) * max_tokens / 4, calls.high * max_tokens)
+    calls = _range(len(certain), len(loads), question.tries * len(loads))
+    # A judgement is short, so a quarter of the token limit is expected.
+    completions = _range(0, len(loads) * question.max_tokens / 4, calls.high * question.max_tokens)
     return JudgeForecast(
         calls=calls,
         prompt_tokens=prompts,

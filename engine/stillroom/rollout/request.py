@@ -1,7 +1,7 @@
 """The request for a rollout run, and its plan, in which all names are looked up and checked."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -15,6 +15,12 @@ from stillroom.errors import InputError
 from stillroom.files import content_hash, file_sha256
 from stillroom.models.resolve import ModelLocation, locate_model
 from stillroom.rollout.rewards.judge_request import JudgeOptions, JudgePlan, plan_judge
+from stillroom.rollout.students import (
+    FailedRollouts,
+    RefineOptions,
+    RefinePlan,
+    plan_refinement,
+)
 from stillroom.secrecy.commands import WITHOUT_SECRETS, secrets_in, without_secrets
 from stillroom.secrecy.redaction import Redactor
 from stillroom.settings import Workspace
@@ -134,7 +140,7 @@ class RolloutOptions(JudgeOptions):
         return max(self.concurrency, self.max_concurrency or _MAX_CONCURRENCY)
 
 
-class GenerateRollouts(RolloutOptions):
+class GenerateRollouts(RefineOptions, RolloutOptions):
     """Ask for rollouts: the model answers each prompt, using tools; every conversation is kept."""
 
     input: Annotated[str, Field(description="Prompts: .txt (one a line) or .jsonl")]
@@ -200,11 +206,14 @@ class RolloutPlan(ToolsPlan):
     instruction: Instruction = UNINSTRUCTED
     """What the model reads before each conversation."""
     context_file: Path | None = None
+    refine: RefinePlan | None = None
+    """What the rollouts refine; None if they begin at the prompts."""
 
     @property
     def key_names(self) -> list[str | None]:
         """The variables with the keys that the rollouts' endpoints are sent."""
-        endpoints = [self.policy, self.judge.endpoint if self.judge else None]
+        critic = self.refine.critic.policy if self.refine and self.refine.critic else None
+        endpoints = [self.policy, self.judge.endpoint if self.judge else None, critic]
         return [one.api_key_env for one in endpoints if isinstance(one, Endpoint)]
 
     @property
@@ -212,7 +221,8 @@ class RolloutPlan(ToolsPlan):
         """The files and the model's folder that the rollouts depend on."""
         judge = self.judge.inputs if self.judge is not None else []
         model = self.policy.inputs if isinstance(self.policy, ModelLocation) else []
-        return [self.prompts_file, *self.texts, *self.code_files, *judge, *model]
+        refine = self.refine.inputs if self.refine is not None else []
+        return [self.prompts_file, *self.texts, *self.code_files, *judge, *model, *refine]
 
     @property
     def texts(self) -> list[Path]:
@@ -239,11 +249,18 @@ class GenerationPlan:
     price: Price | None
     """The price of the model's tokens; None if it is unknown."""
 
-    def open_tasks(self) -> TaskFile:
+    def open_failed(self) -> FailedRollouts | None:
+        """Reads which rollouts the student failed; None if none are refined."""
+        return FailedRollouts(self.rollouts.refine.files) if self.rollouts.refine else None
+
+    def open_tasks(self, failed: FailedRollouts | None = None) -> TaskFile:
         """Opens the run's tasks, with the instruction that the request gives.
 
         A system message changes their ids; a context does not.
+        If a student's rollouts are refined, these are the tasks that it failed. Raises InputError
+        if it failed none of them.
         """
+        request = self.request
         context, system = (
             Instruction(context=self.rollouts.instruction.context),
             self.request.system,
@@ -253,7 +270,19 @@ class GenerationPlan:
             return context.put_before_task(with_system(task, system))
 
         tasks = TaskFile(self.rollouts.prompts_file, instructed)
-        return tasks.chosen(_chosen(len(tasks), n=self.request.n, entries=self.request.entries))
+        if failed is None:
+            failed = self.open_failed()
+        if failed is None:
+            return tasks.chosen(_chosen(len(tasks), n=request.n, entries=request.entries))
+        wanted = failed.tasks if request.begins_inside else failed.hard_tasks
+        chosen = _chosen(len(tasks), n=None, entries=request.entries)
+        numbers = [number for number in chosen if tasks.id_of(number) in wanted][: request.n]
+        if not numbers:
+            raise InputError(
+                f"the student failed none of the prompts of {request.input} in {request.refine}",
+                "give the prompts that its rollouts were made of, with the same system message",
+            )
+        return tasks.chosen(numbers)
 
 
 def plan_rollouts(
@@ -311,6 +340,10 @@ def plan_generation(workspace: Workspace, request: GenerateRollouts) -> Generati
     output = workspace.output_file(request.output, label="output")
     plan = plan_rollouts(workspace, request, prompts=prompts, needs_keys=not request.dry_run)
     has_budget = request.budget_usd is not None
+    refine = plan_refinement(
+        workspace, request, needs_keys=not request.dry_run, has_budget=has_budget
+    )
+    plan = replace(plan, refine=refine)
     if plan.judge is not None and plan.judge.price is None and has_budget:
         # Called only for its InputError, which says where to write the price.
         known_price(workspace, plan.judge.file.model)
@@ -430,4 +463,5 @@ def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]
         "system": request.system,
         "temperature": request.temperature,
         "weights": weights,
+        **({"refine": files.refine.settings} if files.refine is not None else {}),
     }

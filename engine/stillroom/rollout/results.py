@@ -21,7 +21,7 @@ from stillroom.rollout.journal.records import FinishedRow
 from stillroom.rollout.request import GenerationPlan, RolloutPlan
 from stillroom.teachers.budget import Outstanding
 from stillroom.teachers.providers import terms_of
-from stillroom.types import Answerer, SampledTurn, Usage, total_usd
+from stillroom.types import Answerer, CallTotals, SampledTurn, Usage, total_usd
 
 FAILURES_FILE = "failures.jsonl"
 _PHASE = "generate rollouts"
@@ -54,10 +54,18 @@ async def origin_of(plan: RolloutPlan) -> RolloutOrigin:
 
 def _origin(plan: RolloutPlan) -> RolloutOrigin:
     judge = plan.judge.inputs if plan.judge is not None else []
-    distinct = dict.fromkeys([plan.prompts_file, *plan.texts, *plan.code_files, *judge])
+    refine = plan.refine
+    student = (
+        [] if refine is None else [*refine.files, *([refine.critic.path] if refine.critic else [])]
+    )
+    distinct = dict.fromkeys([plan.prompts_file, *plan.texts, *plan.code_files, *judge, *student])
     models = [_policy_record(plan)]
     if plan.judge is not None:
         models.append(plan.judge.record)
+    if refine is not None and refine.student is not None:
+        models.append(identify(refine.student, role="student"))
+    if refine is not None and refine.critic is not None:
+        models.append(refine.critic.record)
     return RolloutOrigin([record_file(file) for file in distinct], models)
 
 
@@ -194,7 +202,8 @@ class RolloutTally:
 
     def count_call(self, turn: SampledTurn) -> None:
         """Counts a finished model call."""
-        self.add_calls(1, turn.usage, turn.cost_usd)
+        made = CallTotals.of(turn)
+        self.add_calls(made.calls, made.usage, made.cost_usd)
 
     def add_calls(self, calls: int, usage: Usage, cost_usd: float | None) -> None:
         """Counts several finished model calls, with their summed tokens and cost."""

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import anyio
@@ -70,14 +71,17 @@ async def generate_rollouts(
     started = time.monotonic()
     # Planned before any file is opened, since the request may be refused.
     plan = plan_generation(workspace, request)
-    with plan.open_tasks() as tasks:
+    failed = plan.open_failed()
+    with nullcontext() if failed is None else failed, plan.open_tasks(failed) as tasks:
         specs = RolloutSpecs(tasks, request.samples_per_prompt)
+        if failed is not None and request.begins_inside:
+            specs = RolloutSpecs(tasks, failed.num_samples).where(failed.__contains__)
         if part is not None:
             specs = specs.where(part.keys.__contains__)
         origin = await origin_of(plan.rollouts)
         settings = output_settings(plan, origin.weights)
         if request.dry_run:
-            return await dry_run(plan, tasks, specs, settings)
+            return await dry_run(plan, tasks, specs, settings, failed)
         await anyio.to_thread.run_sync(adopt_shards, plan.output, settings)
         tally = RolloutTally()
         store = RolloutStore(plan.output, settings, on_turn=tally.count_call)
@@ -88,7 +92,7 @@ async def generate_rollouts(
                 keep_rewards(plan.output, plan.rollouts.rewards_file)
             sampling = sampling_settings(request, temperature=request.temperature)
             async with open_rollout_context(
-                plan.rollouts, sampling, tasks, spending=spending
+                plan.rollouts, sampling, tasks, spending=spending, failed=failed
             ) as context:
                 RunFolder(folder).check_inputs()
                 for note in [*context.notes, *_terms_notes(origin), *_killed_notes(store.orphaned)]:

@@ -14,9 +14,10 @@ from stillroom.curate.convert import (
     writing,
 )
 from stillroom.curate.ray.parts import RayParts, ray_parts
-from stillroom.curate.rows.sources import SourceFile, check_output, source_files
+from stillroom.curate.rows.sources import check_output
 from stillroom.files import LineWriter, atomic_output
 from stillroom.lineage import FileRecord, record_file
+from stillroom.rollout.sources import SourceFile, source_files
 from stillroom.settings import Workspace
 
 

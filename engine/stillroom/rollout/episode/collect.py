@@ -17,6 +17,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import anyio
 
@@ -30,6 +31,7 @@ from stillroom.rollout.episode.loop import (
     Episode,
     OfferedTools,
     Policy,
+    PolicyConversation,
     TurnRules,
     needs_lost_state,
     offered_tools,
@@ -41,8 +43,11 @@ from stillroom.rollout.rewards.rewards import Judgement, Rewarder
 from stillroom.teachers.budget import BudgetSpentError
 from stillroom.tools.source import ToolSource
 from stillroom.types import (
+    Author,
     CallTotals,
     Failure,
+    Message,
+    Refinement,
     StopReason,
     TeacherRecord,
     TokenTrace,
@@ -73,6 +78,26 @@ class FailedRollout:
     turns: int
 
 
+class Refiner(Protocol):
+    """What a run does beside its policy if it refines a student's rollouts."""
+
+    async def begin(
+        self, conversation: PolicyConversation, task: Task, recorder: EpisodeRecorder
+    ) -> CallTotals | None:
+        """Prepares the conversation; returns the totals of a critic's calls, if there is one."""
+        ...
+
+    def refinement(
+        self, conversation: PolicyConversation, episode: Episode, critic: CallTotals | None
+    ) -> Refinement:
+        """Returns how the rollout was refined."""
+        ...
+
+    def weighted(self, messages: Sequence[Message], authors: Sequence[Author]) -> list[Message]:
+        """Returns the messages with the weights of those that are trained."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
     """Everything that the rollouts of a run share."""
@@ -95,6 +120,8 @@ class RolloutContext:
     width: Callable[[], int] = lambda: 0
     """A function that returns how many conversations the policy can take now. More than
     `concurrency` of them run if it returns a larger number."""
+    refiner: Refiner | None = None
+    """The policy, if it refines a student's rollouts; else None."""
 
     @property
     def rules(self) -> TurnRules:
@@ -267,12 +294,18 @@ async def _one_rollout(
                 task.messages, tools.schemas, seed_key=seed_key
             ) as conversation,
         ):
+            refiner, refined = context.refiner, None
             with _deadline(context.timeout_s):
+                critic = await refiner.begin(conversation, task, recorder) if refiner else None
                 await play_episode(episode, conversation, recorder, tools, context.rules)
                 judgement = await context.rewarder.judge(task, episode.messages, recorder=recorder)
             seconds = time.monotonic() - started
+            dropped = recorder.dropped() + (critic or CallTotals()) + episode.unused
+            if refiner is not None:
+                refined = refiner.refinement(conversation, episode, critic)
+                episode.messages = refiner.weighted(episode.messages, episode.authors)
             played = _Played(
-                episode, judgement, recorder.dropped(), conversation.trace(), started_at, seconds
+                episode, judgement, dropped, conversation.trace(), started_at, seconds, refined
             )
             return _trajectory(spec, context, played)
     except CallFailedError as error:
@@ -330,6 +363,7 @@ class _Played:
     trace: TokenTrace | None
     started_at: str
     seconds: float
+    refined: Refinement | None
 
     @property
     def cost_usd(self) -> float | None:
@@ -365,4 +399,5 @@ def _trajectory(spec: RolloutSpec, context: RolloutContext, played: _Played) -> 
         tokens=played.trace,
         variables=spec.task.variables,
         answered_by=episode.answered_by,
+        refined=played.refined,
     )

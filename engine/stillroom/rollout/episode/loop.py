@@ -14,6 +14,8 @@ from stillroom.rollout.journal.records import EpisodeRecorder
 from stillroom.tools.source import ToolResult, ToolSession, ToolSource, ToolTask, error_result
 from stillroom.types import (
     Answerer,
+    Author,
+    CallTotals,
     Message,
     SampledTurn,
     StopReason,
@@ -100,6 +102,10 @@ class Episode:
     cost_usd: float | None = 0.0
     """The cost in USD of the turns so far; None once the price of a turn is unknown."""
     answered_by: tuple[Answerer, ...] = ()
+    authors: list[Author] = field(default_factory=list[Author])
+    """Who wrote each turn, if the rollout refines a student's; else empty."""
+    unused: CallTotals = field(default_factory=CallTotals)
+    """The totals of the teacher's calls whose turns were not taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +165,9 @@ async def play_episode(
         episode.cost_usd = total_usd((episode.cost_usd, turn.cost_usd))
         if turn.answered_by is not None and turn.answered_by not in episode.answered_by:
             episode.answered_by = (*episode.answered_by, turn.answered_by)
+        if turn.origin is not None:
+            episode.authors.append(turn.origin.author)
+            episode.unused += turn.origin.unused or CallTotals()
         episode.messages.append(turn.message)
         if stop := rules.stop_reason(turn, episode.turns):
             episode.stop_reason = stop

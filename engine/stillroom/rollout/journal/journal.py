@@ -17,6 +17,7 @@ from stillroom.files import AppendLog, cut_torn_line, write_atomic, write_json
 from stillroom.outputs import OutputLock
 from stillroom.rollout.journal.finished import finished_rows
 from stillroom.rollout.journal.records import (
+    CriticRecord,
     FinishedRow,
     JudgeRecord,
     KnownSteps,
@@ -306,6 +307,16 @@ class StepRecorder:
         """Records a reply of the judge."""
         task_id, sample = self._key
         self._put(JudgeRecord(task_id=task_id, sample=sample, index=index, turn=turn))
+        self._store.on_turn(turn)
+
+    def critic_turns(self) -> list[SampledTurn]:
+        """Returns the critic's earlier replies."""
+        return self._known.critic
+
+    def record_critic_turn(self, index: int, turn: SampledTurn) -> None:
+        """Records a reply of the critic."""
+        task_id, sample = self._key
+        self._put(CriticRecord(task_id=task_id, sample=sample, index=index, turn=turn))
         self._store.on_turn(turn)
 
     def _put(self, record: StepRecord) -> None:

@@ -50,6 +50,13 @@ class JudgeRecord(_OfRollout, frozen=True, kw_only=True, tag="judge"):
     turn: SampledTurn
 
 
+class CriticRecord(_OfRollout, frozen=True, kw_only=True, tag="critic"):
+    """A finished call of the critic, including one whose reply names no turn."""
+
+    index: int
+    turn: SampledTurn
+
+
 class RestartRecord(_OfRollout, frozen=True, kw_only=True, tag="restart"):
     """A restart of a rollout, whose earlier records no longer count: its tools' state is gone."""
 
@@ -77,7 +84,7 @@ class OutstandingRecord(msgspec.Struct, frozen=True, kw_only=True, tag="outstand
     """Whether a new process wrote this record: what was outstanding before it is then lost."""
 
 
-StepRecord = TurnRecord | RepliesRecord | JudgeRecord | RestartRecord
+StepRecord = TurnRecord | RepliesRecord | JudgeRecord | CriticRecord | RestartRecord
 Record = StepRecord | UnconfirmedRecord | OutstandingRecord
 RECORD: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 _T = TypeVar("_T")
@@ -135,6 +142,8 @@ class KnownSteps:
     replies: dict[int, list[ToolResult]] = field(default_factory=dict[int, list[ToolResult]])
     judge: list[SampledTurn] = field(default_factory=list[SampledTurn])
     """The judge's replies, in the order of its calls."""
+    critic: list[SampledTurn] = field(default_factory=list[SampledTurn])
+    """The critic's replies; they hold however often the rollout is restarted."""
     dropped: CallTotals = field(default_factory=CallTotals)
     """The totals of the calls that were made before the rollout was restarted."""
 
@@ -154,6 +163,10 @@ class KnownSteps:
     @property
     def paid(self) -> CallTotals:
         """The totals of all calls for this rollout so far, including the dropped ones."""
+        return sum(map(CallTotals.of, self.critic), start=self._paid_without_critic)
+
+    @property
+    def _paid_without_critic(self) -> CallTotals:
         made = [*self.turns.values(), *self.judge]
         return sum((CallTotals.of(turn) for turn in made), start=self.dropped)
 
@@ -165,7 +178,7 @@ class KnownSteps:
         """
         match record:
             case RestartRecord():
-                self.dropped = self.paid + (record.dropped or CallTotals())
+                self.dropped = self._paid_without_critic + (record.dropped or CallTotals())
                 self.turns, self.replies, self.judge = {}, {}, []
             case TurnRecord() if record.index == self.next_turn:
                 self.turns[record.index] = record.turn
@@ -173,6 +186,8 @@ class KnownSteps:
                 self.replies[record.index] = record.replies
             case JudgeRecord() if record.index == len(self.judge):
                 self.judge.append(record.turn)
+            case CriticRecord() if record.index == len(self.critic):
+                self.critic.append(record.turn)
             case _:
                 pass
 
@@ -181,6 +196,8 @@ class KnownSteps:
         task_id, sample = key
         if self.dropped.calls:
             yield RestartRecord(task_id=task_id, sample=sample, dropped=self.dropped)
+        for index, turn in enumerate(self.critic):
+            yield CriticRecord(task_id=task_id, sample=sample, index=index, turn=turn)
         for index, turn in sorted(self.turns.items()):
             yield TurnRecord(task_id=task_id, sample=sample, index=index, turn=turn)
             if index in self.replies:
@@ -245,7 +262,7 @@ class JournalContent:
             return
         key = RolloutKey(record.task_id, record.sample)
         is_finished = key in finished
-        if isinstance(record, TurnRecord | JudgeRecord):
+        if isinstance(record, TurnRecord | JudgeRecord | CriticRecord):
             self._pay(key, CallTotals.of(record.turn), is_finished=is_finished)
         elif isinstance(record, RestartRecord) and record.dropped is not None:
             self._pay(key, record.dropped, is_finished=is_finished)
@@ -311,6 +328,14 @@ class EpisodeRecorder(JudgeRecorder, Protocol):
         """Returns the tools' replies to turn `index` if they are already on record, else None."""
         ...
 
+    def critic_turns(self) -> Sequence[SampledTurn]:
+        """Returns the critic's earlier replies."""
+        ...
+
+    def record_critic_turn(self, index: int, turn: SampledTurn) -> None:
+        """Records a reply of the critic; must be called before the reply is used."""
+        ...
+
     def start_over(self) -> None:
         """Drops the known steps, because the tool state that they led to is gone."""
         ...
@@ -355,4 +380,11 @@ class ForgetfulRecorder:
         return ()
 
     def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
+        """Does nothing."""
+
+    def critic_turns(self) -> Sequence[SampledTurn]:
+        """Returns an empty sequence, since no reply is known."""
+        return ()
+
+    def record_critic_turn(self, index: int, turn: SampledTurn) -> None:
         """Does nothing."""

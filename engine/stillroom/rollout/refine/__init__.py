@@ -1,0 +1,1 @@
+"""Teachers that take over in a student's failed rollouts."""

@@ -1,0 +1,274 @@
+"""The policy of a refined rollout: the student's turns again, then the teacher's or both models'.
+
+The student's turns are handed to the episode loop as if they were sampled, so that their tools are
+called anew, from the start. If a tool replies otherwise than it replied to the student, the rollout
+is given up: what the student did then rests on something that is no longer so.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgspec
+
+from stillroom.data.chat.template import plain_text, without_thinking
+from stillroom.data.formats import Task
+from stillroom.errors import CallFailedError, FailureClass
+from stillroom.rollout.episode.loop import Episode, Policy, PolicyConversation
+from stillroom.rollout.journal.records import EpisodeRecorder, RolloutKey
+from stillroom.rollout.refine.critic import Critic
+from stillroom.rollout.students import FailedRollouts, RecordedRollout, RefineOptions
+from stillroom.types import (
+    Author,
+    CallTotals,
+    Message,
+    Refinement,
+    SampledTurn,
+    TokenTrace,
+    ToolSchema,
+    TurnOrigin,
+    Usage,
+)
+
+_SHOWN = 200
+
+
+class RefiningPolicy:
+    """Refines a student's failed rollouts; the keys of its conversations are those of rollouts."""
+
+    def __init__(
+        self,
+        teacher: Policy,
+        failed: FailedRollouts,
+        options: RefineOptions,
+        *,
+        student: Policy | None = None,
+        critic: Critic | None = None,
+    ) -> None:
+        """`student` goes on after the teacher's turn; None: the teacher does."""
+        self.teacher, self.options, self.student = teacher, options, student
+        self._failed, self._critic = failed, critic
+
+    @asynccontextmanager
+    async def converse(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
+    ) -> AsyncGenerator["RefiningConversation"]:
+        """Opens the conversation of one rollout, whose task and sample are its key."""
+        task_id, _, sample = seed_key.rpartition(":")
+        rollout = self._failed[RolloutKey(task_id, int(sample))]
+        async with AsyncExitStack() as stack:
+            yield RefiningConversation(self, stack, messages, tools, rollout, seed_key)
+
+    async def begin(
+        self, conversation: PolicyConversation, task: Task, recorder: EpisodeRecorder
+    ) -> CallTotals | None:
+        """Asks the critic, if there is one, where the teacher takes over; returns what it took."""
+        if self._critic is None:
+            return None
+        refining = cast("RefiningConversation", conversation)
+        rollout = refining.rollout
+        turns = [
+            [turn, *replies] for turn, replies in zip(rollout.turns, rollout.replies, strict=True)
+        ]
+        refining.takeover, paid = await self._critic.first_wrong_turn(
+            task, turns, recorder, key=refining.seed_key
+        )
+        return paid
+
+    def refinement(
+        self, conversation: PolicyConversation, episode: Episode, critic: CallTotals | None
+    ) -> Refinement:
+        """Returns how the rollout was refined."""
+        authors = episode.authors
+        return Refinement(
+            rollout=cast("RefiningConversation", conversation).rollout.id,
+            where=self.options.where,
+            turn=authors.index("teacher") if "teacher" in authors else None,
+            authors=authors,
+            critic=critic,
+            unused=episode.unused if episode.unused.calls else None,
+        )
+
+    def weighted(self, messages: Sequence[Message], authors: Sequence[Author]) -> list[Message]:
+        """Returns the messages, with weight 0 for those of the student that are not to be trained.
+
+        A rollout without a turn of the teacher is left as it is.
+        """
+        if self.options.train_turns == "all" or "teacher" not in authors:
+            return list(messages)
+        # The prompt may hold turns of the assistant, which nobody wrote here.
+        places = [i for i, m in enumerate(messages) if m["role"] == "assistant"][-len(authors) :]
+        unread = {i for i, author in zip(places, authors, strict=True) if author == "student"}
+        return [{**m, "weight": 0} if i in unread else m for i, m in enumerate(messages)]
+
+
+@dataclass(slots=True)
+class _Leg:
+    """A stretch of a rollout that one policy writes, from its first turn on."""
+
+    policy: Policy
+    author: Author
+    prefix: list[Message]
+    """The conversation before the stretch."""
+    seed_key: str
+    steps: list[tuple[SampledTurn, list[Message]]] = field(
+        default_factory=list[tuple[SampledTurn, list[Message]]]
+    )
+    """The turns of the stretch so far, with the replies to each."""
+    conversation: PolicyConversation | None = None
+    closing: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+
+class RefiningConversation:
+    """One refined rollout."""
+
+    def __init__(
+        self,
+        policy: RefiningPolicy,
+        stack: AsyncExitStack,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        rollout: RecordedRollout,
+        seed_key: str,
+    ) -> None:
+        self._policy, self._stack, self._tools = policy, stack, tools
+        self.rollout, self.seed_key = rollout, seed_key
+        self.takeover: int | None = None
+        """The index of the teacher's first turn, once it is known."""
+        self._messages = list(messages)
+        self._num_turns = 0
+        self._leg: _Leg | None = None
+        self._last_is_given = False
+
+    async def sample(self) -> SampledTurn:
+        """Returns the next turn: the student's as it was, or a new one of either model."""
+        turn = await self._next()
+        self._append(turn)
+        return turn
+
+    async def _next(self) -> SampledTurn:
+        index, given = self._num_turns, self.rollout.turns
+        is_inside = index < len(given)
+        if is_inside and self.takeover is None and self._policy.options.where == "first_difference":
+            return await self._asked_beside(index)
+        if is_inside and (self.takeover is None or index < self.takeover):
+            return self._given(index)
+        before, leg = self._leg, self._leg_at(index)
+        if before is not None and before is not leg:
+            await before.closing.aclose()
+        if leg.conversation is None:
+            await self._open(leg)
+        turn = await cast("PolicyConversation", leg.conversation).sample()
+        return msgspec.structs.replace(turn, origin=TurnOrigin(author=leg.author))
+
+    def _given(self, index: int, unused: CallTotals | None = None) -> SampledTurn:
+        is_last = index + 1 == len(self.rollout.turns)
+        message = {k: v for k, v in self.rollout.turns[index].items() if k != "weight"}
+        return SampledTurn(
+            message=cast("Message", message),
+            finish_reason=self.rollout.finish if is_last else "stop",
+            usage=Usage(),
+            cost_usd=0.0,
+            origin=TurnOrigin(author="student", is_given=True, unused=unused),
+        )
+
+    async def _asked_beside(self, index: int) -> SampledTurn:
+        """Returns the teacher's turn if it acts otherwise than the student; else the student's."""
+        leg = self._new_leg(self._policy.teacher, "teacher", index)
+        await self._open(leg)
+        turn = await cast("PolicyConversation", leg.conversation).sample()
+        if _action(turn.message) == _action(self.rollout.turns[index]):
+            await leg.closing.aclose()
+            return self._given(index, CallTotals.of(turn))
+        self._leg = leg
+        return msgspec.structs.replace(turn, origin=TurnOrigin(author="teacher"))
+
+    def _leg_at(self, index: int) -> _Leg:
+        """Returns the stretch that the turn with this index belongs to."""
+        if self.takeover is None:
+            self.takeover = index
+        options, student = self._policy.options, self._policy.student
+        if options.turns == "one" and index > self.takeover and student is not None:
+            if self._leg is None or self._leg.author != "student":
+                self._leg = self._new_leg(student, "student", index)
+        elif self._leg is None:
+            self._leg = self._new_leg(self._policy.teacher, "teacher", index)
+        return self._leg
+
+    def _new_leg(self, policy: Policy, author: Author, index: int) -> _Leg:
+        return _Leg(policy, author, list(self._messages), f"{self.seed_key}:{author}{index}")
+
+    async def _open(self, leg: _Leg) -> None:
+        prefix = [_as_context(message) for message in leg.prefix]
+        opened = leg.policy.converse(prefix, self._tools, seed_key=leg.seed_key)
+        self._stack.push_async_callback(leg.closing.aclose)
+        leg.conversation = await leg.closing.enter_async_context(opened)
+        for turn, replies in leg.steps:
+            leg.conversation.restore(turn)
+            leg.conversation.reply(turn.message, replies)
+
+    def _append(self, turn: SampledTurn) -> None:
+        origin = cast("TurnOrigin", turn.origin)
+        self._last_is_given = origin.is_given
+        if not origin.is_given:
+            self._leg_at(self._num_turns).steps.append((turn, []))
+        self._messages.append(turn.message)
+        self._num_turns += 1
+
+    def reply(self, call: Message, replies: Sequence[Message]) -> None:
+        """Appends the replies to the last turn.
+
+        Raises CallFailedError if the tools replied otherwise to a turn of the student's rollout.
+        """
+        if self._last_is_given:
+            self._check(self.rollout.replies[self._num_turns - 1], replies)
+        elif self._leg is not None:
+            turn, _ = self._leg.steps.pop()
+            self._leg.steps.append((turn, list(replies)))
+            if self._leg.conversation is not None:
+                self._leg.conversation.reply(call, replies)
+        self._messages += replies
+
+    def _check(self, before: Sequence[Message], now: Sequence[Message]) -> None:
+        # The student's last turn has no replies where a limit ended the rollout.
+        for old, new in zip(before, now, strict=False):
+            if plain_text(old) != plain_text(new):
+                raise CallFailedError(
+                    FailureClass.REPLAY,
+                    f"turn {self._num_turns} of the student cannot be repeated: its tools replied "
+                    f"{plain_text(old)[:_SHOWN]!r} then and {plain_text(new)[:_SHOWN]!r} now",
+                )
+
+    def restore(self, turn: SampledTurn) -> None:
+        """Appends a turn that is on record from an earlier process."""
+        self._append(turn)
+
+    def trace(self) -> TokenTrace | None:
+        """Returns None: the turns are of several models."""
+        return None
+
+
+def _as_context(message: Message) -> Message:
+    """Returns a message as another model reads it: without thinking and the author's own marks."""
+    kept = ("role", "content", "tool_calls", "tool_call_id", "name")
+    plain = {key: value for key, value in without_thinking(message).items() if key in kept}
+    if calls := message.get("tool_calls"):
+        fields = ("id", "type", "function")
+        plain["tool_calls"] = [{k: v for k, v in call.items() if k in fields} for call in calls]
+    return cast("Message", plain)
+
+
+def _action(message: Message) -> Any:
+    """Returns what a turn does, to compare: its calls, or its text if it calls nothing."""
+    if calls := message.get("tool_calls"):
+        return [(c["function"]["name"], _arguments(c["function"]["arguments"])) for c in calls]
+    return " ".join(plain_text(message).split())
+
+
+def _arguments(written: str) -> Any:
+    try:
+        return json.dumps(json.loads(written), sort_keys=True)
+    except (ValueError, RecursionError):
+        return written

@@ -1,0 +1,66 @@
+"""Finds the files of rollouts behind a path, a folder or a run id."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stillroom.data.row_files import rollout_files
+from stillroom.errors import DataError, InputError
+from stillroom.run_folder import RunFolder
+from stillroom.settings import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file with rollouts, and how to name it in results."""
+
+    path: Path
+    name: str
+    """The path relative to the workspace, after the run id if the user gave one."""
+
+
+def source_files(workspace: Workspace, inputs: str | Sequence[str]) -> list[SourceFile]:
+    """Returns the files behind inputs, each of which is a file, a folder or a run id.
+
+    No file is returned twice. Raises InputError for an input that is none of these, and DataError
+    for a folder without rollouts.
+    """
+    sources: dict[Path, SourceFile] = {}
+    for name in [inputs] if isinstance(inputs, str) else inputs:
+        run = _run_folder(workspace, name)
+        path = workspace.existing(name, label="input") if run is None else _output(workspace, run)
+        for file in rollout_files(path):
+            shown = workspace.shown(file)
+            source = SourceFile(file, shown if run is None else f"{run.run_id}: {shown}")
+            sources.setdefault(file.resolve(), source)
+    return list(sources.values())
+
+
+def _run_folder(workspace: Workspace, name: str) -> RunFolder | None:
+    """Returns the run with this id, or in this folder; None if there is no such run."""
+    path = workspace.path(name)
+    if not path.exists() and "/" not in name and name.strip("."):
+        path = workspace.runs / name
+    run = RunFolder(path)
+    return run if run.is_run and run.request_file.is_file() else None
+
+
+def _output(workspace: Workspace, run: RunFolder) -> Path:
+    """Returns the file or folder of rollouts that a run wrote.
+
+    Raises InputError if the run wrote none, or its files are damaged.
+    """
+    try:
+        request, result = run.read_request().request, run.read().result
+    except DataError as error:
+        raise InputError(f"the files of run {run.run_id!r} are damaged: {error}", _GIVE) from error
+    # An evaluation names its rollouts in its result; a rollout run writes them to the output of
+    # its request.
+    output = (result or {}).get("rollouts") or request.get("output")
+    path = workspace.path(output) if isinstance(output, str) else None
+    if path is None or not path.exists():
+        raise InputError(f"run {run.run_id!r} has written no rollouts", _GIVE)
+    return path
+
+
+_GIVE = "give a run of generate_rollouts (`stillroom list-runs`), or the file it wrote"

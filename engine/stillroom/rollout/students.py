@@ -1,0 +1,343 @@
+"""A student's rollouts, which a teacher refines: the options, the plan, and the failed rollouts."""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from stillroom.data.row_files import RowReader, read_row_lines
+from stillroom.errors import DataError, DocumentError, InputError
+from stillroom.files import file_sha256
+from stillroom.lineage import ModelRecord
+from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.rollout.journal.records import RolloutKey
+from stillroom.rollout.sources import source_files
+from stillroom.secrecy.readable import unreadable
+from stillroom.settings import Workspace
+from stillroom.teachers.pricing import FREE, Price, known_price, price_for
+from stillroom.teachers.providers import (
+    IN_PROCESS,
+    PROFILES,
+    Endpoint,
+    ProviderName,
+    endpoint_for,
+    terms_of,
+)
+from stillroom.types import Failure, Message, StopReason, TeacherRecord
+from stillroom.validation import StrictModel, describe_errors
+from stillroom.yaml_text import read_yaml
+
+Where = Literal["start", "first_difference", "critic"]
+TrainedTurns = Literal["all", "teacher"]
+_FAILED_SHARE = 0.5
+"""The share of a prompt's rollouts that the student must have failed, for the prompt to be hard."""
+
+
+class RefineOptions(StrictModel):
+    """Which of a student's failures a teacher mends, and where in them it takes over."""
+
+    refine: Annotated[
+        str | None, Field(description="A student's rollouts: do only what it failed there")
+    ] = None
+    where: Annotated[
+        Where,
+        Field(description="The teacher begins anew, where it acts otherwise, or a critic says"),
+    ] = "start"
+    turns: Annotated[Literal["rest", "one"], Field(description="one: then the student goes on")] = (
+        "rest"
+    )
+    critic: Annotated[
+        str, Field(description="critic.yml with another model to criticise; none: the teacher")
+    ] = "none"
+    train_turns: Annotated[TrainedTurns, Field(description="Turns of weight 1")] = "all"
+
+    @model_validator(mode="after")
+    def _refine_options_fit(self) -> Self:
+        is_begun = self.refine is not None and self.where != "start"
+        given = {"where", "turns", "critic", "train_turns"} & self.model_fields_set
+        if self.refine is None and given:
+            raise ValueError(f"{min(given)} needs refine: a student's rollouts")
+        if not is_begun and (given - {"where"}):
+            raise ValueError(
+                f"{min(given - {'where'})} needs where first_difference or critic: with start the "
+                "teacher writes every turn"
+            )
+        if self.critic != "none" and self.where != "critic":
+            raise ValueError("critic names who criticises: set where to critic")
+        if not is_begun:
+            return self
+        if getattr(self, "context_file", None) is not None:
+            raise ValueError(
+                "context_file is for where start: within a student's rollouts it would be read by "
+                "the student too"
+            )
+        several, ray = getattr(self, "samples_per_prompt", 1), getattr(self, "ray_address", None)
+        if several > 1:
+            raise ValueError(
+                "samples_per_prompt stays 1: each failed rollout is refined once, unless where is "
+                "start"
+            )
+        if ray is not None:
+            raise ValueError("ray_address is for where start: rollouts are refined by one process")
+        return self
+
+    @property
+    def begins_inside(self) -> bool:
+        """Whether the teacher takes over within the student's rollouts."""
+        return self.refine is not None and self.where != "start"
+
+
+class CriticFile(StrictModel):
+    """The content of critic.yml: the model that says which turn of a rollout is wrong first."""
+
+    model: str
+    provider: ProviderName = "openai"
+    base_url: str | None = None
+    api_key_env: str | None = None
+    """The name of the environment variable with the key."""
+    max_tokens: Annotated[int, Field(ge=8)] = 1024
+    """The most tokens of one reply of the critic, its thinking included."""
+
+
+@dataclass(frozen=True, slots=True)
+class CriticPlan:
+    """A checked critic.yml, with the endpoint or model and the price that it names."""
+
+    file: CriticFile
+    path: Path
+    policy: Endpoint | ModelLocation
+    price: Price | None
+
+    @property
+    def record(self) -> ModelRecord:
+        """The critic as manifests record it."""
+        file = self.file
+        terms = terms_of(file.provider, file.base_url)
+        location = file.base_url or file.provider
+        return ModelRecord(role="critic", name=file.model, location=location, terms=terms)
+
+
+@dataclass(frozen=True, slots=True)
+class RefinePlan:
+    """A checked `refine`: the files of the student's rollouts, and who takes part."""
+
+    options: RefineOptions
+    files: list[Path]
+    student: ModelLocation | None
+    """The student, if it goes on after the teacher's turn."""
+    record: TeacherRecord | None
+    """The student as its rollouts name it, with its sampling settings; None likewise."""
+    critic: CriticPlan | None
+
+    @property
+    def inputs(self) -> list[Path]:
+        """The files and folders that the refined rollouts depend on."""
+        student = self.student.inputs if self.student is not None else []
+        critic = [self.critic.path] if self.critic is not None else []
+        return [*self.files, *critic, *student]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that shape the rollouts, beside those of every run."""
+        critic = self.critic.file.model_dump(mode="json") if self.critic is not None else None
+        sources = [file_sha256(file) for file in self.files]
+        names = ("where", "turns", "train_turns")
+        return {name: getattr(self.options, name) for name in names} | {
+            "critic": critic,
+            "rollouts_sha256": sources,
+        }
+
+
+def plan_refinement(
+    workspace: Workspace, options: RefineOptions, *, needs_keys: bool, has_budget: bool
+) -> RefinePlan | None:
+    """Returns the plan of a refinement; None if there is none.
+
+    Raises InputError for everything that can be found wrong before anything is spent.
+    """
+    if options.refine is None:
+        return None
+    files = [source.path for source in source_files(workspace, options.refine)]
+    critic = None
+    if options.critic != "none":
+        critic = _plan_critic(workspace, options.critic, needs_keys, has_budget=has_budget)
+    if options.turns == "rest":
+        return RefinePlan(options, files, None, None, critic)
+    first = next(read_row_lines(files[0]), None)
+    record = None if first is None else _StudentRow.read(files[0], first.number, first.data).teacher
+    if record is None or record.provider not in IN_PROCESS:
+        raise InputError(
+            f"turns one: {options.refine} was not sampled from a model in this process, so that "
+            "its student cannot go on",
+            "generate the student's rollouts with provider hf, or use turns rest",
+        )
+    name = record.model
+    if record.provider == "demo" and not name.startswith("demo/"):
+        name = f"demo/{name}"
+    return RefinePlan(options, files, locate_model(workspace, name), record, critic)
+
+
+def _plan_critic(
+    workspace: Workspace, name: str, needs_keys: bool, *, has_budget: bool
+) -> CriticPlan:
+    path = workspace.existing(name, label="critic")
+    try:
+        raw: Any = read_yaml(path.read_text(encoding="utf-8"))
+        file = CriticFile.model_validate(raw)
+    except ValidationError as error:
+        problem = f"{path}: {describe_errors(error, CriticFile)}"
+        raise DocumentError(f"the critic {problem}", "write `model: …`") from error
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise DocumentError(f"the critic {unreadable(path, error)}", "write `model: …`") from error
+    if file.provider in IN_PROCESS:
+        name = file.model
+        if file.provider == "demo" and not name.startswith("demo/"):
+            name = f"demo/{name}"
+        return CriticPlan(file, path, locate_model(workspace, name), FREE)
+    endpoint = endpoint_for(
+        workspace,
+        file.provider,
+        base_url=file.base_url,
+        api_key_env=file.api_key_env,
+        needs_key=needs_keys,
+    )
+    if PROFILES[file.provider].is_local:
+        return CriticPlan(file, path, endpoint, FREE)
+    price = (known_price if has_budget else price_for)(workspace, file.model)
+    return CriticPlan(file, path, endpoint, price)
+
+
+class _StudentRow(msgspec.Struct, frozen=True):
+    """The fields of a student's rollout that a refinement needs."""
+
+    task_id: str
+    sample: int
+    messages: list[Message]
+    turns: int
+    stop_reason: StopReason = StopReason.ANSWERED
+    id: str = ""
+    success: bool | None = None
+    error: Failure | None = None
+    teacher: TeacherRecord | None = None
+
+    @classmethod
+    def read(cls, path: Path, number: int, data: bytes) -> "_StudentRow":
+        try:
+            return _STUDENT_ROW.decode(data)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{path}:{number} is no rollout of generate_rollouts: {error}",
+                "refine takes the rollouts that a student made with generate_rollouts",
+            ) from error
+
+
+_STUDENT_ROW = msgspec.json.Decoder(_StudentRow)
+_FINISH: dict[StopReason, Literal["stop", "length", "context", "filter"]] = {
+    StopReason.MAX_TOKENS: "length",
+    StopReason.CONTEXT_WINDOW: "context",
+    StopReason.CONTENT_FILTER: "filter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRollout:
+    """A student's rollout, turn by turn."""
+
+    id: str
+    turns: list[Message]
+    replies: list[list[Message]]
+    """The messages after each turn, up to the next one."""
+    finish: Literal["stop", "length", "context", "filter"]
+    """Why its last turn ended."""
+
+    @property
+    def steps(self) -> Iterator[tuple[Message, list[Message]]]:
+        """The turns, each with the messages after it."""
+        return zip(self.turns, self.replies, strict=True)
+
+
+class FailedRollouts:
+    """The failed rollouts in some files, each read when it is needed.
+
+    Raises DataError if a line is no rollout, or if no rollout has a reward.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._reader = RowReader()
+        self._places: dict[RolloutKey, int] = {}
+        self._files, self._offsets, self._sizes = list(files), array("Q"), array("I")
+        self._of_file = array("I")
+        rewarded, failed = Counter[str](), Counter[str]()
+        for number, file in enumerate(files):
+            for line in read_row_lines(file):
+                row = _StudentRow.read(file, line.number, line.data)
+                if row.success is None or row.error is not None or not row.turns:
+                    continue
+                rewarded[row.task_id] += 1
+                if row.success:
+                    continue
+                failed[row.task_id] += 1
+                self._places[RolloutKey(row.task_id, row.sample)] = len(self._offsets)
+                self._of_file.append(number)
+                self._offsets.append(line.offset)
+                self._sizes.append(line.num_bytes)
+        if not rewarded:
+            raise DataError(
+                f"no rollout in {files[0]} was rewarded, so none counts as failed",
+                "generate the student's rollouts with rewards, or give the prompts expected_answer",
+            )
+        self.hard_tasks = {
+            task for task, num in failed.items() if num >= _FAILED_SHARE * rewarded[task]
+        }
+        """The ids of the prompts that the student failed in at least half of its rollouts."""
+
+    @property
+    def tasks(self) -> set[str]:
+        """The ids of the prompts with a failed rollout."""
+        return {key.task_id for key in self._places}
+
+    @property
+    def num_samples(self) -> int:
+        """One more than the largest sample number of a failed rollout."""
+        return 1 + max((key.sample for key in self._places), default=0)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, key: RolloutKey) -> bool:
+        return key in self._places
+
+    def __getitem__(self, key: RolloutKey) -> RecordedRollout:
+        """Returns a failed rollout. Raises DataError if its file has changed since."""
+        place = self._places[key]
+        path = self._files[self._of_file[place]]
+        data = self._reader.read(path, self._offsets[place], self._sizes[place])
+        row = _StudentRow.read(path, 0, data)
+        begin = len(row.messages)
+        seen = 0
+        for index in range(len(row.messages) - 1, -1, -1):
+            if row.messages[index]["role"] == "assistant":
+                begin, seen = index, seen + 1
+                if seen == row.turns:
+                    break
+        turns: list[Message] = []
+        replies: list[list[Message]] = []
+        for message in row.messages[begin:]:
+            if message["role"] == "assistant":
+                turns.append(message)
+                replies.append([])
+            else:
+                replies[-1].append(message)
+        return RecordedRollout(row.id, turns, replies, _FINISH.get(row.stop_reason, "stop"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._reader.__exit__(*error)
