@@ -161,6 +161,12 @@ def test_the_on_policy_skill_works_as_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("warm_python")
+def test_the_prompt_distillation_skill_works_as_written(tmp_path: Path) -> None:
+    calls = follow_documents(tmp_path, SKILLS / "prompt-distillation" / "SKILL.md")
+    assert calls == 10
+
+
+@pytest.mark.usefixtures("warm_python")
 def test_the_configuration_skill_works_as_written(tmp_path: Path) -> None:
     calls = follow_documents(tmp_path, SKILLS / "distillation-config" / "SKILL.md")
     assert calls == 2

@@ -240,7 +240,8 @@ def supervised_row(
         written = instruction.put_before(read)
         if written != read:
             messages = msgspec.json.encode(written)
-            removed = b',"removed_system":' + msgspec.json.encode(removed_system(read))
+            if (was_removed := removed_system(read)) is not None:
+                removed = b',"removed_system":' + msgspec.json.encode(was_removed)
     return (
         b'{"messages":',
         messages,

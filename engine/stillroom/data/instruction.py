@@ -87,9 +87,11 @@ class RemovedSystem(msgspec.Struct, frozen=True):
     """Its first line."""
 
 
-def removed_system(messages: Sequence[Message]) -> RemovedSystem:
-    """Returns what a row keeps of the system messages that were taken from it."""
+def removed_system(messages: Sequence[Message]) -> RemovedSystem | None:
+    """Returns what a row keeps of the system messages that were taken from it; None if none."""
     text = "\n\n".join(plain_text(one) for one in messages if one["role"] == "system")
+    if not text:
+        return None
     return RemovedSystem(content_hash(text), next(iter(text.splitlines()), "")[:_SHOWN])
 
 

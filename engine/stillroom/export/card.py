@@ -1,6 +1,7 @@
 """The model card, README.md: it states only what is on record."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,6 +245,7 @@ def _read_back(read_back: ReadBack | None, *, is_gguf: bool) -> str | None:
 
 def _system_lines(history: History) -> Iterator[str]:
     """Yields what is known of the system message: which rows had it, and what it is worth."""
+    yield from _instructions(history)
     trained = history.conversation
     if trained is None:
         yield f"The system message and the tools of the training rows are {_UNKNOWN}."
@@ -257,6 +259,24 @@ def _system_lines(history: History) -> Iterator[str]:
     if num < trained.num_rows:
         yield f"The others have {len(trained.systems) - 1} different ones, or none."
     yield _cost_of_leaving_out(history, system)
+
+
+def _instructions(history: History) -> Iterator[str]:
+    """Yields what the model was trained to act on without reading it."""
+    for stage in history.stages:
+        if stage.instruction is not None:
+            yield (
+                f"It was trained to act as if told what it does not read: in run {stage.run_id} "
+                f"the teacher read {stage.instruction}."
+            )
+        removed = stage.conversation.removed if stage.conversation is not None else Counter()
+        if removed:
+            most, num = removed.most_common(1)[0]
+            yield (
+                f"It was trained to act as if told what it does not read: {num} rows of run "
+                f"{stage.run_id} were answered by a teacher with a system message that begins "
+                f"{most.begins!r} (sha256 {most.sha256})."
+            )
 
 
 def _cost_of_leaving_out(history: History, system: str) -> str:

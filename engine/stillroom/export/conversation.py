@@ -3,12 +3,13 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
+from stillroom.data.instruction import RemovedSystem
 from stillroom.data.row_files import read_row_lines
 from stillroom.files import content_hash
 from stillroom.lineage import FileRecord, is_as_recorded
@@ -27,6 +28,8 @@ class TrainedConversation:
     """The number of rows with each system message; `""` stands for none."""
     tools: Counter[bytes]
     """The number of rows with each list of tool schemas, as JSON; `[]` stands for none."""
+    removed: Counter[RemovedSystem] = field(default_factory=Counter[RemovedSystem])
+    """The number of rows by the system message that their teacher read and they do not have."""
 
     @property
     def system(self) -> str | None:
@@ -55,11 +58,14 @@ def trained_conversation(workspace: Workspace, rows: FileRecord) -> TrainedConve
     if path is None:
         return None
     systems, tools = Counter[str](), Counter[bytes]()
+    removed = Counter[RemovedSystem]()
     for row in itertools.islice(_rows(path), MOST_ROWS):
         systems[_system(row) or ""] += 1
+        if (was_removed := _removed(row)) is not None:
+            removed[was_removed] += 1
         tools[msgspec.json.encode(_schemas(row))] += 1
     total = systems.total()
-    return TrainedConversation(total, systems, tools) if total else None
+    return TrainedConversation(total, systems, tools, removed) if total else None
 
 
 def evaluated_conversation(rollouts: Path) -> EvaluatedConversation | None:
@@ -104,6 +110,13 @@ def _system(row: dict[str, Any]) -> str | None:
     first = next(iter(_messages(row)), {})
     content = first.get("content") if first.get("role") == "system" else None
     return content if isinstance(content, str) else None
+
+
+def _removed(row: dict[str, Any]) -> RemovedSystem | None:
+    try:
+        return msgspec.convert(row.get("removed_system"), RemovedSystem | None)
+    except msgspec.ValidationError:
+        return None  # a field of the user's own
 
 
 def _schemas(row: dict[str, Any]) -> list[dict[str, Any]]:

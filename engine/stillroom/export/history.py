@@ -1,10 +1,12 @@
 """The history of a model, as its checkpoints and runs recorded it."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stillroom.data.instruction import Instruction
 from stillroom.errors import DataError, EngineError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.evaluate.intervals import Estimate
@@ -17,7 +19,7 @@ from stillroom.export.conversation import (
 from stillroom.export.folder import read_export
 from stillroom.export.provenance import DataStep, data_steps, public_name
 from stillroom.files import read_json
-from stillroom.lineage import Manifest, ModelRecord, read_manifest
+from stillroom.lineage import FileRecord, Manifest, ModelRecord, read_manifest
 from stillroom.models.resolve import CheckpointRecord, ModelLocation, locate_model
 from stillroom.run_folder import RunFolder, RunState
 from stillroom.settings import Workspace
@@ -42,10 +44,12 @@ class TrainingStage:
     """The operations that made the rows, latest first; empty if the rows have no manifest."""
     teacher: str | None = None
     """The model that scored tokens, in on-policy distillation."""
+    instruction: str | None = None
+    """What that teacher read and the student did not, in a few words; None if both read alike."""
     max_length: int | None = None
     """The most tokens of a row or rollout; None if only the model's context limited them."""
     conversation: TrainedConversation | None = None
-    """The conversation of its rows; None if they have changed since."""
+    """The conversation of its rows, as the student read it; None if they have changed since."""
     measured: Mapping[str, float] = field(default_factory=dict[str, float])
     """The metrics of the evaluations during training, at this step, by name."""
 
@@ -182,9 +186,35 @@ def _stage(
         data=tuple(data_steps(workspace, rows)) if rows else (),
         teacher=public_name(workspace, teacher.name) if teacher else None,
         max_length=(config.get(limits) or {}).get(limit),
-        conversation=trained_conversation(workspace, rows) if rows else None,
+        instruction=_instruction(config, manifest),
+        conversation=_conversation(workspace, rows, config) if rows else None,
         measured=_measured_in_training(workspace, record),
     )
+
+
+def _conversation(
+    workspace: Workspace, rows: FileRecord, config: dict[str, Any]
+) -> TrainedConversation | None:
+    """Returns the conversation of training rows or prompts, as the student read it."""
+    conversation = trained_conversation(workspace, rows)
+    system = (config.get("model") or {}).get("system")
+    if conversation is None or system is None:
+        return conversation
+    return replace(conversation, systems=Counter({system: conversation.num_rows}))
+
+
+def _instruction(config: dict[str, Any], manifest: Manifest | None) -> str | None:
+    """Returns what the teacher of a training read and the student did not, in a few words."""
+    teacher, student = (config.get(name) or {} for name in ("teacher", "model"))
+    system, name = teacher.get("system"), teacher.get("context_file")
+    parts = [] if system is None else [Instruction(system).describe()]
+    if name is not None:
+        records = manifest.inputs if manifest else []
+        digest = next((r.sha256 for r in records if Path(r.path).name == Path(name).name), None)
+        parts.append(f"the text of {Path(name).name} (sha256 {(digest or 'not on record')[:16]})")
+    if not parts and student.get("system") is not None:
+        return "the prompts' own system messages"
+    return " and ".join(parts) or None
 
 
 def _measured_in_training(workspace: Workspace, record: CheckpointRecord) -> dict[str, float]:

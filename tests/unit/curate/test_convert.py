@@ -475,6 +475,7 @@ def test_rows_are_written_without_what_the_teacher_was_given_and_say_so(
     }
     # What a row has already is not removed.
     assert ("removed_system" in written[1]) == (system == "")
+    assert "removed_system" not in written[2]
     assert load_sft_rows(tmp_path / "train.jsonl")
     manifest = read_manifest(tmp_path / "train.jsonl")
     assert manifest is not None

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from stillroom.data.instruction import RemovedSystem
 from stillroom.evaluate.intervals import Estimate, share_estimate
 from stillroom.export.card import CardFacts, render_card
 from stillroom.export.conversation import EvaluatedConversation, TrainedConversation
@@ -254,3 +255,26 @@ def test_the_card_says_what_leaving_the_system_message_out_costs_where_it_was_me
 
     assert text in card
     assert "| final | heldout.jsonl | 100 |" in card
+
+
+def test_the_card_says_what_the_model_acts_on_without_reading_it():
+    removed = RemovedSystem("0123456789abcdef", "Add a fee of 7 | coins.")
+    conversation = TrainedConversation(9, Counter({"": 9}), Counter({b"[]": 9}))
+    rows = replace(conversation, removed=Counter({removed: 8}))
+    read = "the system message 'Add a fee.' and the text of rules.md (sha256 0123)"
+    card = render_card(
+        facts(
+            stages=(
+                replace(SFT, conversation=rows),
+                replace(DISTILL, conversation=conversation, instruction=read),
+            )
+        )
+    )
+
+    said = card.partition("## Conversation")[2].partition("## Use")[0]
+    assert "It was trained to act as if told what it does not read: in run distill-1" in said
+    assert f"the teacher read {read}." in said
+    assert "8 rows of run sft-1 were answered by a teacher" in said
+    assert "begins 'Add a fee of 7 | coins.' (sha256 0123456789abcdef)" in said
+    assert "9 of 9 training rows have no system message: send none." in said
+    assert "act as if told" not in render_card(facts())

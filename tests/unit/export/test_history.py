@@ -8,6 +8,8 @@ from fakes.lineages import Lineages
 from fakes.rollout_rows import write_rows
 from fakes.run_folders import write_run
 from fakes.training import make_project
+from stillroom.data.instruction import RemovedSystem
+from stillroom.export.conversation import trained_conversation
 from stillroom.export.history import read_history
 from stillroom.export.licence import Licence, licence_of
 from stillroom.export.provenance import data_steps, public_name
@@ -167,3 +169,52 @@ def test_without_runs_there_are_no_evaluations(tmp_path):
 def test_the_demos_models_have_the_licence_of_the_package():
     base = ModelLocation("demo/student", "/nowhere", is_local=True)
     assert licence_of(base) == Licence("apache-2.0")
+
+
+def test_what_a_teacher_read_and_its_student_did_not_is_on_record(tmp_path, tiny_models):
+    (tmp_path / "rules.md").write_text("Add seven.", encoding="utf-8")
+    folder = tiny_models.folder("llama", "chatml")
+    project = make_project(
+        tmp_path,
+        "distill",
+        folder,
+        model={"system": "Be short."},
+        teacher={"path": str(folder), "system": "Be a clerk.", "context_file": "rules.md"},
+        rollout={"max_tokens": 4},
+    )
+    project.write([{"prompt": f"Item {i}?"} for i in range(4)])
+    project.train()
+
+    checkpoint = locate_model(project.workspace, "run-1")
+    (stage,) = read_history(project.workspace, checkpoint, None).stages
+
+    digest = record_file(tmp_path / "rules.md").sha256[:16]
+    assert stage.instruction == (
+        f"the system message 'Be a clerk.' and the text of rules.md (sha256 {digest})"
+    )
+    assert stage.conversation.system == "Be short."
+
+
+def test_rows_keep_what_was_removed_from_them(project):
+    project.convert(output="plain.jsonl", system="Be short.")
+    (project.root / "plain.jsonl.manifest.json").unlink()
+
+    conversation = trained_conversation(
+        project.workspace, record_file(project.root / "plain.jsonl")
+    )
+
+    assert conversation.systems == {"Be short.": 4}
+    assert not conversation.removed
+    rows = [
+        json.loads(line)
+        for line in (project.root / "plain.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    said = {"sha256": "0" * 16, "begins": "Add seven."}
+    path = write_rows(
+        project.root / "said.jsonl", [{**row, "removed_system": said} for row in rows]
+    )
+    (removed,) = trained_conversation(project.workspace, record_file(path)).removed.items()
+    assert removed == (RemovedSystem("0" * 16, "Add seven."), 4)
+    # A field of the user's own is no such record.
+    path = write_rows(project.root / "own.jsonl", [{**row, "removed_system": 3} for row in rows])
+    assert not trained_conversation(project.workspace, record_file(path)).removed
