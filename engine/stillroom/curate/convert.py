@@ -102,8 +102,10 @@ def own_sources(
     Raises InputError for options without them, or for a file that is an input already.
     """
     if request.own is None:
-        if given := {"own_share", "own_per_prompt"} & request.model_fields_set:
-            raise InputError(f"{min(given)} needs own", "name the student's own rollouts as own")
+        # By value: a run's recorded request names every option.
+        for name in ("own_share", "own_per_prompt"):
+            if getattr(request, name) != ConvertRollouts.model_fields[name].default:
+                raise InputError(f"{name} needs own", "name the student's own rollouts as own")
         return []
     own = source_files(workspace, request.own)
     paths = {source.path.resolve() for source in sources}

@@ -60,7 +60,10 @@ class RefineOptions(StrictModel):
     @model_validator(mode="after")
     def _refine_options_fit(self) -> Self:
         is_begun = self.refine is not None and self.where != "start"
-        given = {"where", "turns", "critic", "train_turns"} & self.model_fields_set
+        # By value: a run's recorded request names every option.
+        fields = type(self).model_fields
+        names = ("where", "turns", "critic", "train_turns")
+        given = {name for name in names if getattr(self, name) != fields[name].default}
         if self.refine is None and given:
             raise ValueError(f"{min(given)} needs refine: a student's rollouts")
         if not is_begun and (given - {"where"}):

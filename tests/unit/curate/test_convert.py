@@ -444,6 +444,9 @@ def test_own_rollouts_are_named_once_and_their_options_not_without_them(tmp_path
         convert(tmp_path, own="rollouts.jsonl")
     with pytest.raises(InputError, match="own_share needs own"):
         convert(tmp_path, own_share=0.3)
+    # A run's recorded request names every option.
+    recorded = ConvertRollouts(input="rollouts.jsonl", output="train.jsonl").model_dump()
+    convert_rollouts(Workspace(tmp_path), ConvertRollouts(**recorded))
     # Without a row of the teacher there is nothing to mix them into.
     write_lines(tmp_path / "own.jsonl", map(encoded, own_rows(1)))
     write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row(success=False))])

@@ -293,6 +293,13 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], reported: 
         GenerateRollouts(**(given | options))
 
 
+@pytest.mark.parametrize("refine", [None, "student.jsonl"])
+def test_a_recorded_request_which_names_every_option_is_taken_as_it_was(refine: str | None) -> None:
+    request = GenerateRollouts(input="p", model="m", refine=refine)
+
+    assert GenerateRollouts.model_validate(request.model_dump()) == request
+
+
 def test_rollouts_that_cannot_be_refined_are_refused(workspace: Workspace) -> None:
     with pytest.raises(InputError, match="its student cannot go on"):
         run_of(workspace, Teacher(), where="critic", turns="one")
