@@ -13,6 +13,10 @@ training 3 (a beginning that rows of a batch share passes once). Its rows are th
     own       nothing: the student's own right rollouts
     plain     the teacher answers fresh prompts
     hard      the teacher answers prompts that the student has just failed
+    diff      it takes over in the student's failed rollouts where it acts otherwise
+    diff1     the same for one turn, and then the student goes on
+    criticN   a critic that is right in N % of the rollouts says where it takes over, for one turn;
+              right is the turn of `diff`, wrong any other turn; its reply takes 8 tokens
     X+own     X, and the student's own right rollouts, at most as many as all other rows
 
 The order in which rows are trained moves a run by up to .06, so an arm is done in several
@@ -26,6 +30,7 @@ import json
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -43,12 +48,16 @@ from stillroom.evaluate.intervals import mean_estimate
 from stillroom.models.load import load_model
 from stillroom.models.resolve import locate_model
 from stillroom.reporting import SilentReporter
+from stillroom.rollout import context as rollout_context
+from stillroom.rollout.refine.critic import Critic, critic_messages
 from stillroom.rollout.run import generate_rollouts
+from stillroom.types import CallTotals, Usage
 
 COMPUTE = 920_000
 COLD, FRESH = 300, 1700
 OUTPUT_PRICE = 5
 """What an output token costs in input tokens."""
+CRITIC_TOKENS = 8
 NUM_HELDOUT = 300
 Row = dict[str, Any]
 
@@ -134,6 +143,9 @@ class Lab:
             random.Random(self.world.seed).shuffle(mine)
             new += mine if base == "own" else mine[: len(self.cold_rows) + len(new)]
         sampling = sum(len(row["tokens"]["ids"]) for row in self.student[:sampled])
+        # A student that goes on reads the whole conversation anew.
+        goes_on = (row for row in used if "student" in after_takeover(row))
+        sampling += sum(map(self.num_tokens, goes_on))
         label = f"{name}-{order}" if order else name
         trained = self._train(label, [*self.cold_rows, *new], COMPUTE - sampling, order)
         found = self.world.evaluate(label, trained.model, has_kl=False)
@@ -165,9 +177,51 @@ class Lab:
         hard = self.rollouts(
             "hard", input=self.prompts_of("hard.jsonl", failed), **policy(self.world.models.teacher)
         )
+        if base != "hard":
+            hard = [self._charged(row) for row in self._refined(base)]
         places = {row["task_id"]: n for n, row in enumerate(self.student, start=1)}
         used = paid(hard, budget, spent_on)
         return used, [row for row in used if is_good(row)], places[used[-1]["task_id"]]
+
+    def _refined(self, base: str) -> list[Row]:
+        """Returns the student's failed rollouts as the teacher refined them."""
+        request: Row = {
+            "input": "prompts.jsonl",
+            "refine": "pool-student.jsonl",
+            "where": "first_difference",
+            **policy(self.world.models.teacher),
+        }
+        if base == "diff":
+            return self.rollouts("diff", **request)
+        if base == "diff1":
+            return self.rollouts("diff1", **request, turns="one")
+        right = {row["task_id"]: row["refined"]["turn"] for row in self._refined("diff")}
+        critic = ScriptedCritic(right, int(base.removeprefix("critic")) / 100, self.world.seed)
+        rollout_context.Critic = lambda _policy: critic
+        try:
+            return self.rollouts(base, **(request | {"where": "critic"}), turns="one")
+        finally:
+            rollout_context.Critic = Critic
+
+    def _charged(self, row: Row) -> Row:
+        """Returns a refined rollout with the tokens of the teacher and the critic alone as usage.
+
+        A rollout's own usage counts the student's turns too.
+        """
+        usage = Counter[str]()
+        for calls in (row["refined"]["critic"], row["refined"]["unused"]):
+            usage.update(calls["usage"] if calls else {})
+        authors = iter(row["refined"]["authors"])
+        for index, message in enumerate(row["messages"]):
+            if message["role"] != "assistant" or next(authors) != "teacher":
+                continue
+            [turn] = self._renderer.sequences(
+                [*({**m, "weight": 0} for m in row["messages"][:index]), {**message, "weight": 1}],
+                row["tools"],
+            )
+            usage["completion_tokens"] += sum(turn.trained)
+            usage["prompt_tokens"] += len(turn.trained) - sum(turn.trained)
+        return row | {"usage": dict(usage)}
 
     def _train(self, name: str, rows: list[Row], compute: float, order: int) -> Any:
         """Trains the cold student on as many passes over the rows as the compute allows."""
@@ -188,6 +242,34 @@ class Lab:
             f"trainer.seed={seed}",
         ]  # fmt: skip
         return self.world.train(f"arm-{name}", "sft.yml", overrides)
+
+
+class ScriptedCritic:
+    """A critic that names the right turn in a share of the rollouts, and any other in the rest."""
+
+    def __init__(self, right: dict[str, int | None], accuracy: float, seed: int) -> None:
+        self._right, self._accuracy, self._seed = right, accuracy, seed
+
+    async def first_wrong_turn(
+        self, task: Any, turns: Any, recorder: Any, *, key: str
+    ) -> tuple[int | None, CallTotals]:
+        """Returns the turn that it names, and what its one call would have cost."""
+        draws = random.Random(f"{self._seed}:{key}")
+        right = self._right[task.task_id]
+        others = [turn for turn in range(len(turns)) if turn != right]
+        is_right = draws.random() < self._accuracy or not others
+        # The demo's models read some four characters of such a question as a token.
+        size = len(json.dumps(critic_messages(task, turns))) // 4
+        usage = Usage(prompt_tokens=size, completion_tokens=CRITIC_TOKENS)
+        return right if is_right else draws.choice(others), CallTotals(calls=1, usage=usage)
+
+
+def after_takeover(row: Row) -> list[str]:
+    """Returns who wrote the turns after the teacher's first one."""
+    refined = row.get("refined")
+    if not refined or refined["turn"] is None:
+        return []
+    return refined["authors"][refined["turn"] + 1 :]
 
 
 def output_tokens(row: Row) -> float:
