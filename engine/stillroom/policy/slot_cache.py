@@ -17,7 +17,8 @@ AnySlotLayer = SlotLayer | StateLayer
 _PLAIN = {
     cache_utils.DynamicLayer,
     cache_utils.DynamicSlidingWindowLayer,
-    cache_utils.DummyLayer,
+    # Of layers that keep nothing; transformers has it since 5.23.
+    getattr(cache_utils, "DummyLayer", cache_utils.DynamicLayer),
 }
 _BOTH = {
     cache_utils.LinearAttentionAndFullAttentionLayer,
