@@ -34,7 +34,9 @@ def names() -> list[str]:
     sys.path.append(str(ROOT / "tests"))
     from fakes import families, multimodal
 
-    return [*families.FAMILIES, *(f"{name} checkpoint" for name in multimodal.FAMILIES)]
+    # transformers builds Gemma 3n's towers with the package timm, which is not installed here.
+    whole = [name for name in multimodal.FAMILIES if name != "gemma3n"]
+    return [*families.FAMILIES, *(f"{name} checkpoint" for name in whole)]
 
 
 def digest() -> str:
@@ -143,7 +145,7 @@ def page(kept: dict[str, Any]) -> str:
         f"the checkpoint's logits to {WEIGHTS:.0e}, or to 1.5 times what weights merged in float64 and rounded once are off (a model may amplify",
         "such rounding). Sequences were of mixed lengths, before, at and after each boundary: the lengths in tokens at which the tiny model's",
         "window, chunk or original context ends. No names its reason below. Real models of a family have the same code and larger numbers;",
-        "nothing here says how well they learn.",
+        "nothing here says how well they learn. Gemma 3n's multimodal checkpoint is missing: plain transformers needs the package timm for it.",
         "",
         "| family | boundaries | " + " | ".join(COLUMNS) + " |",
         "|---|---|" + "---|" * len(COLUMNS),
