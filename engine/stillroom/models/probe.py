@@ -53,17 +53,20 @@ _INSTEAD: dict[PassLayout, str] = {
 def choose_passes(
     head: OutputHead,
     *,
+    device: torch.device | None = None,
     computes_in: torch.dtype | None = None,
     kernel: PackKernel | Literal["auto"] | None = "auto",
 ) -> None:
     """Sets the head's rules to the fastest that leave its logits as they are, and its notes.
 
-    computes_in: the number format of matrix products, if it is not the weights'. kernel: what
+    device: where the model will run, if that is not where it is yet (sharded weights).
+    computes_in: the number format of matrix products there, if it is not the weights'. kernel: what
     computes the attention of packs; auto: what suits the device; None: there are no packs.
     Raises ModelError if not even sequences that run alone have the model's own logits.
     """
     name, model, gap = type(head.base).__name__, head.base, 0.0
-    device, dtype = input_device(model), computes_in or model.dtype
+    here, dtype = input_device(model), computes_in or model.dtype
+    device = here if device is None else device
     exact = _TOLERANCE[torch.float32]
     copies = (type(model.config.get_text_config()), *small_configs(model))
     gaps = _copy_gaps(*copies)
@@ -80,7 +83,9 @@ def choose_passes(
         gap = gaps.get(layout, math.inf if layout == "packed" else 0.0)
         if gap <= exact and layout == "packed":
             # The copy has none of the changes that may have been made to this very model.
-            gap = _kernel_gap(head.rules.kernel, device, dtype, *copies) or _own_gap(head, dtype)
+            gap = _kernel_gap(head.rules.kernel, device, dtype, *copies) or _own_gap(
+                head, dtype if device == here else None
+            )
         if gap <= exact:
             if layout == "packed" and choice.kernel == "varlen":
                 head.notes.append(f"rows of {name} are packed without padding (flash attention)")
@@ -100,12 +105,19 @@ def choose_passes(
     )
 
 
-def _own_gap(head: OutputHead, dtype: torch.dtype) -> float:
-    """Returns how far a pack of the model itself is off; 0 if rounding explains it."""
-    is_cast = dtype != head.base.dtype
-    check = KernelCheck(dtype) if head.rules.kernel == "varlen" else None
-    with torch.autocast(input_device(head.base).type, dtype=dtype, enabled=is_cast):
+def _own_gap(head: OutputHead, dtype: torch.dtype | None) -> float:
+    """Returns how far a pack of the model itself is off; 0 if rounding explains it.
+
+    dtype: the number format that it computes in; None: it is not yet where it will run, and packs
+    run span by span, in the format of its weights.
+    """
+    own: torch.dtype = head.base.dtype
+    check = KernelCheck(dtype) if dtype is not None and head.rules.kernel == "varlen" else None
+    dtype = own if dtype is None else dtype
+    chosen, head.rules = head.rules, replace(head.rules, kernel="spans")
+    with torch.autocast(input_device(head.base).type, dtype=dtype, enabled=dtype != own):
         gap = _Reference(head, _SHORT).gap(head, check=check)
+    head.rules = chosen
     if gap > _TOLERANCE.get(dtype, _SHORT_TOLERANCE):
         return gap
     return check.gap if check is not None and check.gap > _KERNEL_TOLERANCE else 0.0
@@ -189,11 +201,8 @@ class _Reference:
 
         It is infinite if the batch cannot be run. check: what else compares packs' attention.
         """
-        rules = head.rules
         try:
             with _evaluating(head.base):
-                if check is not None:
-                    head.rules = replace(rules, kernel="spans")
                 batch = head.collate(self._sequences)
                 for one in batch.passes:
                     if one.pack is not None:
@@ -201,8 +210,6 @@ class _Reference:
                 logits_NV = head.logits(head.batch_hidden(batch, embed))
         except _CANNOT:
             return math.inf
-        finally:
-            head.rules = rules
         return relative_gap(logits_NV, self._logits_NV)
 
 

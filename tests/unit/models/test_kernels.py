@@ -234,6 +234,30 @@ def test_a_kernel_that_computes_something_else_is_found_out(monkeypatch, attenti
     assert "rows of Gemma3ForCausalLM are padded" in head.notes[0]
 
 
+def test_weights_that_are_yet_to_be_sharded_are_probed_where_they_are(monkeypatch):
+    calls = []
+
+    def attention(query, *args, **options):
+        calls.append(query.dtype)
+        return varlen_attn(query, *args, **options)
+
+    monkeypatch.setattr(kernels, "_varlen_attention", lambda: attention)
+    # Another device to torch, on which a copy of the model can be run here all the same.
+    other = torch.device("cpu", 0)
+    head = OutputHead(build_family("qwen3", initializer_range=0.32))
+
+    choose_passes(head, device=other, computes_in=torch.bfloat16, kernel="varlen")
+
+    assert (head.can_pack, head.rules.kernel) == (True, "varlen")
+    # Forward and backward pass of the copy's two layers, and none of the model's own two.
+    assert calls == [torch.bfloat16] * 4
+
+    choose_passes(head, computes_in=torch.bfloat16, kernel="varlen")
+
+    # The model's own sequences are too short to share a prefix, which is copied anew backwards.
+    assert len(calls) == 4 + 4 + 2
+
+
 def test_a_kernel_that_cannot_run_a_models_heads_leaves_it_to_padded_rows():
     # DeepSeek's keys are wider than its values.
     head = OutputHead(build_family("deepseek-v3"))

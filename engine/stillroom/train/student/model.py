@@ -241,7 +241,9 @@ def load_student(
         recompute_layers(model)
     head = OutputHead(model)
     head.check()
-    choose_passes(head, computes_in=computing_format(input_device(model), section.precision))
+    # Sharded weights are still in main memory.
+    device = torch.device(peers.device) if peers.is_sharded else input_device(model)
+    choose_passes(head, device=device, computes_in=computing_format(device, section.precision))
     root = None
     if peers.is_sharded:
         root = shard(model, device=peers.device, size=peers.size)
