@@ -366,10 +366,14 @@ class TrainConfig(ConfigSection):
     def _instructions_are_read(self) -> "TrainConfig":
         if self.model.system is not None and self.dataset_type != "distill":
             raise ValueError(
-                "model.system is what a student reads that is sampled (distill); the rows of "
-                f"{self.dataset_type} are trained as they are: convert_rollouts writes them with "
-                "another system message"
+                "model.system is read by a student that is sampled (distill); supervised rows are "
+                "trained as they are: convert_rollouts(system=…) writes them with another one"
             )
+        own = {"system", "context_file"} & (
+            self.teacher.model_fields_set if self.teacher else set()
+        )
+        if own and self.dataset_type == "dpo":
+            raise ValueError(f"teacher.{min(own)} is for sft and distill: dpo reads no teacher")
         return self
 
     @model_validator(mode="after")

@@ -6,9 +6,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillroom.errors import ConfigError
+from stillroom.errors import ConfigError, InputError
+from stillroom.settings import Workspace
 from stillroom.train.config.distill_sections import AlgorithmSection, LossName
 from stillroom.train.config.file import REFUSED_VALUES, UNSUPPORTED, load_config
+from stillroom.train.config.request import PlanTraining, plan_request
 
 SFT = {
     "dataset_type": "sft",
@@ -420,3 +422,48 @@ def test_no_text_makes_loading_fail_in_another_way(tmp_path_factory, text):
 
     with pytest.raises(ConfigError):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "problem"),
+    [
+        ("sft", "model.system", "supervised rows are trained as they are"),
+        ("dpo", "model.system", "supervised rows are trained as they are"),
+        ("dpo", "teacher.system", "dpo reads no teacher"),
+        ("dpo", "teacher.context_file", "dpo reads no teacher"),
+    ],
+)
+def test_a_prompt_that_nobody_would_read_is_refused(tmp_path, method, key, problem):
+    config = having(key, "Be short.", {**DISTILL, "dataset_type": method})
+
+    assert problem in refusal(tmp_path, config).problem
+
+
+def test_an_empty_system_message_is_none_at_all_and_not_the_default(tmp_path):
+    config = load(tmp_path, having("model.system", "", DISTILL))
+
+    assert config.model.system == ""
+    assert load(tmp_path, DISTILL).model.system is None
+
+
+def test_a_context_file_is_relative_to_the_configuration_and_must_be_readable(tmp_path):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text('{"prompt": "a"}', encoding="utf-8")
+    workspace = Workspace(tmp_path)
+    config = {**DISTILL, "model": {"path": "demo/student"}}
+    config["teacher"] = {"path": "demo/teacher", "context_file": "rules.md"}
+    load(folder, config)
+
+    with pytest.raises(InputError, match=r"teacher.context_file '.*rules\.md' does not exist"):
+        plan_request(workspace, PlanTraining(config="project/config.yml"))
+    (folder / "rules.md").write_text("Add seven.", encoding="utf-8")
+    plan = plan_request(workspace, PlanTraining(config="project/config.yml"))
+
+    assert plan.views.teacher.context == "Add seven."
+    assert folder / "rules.md" in plan.inputs
+    with pytest.raises(InputError, match="it holds keys or passwords"):
+        plan_request(
+            workspace,
+            PlanTraining(config="project/config.yml", overrides=("teacher.context_file=.env",)),
+        )

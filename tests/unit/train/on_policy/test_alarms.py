@@ -74,6 +74,7 @@ def test_a_healthy_run_has_no_alarms_at_any_time():
         ("kl_not_falling", {"teacher_kl": (0.2, 0.4)}),
         ("sampler_mismatch", {"logprob_gap": (0.1, 0.1)}),
         ("failed_rollouts", {"failed": (0.0, 0.5)}),
+        ("beyond_the_teachers_context", {"left_out": (0.0, 0.5)}),
         ("tail", {"tail": (0.03, 0.028)}),
     ],
 )

@@ -302,7 +302,23 @@ def cancelled_after(project, num_steps):
         project.train()
 
 
-def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, tiny_models):
+class Killed(BaseException):
+    """The process ends here: nothing more is written."""
+
+
+def killed_after(project, num_steps):
+    def stop():
+        if len(project.reporter.measured) >= num_steps:
+            raise Killed
+        return False
+
+    project.reporter = KeptReporter(stop)
+    with pytest.raises((Killed, BaseExceptionGroup)):
+        project.train()
+
+
+@pytest.mark.parametrize("end", [cancelled_after, killed_after])
+def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, tiny_models, end):
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
     settings = {
@@ -314,8 +330,8 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, tiny_models):
     whole = small(tmp_path / "whole", tiny_models, **settings)
     whole.train()
     cut = small(tmp_path / "cut", tiny_models, **settings)
-    cancelled_after(cut, 2)
-    first = computed(cut)
+    end(cut, 2)
+    first = computed(cut)[: len(cut.checkpoints())]
     cut.reporter = KeptReporter()
     cut.train("run-2", resume="run-1")
 
