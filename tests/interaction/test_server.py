@@ -111,7 +111,7 @@ BAD_CALLS = [
     (
         "create_project",
         {"template": "dmo"},
-        "template: input should be 'demo', 'starter' or 'on-policy-agent'",
+        "template: input should be 'demo', 'starter', 'on-policy-agent' or 'refine'",
     ),
     ("create_project", {"path": "../elsewhere"}, "is outside the workspace"),
     ("check_setup", {"modle": "x"}, "did you mean 'model'?"),

@@ -143,9 +143,10 @@ def test_every_example_names_a_tool_or_is_a_configuration(document: Path, tmp_pa
 @pytest.mark.usefixtures("warm_python")
 def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
     skill = SKILLS / "off-policy-distillation"
-    references = (skill / "references/preferences.md", skill / "references/export.md")
+    names = ("preferences", "refine", "export")
+    references = (skill / f"references/{name}.md" for name in names)
     calls = follow_documents(tmp_path, skill / "SKILL.md", *references)
-    assert calls == 18
+    assert calls == 26
 
 
 @pytest.mark.usefixtures("warm_python")

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 OFF_POLICY_ROUTE = (
     "use it off-policy: generate_rollouts with this teacher, then filter_dataset, convert_rollouts "
-    "and start_training with dataset_type sft"
+    "and start_training with dataset_type sft; where rewards exist, go on with "
+    "generate_rollouts(refine=<the student's rollouts>), which mends what the student fails"
 )
 """The advice for a teacher that cannot score the student's tokens."""
 
