@@ -39,7 +39,7 @@ class Trial:
     load_s: float
     """The seconds that loading the student took."""
     notes: list[str]
-    """Why rows do not run in the fastest way."""
+    """The notes of the student's head on how rows run."""
     reading_token_s: float = 0.0
     """The seconds in which a teacher reads a token once, before the first step; 0 for none."""
 
