@@ -1,7 +1,6 @@
 """Measures how many held-out tasks a model solves, by playing them greedily in batches."""
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -11,9 +10,9 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from demo_models.conversations import TOOL_SCHEMAS, is_correct, run_tool
-from demo_models.tokenizer import TURN_END
 from stillroom.demo.grammar import Difficulty
 from stillroom.demo.world import ShopTask, task_row
+from stillroom.policy.tool_calls import Parser, parser_for
 from stillroom.types import Message, ToolCall
 
 MAX_TURNS = 5
@@ -50,13 +49,14 @@ def measure_accuracy(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: Sequence[ShopTask]
 ) -> Accuracy:
     """Returns the model's accuracy on the tasks with greedy decoding."""
+    parser = parser_for(str(tokenizer.chat_template))
     plays = [_Play(task, list(task_row(task)["messages"])) for task in tasks]
     for _ in range(MAX_TURNS):
         ongoing = [play for play in plays if play.final_text is None]
         for start in range(0, len(ongoing), _BATCH_SIZE):
             batch = ongoing[start : start + _BATCH_SIZE]
             for play, text in zip(batch, _next_turns(model, tokenizer, batch), strict=True):
-                _take_turn(play, text)
+                _take_turn(play, text, parser)
     is_solved = [is_correct(play.final_text or "", play.task.expected_answer) for play in plays]
     return Accuracy(
         num_tasks=len(plays),
@@ -89,14 +89,13 @@ def _next_turns(
     with torch.inference_mode():
         outputs: Any = model.generate(**inputs, do_sample=False, max_new_tokens=_MAX_TURN_TOKENS)
     turns = tokenizer.batch_decode(outputs[:, inputs["input_ids"].shape[1] :])
-    return [turn.split(TURN_END)[0] for turn in turns]
+    return [turn.split(str(tokenizer.eos_token))[0] for turn in turns]
 
 
-def _take_turn(play: _Play, text: str) -> None:
+def _take_turn(play: _Play, text: str, parser: Parser) -> None:
     """Adds the turn and the replies to its calls, or ends the conversation."""
-    bodies = re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL)
     try:
-        calls = [_parsed_call(body) for body in bodies]
+        calls = [_parsed_call(call.name, call.arguments) for call in parser(text)[1]]
     except (ValueError, KeyError, TypeError):
         play.has_bad_call = True
         calls = []
@@ -111,11 +110,10 @@ def _take_turn(play: _Play, text: str) -> None:
         play.messages.append({"role": "tool", "tool_call_id": call["id"], "content": reply})
 
 
-def _parsed_call(body: str) -> ToolCall:
-    call = json.loads(body)
-    arguments = json.dumps(dict(call["arguments"]))
+def _parsed_call(name: str, arguments: str) -> ToolCall:
+    written = json.dumps(dict(json.loads(arguments)))
     return {
         "id": "call",
         "type": "function",
-        "function": {"name": str(call["name"]), "arguments": arguments},
+        "function": {"name": name, "arguments": written},
     }

@@ -17,7 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from demo_models.curriculum import TrainingExample
-from demo_models.tokenizer import PAD, TURN_END
 
 _BATCHES_PER_BUCKET = 16
 _WARMUP_STEPS = 50
@@ -45,7 +44,7 @@ def build_model(
     The wide initial spread (0.15, not transformers' 0.02) makes copying emerge early.
     """
     torch.manual_seed(seed)
-    token_ids = tokenizer.get_vocab()
+    marks: Any = tokenizer
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -58,8 +57,8 @@ def build_model(
         initializer_range=0.15,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=token_ids[TURN_END],
-        pad_token_id=token_ids[PAD],
+        eos_token_id=marks.eos_token_id,
+        pad_token_id=marks.pad_token_id,
     )
     return Qwen3ForCausalLM(config)
 

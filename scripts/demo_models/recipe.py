@@ -66,7 +66,7 @@ class RecipeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class _TrainedModel:
+class TrainedModel:
     """A model at the end of its training."""
 
     model: Qwen3ForCausalLM
@@ -87,8 +87,8 @@ def build_models(folder: Path, settings: RecipeSettings) -> None:
     student = _train_student(tokenizer, settings)
     teacher = _train_teacher(tokenizer, student.model, settings)
     models = {
-        "student": _ship(student, tokenizer, folder / "student", settings=settings),
-        "teacher": _ship(teacher, tokenizer, folder / "teacher", settings=settings),
+        "student": ship(student, tokenizer, folder / "student", settings=settings),
+        "teacher": ship(teacher, tokenizer, folder / "teacher", settings=settings),
     }
     record = {
         "command": "cd scripts && python -m demo_models.recipe",
@@ -106,7 +106,7 @@ def build_models(folder: Path, settings: RecipeSettings) -> None:
     write_json(folder / "RECIPE.json", record)
 
 
-def _train_student(tokenizer: PreTrainedTokenizerFast, settings: RecipeSettings) -> _TrainedModel:
+def _train_student(tokenizer: PreTrainedTokenizerFast, settings: RecipeSettings) -> TrainedModel:
     """Returns a model that knows the format, copying and one-call tasks, but few longer plans."""
     started_s = time.process_time()
     echo, base = settings.echo, settings.base
@@ -120,17 +120,17 @@ def _train_student(tokenizer: PreTrainedTokenizerFast, settings: RecipeSettings)
     )
     report = fit(
         model,
-        chain(_batches(echoes, echo), _batches(clerks, base)),
+        chain(batches(echoes, echo), batches(clerks, base)),
         num_steps=echo.num_steps + base.num_steps,
         peak_learning_rate=settings.base_learning_rate,
     )
     log.info("student: %s", report)
-    return _TrainedModel(model, report, _seconds_since(started_s))
+    return TrainedModel(model, report, _seconds_since(started_s))
 
 
 def _train_teacher(
     tokenizer: PreTrainedTokenizerFast, student: Qwen3ForCausalLM, settings: RecipeSettings
-) -> _TrainedModel:
+) -> TrainedModel:
     """Returns a deeper copy of the student, trained on clerks that are nearly always right."""
     started_s = time.process_time()
     gold = settings.gold
@@ -140,23 +140,24 @@ def _train_teacher(
     )
     report = fit(
         model,
-        _batches(clerks, gold),
+        batches(clerks, gold),
         num_steps=gold.num_steps,
         peak_learning_rate=settings.gold_learning_rate,
     )
     log.info("teacher: %s", report)
-    return _TrainedModel(model, report, _seconds_since(started_s))
+    return TrainedModel(model, report, _seconds_since(started_s))
 
 
-def _batches(
+def batches(
     examples: Sequence[TrainingExample], phase: TrainingPhase
 ) -> Iterator[list[TrainingExample]]:
-    batches = shuffled_batches(examples, batch_size=phase.batch_size, seed=phase.seed)
-    return islice(batches, phase.num_steps)
+    """Returns a phase's batches."""
+    drawn = shuffled_batches(examples, batch_size=phase.batch_size, seed=phase.seed)
+    return islice(drawn, phase.num_steps)
 
 
-def _ship(
-    trained: _TrainedModel,
+def ship(
+    trained: TrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     folder: Path,
     *,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from stillroom.errors import InputError
+from stillroom.errors import InputError, ModelError
 from stillroom.evaluate.intervals import Estimate, ratio_estimate
 from stillroom.evaluate.request import KLModels
 from stillroom.models.batches import TokenSequence, microbatches, sampled_sequence
@@ -33,7 +33,14 @@ def measure_teacher_kl(
     """
     student = load_model(workspace, models.student)
     teacher = load_model(workspace, models.teacher)
-    check_pair(student, teacher)
+    try:
+        check_pair(student, teacher)
+    except ModelError as error:
+        raise ModelError(
+            error.problem,
+            "leave teacher out and compare accuracies (the KL is over tokens that both models "
+            "have), or take a teacher of the student's own family",
+        ) from error
     sequences = [
         sampled_sequence(rollout.tokens)
         for rollout in rollouts

@@ -17,6 +17,11 @@ OFF_POLICY_ROUTE = (
     "generate_rollouts(refine=<the student's rollouts>), which mends what the student fails"
 )
 """The advice for a teacher that cannot score the student's tokens."""
+REREAD_ROUTE = (
+    "in config.yml of distill let it read the student's text in its own tokens (teacher: {path: …, "
+    "tokens: reread} and algorithm: {loss_fn: byte_reverse_kl}; in this process only)"
+)
+"""The advice for a teacher in the training process whose tokenizer or template differs."""
 
 _API_MODELS = re.compile(
     r"^(openai/|anthropic/|google/)?(gpt-[0-9]|chatgpt|o[0-9](-|$)|claude|gemini(-|$))",
@@ -51,8 +56,8 @@ def check_pair(student: "LoadedModel", teacher: "LoadedModel") -> None:
         raise ModelError(
             f"{names} end their turns otherwise: the teacher also with {marks}, after which the "
             "student would go on to its limit",
-            "add them to eos_token_id in the student's generation_config.json, or "
-            + OFF_POLICY_ROUTE,
+            "add them to eos_token_id in the student's generation_config.json, "
+            f"{REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
         )
 
 
@@ -70,14 +75,14 @@ def check_tokenizers(names: str, student: Any, teacher: Any) -> None:
         raise ModelError(
             f"{names} have different tokenizers: {len(differing)} tokens differ, e.g. {example!r} "
             f"is {student_ids.get(example)} and {teacher_ids.get(example)}",
-            f"take a teacher of the student's own family, or {OFF_POLICY_ROUTE}",
+            f"take a teacher of the student's own family, {REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
         )
     if student.chat_template != teacher.chat_template:
         raise ModelError(
             f"{names} have different chat templates, so the teacher would score a conversation it "
             f"was not trained to read: {_difference(student.chat_template, teacher.chat_template)}",
-            "copy the teacher's chat_template.jinja into the student's folder, or "
-            + OFF_POLICY_ROUTE,
+            f"copy the teacher's chat_template.jinja into the student's folder, {REREAD_ROUTE}, "
+            f"or {OFF_POLICY_ROUTE}",
         )
 
 

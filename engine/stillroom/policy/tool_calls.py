@@ -11,6 +11,9 @@ from stillroom.types import Message, ToolCall
 _THINKING = re.compile(r"^\s*<think>(.*?)</think>\s*", re.DOTALL)
 _HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(\[.*\])\s*\Z", re.DOTALL)
+_MISTRAL_MARKED = re.compile(
+    r"\[TOOL_CALLS\]([^\[\]]*)\[ARGS\](.*?)(?=\[TOOL_CALLS\]|\Z)", re.DOTALL
+)
 _NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')
 
 _ID = re.compile(r"[A-Za-z0-9]{9}")
@@ -37,7 +40,7 @@ def parser_for(chat_template: str) -> Parser:
     if "<tool_call>" in chat_template:
         return parse_hermes
     if "[TOOL_CALLS]" in chat_template:
-        return parse_mistral
+        return parse_mistral_marked if "[ARGS]" in chat_template else parse_mistral
     if '"parameters": ' in chat_template or "'parameters'" in chat_template:
         return parse_llama
     raise ModelError(
@@ -101,6 +104,18 @@ def parse_mistral(text: str) -> tuple[str, list[WrittenCall]]:
         return text[: match.start()].strip(), [WrittenCall("", match.group(1))]
     calls = [_json_call(json.dumps(call), "arguments") for call in listed]
     return text[: match.start()].strip(), calls
+
+
+def parse_mistral_marked(text: str) -> tuple[str, list[WrittenCall]]:
+    """Reads `[TOOL_CALLS]name[ARGS]{…}` calls, one after another (newer Mistral)."""
+    first = text.find("[TOOL_CALLS]")
+    if first < 0:
+        return text, []
+    calls = [
+        WrittenCall(name.strip(), arguments.strip())
+        for name, arguments in _MISTRAL_MARKED.findall(text[first:])
+    ]
+    return text[:first].strip(), calls or [WrittenCall("", text[first:])]
 
 
 def parse_llama(text: str) -> tuple[str, list[WrittenCall]]:

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo_models.curriculum import ClerkMix, clerk_examples, echo_examples
+from demo_models.other_student import OtherStudentSettings
 from demo_models.pretrain import build_model, deepen, fit, shuffled_batches
 from demo_models.recipe import RecipeSettings, TrainingPhase, build_models
 from demo_models.tokenizer import train_tokenizer
@@ -40,7 +41,9 @@ def test_the_shipped_models_are_complete_and_small():
     )
 
     assert names == {"RECIPE.json"} | {
-        f"{model}/{name}" for model in ("student", "teacher") for name in folder_files
+        f"{model}/{name}"
+        for model in ("student", "teacher", "other-student")
+        for name in folder_files
     }
     assert sum(path.stat().st_size for path in files) <= 3_000_000
 
@@ -61,6 +64,10 @@ def test_the_record_is_of_the_recipe_as_it_stands():
     assert record["settings"] == asdict(RecipeSettings())
     assert record["models"]["teacher"]["heldout"]["overall"] >= 0.95
     assert 0.2 <= record["models"]["student"]["heldout"]["overall"] <= 0.4
+    other = record["other_student"]
+    assert other["settings"] == asdict(OtherStudentSettings())
+    assert 0.2 <= other["heldout"]["overall"] <= 0.4
+    assert sum(other["bytes"].values()) <= 1_000_000
 
 
 def test_the_recipe_gives_the_same_weights_again(tmp_path):

@@ -98,6 +98,37 @@ class ChatRenderer:
             )
         return after[end + len(self.end_of_turn) :]
 
+    def turn_text(self, turn: Message, tools: Sequence[ToolSchema]) -> str:
+        """Returns the text of an assistant's turn as the model writes it, its end included."""
+        return self._turns.written([*PROBE, turn], tools).turn
+
+    def reply_text(
+        self, turn: Message, replies: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> str:
+        """Returns the text between an assistant's turn and the next: the replies and a header.
+
+        Unlike `reply_ids` it begins after whatever ends this turn, which may be a mark of its own.
+        """
+        stand_in = _stand_in(turn) if turn.get("tool_calls") else turn
+        written = self._turns.written([*PROBE, stand_in], tools)
+        after = self._template.text(
+            [*PROBE, stand_in, *replies], tools, add_generation_prompt=True, include_thinking=True
+        )
+        whole = written.before + written.turn
+        if after.startswith(whole):
+            return after[len(whole) :]
+        # The end of the last turn may differ from that of an earlier one.
+        body = whole.removesuffix(self.end_of_turn)
+        rest = after[len(body) :]
+        marks = [mark for mark in self._template.control if rest.startswith(mark)]
+        if after.startswith(body) and body != whole and marks:
+            return rest[len(max(marks, key=len)) :]
+        raise ModelError(
+            "this model's chat template rewrites earlier turns when others reply, so it cannot "
+            "read a conversation piece by piece",
+            "use a teacher whose template only appends",
+        )
+
     def sequences(
         self,
         messages: Sequence[Message],

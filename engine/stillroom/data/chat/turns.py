@@ -25,7 +25,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class WrittenTurn:
     """The last turn of a conversation as the model writes it: the text before it, and its own."""
 
     before: str
@@ -54,7 +54,7 @@ class TurnFinder:
         if not likely and len(messages) - 1 in wanted:
             # The template may render earlier turns differently once this turn follows them. The
             # text to use is then the one that the model reads before it writes this turn.
-            text = self._written(messages, tools).whole_in(text)
+            text = self.written(messages, tools).whole_in(text)
         spans: dict[int, Span] = {}
         turns = (index for index, message in enumerate(messages) if message["role"] == "assistant")
         for number, index in enumerate(turns):
@@ -100,7 +100,7 @@ class TurnFinder:
 
         `span` is the likely span of the turn; None if it is unknown.
         """
-        written = self._written(upto, tools)
+        written = self.written(upto, tools)
         lead = self._template.lead if self._template.lead.strip() else ""
         # The empty thinking block that only a last turn begins with may be missing.
         if span is not None and written.turn in (turn := text[slice(*span)], lead + turn):
@@ -109,7 +109,7 @@ class TurnFinder:
         is_here = text.startswith(written.before) and text.startswith(written.turn, start)
         return (start, start + len(written.turn)) if is_here else None
 
-    def _written(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> _Written:
+    def written(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> WrittenTurn:
         """Returns the last turn as the model writes it, when no message has followed it yet."""
         if self._template.is_tagged:
             text, tagged = self._template.tagged(messages, tools)
@@ -122,7 +122,7 @@ class TurnFinder:
             if not text.startswith(before):
                 text = before + self._without_history(messages, tools)
             start, end = self._whole_turn(text, len(before), len(text))
-        written = _Written(text[:start], text[start:end])
+        written = WrittenTurn(text[:start], text[start:end])
         thinking = thinking_of(messages[-1]).strip() if self._template.include_thinking else ""
         if thinking not in written.turn:
             raise ModelError(

@@ -12,7 +12,9 @@ from stillroom.secrecy.commands import WITHOUT_SECRETS
 from stillroom.validation import StrictModel
 
 AdvantageEstimator = Literal["grpo", "reinforce", "gae"]
-LossName = Literal["importance_sampling", "ppo", "full_reverse_kl", "jsd", "top_k_reverse_kl"]
+LossName = Literal[
+    "importance_sampling", "ppo", "full_reverse_kl", "jsd", "top_k_reverse_kl", "byte_reverse_kl"
+]
 _SAMPLED_LOSSES: tuple[LossName, ...] = ("importance_sampling", "ppo")
 """The losses that read the sampled token's probability only; the others compare distributions."""
 
@@ -124,6 +126,10 @@ class TeacherSection(ConfigSection):
     context_file: Annotated[str, Field(min_length=1)] | None = None
     """A text file, relative to the folder of config.yml, that the teacher reads at the end of its
     system message: a policy, a SKILL.md, examples, tool documentation."""
+    tokens: Literal["same", "reread"] = "same"
+    """same: the teacher scores the student's own tokens, so both must have the same tokenizer and
+    chat template. reread: a teacher with others reads the student's text in its own tokens, and
+    both are compared byte by byte (algorithm.loss_fn byte_reverse_kl)."""
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 32
     """The most rollouts that a server scores at once."""
     timeout: Annotated[float, Field(gt=0)] = 300.0
@@ -199,7 +205,8 @@ class AlgorithmSection(ConfigSection):
     """The loss of on-policy distillation and its coefficients."""
 
     loss_fn: LossName | Literal["auto"] = "auto"
-    """The loss; auto: full_reverse_kl with a teacher in this process, else top_k_reverse_kl."""
+    """The loss; auto: full_reverse_kl with a teacher in this process, else top_k_reverse_kl;
+    byte_reverse_kl with teacher.tokens reread."""
     kl_penalty_coef: Annotated[float, Field(gt=0)] | None = None
     """β, the weight of the divergence from the teacher. None: 0.1 in importance_sampling's and
     ppo's advantage -β (log p_student - log p_teacher); 1 as a factor of the other losses."""
@@ -230,11 +237,13 @@ class AlgorithmSection(ConfigSection):
     substeps: Annotated[int, Field(ge=1, le=64)] = 1
     """The number of optimiser steps per iteration, each on an equal share of the rollouts."""
 
-    def resolved(self, *, is_served: bool) -> "AlgorithmSection":
+    def resolved(self, *, is_served: bool, is_reread: bool = False) -> "AlgorithmSection":
         """Returns the section with `auto` replaced by the loss that suits the kind of teacher."""
         if self.loss_fn != "auto":
             return self
         loss_fn = "top_k_reverse_kl" if is_served else "full_reverse_kl"
+        if is_reread:
+            loss_fn = "byte_reverse_kl"
         return self.model_copy(update={"loss_fn": loss_fn})
 
     @property
@@ -245,7 +254,8 @@ class AlgorithmSection(ConfigSection):
     @property
     def needs_logits(self) -> bool:
         """Whether the loss needs the teacher's whole distribution, which no server returns."""
-        return self.loss_fn in ("auto", "full_reverse_kl", "jsd") or self.kl_baseline == "exact"
+        whole = ("auto", "full_reverse_kl", "jsd", "byte_reverse_kl")
+        return self.loss_fn in whole or self.kl_baseline == "exact"
 
     @property
     def num_teacher_tokens(self) -> int | None:

@@ -15,6 +15,7 @@ from stillroom.train.config.distill_sections import (
     SoftTargetsSection,
     TeacherSection,
 )
+from stillroom.train.config.teacher_settings import teacher_problem
 
 LoraChoice = (
     Literal["auto", "attention", "all-linear"]
@@ -327,7 +328,8 @@ class TrainConfig(ConfigSection):
     def _loss_is_named(self) -> "TrainConfig":
         """Replaces the loss `auto`, so that the run's record names the loss that is used."""
         is_served = self.teacher is not None and self.teacher.is_served
-        named = self.algorithm.resolved(is_served=is_served)
+        is_reread = self.teacher is not None and self.teacher.tokens == "reread"
+        named = self.algorithm.resolved(is_served=is_served, is_reread=is_reread)
         return self if named is self.algorithm else self.model_copy(update={"algorithm": named})
 
     @model_validator(mode="after")
@@ -419,15 +421,9 @@ class TrainConfig(ConfigSection):
         return self
 
     @model_validator(mode="after")
-    def _whole_distributions_are_in_process(self) -> "TrainConfig":
-        is_served = self.teacher is not None and self.teacher.is_served
-        if self.dataset_type == "distill" and is_served and self.algorithm.needs_logits:
-            name = "kl_baseline exact" if self.algorithm.is_sampled_loss else self.algorithm.loss_fn
-            raise ValueError(
-                f"algorithm: {name} needs the teacher's whole distribution, which no server gives: "
-                "take importance_sampling or top_k_reverse_kl, or a teacher in this process "
-                "(teacher.provider hf)"
-            )
+    def _teacher_gives_what_the_loss_needs(self) -> "TrainConfig":
+        if (problem := teacher_problem(self)) is not None:
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

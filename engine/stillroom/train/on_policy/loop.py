@@ -28,7 +28,7 @@ from stillroom.train.methods.sft import PrepareTargets
 from stillroom.train.on_policy.alarms import find_alarms
 from stillroom.train.on_policy.policy_update import update_student
 from stillroom.train.on_policy.preflight import check_before_rollouts
-from stillroom.train.on_policy.rollout_metrics import rollout_metrics
+from stillroom.train.on_policy.rollout_metrics import reading_metrics, rollout_metrics
 from stillroom.train.on_policy.student_rollouts import (
     IterationRollouts,
     nothing_sampled,
@@ -37,6 +37,7 @@ from stillroom.train.on_policy.student_rollouts import (
     sequences_of,
 )
 from stillroom.train.on_policy.teachers import Teachers, load_teachers
+from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.encode import EncodedSft
 from stillroom.train.student.optimizer import Optimizer
 
@@ -79,6 +80,7 @@ def distill(
         for teacher in teachers.local.values():
             sampling_notes += check_decoding(teacher.loaded)
     notes = [note for teacher in set(teachers.local.values()) for note in teacher.head.notes]
+    notes += teachers.notes
     notes += check_before_rollouts(
         workspace, config, session.student, teachers.local, plan.views, tasks
     )
@@ -126,7 +128,10 @@ async def train_on_policy(
                 session, environment, teachers, batches, iteration, carried=progress.carried
             )
             sampled_s, clock = time.monotonic() - clock, time.monotonic()
-            metrics = await _learn(session, sampled, teachers, optimizer, iteration)
+            sequences = sequences_of(sampled.ended, teachers.pairs, environment.views)
+            if not sequences:
+                raise nothing_sampled(sampled, iteration)
+            metrics = await _learn(session, sampled, sequences, teachers, optimizer, iteration)
             metrics |= {"sample_s": sampled_s, "update_s": time.monotonic() - clock}
             progress.carried = sampled.carried
             session.after_step(first_step + iteration + 1, last_step, metrics, phase=phase)
@@ -138,14 +143,12 @@ async def train_on_policy(
 async def _learn(
     session: Session,
     sampled: IterationRollouts,
+    sequences: Sequence[TrainingSequence],
     teachers: Teachers,
     optimizer: Optimizer,
     iteration: int,
 ) -> dict[str, float]:
     """Updates the student on an iteration's rollouts and returns its metrics."""
-    sequences = sequences_of(sampled.ended)
-    if not sequences:
-        raise nothing_sampled(sampled, iteration)
     stats = await anyio.to_thread.run_sync(
         update_student,
         session.student,
@@ -157,6 +160,7 @@ async def _learn(
     )
     session.trained_tokens += stats.num_tokens
     algorithm = session.config.algorithm
-    return rollout_metrics(session.config, sampled, iteration) | stats.metrics(
+    metrics = rollout_metrics(session.config, sampled, iteration) | reading_metrics(sequences)
+    return metrics | stats.metrics(
         is_clipped=algorithm.loss_fn == "ppo", is_capped=algorithm.importance_cap is not None
     )

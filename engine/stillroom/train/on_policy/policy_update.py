@@ -17,6 +17,7 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.loop.row_batches import epoch_order
+from stillroom.train.on_policy.byte_scores import add_gradient_with_reader
 from stillroom.train.on_policy.token_losses import KnownTokens, UpdateStats, token_losses
 from stillroom.train.on_policy.token_scores import (
     Losses,
@@ -145,6 +146,10 @@ def _add_gradient(
             "teacher",
             "look into the run's log for what its server answered, then resume the run",
         )
+    readings = [member.reading for member in members if member.reading is not None]
+    if readings:
+        add_gradient_with_reader(student, teacher, batch, readings, losses)
+        return
     teacher_batch = batch
     if any(member.teacher_tokens is not None for member in members):
         # The teacher's own prompt may be long, and the batch was chosen by the student's tokens.

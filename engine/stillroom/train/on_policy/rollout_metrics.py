@@ -6,6 +6,7 @@ from stillroom.rollout.episode.collect import FailedRollout
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.on_policy.student_policy import StudentRollout
 from stillroom.train.on_policy.student_rollouts import IterationRollouts, limits_of
+from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.types import StopReason, TokenTrace, Trajectory
 
 _NGRAM = 4
@@ -52,6 +53,23 @@ def _has_own_prompts(config: TrainConfig) -> bool:
     teacher = config.teacher
     own = (teacher.system, teacher.context_file) if teacher is not None else ()
     return any(text is not None for text in (config.model.system, *own))
+
+
+def reading_metrics(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+    """Returns how much of the rollouts a teacher with other tokens could be compared with.
+
+    Nothing if all teachers read the student's own tokens.
+    """
+    readings = [one.reading for one in sequences if one.reading is not None]
+    if not readings:
+        return {}
+    num_tokens = sum(one.tokens.num_trained for one in sequences if one.reading is not None)
+    return {
+        "byte_share": sum(one.num_compared for one in readings)
+        / max(1, sum(one.num_bytes for one in readings)),
+        "not_compared": sum(one.num_left_out for one in readings) / max(1, num_tokens),
+        "teacher_tokens": sum(one.tokens.num_trained for one in readings) / max(1, num_tokens),
+    }
 
 
 def _rewards(ended: Sequence[tuple[Trajectory, StudentRollout]]) -> dict[str, float]:

@@ -3,12 +3,15 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import anyio
 
 from stillroom.data.formats import Task
+from stillroom.data.instruction import UNCHANGED, PromptViews
 from stillroom.errors import DataError, EngineError, RunCancelledError, RunError
 from stillroom.models.batches import sampled_sequence
+from stillroom.models.reread.rereading import ReadingPair
 from stillroom.rollout.episode.collect import (
     FailedRollout,
     Outcome,
@@ -175,6 +178,8 @@ async def _scored(
     if not isinstance(outcome, Trajectory) or trace is None or not any(trace.sampled):
         return SampledRollout(outcome, rollout)
     dataset = rollout.task.dataset
+    if dataset in teachers.pairs:
+        return SampledRollout(outcome, rollout)
     own = reading(rollout.task, trace, outcome.tools) if reading is not None else None
     if not teachers.can_read(own or trace, dataset):
         return SampledRollout(outcome, rollout, is_left_out=True)
@@ -286,8 +291,16 @@ def nothing_sampled(sampled: IterationRollouts, iteration: int) -> EngineError:
     )
 
 
-def sequences_of(sampled: Sequence[SampledRollout]) -> list[TrainingSequence]:
-    """Returns the rollouts' exact tokens, without rollouts that failed or have no sampled token."""
+def sequences_of(
+    sampled: Sequence[SampledRollout],
+    pairs: Mapping[int, ReadingPair] = MappingProxyType({}),
+    views: PromptViews = UNCHANGED,
+) -> list[TrainingSequence]:
+    """Returns the rollouts' exact tokens, without rollouts that failed or have no sampled token.
+
+    pairs: by dataset, the student and a teacher that reads its rollouts in tokens of its own;
+    `views` are the prompts that both read.
+    """
     sequences: list[TrainingSequence] = []
     for one in sampled:
         rollout = one.outcome
@@ -296,12 +309,20 @@ def sequences_of(sampled: Sequence[SampledRollout]) -> list[TrainingSequence]:
             continue
         if one.is_left_out:
             continue
+        dataset = one.rollout.task.dataset
+        reading = None
+        if (pair := pairs.get(dataset)) is not None:
+            prompt = one.rollout.task.messages
+            sampled_messages = rollout.messages[len(views.student.put_before(prompt)) :]
+            messages = [*views.teacher.put_before(prompt), *sampled_messages]
+            reading = pair.read(trace, messages, rollout.tools, num_turns=rollout.turns)
         sequences.append(
             TrainingSequence(
                 sampled_sequence(trace),
                 trace.sampled_logprobs,
                 one.teacher,
-                one.rollout.task.dataset,
+                reading,
+                dataset,
                 reward=rollout.reward,
                 prompt=rollout.task_id,
                 teacher_tokens=one.reading and sampled_sequence(one.reading),

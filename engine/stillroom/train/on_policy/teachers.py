@@ -1,6 +1,6 @@
 """The teachers that score the student's tokens: models in this process or on servers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Self
@@ -8,6 +8,7 @@ from typing import Self
 from stillroom.errors import CallFailedError, ConfigError
 from stillroom.models.load import LoadedModel, load_model
 from stillroom.models.pairing import check_pair
+from stillroom.models.reread.rereading import ReadingPair
 from stillroom.models.resolve import locate_model
 from stillroom.rollout.episode.collect import FailedRollout, key_of
 from stillroom.serving.teacher import ServedTeacher
@@ -17,6 +18,7 @@ from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import DatasetTeacher
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.config.teacher_servers import served_teacher
+from stillroom.train.on_policy.reading_preflight import open_pair, reading_note
 from stillroom.train.student.model import Student
 from stillroom.types import Failure, TokenTrace, Trajectory
 
@@ -29,6 +31,10 @@ class Teachers:
     """The teachers in this process, by dataset; they score during the update."""
     served: Mapping[int, ServedTeacher] = field(default_factory=dict[int, ServedTeacher])
     """The teachers on servers, by dataset; they score each rollout as soon as it ends."""
+    pairs: Mapping[int, ReadingPair] = field(default_factory=dict[int, ReadingPair])
+    """By dataset, the student and a teacher that reads its rollouts in tokens of its own."""
+    notes: Sequence[str] = ()
+    """What the user should know about how the teachers read."""
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
@@ -82,23 +88,36 @@ def load_teachers(
         raise ConfigError("dataset_type distill needs teacher.path", "name the teacher's model")
     local: dict[DatasetTeacher, LocalTeacher] = {}
     served: dict[DatasetTeacher, ServedTeacher] = {}
+    pairs: dict[DatasetTeacher, ReadingPair] = {}
+    notes: list[str] = []
     for one in dict.fromkeys(config.teachers):
         if one.section.is_served:
             top_k = config.algorithm.num_teacher_tokens
             served[one] = served_teacher(workspace, one, top_k=top_k)
             continue
-        local[one] = load_local_teacher(workspace, one, student.loaded)
+        teacher = load_local_teacher(workspace, one, student.loaded)
+        local[one] = teacher
+        if one.section.tokens == "reread":
+            pair = open_pair(student.loaded, teacher.loaded, config.rollout)
+            notes.append(reading_note(one.path, pair))
+            if pair is not None:
+                pairs[one] = pair
     of_dataset = list(enumerate(config.teachers))
     return Teachers(
         local={i: local[one] for i, one in of_dataset if one in local},
         served={i: served[one] for i, one in of_dataset if one in served},
+        pairs={i: pairs[one] for i, one in of_dataset if one in pairs},
+        notes=notes,
     )
 
 
 def load_local_teacher(
     workspace: Workspace, teacher: DatasetTeacher, student: LoadedModel
 ) -> LocalTeacher:
-    """Loads a teacher in this process. Raises ModelError if it can't score the student's tokens."""
+    """Loads a teacher in this process.
+
+    Raises ModelError if it can't score the student's tokens and is not to read them again.
+    """
     section = teacher.section
     loaded = load_model(
         workspace,
@@ -107,5 +126,6 @@ def load_local_teacher(
         quantization=section.quantization,
         spread=section.spread,
     )
-    check_pair(student, loaded)
+    if section.tokens == "same":
+        check_pair(student, loaded)
     return LocalTeacher(loaded)

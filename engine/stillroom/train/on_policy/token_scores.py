@@ -93,15 +93,15 @@ def score_with_top_tokens(
 ) -> TokenScores:
     """Returns the scores of the batch's trained tokens by the teacher's likeliest tokens."""
     scorer = _TopTokensScorer(top, settings)
-    return _score_by_autograd(student, scorer, batch, student.head.max_positions)
+    return score_by_autograd(student, scorer, batch, student.head.max_positions)
 
 
-def _add_gradient(student: Student, scorer: "_Scorer", batch: TokenBatch, losses: Losses) -> None:
+def _add_gradient(student: Student, scorer: "Scorer", batch: TokenBatch, losses: Losses) -> None:
     """Adds the gradient of the losses' sum by scores that need no teacher in this process."""
     if (by_hand := student.by_hand) is not None:
         by_hand.add_loss_gradient(batch, scorer.compare, losses)
         return
-    scores = _score_by_autograd(student, scorer, batch, student.head.max_positions)
+    scores = score_by_autograd(student, scorer, batch, student.head.max_positions)
     losses(slice(0, batch.num_trained), scores).sum().backward()
 
 
@@ -118,10 +118,10 @@ def score_with_teacher(
     """
     scorer = _LocalScorer(teacher, batch, teacher_batch, algorithm)
     tile_size = min(student.head.max_positions, teacher.head.max_positions)
-    return _score_by_autograd(student, scorer, batch, tile_size)
+    return score_by_autograd(student, scorer, batch, tile_size)
 
 
-class _Scorer(Protocol):
+class Scorer(Protocol):
     """A teacher that scores the tokens of one batch, tile by tile."""
 
     @property
@@ -143,8 +143,8 @@ class _Scorer(Protocol):
         ...
 
 
-def _score_by_autograd(
-    student: Student, scorer: _Scorer, batch: TokenBatch, tile_size: int
+def score_by_autograd(
+    student: Student, scorer: Scorer, batch: TokenBatch, tile_size: int
 ) -> TokenScores:
     """Returns the scores, without holding either model's logits for all tokens at once."""
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from stillroom.errors import DataError
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import LoadedModel
+from stillroom.models.reread.rereading import ByteReading
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.on_policy.advantages import decayed, reward_advantages
@@ -32,6 +33,8 @@ class TrainingSequence:
     teacher: TeacherScores | None = None
     """A served teacher's scores; None: a teacher in this process scores the tokens in the
     update."""
+    reading: ByteReading | None = None
+    """The rollout in the tokens of a teacher that has others; None: it reads the student's."""
     dataset: int = 0
     """The index in `data.train_file` of its prompt's file, which determines its teacher."""
     reward: float | None = None
@@ -112,6 +115,7 @@ def _without(special_ids: AbstractSet[int], sequence: TrainingSequence) -> Train
         teacher_tokens=teacher_tokens and _only(teacher_tokens, special_ids),
         sampler_logprobs=[sequence.sampler_logprobs[place] for place in kept],
         teacher=teacher,
+        reading=sequence.reading and sequence.reading.of_tokens(kept),
         advantages=sequence.advantages and [sequence.advantages[place] for place in kept],
     )
 

@@ -12,6 +12,7 @@ import anyio
 from stillroom.data.formats import Task
 from stillroom.data.instruction import PromptViews
 from stillroom.models.batches import sampled_sequence
+from stillroom.models.reread.rereading import ReadingPair
 from stillroom.policy.hf import HFPolicy
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import TrainConfig
@@ -67,7 +68,8 @@ def try_iteration(
     num = max(1, min(num, int(operations / (8 * size * (max_tokens + _PROMPT_TOKENS)))))
     chosen = [tasks[index // config.data.group_size % len(tasks)] for index in range(num)]
     started = time.monotonic()
-    sequences = anyio.run(_sample, student, config, chosen, views, max_tokens)
+    pair = teachers.pairs.get(0)
+    sequences = anyio.run(_sample, student, config, chosen, views, max_tokens, pair)
     tokens = [sequence.tokens.num_trained for sequence in sequences]
     if not sum(tokens):
         return None
@@ -89,8 +91,12 @@ async def _sample(
     tasks: Sequence[Task],
     views: PromptViews,
     max_tokens: int,
+    pair: ReadingPair | None,
 ) -> list[TrainingSequence]:
-    """Returns one sampled turn for each task, as both models read it."""
+    """Returns one sampled turn for each task, as both models read it.
+
+    pair: the student and a teacher that reads it in tokens of its own; None: in the student's.
+    """
     student.module.eval()
     sampling = SamplingSettings(temperature=1.0, max_tokens=max_tokens, seed=config.trainer.seed)
     sequences: list[TrainingSequence] = []
@@ -106,15 +112,21 @@ async def _sample(
     async def sample_turn(task: Task, number: int) -> None:
         messages = views.for_student(task).messages
         async with policy.converse(messages, [], seed_key=str(number)) as conversation:
-            await conversation.sample()
+            turn = await conversation.sample()
             trace = conversation.trace()
         if trace is None or not any(trace.sampled):
             return
-        own = read(task, trace, [])
+        reading, own = None, None
+        if pair is not None:
+            prompt = views.teacher.put_before(task.messages)
+            reading = pair.read(trace, [*prompt, turn.message], [], num_turns=1)
+        else:
+            own = read(task, trace, [])
         sequences.append(
             TrainingSequence(
                 sampled_sequence(trace),
                 trace.sampled_logprobs,
+                reading=reading,
                 teacher_tokens=own and sampled_sequence(own),
             )
         )

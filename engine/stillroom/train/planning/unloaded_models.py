@@ -25,6 +25,7 @@ from stillroom.train.on_policy.preflight import (
     num_own_tokens,
     prompt_leads,
 )
+from stillroom.train.on_policy.reading_preflight import open_pair
 from stillroom.train.planning import forecast
 from stillroom.train.planning.dry_forward import empty_model, sampling_bytes, size_of
 from stillroom.train.planning.forecast import ModelSize, RowTokens
@@ -126,7 +127,7 @@ def load_teachers_without_weights(
 ) -> UnloadedTeachers:
     """Returns the size and the context of the teachers in this process.
 
-    Raises ModelError for a teacher whose tokens or chat template are not the student's.
+    Raises ModelError for a teacher that cannot read what the student writes.
     """
     total, no_stop_ids = 0, frozenset[int]()
     contexts: dict[DatasetTeacher, int] = {}
@@ -136,10 +137,14 @@ def load_teachers_without_weights(
         location = locate_model(workspace, teacher.path)
         base = adapter_base(workspace, location) if location.is_adapter else location
         empty = empty_model(base, precision=teacher.section.precision, device=unloaded.device)
-        check_pair(
+        pair = (
             LoadedModel(unloaded.location, unloaded.empty, unloaded.tokenizer, no_stop_ids),
             LoadedModel(location, empty, load_tokenizer(location), no_stop_ids),
         )
+        if teacher.section.tokens == "reread":
+            open_pair(*pair, unloaded.config.rollout)
+        else:
+            check_pair(*pair)
         is_quantized = teacher.section.quantization is not None
         total += size_of(empty, is_quantized=is_quantized).weight_bytes
         contexts[teacher] = context_length(empty)
@@ -156,7 +161,13 @@ def check_models(
     """Checks the teachers and returns notes; raises an EngineError if one would end the run."""
     config = unloaded.config
     local_paths = dict.fromkeys(t.path for t in config.teachers if not t.section.is_served)
-    checks = [f"{path} has the student's tokens and chat template" for path in local_paths]
+    is_reread = config.teacher is not None and config.teacher.tokens == "reread"
+    fits = (
+        "can read the student's text in tokens of its own"
+        if is_reread
+        else "has the student's tokens and chat template"
+    )
+    checks = [f"{path} {fits}" for path in local_paths]
     max_context = min(context_length(unloaded.empty), config.rollout.max_context_window)
     leads = prompt_leads(unloaded.tokenizer, views, tasks)
     known = {i: teachers.contexts.get(one) for i, one in enumerate(config.teachers)}

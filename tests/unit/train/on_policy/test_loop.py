@@ -22,7 +22,7 @@ def distill(tmp_path, student, teacher, *, prompts=8, **sections):
     return project
 
 
-@pytest.mark.parametrize("loss_fn", get_args(LossName))
+@pytest.mark.parametrize("loss_fn", sorted({*get_args(LossName)} - {"byte_reverse_kl"}))
 @pytest.mark.parametrize("rank", [0, 4])
 def test_training_comes_nearer_to_the_teacher(tmp_path, tiny_models, loss_fn, rank):
     project = distill(

@@ -1,0 +1,1 @@
+"""A teacher with a tokenizer and a template of its own reads the student's text again, by bytes."""

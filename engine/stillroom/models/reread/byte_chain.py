@@ -1,0 +1,228 @@
+"""The reverse KL over next bytes: two models with other tokenizers compared on the same text.
+
+At each place of a turn (a `Unit`) a model's probabilities of the next tokens are added up to those
+of the next byte, given the bytes of the token that are fixed already; ends of turns and openings of
+calls are symbols beside the 256 bytes. Symbols that only one side can tell apart at the place count
+as one. This takes each text to be cut as the tokenizer cuts it; other ways of cutting the same text
+have nearly no probability.
+Shapes: n positions of a tile, V vocabulary, P tokens of a trie (sorted), M units, S symbols.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stillroom.models.placement import in_float64
+from stillroom.models.reread.byte_trie import ByteTrie
+from stillroom.models.reread.byte_units import Choice
+
+LEAST = 1e-7
+"""The least probability that a symbol counts with, so that one symbol costs at most 16 nats."""
+NUM_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TriePlaces:
+    """Where units stand in one side's trie: a few numbers for each prefix that occurs."""
+
+    low_M: Tensor
+    high_M: Tensor
+    starts_M: Tensor
+    """The first sorted token of each next byte, and the end, [M, 257]."""
+    is_root_M: Tensor
+
+    def part(self, part: slice) -> "TriePlaces":
+        """Returns some of the places."""
+        return TriePlaces(
+            self.low_M[part], self.high_M[part], self.starts_M[part], self.is_root_M[part]
+        )
+
+    def rows(self, chosen_m: Tensor) -> "TriePlaces":
+        """Returns the places with these indices."""
+        return TriePlaces(
+            self.low_M[chosen_m],
+            self.high_M[chosen_m],
+            self.starts_M[chosen_m],
+            self.is_root_M[chosen_m],
+        )
+
+
+def trie_places(trie: ByteTrie, prefixes: Sequence[bytes], device: torch.device) -> TriePlaces:
+    """Returns the places of units whose tokens begin with these bytes."""
+    index = {prefix: place for place, prefix in enumerate(dict.fromkeys(prefixes))}
+    nodes = [trie.node(prefix) for prefix in index]
+    of_unit = np.array([index[prefix] for prefix in prefixes], dtype=np.int64)
+    starts = np.stack([node.starts for node in nodes]) if nodes else np.zeros((0, 257), np.int32)
+    bounds = np.array([(node.low, node.high) for node in nodes], dtype=np.int64).reshape(-1, 2)
+    return TriePlaces(
+        torch.from_numpy(bounds[of_unit, 0]).to(device),
+        torch.from_numpy(bounds[of_unit, 1]).to(device),
+        torch.from_numpy(starts[of_unit]).to(device),
+        torch.tensor([not prefix for prefix in prefixes], dtype=torch.bool, device=device),
+    )
+
+
+class SortedSums:
+    """Cumulative sums of a tile's probabilities, over the tokens sorted by their bytes."""
+
+    def __init__(self, probabilities_nV: Tensor, order_P: Tensor) -> None:
+        self.probabilities_nV = probabilities_nV
+        num_rows, width = len(probabilities_nV), len(order_P) + 1
+        self._sums = probabilities_nV.new_zeros(num_rows, width, dtype=torch.float64)
+        sorted_nP = probabilities_nV.index_select(1, order_P)
+        torch.cumsum(sorted_nP, 1, dtype=torch.float64, out=self._sums[:, 1:])
+
+    def at(self, rows_m: Tensor, tokens: Tensor) -> Tensor:
+        """Returns the sums before sorted tokens, [m] or [m, k], of the tile's rows `rows_m`."""
+        width = self._sums.shape[1]
+        base = rows_m * width
+        return self._sums.flatten()[(base if tokens.ndim == 1 else base[:, None]) + tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class SideSymbols:
+    """One side's probabilities of the symbols at some units."""
+
+    probabilities_mS: Tensor
+    """[m, 256 + the choice's symbols], in float64."""
+    is_known_mS: Tensor
+    """Which symbols the side can tell apart there."""
+    total_m: Tensor
+    """The probability of what is known of the token so far."""
+
+
+def side_symbols(
+    sums: SortedSums, rows_m: Tensor, places: TriePlaces, choice: Choice, *, is_student: bool
+) -> SideSymbols:
+    """Returns the probabilities of the next symbols at units of one choice."""
+    starts = places.starts_M.long()
+    edges = sums.at(rows_m, starts)
+    bytes_m = (edges[:, 1:] - edges[:, :-1]).clamp_min(0)
+    known_m = starts[:, 1:] > starts[:, :-1]
+    inside_m = sums.at(rows_m, places.high_M) - sums.at(rows_m, places.low_M)
+    total_m = inside_m
+    if not choice.is_conditional:
+        total_m = torch.where(places.is_root_M, torch.ones_like(inside_m), inside_m)
+    columns, known = [bytes_m], [known_m]
+    hidden = torch.zeros(NUM_BYTES, dtype=torch.bool, device=bytes_m.device)
+    hidden[:] = not (choice.has_bytes or choice.is_conditional)
+    for symbol in choice.symbols:
+        ids = symbol.student_ids if is_student else symbol.teacher_ids
+        letters = list(symbol.student_bytes if is_student else symbol.teacher_bytes)
+        mass_m = bytes_m[:, letters].sum(1)
+        is_known = known_m[:, letters].all(1)
+        if ids:
+            marks_m = in_float64(sums.probabilities_nV[:, list(ids)][rows_m]).sum(1)
+            mass_m, is_known = mass_m + marks_m, is_known & places.is_root_M
+        columns.append(mass_m[:, None])
+        known.append(is_known[:, None])
+        hidden[[*symbol.student_bytes, *symbol.teacher_bytes]] = True
+    known[0] = known_m & ~hidden
+    return SideSymbols(
+        torch.cat(columns, 1) / total_m.clamp_min(1e-300)[:, None], torch.cat(known, 1), total_m
+    )
+
+
+def with_longer_tokens(
+    side: SideSymbols, sums: SortedSums, rows_m: Tensor, before: TriePlaces, choice: Choice
+) -> SideSymbols:
+    """Returns a teacher's symbols at the ends of its tokens, where these might have gone on.
+
+    The student's text is cut as the teacher's tokenizer cuts it, but the teacher may be nearly sure
+    of a longer token: after `c` of an item `candle`, what it says after the token `c` does not
+    count, as that token has no probability. So next bytes are those within longer tokens and, by
+    the share of the token itself, those that follow it.
+    rows_m, before: the rows of the tokens before, and their places; the root stands for none.
+    """
+    starts = before.starts_M.long()
+    edges = sums.at(rows_m, starts)
+    longer_m = (edges[:, 1:] - edges[:, :-1]).clamp_min(0)
+    low_m, high_m = sums.at(rows_m, before.low_M), sums.at(rows_m, before.high_M)
+    total_m = (high_m - low_m).clamp_min(1e-300)
+    share_m = ((edges[:, 0] - low_m) / total_m)[:, None]
+    marks = [
+        longer_m[:, list(symbol.teacher_bytes)].sum(1, keepdim=True) for symbol in choice.symbols
+    ]
+    mixed = torch.cat([longer_m, *marks], 1) / total_m[:, None] + share_m * side.probabilities_mS
+    has_before = ~before.is_root_M[:, None]
+    probabilities = torch.where(has_before, mixed, side.probabilities_mS)
+    return SideSymbols(probabilities, side.is_known_mS, side.total_m)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitKl:
+    """The reverse KL at units of one choice."""
+
+    value_m: Tensor
+    gaps_mS: Tensor
+    """log p_student - log p_teacher of each symbol, and last of all others together, [m, S + 1]."""
+    is_shared_mS: Tensor
+    """Which symbols both sides can tell apart."""
+
+
+def unit_kl(student: SideSymbols, teacher: SideSymbols) -> UnitKl:
+    """Returns KL(student || teacher) over the symbols that both sides can tell apart."""
+    is_shared = student.is_known_mS & teacher.is_known_mS
+    ours, their = (_with_others(side, is_shared) for side in (student, teacher))
+    gaps = ours.log() - their.log()
+    return UnitKl((ours * gaps).sum(1), gaps, is_shared)
+
+
+def _with_others(side: SideSymbols, is_shared_mS: Tensor) -> Tensor:
+    symbols = side.probabilities_mS.masked_fill(~is_shared_mS, 0.0)
+    others = 1 - symbols.sum(1, keepdim=True)
+    return torch.cat([symbols, others], 1).clamp_min(LEAST)
+
+
+class SlopeSums:
+    """Collects how the divergence changes with each token's probability, over a tile.
+
+    What is added to a range of sorted tokens is kept as its two ends, and summed up once.
+    """
+
+    def __init__(self, probabilities_nV: Tensor, rank_V: Tensor, *, num_sorted: int) -> None:
+        """`rank_V`: the place of each token among the P sorted ones; P for all others."""
+        self._probabilities_nV, self._rank_V = probabilities_nV, rank_V
+        num_rows = len(probabilities_nV)
+        self._ends = probabilities_nV.new_zeros(num_rows, num_sorted + 1)
+        self._rows = probabilities_nV.new_zeros(num_rows)
+        self._marks: list[tuple[Tensor, tuple[int, ...], Tensor]] = []
+
+    def add(
+        self, rows_m: Tensor, places: TriePlaces, choice: Choice, kl: UnitKl, student: SideSymbols
+    ) -> None:
+        """Adds the slopes of units of one choice."""
+        others_m = kl.gaps_mS[:, -1]
+        slopes_mS = (kl.gaps_mS[:, :-1] - others_m[:, None]) * kl.is_shared_mS
+        slopes_mS = (slopes_mS / student.total_m.clamp_min(1e-300)[:, None]).to(self._ends)
+        slopes_m = slopes_mS[:, :NUM_BYTES]
+        for index, symbol in enumerate(choice.symbols):
+            of_symbol = slopes_mS[:, NUM_BYTES + index]
+            for letter in symbol.student_bytes:
+                slopes_m[:, letter] = of_symbol
+            if symbol.student_ids:
+                self._marks.append((rows_m, symbol.student_ids, of_symbol))
+        ends = torch.nn.functional.pad(slopes_m, (1, 1)).diff(dim=1)
+        self._put(rows_m[:, None], places.starts_M.long(), ends)
+        base = (others_m - kl.value_m) / student.total_m.clamp_min(1e-300)
+        is_all = places.is_root_M & (not choice.is_conditional)
+        self._rows.index_add_(0, rows_m, base.masked_fill(~is_all, 0.0).to(self._ends))
+        base = base.masked_fill(is_all, 0.0).to(self._ends)
+        self._put(rows_m, places.low_M, base)
+        self._put(rows_m, places.high_M, -base)
+
+    def _put(self, rows: Tensor, columns: Tensor, values: Tensor) -> None:
+        places = rows * self._ends.shape[1] + columns
+        self._ends.view(-1).index_add_(0, places.flatten(), values.flatten())
+
+    def gradient(self) -> Tensor:
+        """Returns the gradient with regard to the student's logits, [n, V]."""
+        slopes_nV = self._ends.cumsum(1).index_select(1, self._rank_V)
+        slopes_nV += self._rows[:, None]
+        for rows_m, ids, values_m in self._marks:
+            for token in ids:
+                slopes_nV[:, token].index_add_(0, rows_m, values_m)
+        return slopes_nV.mul_(self._probabilities_nV)

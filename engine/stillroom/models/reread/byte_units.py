@@ -1,0 +1,337 @@
+"""Where two models' readings of a turn can be compared byte by byte, and over which symbols.
+
+A unit is a place in the turn at which both models say what comes next: the next byte, or a mark of
+the template (a call's opening, the end of the turn). A model may be at the beginning of a token or
+within one there; in a token its probabilities are those of the tokens that go on as this one has.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from stillroom.models.reread.token_bytes import TokenBytes, encode
+from stillroom.models.reread.turn_marks import TurnMarks, shared_start, whole_json
+from stillroom.models.reread.turn_parts import Kind, TurnPart, texts_between
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A mark as one symbol: the tokens and the bytes that begin it on each side.
+
+    A byte that begins a mark on one side only and is not text counts to nothing on the other; a
+    blank that may be text as well counts to the symbol on both.
+    """
+
+    student_ids: tuple[int, ...] = ()
+    teacher_ids: tuple[int, ...] = ()
+    student_bytes: tuple[int, ...] = ()
+    teacher_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The symbols that are told apart at a place; all others count as one."""
+
+    symbols: tuple[Symbol, ...]
+    has_bytes: bool = True
+    """Whether each next byte is a symbol."""
+    is_conditional: bool = False
+    """Whether only bytes count, because one side has chosen to write text by an earlier mark."""
+    of_kind: Mapping[Kind, int] = field(default_factory=dict[Kind, int])
+    """256 and the index of the symbol that begins what may follow, by the kind of that part."""
+
+
+class Unit(NamedTuple):
+    """A place at which both models are compared."""
+
+    student_token: int
+    student_prefix: bytes
+    """The bytes of the student's token that are fixed before the place."""
+    teacher_token: int
+    teacher_prefix: bytes
+    teacher_before: bytes
+    """The teacher's token before, if the place is where it ends and it might have gone on."""
+    choice: int
+    """The index of its choice."""
+    symbol: int
+    """The byte that was sampled, or 256 and the index of the choice's symbol; -1: neither."""
+
+
+class ReadingSide(NamedTuple):
+    """One model's tokenizer with its template's marks."""
+
+    tokenizer: Any
+    tokens: TokenBytes
+    marks: TurnMarks
+    stop_ids: frozenset[int]
+
+
+@dataclass(slots=True)
+class Choices:
+    """The choices of a pair of models, found as they are needed."""
+
+    student: ReadingSide
+    teacher: ReadingSide
+    known: list[Choice] = field(default_factory=list[Choice])
+    _index: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+
+    def within(self, kind: Kind, text: bytes = b"") -> int:
+        """Returns the choice at a byte within a part, or right after its last byte.
+
+        text: the part so far, whose last blank may be the one that a mark begins with.
+        """
+        return self._get("blank" if text[-1:].isspace() else "within", kind)
+
+    def after(self, kind: Kind) -> "Chosen | None":
+        """Returns the choice of what follows a part, past what follows in any case.
+
+        None if nothing follows it on both sides.
+        """
+        texts = self._texts(kind)
+        if not texts[0]:
+            return None
+        student, teacher = (
+            lead(side, one) for side, one in zip((self.student, self.teacher), texts, strict=True)
+        )
+        return Chosen(len(student.encode()), len(teacher.encode()), self._get("after", kind))
+
+    def closing(self, kind: Kind) -> str:
+        """Returns what the teacher's template writes after a part, whatever follows."""
+        return lead(self.teacher, self._texts(kind)[1])
+
+    def first_of(self, kind: Kind, before: Kind) -> int:
+        """Returns the choice at a part's first byte."""
+        if kind != "text" or before not in ("start", "thought"):
+            return self.within(kind)
+        if self.begins_freely(before):
+            return self._get("after", before)
+        return self._get("bytes", "text")
+
+    def begins_freely(self, kind: Kind) -> bool:
+        """Whether content follows a part of this kind without a mark of its own on both sides."""
+        texts = self._texts(kind)
+        sides = zip((self.student, self.teacher), texts, strict=True)
+        return all("text" in one and one["text"] == lead(side, one) for side, one in sides)
+
+    def _texts(self, kind: Kind) -> tuple[dict[Kind, str], dict[Kind, str]]:
+        """Returns what each template writes before each kind of part that may follow on both."""
+        ours, other = (texts_between(side.marks, kind) for side in (self.student, self.teacher))
+        both = ours.keys() & other.keys()
+        return {k: t for k, t in ours.items() if k in both}, {
+            k: t for k, t in other.items() if k in both
+        }
+
+    def _get(self, place: str, kind: Kind) -> int:
+        key = (place, kind)
+        if key not in self._index:
+            self._index[key] = len(self.known)
+            self.known.append(self._made(place, kind))
+        return self._index[key]
+
+    def _made(self, place: str, kind: Kind) -> Choice:
+        if place == "bytes":
+            return Choice((), is_conditional=True)
+        if place != "after" and kind == "arguments":
+            # Arguments end by themselves, so no mark can follow one of their bytes.
+            return Choice(())
+        ours, other = self._texts(kind)
+        if place == "after":
+            ours, other = _without_lead(self.student, ours), _without_lead(self.teacher, other)
+        has_bytes = place != "after" or self.begins_freely(kind)
+        is_text = has_bytes and kind in ("start", "text", "thought")
+        starts: dict[Kind, Symbol] = {}
+        for following in sorted(ours):
+            if ours[following] and other[following]:
+                is_end = following == "end"
+                starts[following] = _symbol(
+                    _begin(self.student, ours[following], is_end=is_end),
+                    _begin(self.teacher, other[following], is_end=is_end),
+                    is_text=is_text,
+                    is_after_blank=place == "blank",
+                )
+        symbols = _merged(list(starts.values()))
+        of_kind: dict[Kind, int] = {
+            following: 256 + index
+            for following, start in starts.items()
+            for index, symbol in enumerate(symbols)
+            if _overlap(start, symbol)
+        }
+        return Choice(symbols, has_bytes=has_bytes, of_kind=of_kind)
+
+    def symbol_of(self, choice: int, following: Kind) -> int:
+        """Returns the number of the symbol that begins what follows; -1 if none stands for it."""
+        return self.known[choice].of_kind.get(following, -1)
+
+
+class Chosen(NamedTuple):
+    """A choice, and how many bytes each template writes before it in any case."""
+
+    student_lead: int
+    teacher_lead: int
+    choice: int
+
+
+def lead(side: ReadingSide, texts: Mapping[Kind, str]) -> str:
+    """Returns what a template writes whatever follows; up to its first mark if that is fixed."""
+    if len(texts) != 1:
+        return shared_start(*texts.values())
+    [text] = texts.values()
+    before = b""
+    for token in encode(side.tokenizer, text):
+        if token in side.tokens.marks:
+            return before.decode()
+        before += side.tokens.of_token[token]
+    return text
+
+
+def _without_lead(side: ReadingSide, texts: Mapping[Kind, str]) -> dict[Kind, str]:
+    return {kind: text[len(lead(side, texts)) :] for kind, text in texts.items()}
+
+
+class _Begin(NamedTuple):
+    """How one side begins a mark: with a blank and a token, a token, or a byte of text."""
+
+    ids: tuple[int, ...]
+    blank: int | None = None
+    byte: int | None = None
+
+
+def _begin(side: ReadingSide, text: str, *, is_end: bool) -> _Begin:
+    first = encode(side.tokenizer, text.lstrip() or text)[0]
+    if first not in side.tokens.marks:
+        return _Begin((), byte=text.encode()[0])
+    ends = side.stop_ids & side.tokens.marks if is_end else frozenset[int]()
+    blank = text.encode()[0] if text[0].isspace() else None
+    return _Begin(tuple(sorted({first, *ends})), blank)
+
+
+def _symbol(one: _Begin, two: _Begin, *, is_text: bool, is_after_blank: bool) -> Symbol:
+    """Returns the symbol of a mark from how student and teacher begin it.
+
+    is_text: whether text may go on here, so that a blank may be text or begin the mark.
+    """
+    if one.byte is not None or two.byte is not None or not is_text:
+        bytes_ = [
+            tuple(byte for byte in (begin.blank, begin.byte) if byte is not None)
+            for begin in (one, two)
+        ]
+        return Symbol(one.ids, two.ids, *bytes_)
+    blanks = tuple(sorted({blank for blank in (one.blank, two.blank) if blank is not None}))
+    if is_after_blank or one.blank == two.blank:
+        # The blank has been written, or is the same byte on both sides.
+        blanks = ()
+    return Symbol(one.ids, two.ids, blanks, blanks)
+
+
+def _merged(symbols: Sequence[Symbol]) -> tuple[Symbol, ...]:
+    """Returns the symbols, joined where they begin with the same token or byte on a side."""
+    merged: list[Symbol] = []
+    for symbol in symbols:
+        one = symbol
+        for other in list(merged):
+            if _overlap(one, other):
+                merged.remove(other)
+                one = Symbol(
+                    *(
+                        tuple(sorted({*a, *b}))
+                        for a, b in zip(_columns(one), _columns(other), strict=True)
+                    )
+                )
+        merged.append(one)
+    return tuple(merged)
+
+
+def _overlap(one: Symbol, other: Symbol) -> bool:
+    pairs = zip(_columns(one), _columns(other), strict=True)
+    return any(set(a) & set(b) for a, b in pairs)
+
+
+def _columns(symbol: Symbol) -> tuple[tuple[int, ...], ...]:
+    return symbol.student_ids, symbol.teacher_ids, symbol.student_bytes, symbol.teacher_bytes
+
+
+def is_whole_call(part: TurnPart) -> bool:
+    """Whether a part is the arguments of a call, from their first to their last brace."""
+    if part.kind != "arguments":
+        return False
+    text = part.text.decode()
+    return whole_json(text) == len(text)
+
+
+class Places:
+    """The tokens of one side's turn, by the byte at which each begins."""
+
+    def __init__(self, side: ReadingSide, ids: Sequence[int]) -> None:
+        self._words = [side.tokens.of_token[token] for token in ids]
+        self._is_mark = [token in side.tokens.marks for token in ids]
+        self._place: list[tuple[int, int]] = [
+            (index, offset) for index, word in enumerate(self._words) for offset in range(len(word))
+        ]
+
+    def at(self, byte: int) -> tuple[int, bytes] | None:
+        """Returns the token that holds a byte, and its bytes before; None if nothing is known."""
+        if not 0 <= byte < len(self._place):
+            return None
+        index, offset = self._place[byte]
+        if offset and self._is_mark[index]:
+            return None
+        return index, self._words[index][:offset]
+
+    def word_before(self, index: int, prefix: bytes) -> bytes:
+        """Returns the text of the token before, if a token begins here and that is no mark."""
+        is_text = not prefix and index > 0 and not self._is_mark[index - 1]
+        return self._words[index - 1] if is_text else b""
+
+
+class WrittenParts(NamedTuple):
+    """The parts of a turn in one side's text."""
+
+    places: Places
+    starts: Sequence[int]
+
+
+def turn_units(
+    choices: Choices,
+    parts: Sequence[TurnPart],
+    student: WrittenParts,
+    teacher: WrittenParts,
+    *,
+    is_ended: bool,
+) -> list[Unit]:
+    """Returns the units of a turn, in order; both sides have the same parts."""
+    units: list[Unit] = []
+
+    def add(student_byte: int, teacher_byte: int, choice: int, symbol: int) -> None:
+        here, there = student.places.at(student_byte), teacher.places.at(teacher_byte)
+        if here is not None and there is not None:
+            before = teacher.places.word_before(*there)
+            units.append(Unit(*here, *there, before, choice, symbol))
+
+    def end_part(before: TurnPart | None, following: Kind | None, at: tuple[int, int]) -> None:
+        """Adds the places at which it is decided that a part ends and what follows it."""
+        kind: Kind = before.kind if before is not None else "start"
+        is_call = before is not None and is_whole_call(before)
+        if before is not None and not is_call:
+            choice = choices.within(kind, before.text)
+            add(*at, choice, choices.symbol_of(choice, following) if following else -1)
+        chosen = choices.after(kind) if kind not in ("text", "name") else None
+        is_first_byte = following == "text" and choices.begins_freely(kind)
+        if chosen is None or is_first_byte or (following is None and not is_call):
+            return
+        symbol = choices.symbol_of(chosen.choice, following) if following else -1
+        add(at[0] + chosen.student_lead, at[1] + chosen.teacher_lead, chosen.choice, symbol)
+
+    before: TurnPart | None = None
+    at = (0, 0)
+    for index, part in enumerate(parts):
+        starts = student.starts[index], teacher.starts[index]
+        end_part(before, part.kind, at)
+        kind_before: Kind = before.kind if before is not None else "start"
+        for offset, byte in enumerate(part.text):
+            choice = choices.within(part.kind, part.text[:offset])
+            if offset == 0:
+                choice = choices.first_of(part.kind, kind_before)
+            add(starts[0] + offset, starts[1] + offset, choice, byte)
+        before, at = part, (starts[0] + len(part.text), starts[1] + len(part.text))
+    end_part(before, "end" if is_ended else None, at)
+    return units

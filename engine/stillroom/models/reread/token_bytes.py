@@ -1,0 +1,109 @@
+"""The bytes that each token of a tokenizer stands for, and which tokens are marks instead of text.
+
+A tokenizer fits if the bytes of its tokens, joined, are exactly the text that was encoded. That is
+so for byte-level BPE (GPT-2, Qwen, Llama 3, gpt-oss, Mistral Tekken, tiktoken) and for
+SentencePiece with byte fallback that puts no blank before a text (Gemma).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from stillroom.errors import ModelError
+
+PROBE = (
+    "The answer is 1234.5, of\u00a0course:\r\n\tna\u00efve \u65e5\u672c\u8a9e "
+    "\u043f\u0440\u0438\u0432\u0435\u0442 \ufb01 \uff21 \u2460 \U0001f642\U0001f469\u200d\U0001f469"
+    '  {"item": "l\\u00e9", "n": [1, 2.5, null]}\n\n\n def f(x):  # '
+)
+"""A text with what tokenizers change: line ends, blanks, compatibility characters, emoji, escapes.
+It is in the composed form (NFC), which some byte-level tokenizers put every text into."""
+
+
+@lru_cache(maxsize=1)
+def byte_letters() -> dict[str, int]:
+    """Returns the byte of each letter with which byte-level tokenizers write it."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    letters = {chr(byte): byte for byte in plain}
+    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+def _byte_level(token: str) -> bytes:
+    letters = byte_letters()
+    if all(letter in letters for letter in token):
+        return bytes(letters[letter] for letter in token)
+    return token.encode()
+
+
+def _sentence_piece(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("\u2581", " ").encode()
+
+
+_SPELLINGS: tuple[Callable[[str], bytes], ...] = (_byte_level, _sentence_piece)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBytes:
+    """The bytes of each token of one tokenizer."""
+
+    of_token: Sequence[bytes]
+    """The bytes by token id; empty for ids that no token has."""
+    marks: frozenset[int]
+    """The tokens that are not text: special tokens, and those that the chat template writes."""
+
+    @classmethod
+    def of(cls, tokenizer: Any, name: str) -> "TokenBytes":
+        """Returns the bytes of a tokenizer's tokens; `name` is what an error calls the model.
+
+        Raises ModelError if the tokens of a text do not add up to its bytes.
+        """
+        added: dict[int, Any] = tokenizer.added_tokens_decoder
+        vocabulary: dict[str, int] = tokenizer.get_vocab()
+        template = tokenizer.chat_template or ""
+        marks = set(tokenizer.all_special_ids)
+        for token_id, token in added.items():
+            text = str(token)
+            if token.special or (text.strip() and text in template):
+                marks.add(token_id)
+        ids = encode(tokenizer, PROBE)
+        words = {token_id: word for word, token_id in vocabulary.items()}
+        for spell in _SPELLINGS:
+            spelt = [b""] * (max(words) + 1)
+            for token_id, word in words.items():
+                is_added = token_id in added
+                spelt[token_id] = str(added[token_id]).encode() if is_added else spell(word)
+            if b"".join(spelt[token_id] for token_id in ids) == PROBE.encode():
+                return cls(spelt, frozenset(marks))
+        raise _refused(tokenizer, name, ids)
+
+    def text(self, ids: Sequence[int]) -> bytes:
+        """Returns the bytes of tokens, marks included."""
+        return b"".join(self.of_token[token_id] for token_id in ids)
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Returns the tokens of a text, with nothing put before or after it."""
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _refused(tokenizer: Any, name: str, ids: list[int]) -> ModelError:
+    """Returns the error of a tokenizer whose tokens do not add up to the text."""
+    decoded: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    first = str(tokenizer.convert_ids_to_tokens(ids[:1])[0]) if ids else ""
+    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+        problem = f"has no token for some texts and writes {tokenizer.unk_token!r} instead"
+    elif first.startswith(("\u2581", "\u0120")):
+        problem = "puts a blank before every text, so that pieces of a conversation do not add up"
+    elif decoded != PROBE:
+        problem = "changes texts before it cuts them (case, accents, blanks or characters)"
+    else:
+        problem = "has tokens whose bytes are not known"
+    return ModelError(
+        f"the tokenizer of {name} {problem}, so its tokens cannot be compared by bytes",
+        "take a model with a byte-level tokenizer, or SentencePiece with byte fallback and no "
+        "blank before a text",
+    )

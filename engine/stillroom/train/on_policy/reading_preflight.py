@@ -1,0 +1,144 @@
+"""Checks that a teacher with tokens of its own can read the student's text, before any rollout."""
+
+from collections.abc import Sequence
+
+from stillroom.data.chat.reasoning import reasoning_variables
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.errors import ConfigError, ModelError
+from stillroom.models.load import LoadedModel
+from stillroom.models.pairing import OFF_POLICY_ROUTE, check_pair
+from stillroom.models.reread.byte_units import ReadingSide
+from stillroom.models.reread.rereading import Reader, ReadingPair, shown_turn
+from stillroom.models.reread.token_bytes import PROBE, encode
+from stillroom.models.reread.turn_parts import Kind, TurnPart, TurnParts
+from stillroom.train.config.distill_sections import RolloutSection
+from stillroom.types import Message, ToolCall, ToolSchema
+
+_TOOL: ToolSchema = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look it up.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}},
+    },
+}
+# Some templates escape letters beyond ASCII; the teacher is shown them as the student wrote them.
+_ARGUMENTS = '{"key": "a \\"quoted\\" \\\\ {x}", "n": [1, 2.5, null]}'
+
+
+def open_pair(
+    student: LoadedModel, teacher: LoadedModel, rollout: RolloutSection
+) -> ReadingPair | None:
+    """Returns the pair of two models that cut text otherwise; None if they do so alike.
+
+    Raises an EngineError, with what to do, if the teacher could not read what the student writes.
+    """
+    try:
+        check_pair(student, teacher)
+    except ModelError:
+        pass
+    else:
+        return None
+    readers = [
+        Reader(f"{role} {model.location.name!r}", model.tokenizer, renderer, model.stop_ids)
+        for role, model, renderer in (
+            ("student", student, _renderer(student, rollout, include_thinking=True)),
+            ("teacher", teacher, _renderer(teacher, rollout, include_thinking=True)),
+        )
+    ]
+    pair = ReadingPair(readers[0], readers[1], max_context=teacher.max_context)
+    for model in (student, teacher):
+        model.check_vocabulary()
+    check_reading(pair)
+    return pair
+
+
+def reading_note(teacher: str, pair: ReadingPair | None) -> str:
+    """Returns what the user should know about how a teacher reads."""
+    if pair is None:
+        return (
+            f"teacher {teacher!r} has the student's tokenizer and chat template, so it scores the "
+            "student's own tokens (full_reverse_kl)"
+        )
+    probe = "The answer is 1234. What do seven red lamps cost in the shop?"
+    counts = [len(encode(one.tokenizer, probe)) for one in (pair.student, pair.teacher)]
+    return (
+        f"{pair.teacher.name} reads the student's text in its own tokens ({counts[1]} where the "
+        f"student has {counts[0]}), and both are compared byte by byte (byte_reverse_kl); see the "
+        "metrics byte_share, not_compared and teacher_tokens"
+    )
+
+
+def check_reading(pair: ReadingPair) -> None:
+    """Raises ModelError unless the teacher can be shown what the student may write.
+
+    Needs no weights. A template that cannot show calls is not refused: it is for students without
+    tools, and with tools their turns are left out and counted.
+    """
+    names = f"{pair.student.name} and {pair.teacher.name}"
+    is_thinking = [
+        one.renderer.header.rstrip().endswith("<think>") for one in (pair.student, pair.teacher)
+    ]
+    if is_thinking[1] and not is_thinking[0]:
+        raise ModelError(
+            f"{names}: the teacher's chat template makes it think before each answer, and the "
+            "student's does not",
+            "set rollout.reasoning_mode: disabled if the teacher's template has that choice, or "
+            f"take a teacher that answers at once, or {OFF_POLICY_ROUTE}",
+        )
+    for tools in ([], [_TOOL]):
+        choices = pair.choices(tools)
+        for side, reader in ((choices.student, pair.student), (choices.teacher, pair.teacher)):
+            if not side.marks.end_text:
+                raise ModelError(
+                    f"the chat template of {reader.name} writes nothing after an answer, so its "
+                    "end cannot be compared",
+                    f"add an end of turn to chat_template.jinja, or {OFF_POLICY_ROUTE}",
+                )
+            _check_shown(side, reader, tools)
+    plain = pair.choices([])
+    if plain.student.marks.has_thought and not plain.teacher.marks.has_thought:
+        raise ModelError(
+            f"{names}: the student may think before it answers, and the teacher's chat template "
+            "does not show thinking",
+            "set rollout.reasoning_mode: disabled if the student's template has that choice, or "
+            f"take a teacher that thinks, or {OFF_POLICY_ROUTE}",
+        )
+
+
+def _check_shown(side: ReadingSide, reader: Reader, tools: Sequence[ToolSchema]) -> None:
+    """Raises ModelError if the template writes a turn otherwise than its parts and marks are."""
+    probe = PROBE.strip()
+    turns: list[tuple[Message, list[TurnPart]]] = [
+        ({"role": "assistant", "content": probe}, [TurnPart("text", probe.encode())])
+    ]
+    if tools and side.marks.has_calls:
+        call: ToolCall = {
+            "id": "abcdefghi",
+            "type": "function",
+            "function": {"name": "look_up", "arguments": _ARGUMENTS},
+        }
+        message: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        parts = [TurnPart("name", b"look_up"), TurnPart("arguments", _ARGUMENTS.encode())]
+        turns.append((message, parts))
+    for message, parts in turns:
+        shown = shown_turn(side, TurnParts(parts, [], is_ended=True), has_end=True)
+        written = reader.renderer.turn_text(message, tools)
+        if shown is None or shown.text != written:
+            kind: Kind = parts[-1].kind
+            raise ModelError(
+                f"the chat template of {reader.name} changes the {kind} of an assistant's turn, so "
+                "what the student wrote could not be found in it",
+                f"mend chat_template.jinja, or {OFF_POLICY_ROUTE}",
+            )
+
+
+def _renderer(
+    model: LoadedModel, rollout: RolloutSection, *, include_thinking: bool
+) -> ChatRenderer:
+    """Returns a model's renderer, with the run's reasoning mode if its template has the choice."""
+    try:
+        variables = reasoning_variables(model.tokenizer.chat_template, rollout.reasoning_mode)
+    except ConfigError:
+        variables = {}
+    return ChatRenderer(model.tokenizer, include_thinking=include_thinking, variables=variables)

@@ -1,0 +1,171 @@
+import itertools
+import random
+from bisect import bisect_left
+
+import pytest
+import torch
+
+from stillroom.models.reread.byte_chain import (
+    SlopeSums,
+    SortedSums,
+    side_symbols,
+    trie_places,
+    unit_kl,
+)
+from stillroom.models.reread.byte_trie import ByteTrie
+from stillroom.models.reread.byte_units import Choice, Symbol
+from stillroom.models.reread.token_bytes import TokenBytes
+
+CPU = torch.device("cpu")
+END_STUDENT, END_TEACHER = 12, 9
+STUDENT = [*b"a b c ab abc ac ba c \xff \xffa".split(), b"", b"\n", b"</s>"]
+TEACHER = [b"a", b"b", b"c", b"bc", b"bca", b"\n", b"\nc", b"\xff", b"abcab", b"<end>"]
+CHOICES = {
+    "text": Choice((Symbol((END_STUDENT,), (END_TEACHER,)),)),
+    "a mark of one side": Choice((Symbol((END_STUDENT,), (), (), (10,)),)),
+    "a blank that may be text": Choice((Symbol((END_STUDENT,), (END_TEACHER,), (10,), (10,)),)),
+    "marks only": Choice((Symbol((END_STUDENT,), (END_TEACHER,)),), has_bytes=False),
+    "bytes only": Choice((), is_conditional=True),
+    "arguments": Choice(()),
+}
+
+
+def tokens_of(words, mark):
+    return TokenBytes(words, frozenset([mark]))
+
+
+def brute_force(words, own, other_mark, row, prefix, choice):
+    """Returns the probabilities of symbols, and which the side can tell apart, one by one."""
+    inside = [i for i, w in enumerate(words) if w.startswith(prefix) and w and i != other_mark]
+    total = 1.0 if not prefix and not choice.is_conditional else sum(row[i] for i in inside)
+    of_byte = {}
+    for i in inside:
+        if len(words[i]) > len(prefix):
+            letter = words[i][len(prefix)]
+            of_byte[letter] = of_byte.get(letter, 0.0) + row[i]
+    symbols = []
+    hidden = set()
+    for symbol, (ids, letters) in zip(choice.symbols, own, strict=True):
+        is_known = all(letter in of_byte for letter in letters) and not (ids and prefix)
+        mass = sum(of_byte.get(letter, 0.0) for letter in letters) + sum(row[i] for i in ids)
+        symbols.append(mass / total if is_known else None)
+        hidden |= {*symbol.student_bytes, *symbol.teacher_bytes}
+    has_bytes = choice.has_bytes or choice.is_conditional
+    letters = [
+        of_byte[b] / total if has_bytes and b in of_byte and b not in hidden else None
+        for b in range(256)
+    ]
+    return letters + symbols
+
+
+def brute_force_kl(student_row, teacher_row, prefixes, choice):
+    mine = [(s.student_ids, s.student_bytes) for s in choice.symbols]
+    teachers = [(s.teacher_ids, s.teacher_bytes) for s in choice.symbols]
+    ours = brute_force(STUDENT, mine, END_STUDENT, student_row, prefixes[0], choice)
+    others = brute_force(TEACHER, teachers, END_TEACHER, teacher_row, prefixes[1], choice)
+    both = [(p, q) for p, q in zip(ours, others, strict=True) if p is not None and q is not None]
+    both.append((1 - sum(p for p, _ in both), 1 - sum(q for _, q in both)))
+    sides = ([torch.as_tensor(x, dtype=torch.float64) for x in s] for s in zip(*both, strict=True))
+    p, q = (torch.stack(side).clamp_min(1e-7) for side in sides)
+    return (p * (p.log() - q.log())).sum()
+
+
+def kl_and_gradient(logits, teacher_logits, rows, prefixes, choice):
+    """Returns the divergences of units of one choice, and the gradient of their sum."""
+    tries = ByteTrie(tokens_of(STUDENT, END_STUDENT)), ByteTrie(tokens_of(TEACHER, END_TEACHER))
+    orders = [torch.from_numpy(trie.order) for trie in tries]
+    places = [trie_places(t, [p[i] for p in prefixes], CPU) for i, t in enumerate(tries)]
+    probabilities, others = logits.softmax(-1), teacher_logits.softmax(-1)
+    sums = SortedSums(probabilities, orders[0]), SortedSums(others, orders[1])
+    student = side_symbols(sums[0], rows, places[0], choice, is_student=True)
+    teacher = side_symbols(sums[1], rows, places[1], choice, is_student=False)
+    kl = unit_kl(student, teacher)
+    ranks = torch.full((len(STUDENT),), len(orders[0]))
+    ranks[orders[0]] = torch.arange(len(orders[0]))
+    slopes = SlopeSums(probabilities, ranks, num_sorted=len(orders[0]))
+    slopes.add(rows, places[0], choice, kl, student)
+    return kl.value_m, slopes.gradient()
+
+
+PLACES = [
+    (0, (b"", b"")),
+    (1, (b"a", b"")),
+    (2, (b"ab", b"b")),
+    (0, (b"", b"bc")),
+    (1, (b"\xff", b"\n")),
+    (2, (b"a", b"abca")),
+]
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_next_bytes_and_their_divergence_are_those_of_brute_force(name):
+    torch.manual_seed(0)
+    logits = torch.randn(3, len(STUDENT), dtype=torch.float64) * 2
+    others = torch.randn(3, len(TEACHER), dtype=torch.float64) * 2
+    rows = torch.tensor([row for row, _ in PLACES])
+    prefixes = [prefix for _, prefix in PLACES]
+
+    values, gradient = kl_and_gradient(logits, others, rows, prefixes, CHOICES[name])
+
+    given = logits.clone().requires_grad_()
+    expected = [
+        brute_force_kl(given.softmax(-1)[row], others.softmax(-1)[row], prefix, CHOICES[name])
+        for row, prefix in PLACES
+    ]
+    sum(expected).backward()
+    assert torch.allclose(values, torch.stack(expected), atol=1e-12)
+    assert torch.allclose(gradient, given.grad, atol=1e-12)
+    assert (values >= -1e-12).all()
+
+
+def test_the_gradient_is_that_of_small_differences():
+    torch.manual_seed(1)
+    logits = torch.randn(3, len(STUDENT), dtype=torch.float64)
+    others = torch.randn(3, len(TEACHER), dtype=torch.float64)
+    rows, prefixes = torch.tensor([0, 1, 2]), [(b"", b""), (b"a", b""), (b"ab", b"b")]
+    choice = CHOICES["text"]
+    _, gradient = kl_and_gradient(logits, others, rows, prefixes, choice)
+
+    def value(given):
+        return kl_and_gradient(given, others, rows, prefixes, choice)[0].sum()
+
+    for row, column in itertools.product(range(3), range(len(STUDENT))):
+        step = torch.zeros_like(logits)
+        step[row, column] = 1e-6
+        difference = (value(logits + step) - value(logits - step)) / 2e-6
+        assert difference.item() == pytest.approx(gradient[row, column].item(), abs=1e-8)
+
+
+def test_a_trie_finds_the_tokens_of_any_prefix():
+    draws = random.Random(0)
+    words = [bytes(draws.choices(b"ab\x00\xff", k=draws.randint(1, 5))) for _ in range(300)]
+    trie = ByteTrie(TokenBytes([*words, b"mark", b""], frozenset([len(words)])))
+    ordered = [words[i] for i in trie.order]
+    assert ordered == sorted(words)
+    prefixes = {word[:n] for word in words for n in range(len(word) + 1)}
+    for prefix in sorted(prefixes):
+        node = trie.node(prefix)
+        assert ordered[node.low : node.high] == [w for w in ordered if w.startswith(prefix)]
+        for letter in b"ab\x00\xff":
+            following = ordered[node.starts[letter] : node.starts[letter + 1]]
+            assert following == [w for w in ordered if w.startswith(prefix + bytes([letter]))]
+        assert node.starts[0] == bisect_left(ordered, prefix + b"\x00", node.low, node.high)
+
+
+def test_equal_models_with_equal_tokens_teach_nothing():
+    torch.manual_seed(0)
+    logits = torch.randn(2, len(STUDENT), dtype=torch.float64)
+    trie = ByteTrie(tokens_of(STUDENT, END_STUDENT))
+    order = torch.from_numpy(trie.order)
+    choice = Choice((Symbol((END_STUDENT,), (END_STUDENT,)),))
+    places = trie_places(trie, [b"", b"a"], CPU)
+    sums = SortedSums(logits.softmax(-1), order)
+    sides = [
+        side_symbols(sums, torch.tensor([0, 1]), places, choice, is_student=is_student)
+        for is_student in (True, False)
+    ]
+
+    kl = unit_kl(*sides)
+
+    assert torch.equal(kl.value_m, torch.zeros(2, dtype=torch.float64))
+    assert torch.equal(kl.gaps_mS, torch.zeros_like(kl.gaps_mS))

@@ -1,0 +1,245 @@
+import itertools
+import json
+import os
+import random
+from functools import cache
+
+import pytest
+
+from fakes.token_kinds import KINDS, kind_tokenizer
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.models.reread.rereading import Reader, ReadingPair, sampled_spans, shown_turn
+from stillroom.models.reread.turn_parts import TurnPart, TurnParts
+from stillroom.types import TokenTrace
+
+TURNS = int(os.environ.get("STILLROOM_REREAD_TURNS", "6"))
+"""Random turns of each pair of kinds: 42 pairs, so about 250 in all, and 40 of each student's."""
+WORDS = [
+    "The", "answer", "is", "größer", "naïve", "日本語", "привет", "lamp", "🙂", "👩‍👩‍👧‍👦",
+    "1234567", "3.14159", "\\n", '"q"', "\\u00e9", "{", "}", "\t", "  ", "\r\n", "\n\n", "Ġ", "'s",
+    "https://a.b/c?d=1", "<tool", "|im", "[TOOL",
+]  # fmt: skip
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "price",
+        "description": "x",
+        "parameters": {"type": "object", "properties": {"item": {"type": "string"}}},
+    },
+}
+QUESTION = [{"role": "user", "content": "What does it cost?"}]
+
+
+@cache
+def reader(kind):
+    tokenizer = kind_tokenizer(kind)
+    renderer = ChatRenderer(tokenizer, include_thinking=True)
+    return Reader(kind, tokenizer, renderer, frozenset([tokenizer.eos_token_id]))
+
+
+@cache
+def pair_of(student, teacher):
+    return ReadingPair(reader(student), reader(teacher), max_context=100_000)
+
+
+def random_text(rng, most):
+    words = (rng.choice(WORDS) + rng.choice(["", " ", " "]) for _ in range(rng.randint(1, most)))
+    return "".join(words).strip()
+
+
+def random_turn(rng, *, calls, thinks):
+    turn = {"role": "assistant", "content": rng.choice(["", random_text(rng, 12), "🙂🙂"])}
+    if thinks and rng.random() < 0.4:
+        turn["reasoning_content"] = random_text(rng, 8)
+    num_calls = rng.choice(calls)
+    if num_calls:
+        turn["tool_calls"] = [
+            {
+                "id": f"abcdefgh{i}",
+                "type": "function",
+                "function": {
+                    "name": rng.choice(["price", "get_weather"]),
+                    "arguments": json.dumps(
+                        {"item": random_text(rng, 4), "k": [1, None]},
+                        ensure_ascii=rng.random() < 0.5,
+                    ),
+                },
+            }
+            for i in range(num_calls)
+        ]
+    return turn
+
+
+def shaken(rng, pair, ids):
+    """Returns tokens of the same text that the tokenizer itself would not always choose."""
+    tokens = pair.choices([]).student.tokens
+    by_bytes = {word: i for i, word in enumerate(tokens.of_token) if i not in tokens.marks}
+    out = []
+    for token in ids:
+        word = tokens.of_token[token]
+        cut = rng.randint(1, len(word) - 1) if len(word) > 1 else 0
+        halves = (word[:cut], word[cut:])
+        if token not in tokens.marks and rng.random() < 0.15 and all(h in by_bytes for h in halves):
+            out += [by_bytes[half] for half in halves]
+        else:
+            out.append(token)
+    return out
+
+
+def read_turn(pair, ids, turn, tools):
+    prompt = pair.student.renderer.prompt_ids(QUESTION, tools)
+    trace = TokenTrace(
+        ids=[*prompt, *ids],
+        sampled=[False] * len(prompt) + [True] * len(ids),
+        logprobs=[0.0] * (len(prompt) + len(ids)),
+    )
+    return pair.read(trace, [*QUESTION, turn], tools, num_turns=1)
+
+
+def parts_of(turn):
+    parts = [TurnPart("thought", turn.get("reasoning_content", "").encode())]
+    parts.append(TurnPart("text", turn["content"].encode()))
+    for call in turn.get("tool_calls", []):
+        parts.append(TurnPart("name", call["function"]["name"].encode()))
+        parts.append(TurnPart("arguments", call["function"]["arguments"].encode()))
+    return [part for part in parts if part.text]
+
+
+def check(pair, ids, reading):
+    """Checks that each comparison is at the same text on both sides, and returns that text."""
+    ours = pair.choices([]).student.tokens
+    others = pair.choices([]).teacher.tokens
+    spans = [i for i, is_turn in enumerate(reading.tokens.trained) if is_turn]
+    teacher_ids = [reading.tokens.ids[i] for i in spans]
+    said = bytearray()
+    places = [(0, b"", 0, b"")]
+    for unit in reading.units:
+        one, two = ours.of_token[ids[unit.student_token]], None
+        if unit.teacher_token < len(teacher_ids):
+            two = others.of_token[teacher_ids[unit.teacher_token]]
+        assert one.startswith(unit.student_prefix)
+        assert two is not None
+        assert two.startswith(unit.teacher_prefix)
+        if 0 <= unit.symbol < 256:
+            assert one[len(unit.student_prefix)] == unit.symbol
+            assert two[len(unit.teacher_prefix)] == unit.symbol
+            said.append(unit.symbol)
+        before = places[-1]
+        assert (unit.student_token, len(unit.student_prefix)) >= (before[0], len(before[1]))
+        assert (unit.teacher_token, len(unit.teacher_prefix)) >= (before[2], len(before[3]))
+        places.append(tuple(unit[:4]))
+    compared = {unit.student_token for unit in reading.units}
+    assert reading.num_left_out == len(ids) - len(compared)
+    return bytes(said)
+
+
+PAIRS = [pair for pair in itertools.permutations(KINDS, 2) if pair[0] != "glm"]
+
+
+@pytest.mark.parametrize(("student", "teacher"), PAIRS)
+def test_every_byte_that_a_student_wrote_is_compared_once_at_the_same_text(student, teacher):
+    rng = random.Random(f"{student} {teacher}")
+    pair = pair_of(student, teacher)
+    kinds = KINDS[student], KINDS[teacher]
+    tools = [SCHEMA] if all(kind.has_tools for kind in kinds) else []
+    marks = [pair.choices(tools).student.marks, pair.choices(tools).teacher.marks]
+    calls = [0, 1] if all(one.has_calls for one in marks) else [0]
+    if all(one.call_to_call is not None for one in marks):
+        calls += [2, 3]
+    thinks = all(one.has_thought for one in marks)
+    num_read = 0
+    for _ in range(TURNS):
+        turn = random_turn(rng, calls=calls, thinks=thinks)
+        if turn.get("tool_calls") and any(one.text_to_call is None for one in marks):
+            turn["content"] = ""
+        if turn.get("tool_calls") and any(one.thought_to_call is None for one in marks):
+            turn.pop("reasoning_content", None)
+        if not turn["content"] and not turn.get("tool_calls"):
+            turn.pop("reasoning_content", None)
+        parts = parts_of(turn)
+        side = pair.choices(tools).student
+        text = shown_turn(side, TurnParts(parts, [], is_ended=True), has_end=True).text
+        ids = shaken(rng, pair, pair.student.tokenizer.encode(text, add_special_tokens=False))
+        reading = read_turn(pair, ids, turn, tools)
+
+        said = check(pair, ids, reading).decode()
+
+        assert said == b"".join(part.text for part in parts).decode()
+        assert any(unit.symbol >= 256 for unit in reading.units)
+        num_read += 1
+    assert num_read == TURNS
+
+
+@pytest.mark.parametrize(
+    ("student", "teacher"),
+    [("qwen", "tekken"), ("tekken", "chatml"), ("tekken", "llama"), ("llama", "tekken")],
+)
+def test_the_teacher_is_shown_what_its_own_template_writes(student, teacher):
+    pair = pair_of(student, teacher)
+    call = random_turn(random.Random(1), calls=[1], thinks=False) | {"content": ""}
+    messages = [
+        *QUESTION,
+        call,
+        {"role": "tool", "content": "12", "tool_call_id": "abcdefgh0", "name": "price"},
+        {"role": "assistant", "content": "It costs 12."},
+    ]
+    renderer = pair.student.renderer
+    ids, sampled = list(renderer.prompt_ids(QUESTION, [SCHEMA])), []
+    sampled = [False] * len(ids)
+    for number in (1, 3):
+        turn = pair.student.tokenizer.encode(
+            renderer.turn_text(messages[number], [SCHEMA]), add_special_tokens=False
+        )
+        ids, sampled = ids + turn, sampled + [True] * len(turn)
+        if number == 1:
+            reply = renderer.reply_ids(call, messages[2:3], [SCHEMA])
+            ids, sampled = ids + reply, sampled + [False] * len(reply)
+    trace = TokenTrace(ids=ids, sampled=sampled, logprobs=[0.0] * len(ids))
+
+    reading = pair.read(trace, messages, [SCHEMA], num_turns=2)
+
+    expected = pair.teacher.renderer.conversation(messages, [SCHEMA])
+    assert len(sampled_spans(trace)) == 2
+    assert reading.tokens.ids == expected.ids[: len(reading.tokens.ids)]
+    assert sum(reading.tokens.trained) == sum(expected.trained)
+
+
+@pytest.mark.parametrize("teacher", ["qwen", "harmony", "llama"])
+@pytest.mark.parametrize(
+    ("written", "compared"),
+    [
+        ("The answer is", "The answer is"),
+        ("[TOOL_CALLS]pri", "pri"),
+        ('[TOOL_CALLS]price[ARGS]{"item": "la', 'price{"item": "la'),
+        ('[TOOL_CALLS]price[ARGS]{"item": }</s>', 'price{"item": }'),
+        ('[TOOL_CALLS]price[ARGS]{"item": "lamp"} oh</s>', 'price{"item": "lamp"}'),
+        ("</s>", ""),
+    ],
+)
+def test_turns_that_are_not_well_formed_are_compared_as_far_as_they_go(teacher, written, compared):
+    pair = pair_of("tekken", teacher)
+    ids = pair.student.tokenizer.encode(written, add_special_tokens=False)
+    turn = {"role": "assistant", "content": written}
+    if "[TOOL_CALLS]" in written:
+        turn |= {"content": "", "tool_calls": [
+            {"id": "abcdefghi", "type": "function", "function": {"name": "price", "arguments": "x"}}
+        ]}  # fmt: skip
+
+    reading = read_turn(pair, ids, turn, [SCHEMA])
+
+    assert check(pair, ids, reading).decode() == compared
+
+
+def test_half_a_character_at_the_end_is_left_out():
+    pair = pair_of("chatml", "qwen")
+    whole = pair.student.tokenizer.encode("Yes 👩", add_special_tokens=False)
+    tokens = pair.choices([]).student.tokens
+    ids = next(
+        whole[:n]
+        for n in range(len(whole), 0, -1)
+        if b"\xf0" in tokens.text(whole[:n]) and tokens.text(whole[:n]) != "Yes 👩".encode()
+    )
+
+    reading = read_turn(pair, ids, {"role": "assistant", "content": "Yes ?"}, [])
+
+    assert check(pair, ids, reading) == b"Yes "
