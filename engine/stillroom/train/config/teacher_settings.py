@@ -25,7 +25,7 @@ class _Settings(Protocol):
 
 
 def teacher_problem(config: _Settings) -> str | None:
-    """Returns what the teacher cannot give, with what to do; None if it gives all that is needed."""
+    """Returns what the teacher cannot give, and what to do; None if it gives all it has to."""
     teacher = config.teacher
     if teacher is None:
         return None
