@@ -227,7 +227,7 @@ def test_a_run_tells_what_its_curriculum_did(tmp_path, tiny_models):
         "distill",
         clerk,
         teacher={"path": str(tiny_models.folder("llama", "clerk", seed=1))},
-        data={"batch_size": 2},
+        data={"batch_size": 2, "group_size": 4},
         rollout={"max_turns": 3, "max_tokens": 8},
         curriculum={
             "first_turns": 1,

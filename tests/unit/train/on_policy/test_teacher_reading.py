@@ -398,3 +398,22 @@ def test_a_plan_counts_what_the_teacher_reads(tmp_path, tiny_models):
     num_student, num_teacher, *_ = map(int, re.findall(r"\d+", check))
     assert num_teacher - num_student > 10
     assert forecast.seconds
+
+
+def test_turns_that_the_teacher_writes_come_after_its_own_prompt(tmp_path, tiny_models):
+    clerk = tiny_models.folder("llama", "clerk")
+    project = distill(
+        tmp_path,
+        clerk,
+        path=tiny_models.folder("llama", "clerk", seed=1),
+        teacher={"system": SYSTEM},
+        rollout={"max_turns": 3, "max_tokens": 8},
+        curriculum={"teacher_share": 0.6, "teacher_steps": 2},
+    )
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
+
+    project.train()
+
+    assert project.reporter.measured[0]["teacher_turns"] > 0
+    assert all(metrics["logprob_gap"] < 1e-5 for metrics in project.reporter.measured)
+    assert all(metrics["failed"] == 0 for metrics in project.reporter.measured)
