@@ -5,12 +5,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stillroom.serving.lora_ranks import lora_rank
+
 SENTINEL = "0123456789"
 """The argument of the tool call that a chat template is asked to write."""
 PROBE_TOOL = "probe_tool"
 _NUMBERS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The ones vLLM's --max-lora-rank takes."""
 
 # From what a template writes before the argument to vLLM's name for the format.
 _FORMATS: Sequence[tuple[str, re.Pattern[str]]] = (
@@ -60,11 +60,6 @@ def serve_command(served: Served) -> str | None:
     if served.tool_parser is not None:
         words += ["--enable-auto-tool-choice", "--tool-call-parser", served.tool_parser]
     return shlex.join(words)
-
-
-def lora_rank(rank: int | None) -> int | None:
-    """Returns the smallest rank that vLLM supports and that holds this one, or None."""
-    return next((known for known in _RANKS if rank is not None and known >= rank), None)
 
 
 def tool_parser(conversation: str) -> str | None:

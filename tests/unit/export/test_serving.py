@@ -10,12 +10,12 @@ from stillroom.export.serving import (
     PROBE_TOOL,
     SENTINEL,
     Served,
-    lora_rank,
     serve_command,
     tool_parser,
 )
 from stillroom.export.snippets import UsageExample, snippets
 from stillroom.export.weights import find_tool_parser
+from stillroom.serving.lora_ranks import lora_rank
 
 PARSERS = {
     "chatml": "hermes",

@@ -13,6 +13,7 @@ from stillroom.errors import CallFailedError, RunError, TeacherError
 from stillroom.models.multimodal.adapter_names import move_to_whole
 from stillroom.models.multimodal.text_part import whole_config
 from stillroom.places import make_folder, put_folder
+from stillroom.serving.lora_ranks import lora_rank
 from stillroom.serving.model_server import ModelServer, NotServedError, ServerSettings
 from stillroom.serving.policy import ServedPolicy
 from stillroom.settings import Workspace
@@ -80,18 +81,20 @@ async def open_served_student(
 
 async def _load(server: ModelServer, name: str, folder: Path, *, rank: int) -> None:
     body = {"lora_name": name, "lora_path": str(folder)}
+    served_rank = lora_rank(rank) or rank
     try:
         await server.post("/v1/load_lora_adapter", body, lambda _answer: None)
     except NotServedError as error:
         raise RunError(
             f"the server that samples the student loads no adapters: {error.problem}",
             "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora "
-            f"--max-lora-rank {rank}",
+            f"--max-lora-rank {served_rank}",
         ) from error
     except CallFailedError as error:
         raise RunError(
             f"the server that samples the student did not load its adapter: {error}",
-            f"start it with --enable-lora --max-lora-rank {rank}, on a machine that reads {folder}",
+            f"start it with --enable-lora --max-lora-rank {served_rank}, on a machine that reads "
+            f"{folder}",
         ) from error
 
 

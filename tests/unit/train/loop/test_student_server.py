@@ -117,7 +117,7 @@ def test_a_server_that_loads_no_adapters_is_told_how_to_be_started(tmp_path, tin
         with pytest.raises(RunError, match="loads no adapters") as caught:
             project.train()
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in caught.value.fix
-    assert "--max-lora-rank 4" in caught.value.fix
+    assert "--max-lora-rank 8" in caught.value.fix
     assert list((tmp_path / "runs" / "run-1" / "adapters").iterdir()) == []
 
 
