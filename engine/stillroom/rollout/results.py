@@ -178,6 +178,12 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     stopped_by: str | None
     """The limit that ended the run early (budget_usd, max_total_tokens or max_minutes), if any."""
     seconds: float
+    taken_over: int | None = None
+    """The number of this run's rollouts in which the teacher took over from a student; None if it
+    refined none."""
+    critic: CallTotals | None = None
+    """The totals of this run's calls of a critic, which calls, usage and cost_usd count too; None
+    without a critic."""
 
 
 @dataclass(slots=True)
@@ -192,13 +198,19 @@ class RolloutTally:
     cost_usd: float | None = 0.0
     stopped_by: str | None = None
     restarted: int = 0
+    taken_over: int | None = None
+    critic: CallTotals | None = None
 
     def add(self, outcome: Outcome) -> None:
         """Counts a rollout that has ended."""
         if isinstance(outcome, FailedRollout):
             self.failed[outcome.failure.kind] += 1
-        else:
-            self.rows += 1
+            return
+        self.rows += 1
+        if (refined := outcome.refined) is not None:
+            self.taken_over = (self.taken_over or 0) + (refined.turn is not None)
+            if refined.critic is not None:
+                self.critic = (self.critic or CallTotals()) + refined.critic
 
     def count_call(self, turn: SampledTurn) -> None:
         """Counts a finished model call."""
@@ -318,6 +330,8 @@ def rollouts_result(
         restarted=tally.restarted,
         stopped_by=tally.stopped_by,
         seconds=round(seconds, 3),
+        taken_over=tally.taken_over,
+        critic=tally.critic,
     )
 
 

@@ -117,6 +117,7 @@ def run_of(workspace: Workspace, teacher: Teacher, **changes: Any) -> Any:
         "base_url": "http://teacher.test/v1",
         "tools": "tools.py",
         "concurrency": 1,
+        "max_concurrency": 1,
         "refine": "student.jsonl",
     }
     request = GenerateRollouts(**(given | changes))
@@ -145,7 +146,7 @@ def test_hard_prompts_are_those_that_the_student_failed_with_their_own_ids(
 
     tasks = load_tasks(workspace.root / "prompts.jsonl")
     assert [row["task_id"] for row in rows_of(workspace)] == [task.task_id for task in tasks[1:3]]
-    assert (result.requested, result.num_success) == (2, 2)
+    assert (result.requested, result.num_success, result.taken_over) == (2, 2, None)
     assert {row["refined"] for row in rows_of(workspace)} == {None}
     assert len(run_of(workspace, Teacher(), output="one.jsonl", n=1).output) > 0
     assert len(read_rows(workspace.root / "one.jsonl")) == 1
@@ -194,7 +195,7 @@ def test_a_critic_says_in_text_where_the_teacher_takes_over(workspace: Workspace
     assert [row["refined"]["turn"] for row in (first, second)] == [0, 1]
     assert first["refined"]["critic"]["calls"] == 1
     assert [m.get("weight") for m in second["messages"]] == [None] * 4
-    assert result.num_success == 2
+    assert (result.num_success, result.taken_over, result.critic.calls) == (2, 2, 2)
     assert teacher.served == ["critic", "call", "answer", "critic", "answer"]
     question = teacher.bodies[0]["messages"]
     assert "from 1 to 2" in question[0]["content"]
@@ -216,7 +217,7 @@ def test_a_critic_that_names_no_turn_is_asked_once_more_and_then_nothing_is_take
     assert first["usage"]["completion_tokens"] == 0
     assert (first["success"], second["success"]) == (False, False)
     assert teacher.served == ["critic"] * 4
-    assert (result.calls, result.num_success) == (4, 0)
+    assert (result.calls, result.num_success, result.taken_over) == (4, 0, 0)
 
 
 def test_a_rollout_whose_tools_reply_otherwise_now_is_refused_and_counted(
