@@ -407,6 +407,7 @@ def test_turns_that_the_teacher_writes_come_after_its_own_prompt(tmp_path, tiny_
         clerk,
         path=tiny_models.folder("llama", "clerk", seed=1),
         teacher={"system": SYSTEM},
+        data={"batch_size": 8, "group_size": 4},
         rollout={"max_turns": 3, "max_tokens": 8},
         curriculum={"teacher_share": 0.6, "teacher_steps": 2},
     )
