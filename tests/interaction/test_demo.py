@@ -47,13 +47,14 @@ def test_the_whole_chain_ends_with_its_table_and_report(
     shown = capsys.readouterr().out
     for name in ORDER:
         assert re.search(rf"{name} +│ +[01]\.\d", shown), name
-    assert "SFT → on-policy:" in shown
+    assert "SFT, tokens → SFT, soft:" in shown
+    assert "SFT, soft → on-policy:" in shown
     assert "exports/clerk/README.md: from demo/student, taught by demo/teacher" in shown
     report = (tmp_path / "demo/report.html").read_text(encoding="utf-8")
     assert "on-policy" in report
     runs = api.list_runs(Workspace(tmp_path / "demo"), api.ListRuns(limit=50)).runs
     assert sorted(run.kind for run in runs) == sorted(
-        ["rollouts"] * 2 + ["evaluate"] * 5 + ["sft", "dpo", "distill", "export"]
+        ["rollouts"] + ["evaluate"] * 5 + ["sft", "sft", "distill", "export"]
     )
     assert {run.status for run in runs} == {"succeeded"}
 
@@ -79,7 +80,7 @@ def test_the_closing_words_follow_the_figures(
 ) -> None:
     interval = {"value": difference, "low": difference - 0.1, "high": difference + 0.1}
     comparison: dict[str, Any] = {
-        "baseline": "SFT",
+        "baseline": "SFT, soft",
         "candidate": "on-policy",
         "difference": interval,
         "is_significant": is_significant,
@@ -87,8 +88,10 @@ def test_the_closing_words_follow_the_figures(
     }
     accuracy = {"accuracy": {"value": 0.5}}
     console = Console(record=True, quiet=False, width=200)
-    say_what_it_means(console, {"on-policy": accuracy, "teacher": accuracy}, [comparison])
-    assert verdict in console.export_text()
+    say_what_it_means(console, {"on-policy": accuracy, "teacher": accuracy}, [comparison] * 2)
+    text = console.export_text()
+    assert verdict in text
+    assert ("teach more by the teacher's probabilities" in text) == (verdict == "beats SFT")
 
 
 def test_training_goes_on_when_its_server_is_killed_and_the_next_one_sees_it_finish(

@@ -155,6 +155,13 @@ def _data_notes(history: History) -> Iterator[str]:
                 f"{stage.train_file or 'a file'}; {stage.teacher or 'the teacher'} scored every "
                 "token."
             )
+        if stage.soft_targets is not None:
+            rows = "the rows of its cold start" if stage.method == "distill" else "the rows"
+            yield (
+                f"In run {stage.run_id} {rows} were learnt from the probabilities of "
+                f"{stage.teacher or 'the teacher'}, not from their tokens alone: "
+                f"{stage.soft_targets}."
+            )
 
 
 def _licence(facts: CardFacts) -> Iterator[str]:

@@ -43,9 +43,11 @@ class TrainingStage:
     data: tuple[DataStep, ...] = ()
     """The operations that made the rows, latest first; empty if the rows have no manifest."""
     teacher: str | None = None
-    """The model that scored tokens, in on-policy distillation."""
+    """The model that scored tokens: in on-policy distillation, or those of the rows."""
     instruction: str | None = None
     """What that teacher read and the student did not, in a few words; None if both read alike."""
+    soft_targets: str | None = None
+    """The loss against the teacher's probabilities at the rows' tokens; None: the tokens alone."""
     max_length: int | None = None
     """The most tokens of a row or rollout; None if only the model's context limited them."""
     conversation: TrainedConversation | None = None
@@ -104,7 +106,8 @@ class History:
     def is_synthetic(self) -> bool:
         """Whether a model wrote the training data, as far as is known."""
         made = (step.teacher for stage in self.stages for step in stage.data)
-        return any(made) or any(stage.method == "distill" for stage in self.stages)
+        scored = (stage.method == "distill" or stage.soft_targets for stage in self.stages)
+        return any(made) or any(scored)
 
     @property
     def teachers(self) -> list[str]:
@@ -185,6 +188,7 @@ def _stage(
         train_file=public_name(workspace, rows.path) if rows else None,
         data=tuple(data_steps(workspace, rows)) if rows else (),
         teacher=public_name(workspace, teacher.name) if teacher else None,
+        soft_targets=_soft_targets(config),
         max_length=(config.get(limits) or {}).get(limit),
         instruction=_instruction(config, manifest),
         conversation=_conversation(workspace, rows, config) if rows else None,
@@ -215,6 +219,16 @@ def _instruction(config: dict[str, Any], manifest: Manifest | None) -> str | Non
     if not parts and student.get("system") is not None:
         return "the prompts' own system messages"
     return " and ".join(parts) or None
+
+
+def _soft_targets(config: dict[str, Any]) -> str | None:
+    if not (settings := config.get("soft_targets")):
+        return None
+    k, weight = settings.get("top_k"), settings.get("label_coef")
+    of = f"its {k} likeliest tokens" if k else "its whole vocabulary"
+    also = f", and the tokens themselves at weight {weight:g}" if weight else ""
+    loss = str(settings.get("loss")).replace("_kl", " KL").replace("jsd", "JSD")
+    return f"{loss} at temperature {settings.get('temperature'):g} over {of}{also}"
 
 
 def _measured_in_training(workspace: Workspace, record: CheckpointRecord) -> dict[str, float]:

@@ -100,10 +100,9 @@ def top_k_forward_kl(
     value_N = mass_N.exp() * (
         temperature**2 * (weights_NK * gaps_NK).sum(dim=1) + mass_N - own_mass_N
     )
-    has_rest = student_NB.shape[1] > ids_NK.shape[1]
+    has_rest, own_rest_N = student_NB.shape[1] > ids_NK.shape[1], student_NB[:, -1]
     rest_share_N = rest_N.exp() if has_rest else torch.zeros_like(value_N)
     if has_rest:
-        own_rest_N = student_NB[:, -1]
         value_N = value_N + torch.where(rest_share_N > 0, rest_share_N * (rest_N - own_rest_N), 0.0)
 
     def form_gradient() -> Tensor:

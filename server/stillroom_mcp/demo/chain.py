@@ -10,7 +10,8 @@ from stillroom_mcp.demo.settings import ACTING, DemoSettings
 PROMPTS, HELDOUT = "prompts.jsonl", "heldout.jsonl"
 TEACHER_ROLLOUTS = "rollouts/teacher.jsonl"
 GOOD_ROLLOUTS = "rollouts/teacher-good.jsonl"
-STUDENT_ROLLOUTS = "rollouts/student.jsonl"
+LABELS, SOFT, ON_POLICY = "SFT, tokens", "SFT, soft", "on-policy"
+"""The students of the demo, by their names in the table of results."""
 
 
 @dataclass(slots=True)
@@ -29,12 +30,11 @@ async def run_chain(guide: Guide, settings: DemoSettings, seed: int) -> Evaluati
     await _evaluate(guide, evaluations, settings, "base student", "demo/student", seed)
     await _teacher_rollouts(guide, settings, seed)
     await _curate(guide)
-    sft = await _sft(guide, seed)
-    await _evaluate(guide, evaluations, settings, "SFT", sft, seed)
-    dpo = await _dpo(guide, settings, sft, seed)
-    await _evaluate(guide, evaluations, settings, "DPO", dpo, seed)
-    on_policy = await _on_policy(guide, settings, dpo, seed)
-    await _evaluate(guide, evaluations, settings, "on-policy", on_policy, seed)
+    labels, soft = await _sft(guide, seed)
+    await _evaluate(guide, evaluations, settings, LABELS, labels, seed)
+    await _evaluate(guide, evaluations, settings, SOFT, soft, seed)
+    on_policy = await _on_policy(guide, settings, soft, seed)
+    await _evaluate(guide, evaluations, settings, ON_POLICY, on_policy, seed)
     await _lineage(guide, on_policy)
     return evaluations
 
@@ -107,66 +107,36 @@ async def _curate(guide: Guide) -> None:
         guide.say(f"      {line}")
 
 
-async def _sft(guide: Guide, seed: int) -> str:
+async def _sft(guide: Guide, seed: int) -> tuple[str, str]:
+    """Returns the run on the teacher's tokens and the one on its probabilities."""
     guide.heading(
         4,
-        "Supervised fine-tuning",
-        "The student learns the teacher's conversations, the assistant's tokens only.",
+        "Supervised fine-tuning, twice",
+        "The student learns the teacher's conversations, the assistant's tokens only: once the "
+        "tokens themselves, as from a teacher that gives text alone, and once the teacher's "
+        "probabilities of all tokens there, which an open model also gives.",
     )
-    run = await guide.run(
-        "SFT", "start_training", config="sft.yml", overrides=[f"trainer.seed={seed}"]
-    )
-    guide.say(f"    {run['result']['steps']} steps, loss {run['metrics']['loss']:.3f}")
-    return run["run_id"]
-
-
-async def _dpo(guide: Guide, settings: DemoSettings, sft: str, seed: int) -> str:
-    guide.heading(
-        5,
-        "Preferences (DPO)",
-        "The SFT student answers the teacher's prompts. Where it was wrong and the teacher right, "
-        "the first turn in which they differ becomes a pair. On this world DPO changes little; "
-        "its row below is what it gives.",
-    )
-    await guide.run(
-        "student rollouts",
-        "generate_rollouts",
-        input=PROMPTS,
-        output=STUDENT_ROLLOUTS,
-        provider="hf",
-        model=sft,
-        n=settings.num_rollouts,
-        temperature=1.0,
-        seed=seed,
-        **ACTING,
-    )
-    pairs = await guide.call(
-        "make_dpo_pairs",
-        chosen_from=GOOD_ROLLOUTS,
-        rejected_from=STUDENT_ROLLOUTS,
-        output="pairs.jsonl",
-        min_difference=0.5,
-    )
-    guide.say(f"    {pairs['pairs']} pairs of {pairs['tasks']} tasks")
-    run = await guide.run(
-        "DPO",
-        "start_training",
-        config="dpo.yml",
-        overrides=[f"model.path={sft}", f"trainer.seed={seed}"],
-    )
-    return run["run_id"]
+    runs: list[str] = []
+    for stage, config in ((LABELS, "sft.yml"), (SOFT, "soft_targets.yml")):
+        run = await guide.run(
+            stage, "start_training", config=config, overrides=[f"trainer.seed={seed}"]
+        )
+        guide.say(f"    {run['result']['steps']} steps, loss {run['metrics']['loss']:.3f}")
+        runs.append(run["run_id"])
+    labels, soft = runs
+    return labels, soft
 
 
 async def _on_policy(guide: Guide, settings: DemoSettings, start: str, seed: int) -> str:
     guide.heading(
-        6,
+        5,
         "On-policy distillation",
         "Now the student answers new prompts itself, and the teacher scores every token the "
         "student wrote: the reverse KL between the two is what is lowered. It learns from its own "
         "mistakes, not only from the teacher's good days.",
     )
     run = await guide.run(
-        "on-policy",
+        ON_POLICY,
         "start_training",
         config="distill.yml",
         overrides=[

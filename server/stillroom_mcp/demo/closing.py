@@ -58,8 +58,13 @@ def say_what_it_means(
         )
     share = results["on-policy"]["accuracy"]["value"] / results["teacher"]["accuracy"]["value"]
     console.print(f"The on-policy student reaches {share:.0%} of the teacher's accuracy.")
-    *_, to_on_policy = comparisons
-    if to_on_policy["is_significant"] and to_on_policy["difference"]["value"] > 0:
+    *_, to_soft, to_on_policy = comparisons
+    if _is_gain(to_soft):
+        console.print(
+            "The same rollouts teach more by the teacher's probabilities than by its tokens. That "
+            "takes an open teacher that cuts text as the student does; any other gives tokens."
+        )
+    if _is_gain(to_on_policy):
         console.print(
             "On-policy beats SFT where teacher rollouts are scarce, as here. With many cheap ones, "
             "more SFT can be as accurate; from a cold base, do SFT first."
@@ -68,6 +73,10 @@ def say_what_it_means(
         console.print(
             "On-policy was not shown to beat SFT in this run; more iterations give it more room."
         )
+
+
+def _is_gain(comparison: dict[str, Any]) -> bool:
+    return comparison["is_significant"] and comparison["difference"]["value"] > 0
 
 
 def say_next(console: Console, folder: str) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from itertools import chain, count
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from stillroom import api
 from stillroom.errors import InputError
 from stillroom.settings import Workspace
-from stillroom_mcp.demo.chain import Evaluations, run_chain
+from stillroom_mcp.demo.chain import LABELS, ON_POLICY, SOFT, Evaluations, run_chain
 from stillroom_mcp.demo.closing import (
     results_table,
     say_next,
@@ -24,7 +24,7 @@ from stillroom_mcp.demo.guide import DemoStoppedError, Guide
 from stillroom_mcp.demo.settings import DemoSettings
 
 DEFAULT_FOLDER = "demo-project"
-ORDER = ("base student", "SFT", "DPO", "on-policy", "teacher")
+ORDER = ("base student", LABELS, SOFT, ON_POLICY, "teacher")
 
 
 def run_demo(folder: str | None, *, seed: int, settings: DemoSettings) -> int:
@@ -60,7 +60,7 @@ async def _drive(root: Path, folder: str, seed: int, settings: DemoSettings) -> 
             evaluations = await run_chain(guide, settings, seed)
             results = await _results(guide, evaluations)
             comparisons = await _comparisons(guide, evaluations)
-            await _export(guide, results["on-policy"]["model"])
+            await _export(guide, results[ON_POLICY]["model"])
     except DemoStoppedError as error:
         console.print(f"\nthe demo stopped: {error}", markup=False)
         return 1
@@ -74,20 +74,19 @@ async def _drive(root: Path, folder: str, seed: int, settings: DemoSettings) -> 
 
 
 async def _results(guide: Guide, evaluations: Evaluations) -> dict[str, dict[str, Any]]:
-    guide.heading(7, "Evaluation", "Waiting for the last evaluations, then comparing them.")
+    guide.heading(6, "Evaluation", "Waiting for the last evaluations, then comparing them.")
     runs = {name: await guide.wait(run_id) for name, run_id in evaluations.run_ids.items()}
     return {name: run["result"] for name, run in runs.items()}
 
 
 async def _comparisons(guide: Guide, evaluations: Evaluations) -> list[dict[str, Any]]:
-    """Returns how SFT differs from the base student, and DPO and on-policy from SFT, in pairs.
+    """Returns how each stage differs from the one before it, in pairs.
 
     Raises DemoStoppedError if a comparison fails.
     """
     ids = evaluations.run_ids
-    steps = [("base student", "SFT"), ("SFT", "DPO"), ("SFT", "on-policy")]
     comparisons: list[dict[str, Any]] = []
-    for before, after in steps:
+    for before, after in pairwise(("base student", LABELS, SOFT, ON_POLICY)):
         answer = await guide.call(
             "compare_evaluations", baseline=ids[before], candidates=[ids[after]]
         )
@@ -97,7 +96,7 @@ async def _comparisons(guide: Guide, evaluations: Evaluations) -> list[dict[str,
 
 async def _export(guide: Guide, run_id: str) -> None:
     guide.heading(
-        8,
+        7,
         "A model of one's own",
         "The student as a folder that transformers and vLLM load. Its card says what it was made "
         "from and how it did.",

@@ -8,7 +8,7 @@ class DemoSettings:
     """The sizes of the demo's stages; all other settings are in the project's files."""
 
     num_rollouts: int
-    """The number of prompts that the teacher, and before DPO also the student, answers."""
+    """The number of prompts that the teacher answers."""
     num_heldout: int
     """The number of held-out prompts in each evaluation."""
     num_iterations: int
@@ -17,8 +17,8 @@ class DemoSettings:
     """The number of held-out prompts on which the KL to the teacher is measured."""
 
 
-FULL = DemoSettings(num_rollouts=300, num_heldout=300, num_iterations=80, num_kl_prompts=90)
-SMOKE = DemoSettings(num_rollouts=160, num_heldout=120, num_iterations=12, num_kl_prompts=30)
+FULL = DemoSettings(num_rollouts=300, num_heldout=300, num_iterations=30, num_kl_prompts=90)
+SMOKE = DemoSettings(num_rollouts=160, num_heldout=120, num_iterations=8, num_kl_prompts=30)
 
 ACTING = {
     "tools": "tools.py",

@@ -290,13 +290,17 @@ class TrainConfig(ConfigSection):
         return self
 
     @model_validator(mode="after")
-    def _a_teacher_of_rows_gives_targets(self) -> "TrainConfig":
+    def _targets_are_named(self) -> "TrainConfig":
         """Sets `soft_targets` where an sft config names a teacher, so that the record names it."""
-        settings = self.soft_targets
-        if settings is None:
-            if self.dataset_type != "sft" or self.teacher is None:
-                return self
-            settings = SoftTargetsSection(top_k=16 if self.teacher.is_served else None)
+        if self.soft_targets is not None or self.dataset_type != "sft" or self.teacher is None:
+            return self
+        settings = SoftTargetsSection(top_k=16 if self.teacher.is_served else None)
+        return self.model_copy(update={"soft_targets": settings})
+
+    @model_validator(mode="after")
+    def _a_teacher_gives_the_targets(self) -> "TrainConfig":
+        if self.soft_targets is None:
+            return self
         if self.dataset_type == "dpo":
             raise ValueError("soft_targets is the loss of sft, and of distill's cold_start")
         if self.dataset_type == "distill" and self.cold_start is None:
@@ -306,7 +310,7 @@ class TrainConfig(ConfigSection):
             )
         if self.teacher is None:
             raise ValueError("soft_targets needs teacher.path: the model whose probabilities count")
-        if self.teacher.is_served and settings.top_k is None:
+        if self.teacher.is_served and self.soft_targets.top_k is None:
             raise ValueError(
                 "soft_targets without top_k needs the teacher's whole distribution, which no "
                 "server gives: set soft_targets.top_k, e.g. 16, or take a teacher in this process"
@@ -315,14 +319,18 @@ class TrainConfig(ConfigSection):
             raise ValueError(
                 "soft_targets has one teacher read the rows: teacher.path cannot be a list"
             )
+        if self.has_own_prompts:
+            raise ValueError(
+                "soft_targets has the teacher read the rows as they are: leave teacher.system, "
+                "teacher.context_file and model.system out, or write the rows with what it is to "
+                "read; in distill leave soft_targets out"
+            )
         if self.launcher.is_sharded:
             raise ValueError(
                 "launcher.strategy: fsdp2 splits the output head, whose whole distributions "
                 "soft_targets compares: use ddp"
             )
-        if settings is self.soft_targets:
-            return self
-        return self.model_copy(update={"soft_targets": settings})
+        return self
 
     @model_validator(mode="after")
     def _loss_is_named(self) -> "TrainConfig":

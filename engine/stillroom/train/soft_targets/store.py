@@ -13,7 +13,7 @@ n × k log-probabilities and n of all other tokens together (2 bytes each, float
 import hashlib
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -177,7 +177,7 @@ class StoreWriter:
 
 
 @contextmanager
-def writing(path: Path, header: StoreHeader) -> Iterator[StoreWriter]:
+def writing(path: Path, header: StoreHeader) -> Generator[StoreWriter]:
     """Yields a writer that goes on where an earlier one was stopped.
 
     The store gets its name if the block ends without an error; what it holds is kept anyway.

@@ -310,6 +310,7 @@ def refused(tmp_path, student, message, **sections):
             {"teacher": {"path": "t"}, "soft_targets": {"top_k": 4, "loss": "jsd"}},
         ),
         ("set it too", {"teacher": {"path": "t"}, "soft_targets": {"store": "kept"}}),
+        ("read the rows as they are", {"teacher": {"path": "t", "system": "Be brief."}}),
         ("cannot be a list", {"teacher": {"path": ["t", "u"]}}),
         (
             "splits the output head",
