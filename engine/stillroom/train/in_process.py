@@ -44,9 +44,8 @@ def train_in_process(
     started = time.monotonic()
     config = plan.config
     point = find_resume_point(workspace, request.resume) if request.resume else None
-    cold_start = [plan.cold_start_file] if plan.cold_start_file is not None else []
-    contexts = plan.context_files
-    files = [plan.config_file, *plan.train_files, *cold_start, *contexts, *plan.code_files]
+    rows = [*plan.train_files, *plan.rows_files]
+    files = [plan.config_file, *rows, *plan.context_files, *plan.code_files]
     # The files are hashed while they are read, and must be as they were at the start.
     with Recording(files, copies={plan.config_file: plan.config_source}) as recording:
         prompts = read_prompts(plan)
@@ -106,7 +105,10 @@ def _method(
         case "distill":
             tasks = load_datasets(plan.train_files)
             cold_rows = load_sft_rows(plan.cold_start_file) if plan.cold_start_file else []
-            return lambda session: distill(workspace, session, plan, tasks, cold_rows, prepare)
+            added = load_sft_rows(plan.added_rows_file) if plan.added_rows_file else []
+            return lambda session: distill(
+                workspace, session, plan, tasks, cold_rows, added, prepare
+            )
 
 
 def _prepare_targets(

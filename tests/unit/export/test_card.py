@@ -105,6 +105,14 @@ def test_a_model_that_scored_itself_is_its_teacher():
     assert "| teacher | Qwen/Qwen3-0.6B |" in render_card(facts(stages=(sft, scored)))
 
 
+def test_a_card_says_that_rows_were_learnt_from_a_teachers_probabilities():
+    loss = "forward KL at temperature 4 over its whole vocabulary"
+    soft = replace(SFT, teacher="Qwen/Qwen3-8B", soft_targets=loss)
+    card = render_card(facts(stages=(soft,)))
+    assert f"probabilities of Qwen/Qwen3-8B, not from their tokens alone: {loss}." in card
+    assert "Qwen/Qwen3-8B |" in card
+
+
 def test_an_unknown_licence_and_missing_evaluations_are_said():
     card = render_card(facts())
     assert "license" not in header_of(card)

@@ -76,11 +76,24 @@ class RolloutSection(ConfigSection):
     """
     stragglers: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """The share of an iteration's rollouts that it does not wait for (max_staleness above 0)."""
+    on_policy_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The student's share of an iteration's sequences; so many rows of `rows_file` are added to its
+    rollouts that it holds. None: nothing but rollouts.
+
+    Source: arXiv 2306.13649, algorithm 1 (λ).
+    """
+    rows_file: str | None = None
+    """The file of those rows, relative to the folder of config.yml; None: cold_start.train_file."""
 
     @property
     def mcp_servers(self) -> tuple[str, ...]:
         """The URLs or command lines of the MCP servers that offer tools."""
         return (self.mcp_url,) if isinstance(self.mcp_url, str) else self.mcp_url or ()
+
+    def num_added_rows(self, num_rollouts: int) -> int:
+        """Returns how many rows are added to an iteration of `num_rollouts` rollouts."""
+        share = self.on_policy_share
+        return 0 if share is None else max(1, round(num_rollouts * (1 - share) / share))
 
     @model_validator(mode="after")
     def _nudge_is_said(self) -> "RolloutSection":

@@ -103,6 +103,8 @@ class TrainingPlan:
     eval_files: Mapping[str, Path]
     """The prompt file of each evaluation, by the evaluation's name."""
     cold_start_file: Path | None = None
+    added_rows_file: Path | None = None
+    """The rows that are mixed into the student's rollouts."""
 
     models: tuple[ModelLocation, ...] = ()
     """The student, then the teachers that this run loads."""
@@ -119,11 +121,10 @@ class TrainingPlan:
     @property
     def inputs(self) -> list[Path]:
         """All files and folders of models that the run reads, but config.yml."""
-        cold_start = [self.cold_start_file] if self.cold_start_file is not None else []
         models = (path for model in self.models for path in model.inputs)
         return [
             *self.train_files,
-            *cold_start,
+            *self.rows_files,
             *self.context_files,
             *self.eval_files.values(),
             *self.code_files,
@@ -134,6 +135,12 @@ class TrainingPlan:
     def rows_instruction(self) -> Instruction:
         """What the teacher reads before supervised rows, if its probabilities are their targets."""
         return self.views.teacher if self.config.soft_targets is not None else UNINSTRUCTED
+
+    @property
+    def rows_files(self) -> list[Path]:
+        """The files of supervised rows beside the training files, each once."""
+        files = (self.cold_start_file, self.added_rows_file)
+        return list(dict.fromkeys(file for file in files if file is not None))
 
     @property
     def context_files(self) -> list[Path]:
@@ -182,6 +189,13 @@ def plan_request(
             key="cold_start.train_file",
             kind=RowFormat.SFT,
         )
+    added_rows_file = None
+    if config.rollout.on_policy_share is not None:
+        added_rows_file = cold_start_file
+        if (name := config.rollout.rows_file) is not None:
+            added_rows_file = _rows_file(
+                workspace, config_file, name, key="rollout.rows_file", kind=RowFormat.SFT
+            )
     models = [locate_model(workspace, config.model.path)]
     if config.model.quantization is not None or any(
         teacher.section.quantization is not None for teacher in config.teachers
@@ -210,6 +224,7 @@ def plan_request(
         rewards_file=_beside(folder, "rewards.py") if acts else None,
         eval_files={section.name: _eval_file(folder, section) for section in config.evals},
         cold_start_file=cold_start_file,
+        added_rows_file=added_rows_file,
         models=tuple(models),
         context_file=context_file,
         views=_views(workspace, config, context_file),

@@ -319,16 +319,37 @@ class TrainConfig(ConfigSection):
             raise ValueError(
                 "soft_targets has one teacher read the rows: teacher.path cannot be a list"
             )
-        if self.has_own_prompts:
-            raise ValueError(
-                "soft_targets has the teacher read the rows as they are: leave teacher.system, "
-                "teacher.context_file and model.system out, or write the rows with what it is to "
-                "read; in distill leave soft_targets out"
-            )
         if self.launcher.is_sharded:
             raise ValueError(
                 "launcher.strategy: fsdp2 splits the output head, whose whole distributions "
                 "soft_targets compares: use ddp"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rows_are_compared_like_rollouts(self) -> "TrainConfig":
+        rollout, algorithm = self.rollout, self.algorithm
+        if rollout.on_policy_share is None:
+            if rollout.rows_file is not None:
+                raise ValueError("rollout.rows_file is mixed in by rollout.on_policy_share: set it")
+            return self
+        name = "rollout.on_policy_share"
+        if self.dataset_type != "distill":
+            raise ValueError(f"{name} mixes rows into the rollouts of dataset_type distill")
+        if rollout.rows_file is None and self.cold_start is None:
+            raise ValueError(f"{name} needs rollout.rows_file: the rows that are mixed in")
+        if self.teacher is not None and self.teacher.is_served:
+            raise ValueError(
+                f"{name} has the teacher read rows in every update, which takes one in this "
+                "process (teacher.provider hf); a served one may teach a cold_start by soft_targets"
+            )
+        if self.teacher is not None and not isinstance(self.teacher.path, str):
+            raise ValueError(f"{name} has one teacher read the rows: teacher.path cannot be a list")
+        if algorithm.is_sampled_loss or algorithm.reward_coef > 0:
+            raise ValueError(
+                f"{name} needs a loss that compares distributions (full_reverse_kl, jsd, "
+                "top_k_reverse_kl) without algorithm.reward_coef: rows were not sampled from the "
+                "student"
             )
         return self
 

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 import anyio
 
 from stillroom.data.formats import SftRow, Task
+from stillroom.models.batches import TokenSequence
 from stillroom.policy.check import check_decoding
 from stillroom.settings import Workspace
 from stillroom.train.config.request import TrainingPlan
 from stillroom.train.config.resume import CarriedRollout
 from stillroom.train.config.schema import TrainConfig
+from stillroom.train.loop.row_batches import epoch_order
 from stillroom.train.loop.session import Phase, Session, TrainResult
 from stillroom.train.loop.student_environment import StudentEnvironment, open_student_environment
 from stillroom.train.methods.cold_start import (
@@ -64,10 +66,12 @@ def distill(
     plan: TrainingPlan,
     tasks: Sequence[Task],
     cold_rows: Sequence[SftRow],
+    added_rows: Sequence[SftRow] = (),
     prepare: PrepareTargets | None = None,
 ) -> TrainResult:
     """Trains on the rows of a cold start, if any, and then on the student's own rollouts.
 
+    added_rows: rows that are mixed into the rollouts, to the share that config.yml says.
     prepare: returns the teacher's probabilities that the cold start learns from; None: it learns
     its rows' own tokens.
 
@@ -90,7 +94,10 @@ def distill(
     environment = open_student_environment(
         workspace, plan, session.student, tasks, is_judge_optional=True
     )
-    return anyio.run(train_on_policy, session, tasks, teachers, environment, cold_start, prepare)
+    added = encode_cold_start(session, added_rows).sequences if added_rows else []
+    return anyio.run(
+        train_on_policy, session, tasks, teachers, environment, cold_start, added, prepare
+    )
 
 
 async def train_on_policy(
@@ -99,11 +106,13 @@ async def train_on_policy(
     teachers: Teachers,
     opening: AbstractAsyncContextManager[StudentEnvironment],
     cold_start: EncodedSft | None = None,
+    added: Sequence[TokenSequence] = (),
     prepare: PrepareTargets | None = None,
 ) -> TrainResult:
     """Trains for the configured iterations and returns the result with the final checkpoint.
 
-    cold_start: the rows of a cold start, whose steps come first; None: no cold start.
+    cold_start: the rows of a cold start, whose steps come first; None: no cold start. added: the
+    rows that are mixed into the rollouts.
     """
     config = session.config
     progress = DistillProgress(config)
@@ -131,6 +140,7 @@ async def train_on_policy(
             sequences = sequences_of(sampled.ended, teachers.pairs, environment.views)
             if not sequences:
                 raise nothing_sampled(sampled, iteration)
+            sequences += rows_of_iteration(added, config, iteration)
             metrics = await _learn(session, sampled, sequences, teachers, optimizer, iteration)
             metrics |= {"sample_s": sampled_s, "update_s": time.monotonic() - clock}
             progress.carried = sampled.carried
@@ -138,6 +148,22 @@ async def train_on_policy(
     num_prompts = min(len(tasks), sum(map(len, batches)))
     skipped = cold_start.skipped if cold_start else {}
     return session.finish(last_step, rows=num_prompts, skipped=skipped)
+
+
+def rows_of_iteration(
+    added: Sequence[TokenSequence], config: TrainConfig, iteration: int
+) -> list[TrainingSequence]:
+    """Returns the rows that an iteration adds to its rollouts; each epoch has every row once."""
+    if not added:
+        return []
+    num = config.rollout.num_added_rows(config.data.batch_size * config.data.group_size)
+    chosen: list[TrainingSequence] = []
+    for place in range(iteration * num, (iteration + 1) * num):
+        epoch, index = divmod(place, len(added))
+        tokens = added[epoch_order(len(added), epoch, config.trainer.seed + 2)[index]]
+        nothing = [0.0] * tokens.num_trained
+        chosen.append(TrainingSequence(tokens, nothing, is_row=True))
+    return chosen
 
 
 async def _learn(
@@ -158,7 +184,7 @@ async def _learn(
         session.config,
         iteration,
     )
-    session.trained_tokens += stats.num_tokens
+    session.trained_tokens += stats.num_tokens + stats.num_row_tokens
     algorithm = session.config.algorithm
     metrics = rollout_metrics(session.config, sampled, iteration) | reading_metrics(sequences)
     return metrics | stats.metrics(

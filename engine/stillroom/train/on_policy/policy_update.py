@@ -18,7 +18,12 @@ from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.loop.row_batches import epoch_order
 from stillroom.train.on_policy.byte_scores import add_gradient_with_reader
-from stillroom.train.on_policy.token_losses import KnownTokens, UpdateStats, token_losses
+from stillroom.train.on_policy.token_losses import (
+    KnownTokens,
+    UpdateStats,
+    row_losses,
+    token_losses,
+)
 from stillroom.train.on_policy.token_scores import (
     Losses,
     add_gradient_with_scores,
@@ -99,6 +104,17 @@ def accumulate_gradient(
         batch = student.collate([member.tokens for member in members])
         known = known_tokens(members, batch.targets_N.device)
 
+        if members[0].is_row:
+            _add_gradient(
+                student,
+                teachers,
+                members,
+                batch,
+                algorithm,
+                lambda _, scores: row_losses(scores, algorithm, stats) / num_tokens,
+            )
+            continue
+
         def losses(part: slice, scores: TokenScores, known: KnownTokens = known) -> Tensor:
             losses_n = token_losses(scores, known.part(part), algorithm, stats)
             stats.loss += losses_n.sum().item()
@@ -111,12 +127,12 @@ def accumulate_gradient(
 def _passes(
     student: Student, sequences: Sequence[TrainingSequence]
 ) -> Iterator[list[TrainingSequence]]:
-    """Yields the sequences of each forward pass, all of one dataset and so of one teacher.
+    """Yields the sequences of each forward pass: all rows, or rollouts of one teacher's dataset.
 
     In a pack the shared prompt of a group's rollouts occurs once; padded rows have similar lengths.
     """
-    for dataset in sorted({sequence.dataset for sequence in sequences}):
-        of_dataset = [sequence for sequence in sequences if sequence.dataset == dataset]
+    for kind in sorted({(sequence.is_row, sequence.dataset) for sequence in sequences}):
+        of_dataset = [one for one in sequences if (one.is_row, one.dataset) == kind]
         ids = [sequence.tokens.ids for sequence in of_dataset]
         lengths = [len(one) for one in ids]
         groups = microbatches(lengths, max_tokens=student.max_microbatch_tokens)

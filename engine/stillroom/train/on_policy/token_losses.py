@@ -35,6 +35,8 @@ _SUMS = (
     "advantage",
     "squared_advantage",
     "num_advantages",
+    "row_loss",
+    "num_row_tokens",
 )
 
 
@@ -85,6 +87,9 @@ class UpdateStats:
     advantage: float = 0.0
     squared_advantage: float = 0.0
     num_advantages: int = 0
+    row_loss: float = 0.0
+    """The loss of rows that the student did not sample."""
+    num_row_tokens: int = 0
     of_datasets: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
     """The sum of log p_sampler - log p_teacher over the tokens of each dataset, and their
     number."""
@@ -153,6 +158,8 @@ class UpdateStats:
             mean = self.advantage / self.num_advantages
             variance = self.squared_advantage / self.num_advantages - mean**2
             metrics |= {"advantage": mean, "advantage_std": math.sqrt(max(0.0, variance))}
+        if self.num_row_tokens:
+            metrics["row_loss"] = self.row_loss / self.num_row_tokens
         if is_clipped:
             metrics["clipped"] = self.num_clipped / tokens
         if is_capped:
@@ -182,6 +189,14 @@ def token_losses(
     if algorithm.reward_coef > 0:
         stats.add_advantages(rewards_N)
         losses_N = losses_N + importance_sampling_losses(student_N, sampler_N, rewards_N)
+    return losses_N
+
+
+def row_losses(scores: TokenScores, algorithm: AlgorithmSection, stats: UpdateStats) -> Tensor:
+    """Returns the losses of tokens that the student did not sample, [N], and adds them up."""
+    losses_N = algorithm.kl_coef * beyond_rounding(scores.divergence_N)
+    stats.row_loss += losses_N.sum().item()
+    stats.num_row_tokens += len(losses_N)
     return losses_N
 
 

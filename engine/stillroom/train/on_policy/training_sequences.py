@@ -24,7 +24,10 @@ from stillroom.train.on_policy.token_losses import KnownTokens
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """One rollout of the student as tokens; each list has one number for each sampled token."""
+    """One rollout of the student as tokens; each list has one number for each sampled token.
+
+    Or a row that the student did not sample, whose tokens are compared in the same way.
+    """
 
     tokens: TokenSequence
     """The tokens as the student read and sampled them."""
@@ -45,6 +48,8 @@ class TrainingSequence:
     trainer_logprobs: list[float] | None = None
     """The log-probabilities (nats) by the weights before the iteration's first step; None if they
     are not needed."""
+    is_row: bool = False
+    """Whether it is a row of `rollout.rows_file`; its `sampler_logprobs` mean nothing then."""
     teacher_tokens: TokenSequence | None = None
     """The tokens as the teacher reads them, after a prompt of its own; its trained tokens are those
     of `tokens`, one for one. None: the same tokens."""

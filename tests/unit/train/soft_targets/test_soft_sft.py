@@ -14,6 +14,7 @@ from fakes.training import gradients, largest_gap, make_project, make_student
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
 from stillroom.errors import ConfigError, ModelError, RunCancelledError
+from stillroom.export.history import read_history
 from stillroom.lineage import read_manifest
 from stillroom.models.heads import OutputHead
 from stillroom.models.load import load_tokenizer
@@ -181,6 +182,14 @@ def test_the_teacher_reads_the_rows_once_for_epochs_runs_and_smaller_k(
     assert str(store) in {record.path for record in manifest.inputs}
     assert {model.role for model in manifest.models} == {"student", "teacher"}
     assert {model.role for model in read_manifest(store).models} == {"teacher"}
+    history = read_history(project.workspace, locate_model(project.workspace, "run-3"), None)
+    assert history.is_synthetic
+    [stage] = history.stages
+    assert stage.teacher == str(teacher.name)
+    assert stage.soft_targets == (
+        "forward KL at temperature 2 over its 8 likeliest tokens, and the tokens themselves at "
+        "weight 0.5"
+    )
 
 
 def test_all_tokens_as_likeliest_teach_what_the_whole_distribution_does(tmp_path, student, teacher):
@@ -310,7 +319,6 @@ def refused(tmp_path, student, message, **sections):
             {"teacher": {"path": "t"}, "soft_targets": {"top_k": 4, "loss": "jsd"}},
         ),
         ("set it too", {"teacher": {"path": "t"}, "soft_targets": {"store": "kept"}}),
-        ("read the rows as they are", {"teacher": {"path": "t", "system": "Be brief."}}),
         ("cannot be a list", {"teacher": {"path": ["t", "u"]}}),
         (
             "splits the output head",
