@@ -116,15 +116,12 @@ async def _sft(guide: Guide, seed: int) -> tuple[str, str]:
         "tokens themselves, as from a teacher that gives text alone, and once the teacher's "
         "probabilities of all tokens there, which an open model also gives.",
     )
-    runs: list[str] = []
-    for stage, config in ((LABELS, "sft.yml"), (SOFT, "soft_targets.yml")):
-        run = await guide.run(
-            stage, "start_training", config=config, overrides=[f"trainer.seed={seed}"]
-        )
+    overrides = [f"trainer.seed={seed}"]
+    labels = await guide.start("start_training", config="sft.yml", overrides=overrides)
+    soft = await guide.run("SFT", "start_training", config="soft_targets.yml", overrides=overrides)
+    for run in (await guide.wait(labels), soft):
         guide.say(f"    {run['result']['steps']} steps, loss {run['metrics']['loss']:.3f}")
-        runs.append(run["run_id"])
-    labels, soft = runs
-    return labels, soft
+    return labels, soft["run_id"]
 
 
 async def _on_policy(guide: Guide, settings: DemoSettings, start: str, seed: int) -> str:

@@ -82,9 +82,9 @@ _PLANS: dict[RunKind, Sequence[ChartPlan]] = {
 }
 _NAMES = {"val_loss": "validation", "val_pair_accuracy": "validation"}
 _COMMON_SECTIONS = ("data", "model", "trainer")
-_STAGES = ("curriculum", "cold_start")
+_STAGES = ("curriculum", "cold_start", "soft_targets")
 _SECTIONS: dict[RunKind, Sequence[str]] = {
-    RunKind.SFT: _COMMON_SECTIONS,
+    RunKind.SFT: ("data", "model", "teacher", "soft_targets", "trainer"),
     RunKind.DPO: (*_COMMON_SECTIONS, "dpo"),
     RunKind.DISTILL: ("data", "model", "teacher", "algorithm", "rollout", *_STAGES, "trainer"),
 }

@@ -27,8 +27,9 @@ from stillroom.settings import Workspace
 from stillroom.tools.mcp.spec import parse_spec
 from stillroom.tools.user.file import UserFile, read_user_file
 from stillroom.train.config.file import load_config
+from stillroom.train.config.launcher import LauncherSection, split_address
 from stillroom.train.config.resume import TrainingState, find_resume_point, run_to_resume
-from stillroom.train.config.schema import EvalSection, LauncherSection, TrainConfig, split_address
+from stillroom.train.config.schema import EvalSection, TrainConfig
 from stillroom.train.config.teacher_servers import served_teacher
 from stillroom.validation import StrictModel
 

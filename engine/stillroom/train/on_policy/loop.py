@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from stillroom.data.formats import SftRow, Task
+from stillroom.errors import ConfigError
 from stillroom.models.batches import TokenSequence
 from stillroom.policy.check import check_decoding
 from stillroom.settings import Workspace
@@ -94,7 +95,7 @@ def distill(
     environment = open_student_environment(
         workspace, plan, session.student, tasks, is_judge_optional=True
     )
-    added = encode_cold_start(session, added_rows).sequences if added_rows else []
+    added = _added_sequences(session, teachers, plan, added_rows) if added_rows else []
     return anyio.run(
         train_on_policy, session, tasks, teachers, environment, cold_start, added, prepare
     )
@@ -150,6 +151,29 @@ async def train_on_policy(
     return session.finish(last_step, rows=num_prompts, skipped=skipped)
 
 
+def _added_sequences(
+    session: Session, teachers: Teachers, plan: TrainingPlan, rows: Sequence[SftRow]
+) -> list[TokenSequence]:
+    """Returns the rows that are mixed in, as student and teacher read them.
+
+    Raises ConfigError if the teacher has no room for one of them.
+    """
+    encoded = encode_cold_start(session, rows, plan.views.teacher)
+    longest = max(len((one.for_teacher or one).ids) for one in encoded.sequences)
+    if longest > (room := teachers.local[0].loaded.max_context):
+        raise ConfigError(
+            f"the teacher's longest row has {longest} tokens and its context {room}",
+            "shorten teacher.context_file or teacher.system, or leave longer rows out with "
+            "model.max_length",
+        )
+    left_out = ", ".join(f"{count} {reason}" for reason, count in encoded.skipped.items())
+    session.reporter.note(
+        f"{len(encoded.sequences)} rows are mixed into the rollouts"
+        + (f"; left out: {left_out}" if left_out else "")
+    )
+    return encoded.sequences
+
+
 def rows_of_iteration(
     added: Sequence[TokenSequence], config: TrainConfig, iteration: int
 ) -> list[TrainingSequence]:
@@ -161,8 +185,8 @@ def rows_of_iteration(
     for place in range(iteration * num, (iteration + 1) * num):
         epoch, index = divmod(place, len(added))
         tokens = added[epoch_order(len(added), epoch, config.trainer.seed + 2)[index]]
-        nothing = [0.0] * tokens.num_trained
-        chosen.append(TrainingSequence(tokens, nothing, is_row=True))
+        nothing, own = [0.0] * tokens.num_trained, tokens.for_teacher
+        chosen.append(TrainingSequence(tokens, nothing, is_row=True, teacher_tokens=own))
     return chosen
 
 
