@@ -9,8 +9,15 @@ from safetensors.torch import load_file
 
 from fakes.conversations import answer, user
 from fakes.model_server import FakeModelServer
+from fakes.ranks import in_processes
 from fakes.reporters import KeptReporter
-from fakes.training import gradients, largest_gap, make_project, make_student
+from fakes.training import (
+    gradients,
+    largest_gap,
+    make_project,
+    make_student,
+    write_run_files,
+)
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
 from stillroom.errors import ConfigError, ModelError, RunCancelledError
@@ -21,8 +28,9 @@ from stillroom.models.load import load_tokenizer
 from stillroom.models.resolve import identify, locate_model
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.train.config.request import PlanTraining
+from stillroom.train.config.request import PlanTraining, StartTraining, plan_request
 from stillroom.train.config.schema import TrainConfig
+from stillroom.train.in_process import train_in_process
 from stillroom.train.loop.session import Session
 from stillroom.train.methods.sft import accumulate_nll, validation_loss
 from stillroom.train.on_policy import teachers
@@ -30,6 +38,7 @@ from stillroom.train.planning.plan import plan_training
 from stillroom.train.soft_targets import scoring
 from stillroom.train.soft_targets.targets import prepare_targets
 from stillroom.train.student.encode import encode_sft
+from stillroom.types import RunStatus
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]
 
@@ -232,6 +241,32 @@ def test_a_resumed_run_ends_bit_for_bit_like_one_that_was_not_stopped(
     project.train("resumed", resume="stopped")
 
     assert same(weights(project, "whole"), weights(project, "resumed"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 4}])
+def test_two_processes_train_what_one_does_and_the_teacher_reads_rows_once(
+    tmp_path, student, teacher, settings
+):
+    project = soft(tmp_path, student, teacher, settings)
+    project.train("alone")
+    shutil.rmtree(tmp_path / "teacher_probabilities", ignore_errors=True)
+    folder = tmp_path / "runs/together"
+    folder.mkdir()
+    request = StartTraining(config="config.yml")
+    write_run_files(folder, request, RunStatus.RUNNING)
+    plan = plan_request(project.workspace, request)
+
+    def work(peers):
+        reporter = KeptReporter()
+        train_in_process(
+            project.workspace, request, plan, folder=folder, reporter=reporter, peers=peers
+        )
+        return reporter.notes
+
+    notes = in_processes(work, tmp_path / "forked")
+
+    assert same(weights(project, "alone"), weights(project, "together"), 1e-5)
+    assert sum("has read all rows" in note for one in notes for note in one) == bool(settings)
 
 
 @pytest.mark.parametrize("provider", ["vllm", "sglang"])
