@@ -285,6 +285,11 @@ class TrainConfig(ConfigSection):
                 f"{name} has the teacher read rows in every update, which takes one in this "
                 "process (teacher.provider hf); a served one may teach a cold_start by soft_targets"
             )
+        if self.teacher is not None and self.teacher.tokens == "reread":
+            raise ValueError(
+                f"{name} compares rows token by token, and teacher.tokens: reread bytes: leave it "
+                "out; rows may come first as a cold_start"
+            )
         if self.teacher is not None and not isinstance(self.teacher.path, str):
             raise ValueError(f"{name} has one teacher read the rows: teacher.path cannot be a list")
         if algorithm.is_sampled_loss or algorithm.reward_coef > 0:

@@ -125,6 +125,7 @@ def test_each_epoch_of_rows_has_every_row_once():
         ("compares distributions", {"algorithm": {"reward_coef": 1.0}, "data": {"group_size": 2}}),
         ("takes one in this process", {"teacher": {"path": "t", "provider": "vllm"}}),
         ("cannot be a list", {"teacher": {"path": ["t"]}}),
+        ("compares rows token by token", {"teacher": {"path": "t", "tokens": "reread"}}),
     ],
 )
 def test_what_rows_cannot_be_mixed_into_is_refused_with_a_reason(
