@@ -29,7 +29,7 @@ def test_training_comes_nearer_to_the_teacher(tmp_path, tiny_models, loss_fn, ra
         tmp_path,
         tiny_models.folder("llama", "chatml"),
         tiny_models.folder("llama", "chatml", seed=1),
-        data={"batch_size": 8},
+        data={"batch_size": 8, "group_size": 4},
         model={"qlora_rank": rank},
         algorithm={"loss_fn": loss_fn},
         rollout={"max_tokens": 12},
