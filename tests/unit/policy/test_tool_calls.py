@@ -12,6 +12,7 @@ from stillroom.policy.tool_calls import (
     parse_hermes,
     parse_llama,
     parse_mistral,
+    parse_mistral_marked,
     parser_for,
 )
 
@@ -88,6 +89,17 @@ def test_every_odd_call_becomes_one_call(body, call):
 def test_text_without_calls_is_left_as_it_is():
     for parser in (parse_hermes, parse_mistral, parse_llama):
         assert parser(" The answer is 12.\n") == (" The answer is 12.\n", [])
+
+
+def test_marked_mistral_calls_are_read_one_after_another():
+    text = 'Hm.[TOOL_CALLS]price[ARGS]{"item": "lamp"}[TOOL_CALLS]stock[ARGS]{}'
+
+    assert parsed(parse_mistral_marked, text) == (
+        "Hm.",
+        [("price", '{"item": "lamp"}'), ("stock", "{}")],
+    )
+    assert parsed(parse_mistral_marked, "No call.") == ("No call.", [])
+    assert parsed(parse_mistral_marked, "[TOOL_CALLS]pri") == ("", [("", "[TOOL_CALLS]pri")])
 
 
 def test_mistral_calls_are_read_from_the_end_of_the_turn():

@@ -11,6 +11,7 @@ from stillroom.models.reread.byte_chain import (
     side_symbols,
     trie_places,
     unit_kl,
+    with_longer_tokens,
 )
 from stillroom.models.reread.byte_trie import ByteTrie
 from stillroom.models.reread.byte_units import Choice, Symbol
@@ -169,3 +170,39 @@ def test_equal_models_with_equal_tokens_teach_nothing():
 
     assert torch.equal(kl.value_m, torch.zeros(2, dtype=torch.float64))
     assert torch.equal(kl.gaps_mS, torch.zeros_like(kl.gaps_mS))
+
+
+def test_where_a_longer_token_was_nearly_sure_what_follows_the_shorter_one_hardly_counts():
+    torch.manual_seed(0)
+    trie = ByteTrie(tokens_of(TEACHER, END_TEACHER))
+    rows = torch.randn(2, len(TEACHER), dtype=torch.float64).softmax(-1)
+    rows[0] *= 0.001
+    rows[0, TEACHER.index(b"bc")] += 0.999
+    sums = SortedSums(rows, torch.from_numpy(trie.order))
+    choice = Choice((Symbol((END_STUDENT,), (END_TEACHER,)),))
+    # The student wrote b and then something else: the teacher has read the token b.
+    place, before = trie_places(trie, [b""], CPU), trie_places(trie, [b"b"], CPU)
+    after = side_symbols(sums, torch.tensor([1]), place, choice, is_student=False)
+
+    mixed = with_longer_tokens(after, sums, torch.tensor([0]), before, choice)
+
+    begun = {i: w for i, w in enumerate(TEACHER) if w.startswith(b"b")}
+    total = sum(rows[0, i] for i in begun)
+    share = rows[0, TEACHER.index(b"b")] / total
+    expected = share * after.probabilities_mS[0]
+    expected[ord("c")] += sum(rows[0, i] for i, w in begun.items() if len(w) > 1) / total
+    assert torch.allclose(mixed.probabilities_mS[0], expected, atol=1e-12)
+    assert mixed.probabilities_mS[0, ord("c")] > 0.99
+
+
+def test_without_a_token_before_nothing_is_mixed():
+    trie = ByteTrie(tokens_of(TEACHER, END_TEACHER))
+    sums = SortedSums(
+        torch.rand(2, len(TEACHER), dtype=torch.float64), torch.from_numpy(trie.order)
+    )
+    choice, place = CHOICES["arguments"], trie_places(trie, [b""], CPU)
+    after = side_symbols(sums, torch.tensor([1]), place, choice, is_student=False)
+
+    mixed = with_longer_tokens(after, sums, torch.tensor([0]), place, choice)
+
+    assert torch.equal(mixed.probabilities_mS, after.probabilities_mS)

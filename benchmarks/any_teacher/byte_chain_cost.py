@@ -1,0 +1,122 @@
+"""What the byte chain costs beside the loss over the whole vocabulary, at equal teacher tokens.
+
+    python benchmarks/any_teacher/byte_chain_cost.py FOLDER --repeats 3
+
+Two models with a vocabulary of 152k and random weights. The same rollouts are learnt from once by
+full_reverse_kl (the teacher reads the student's tokens) and once by byte_reverse_kl (it reads the
+same number of tokens, as a reading of its own), in turns in one process. A JSON line: the CPU
+seconds of a step by each, the median of the repeats, and the share on top.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "on_policy")]
+
+from work import save_models
+
+from stillroom.data.chat.render import ChatRenderer
+from stillroom.models.batches import TokenSequence
+from stillroom.models.load import load_model
+from stillroom.models.reread.byte_units import Places, WrittenParts, turn_units
+from stillroom.models.reread.rereading import ByteReading, Reader, ReadingPair
+from stillroom.models.reread.turn_parts import TurnPart
+from stillroom.models.resolve import locate_model
+from stillroom.settings import Workspace
+from stillroom.teachers.local_hf import LocalTeacher
+from stillroom.train.config.distill_sections import AlgorithmSection
+from stillroom.train.config.schema import ModelSection
+from stillroom.train.on_policy.policy_update import accumulate_gradient
+from stillroom.train.on_policy.token_losses import UpdateStats
+from stillroom.train.on_policy.training_sequences import TrainingSequence
+from stillroom.train.student.model import load_student
+
+GATE = 0.25
+
+
+def rollouts(pair: ReadingPair, num: int, num_tokens: int) -> list[TrainingSequence]:
+    """Returns answers of random words, each with a reading in as many of the teacher's tokens."""
+    choices = pair.choices([])
+    side = choices.student
+    draws = random.Random(0)
+    words = [
+        i
+        for i, word in enumerate(side.tokens.of_token)
+        if word.startswith(b"w") and i not in side.tokens.marks
+    ]
+    prompt = pair.student.renderer.prompt_ids([{"role": "user", "content": "Go on."}], [])
+    made = []
+    for _ in range(num):
+        ids = draws.choices(words, k=num_tokens)
+        text = side.tokens.text(ids)
+        written = WrittenParts(Places(side, ids), [0])
+        units = turn_units(choices, [TurnPart("text", text)], written, written, is_ended=False)
+        is_turn = [False] * len(prompt) + [True] * num_tokens
+        tokens = TokenSequence(prompt + ids, is_turn)
+        reading = ByteReading(tokens, units, pair, choices, len(text), len(text), 0)
+        made.append(TrainingSequence(tokens, [-10.0] * num_tokens, reading=reading))
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rollouts", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=96)
+    given = parser.parse_args()
+    folders = save_models("152k", given.folder)
+    workspace = Workspace(given.folder)
+    section = ModelSection(path=str(folders[0]), qlora_rank=0, precision="fp32")
+    student = load_student(workspace, section, seed=0)
+    student.module.eval()
+    teacher = LocalTeacher(load_model(workspace, locate_model(workspace, str(folders[1]))))
+    readers = [
+        Reader(name, one.tokenizer, ChatRenderer(one.tokenizer), one.stop_ids)
+        for name, one in (("student", student.loaded), ("teacher", teacher.loaded))
+    ]
+    pair = ReadingPair(readers[0], readers[1], max_context=4096)
+    sequences = rollouts(pair, given.rollouts, given.tokens)
+    works = {
+        "full_reverse_kl": [replace(one, reading=None) for one in sequences],
+        "byte_reverse_kl": sequences,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(given.repeats + 1):
+        for name, chosen in works.items():
+            begun = time.process_time()
+            algorithm = AlgorithmSection(loss_fn=name)
+            accumulate_gradient(student, {0: teacher}, chosen, algorithm, UpdateStats())
+            student.module.zero_grad(set_to_none=True)
+            if turn:
+                # The first round warms up, and looks up prefixes that later ones know.
+                seconds[name].append(time.process_time() - begun)
+    whole, ours = (statistics.median(seconds[name]) for name in works)
+    units = sum(len(one.reading.units) for one in sequences if one.reading is not None)
+    print(
+        json.dumps(
+            {
+                "vocabulary": student.head.vocab_size,
+                "tokens": given.rollouts * given.tokens,
+                "places": units,
+                "full_reverse_kl_s": round(whole, 2),
+                "byte_reverse_kl_s": round(ours, 2),
+                "on_top": round(ours / whole - 1, 3),
+                "passes": ours / whole - 1 <= GATE,
+                "memory_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
