@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -14,6 +14,7 @@ from stillroom.models.resolve import CHECKPOINTS
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.tools.source import ToolResult
+from stillroom.train.config.schema import TrainConfig
 from stillroom.types import BegunTurn, RunStatus, SampledTurn
 
 STATE = "training_state.json"
@@ -202,9 +203,23 @@ def check_unchanged(before: RunInputs | None, after: RunInputs, *, run_id: str) 
 def _config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     old, new = dict(_leaves(before)), dict(_leaves(after))
     for key in sorted(old.keys() | new.keys()):
-        # A key that only one of the two versions of stillroom knows counts as None in the other.
-        if key not in _FREE_KEYS and old.get(key) != new.get(key):
-            yield f"{key} was {old.get(key)!r} and is {new.get(key)!r}"
+        # A key that only this version of stillroom knows had its default before; one that only the
+        # other version knows counts as None.
+        was = old[key] if key in old else _default_of(key)
+        if key not in _FREE_KEYS and was != new.get(key) and old.get(key) != new.get(key):
+            yield f"{key} was {was!r} and is {new.get(key)!r}"
+
+
+def _default_of(key: str) -> Any:
+    """Returns the default of a key of config.yml; None if it has none."""
+    section: Any = TrainConfig
+    *parents, name = key.split(".")
+    for parent in parents:
+        field = getattr(section, "model_fields", {}).get(parent)
+        kinds = (field.annotation, *get_args(field.annotation)) if field is not None else ()
+        section = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
+    field = getattr(section, "model_fields", {}).get(name)
+    return None if field is None or field.is_required() else field.get_default()
 
 
 def _leaves(section: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

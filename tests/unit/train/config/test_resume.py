@@ -225,6 +225,17 @@ def test_a_run_of_a_version_with_another_default_of_the_group_size_goes_on_with_
     assert resolve_resume(project.workspace, other).overrides == ("data.group_size=2",)
 
 
+def test_a_key_that_an_earlier_version_did_not_know_had_its_default_then():
+    def inputs(**teacher):
+        config = {"dataset_type": "distill", "teacher": {"path": "t", **teacher}}
+        return RunInputs(config=config, files=[], models=[])
+
+    before = inputs()
+    check_unchanged(before, inputs(tokens="same", concurrency=16), run_id="r")
+    with pytest.raises(RunError, match=r"teacher\.tokens was 'same' and is 'reread'"):
+        check_unchanged(before, inputs(tokens="reread"), run_id="r")
+
+
 def test_another_module_of_the_users_code_is_refused():
     def inputs(**modules):
         return RunInputs(config={}, files=[], models=[], modules=modules)
