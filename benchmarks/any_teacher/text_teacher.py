@@ -284,12 +284,14 @@ def dollars(row: Row) -> float:
 
 def paid(rollouts: list[Row], budget: float, spent_on: Callable[[Row], float]) -> list[Row]:
     """Returns the first rollouts that the budget pays for."""
-    used: list[Row] = []
+    used, left = list[Row](), budget
     for row in rollouts:
-        if budget <= 0:
+        if left <= 0:
             return used
-        budget -= spent_on(row)
+        left -= spent_on(row)
         used.append(row)
+    if left < 0.03 * budget:
+        return used
     raise RuntimeError(f"the pool of {len(rollouts)} rollouts is too small for the budget")
 
 
