@@ -154,7 +154,7 @@ def test_each_digit_is_a_token(tokenizer):
 
 def test_student_and_teacher_share_one_tokenizer():
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        student, teacher = (folder / name for folder in DEMO_MODELS.values())
+        student, teacher = (MODELS / model / name for model in ("student", "teacher"))
 
         assert student.read_bytes() == teacher.read_bytes()
 
