@@ -63,8 +63,8 @@ KINDS: dict[str, dict[str, Arm]] = {
     },
     "temperature": {
         "soft, T 1": Arm({"temperature": 1}, rates=(6e-3, 2e-2)),
-        "soft, T 2": Arm({"temperature": 2}, rates=(1e-2, 2e-2)),
-        "soft, T 8": Arm({"temperature": 8}, rates=(1e-2, 2e-2)),
+        "soft, T 2": Arm({"temperature": 2}),
+        "soft, T 8": Arm({"temperature": 8}),
     },
     "divergence": {
         "jsd, T 4": Arm({**SOFT, "loss": "jsd"}),
