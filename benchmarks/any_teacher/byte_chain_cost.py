@@ -2,7 +2,8 @@
 
     python benchmarks/any_teacher/byte_chain_cost.py FOLDER --repeats 3
 
-Two models with a vocabulary of 152k and random weights. The same rollouts are learnt from once by
+Two models with a vocabulary of 152k and random weights, small ones or (--shape 0.5B) of the size of
+the smallest real model with such a vocabulary. The same rollouts are learnt from once by
 full_reverse_kl (the teacher reads the student's tokens) and once by byte_reverse_kl (it reads the
 same number of tokens, as a reading of its own), in turns in one process. A JSON line: the CPU
 seconds of a step by each, the median of the repeats, and the share on top.
@@ -70,11 +71,12 @@ def rollouts(pair: ReadingPair, num: int, num_tokens: int) -> list[TrainingSeque
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--shape", choices=["152k", "0.5B"], default="152k")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rollouts", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=96)
     given = parser.parse_args()
-    folders = save_models("152k", given.folder)
+    folders = save_models(given.shape, given.folder)
     workspace = Workspace(given.folder)
     section = ModelSection(path=str(folders[0]), qlora_rank=0, precision="fp32")
     student = load_student(workspace, section, seed=0)
@@ -105,6 +107,7 @@ def main() -> None:
     print(
         json.dumps(
             {
+                "shape": given.shape,
                 "vocabulary": student.head.vocab_size,
                 "tokens": given.rollouts * given.tokens,
                 "places": units,

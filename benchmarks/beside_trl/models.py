@@ -1,4 +1,4 @@
-"""The models that both sides train: of two shapes, with random weights, and adapters of them."""
+"""The models that both sides train: of a few shapes, with random weights, and adapters of them."""
 
 import shutil
 from pathlib import Path
@@ -17,6 +17,11 @@ SHAPES = {
     "152k": {
         "vocab_size": 151_936, "hidden_size": 256, "intermediate_size": 768,
         "num_hidden_layers": 4, "num_attention_heads": 4,
+    },
+    # As Qwen2.5-0.5B, the smallest model of its vocabulary.
+    "0.5B": {
+        "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864,
+        "num_hidden_layers": 24, "num_attention_heads": 14,
     },
 }  # fmt: skip
 RANK = 16

@@ -5,10 +5,12 @@ import random
 from functools import cache
 
 import pytest
+import torch
 
 from fakes.token_kinds import KINDS, kind_tokenizer
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.models.reread.rereading import Reader, ReadingPair, sampled_spans, shown_turn
+from stillroom.models.reread.tile_divergence import ByteDivergences
 from stillroom.models.reread.turn_parts import TurnPart, TurnParts
 from stillroom.types import TokenTrace
 
@@ -243,3 +245,73 @@ def test_half_a_character_at_the_end_is_left_out():
     reading = read_turn(pair, ids, {"role": "assistant", "content": "Yes ?"}, [])
 
     assert check(pair, ids, reading) == b"Yes "
+
+
+def one_of_many_turns(rng):
+    """Returns a turn that shares its beginning with others, ended differently."""
+    number = rng.choice([rng.randint(1, 99), rng.randint(100, 999), rng.randint(1000, 30000)])
+    if rng.random() < 0.6:
+        return {"role": "assistant", "content": f"The answer is {number}."}
+    words = ["lantern", "lamp", "ladder", "fan", "fork", "folder", "basket", "bucket"]
+    call = {"name": "price", "arguments": json.dumps({"item": rng.choice(words), "n": number})}
+    calls = [{"id": "abcdefgh0", "type": "function", "function": call}]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def next_tokens(sequences, weights, size):
+    """Returns each sequence's next-token probabilities, from those of whole sequences.
+
+    They are indices into rows of one table: sequences with the same beginning share its rows.
+    """
+    rows = {}
+    for ids in sequences:
+        for end in range(len(ids)):
+            rows.setdefault(tuple(ids[:end]), len(rows))
+    mass = torch.full((len(rows), size), 1e-13, dtype=torch.float64)
+    places = [[rows[tuple(ids[:end])] for end in range(len(ids))] for ids in sequences]
+    for ids, of_ids, weight in zip(sequences, places, weights, strict=True):
+        for token, row in zip(ids, of_ids, strict=True):
+            mass[row, token] += weight
+    return mass / mass.sum(1, keepdim=True), places
+
+
+@pytest.mark.parametrize(("student", "teacher"), [("qwen", "tekken"), ("tekken", "llama")])
+def test_one_distribution_that_is_cut_in_two_ways_teaches_nothing(student, teacher):
+    rng = random.Random(0)
+    torch.manual_seed(0)
+    pair = pair_of(student, teacher)
+    turns = list({json.dumps(turn): turn for turn in map(one_of_many_turns, [rng] * 50)}.values())
+    side = pair.choices([SCHEMA]).student
+    student_ids, readings = [], []
+    for turn in turns:
+        shown = shown_turn(side, TurnParts(parts_of(turn), [], is_ended=True), has_end=True)
+        student_ids.append(pair.student.tokenizer.encode(shown.text, add_special_tokens=False))
+        readings.append(read_turn(pair, student_ids[-1], turn, [SCHEMA]))
+    teacher_ids = [
+        [i for i, is_turn in zip(one.tokens.ids, one.tokens.trained, strict=True) if is_turn]
+        for one in readings
+    ]
+    weights, others = (
+        torch.distributions.Dirichlet(torch.full((len(turns),), 0.5, dtype=torch.float64)).sample()
+        for _ in range(2)
+    )
+    table, rows = next_tokens(student_ids, weights, len(pair.student.tokenizer))
+
+    def expected_gradient(teacher_weights):
+        """Returns the size of the gradient, expected over the student's turns, at each row."""
+        teacher_table, teacher_rows = next_tokens(
+            teacher_ids, teacher_weights, len(pair.teacher.tokenizer)
+        )
+        gradient = torch.zeros_like(table)
+        for reading, ids, own, there, weight in zip(
+            readings, student_ids, rows, teacher_rows, weights, strict=True
+        ):
+            divergences = ByteDivergences([reading], [len(ids)], torch.device("cpu"))
+            probabilities = teacher_table[there]
+            divergence, _ = divergences.of_tile(
+                slice(0, len(ids)), table[own], lambda part, all_of=probabilities: all_of[part]
+            )
+            gradient.index_add_(0, torch.tensor(own), weight * divergence.form_gradient())
+        return gradient.abs().sum().item()
+
+    assert expected_gradient(weights) <= 0.01 * expected_gradient(0.9 * others + 0.1 * weights)
