@@ -9,11 +9,13 @@ from stillroom.data.chat.template import plain_text
 from stillroom.data.formats import Task
 from stillroom.rollout.episode.loop import Policy
 from stillroom.rollout.journal.records import EpisodeRecorder
+from stillroom.rollout.rewards.transcript import shortened, transcript
 from stillroom.types import CallTotals, Message
 
 MAX_TRIES = 2
 MAX_TEXT_CHARACTERS = 100_000
-"""The most characters of a rollout that a critic reads; of a longer one its beginning is shown."""
+"""The most characters of a rollout that a critic reads; of a longer one, each long part's beginning
+and end."""
 _INSTRUCTIONS = """\
 An assistant worked on a task and ended wrong. Find the first of its turns that is wrong: the turn
 before which all was still well, and without which it might have ended right.
@@ -68,16 +70,20 @@ def critic_messages(task: Task, turns: Sequence[Sequence[Message]]) -> list[Mess
 
     The tags around what others wrote end in a hash of it, which it cannot hold itself.
     """
-    parts = [("task", _lines(task.messages))]
+    parts = [("task", transcript(task.messages))]
     expected = task.metadata.get("expected_answer")
     if expected is not None:
         parts.append(("expected_answer", expected if isinstance(expected, str) else str(expected)))
-    parts += [(f"turn-{number}", _lines(turn)) for number, turn in enumerate(turns, start=1)]
+    parts += [(f"turn-{number}", transcript(turn)) for number, turn in enumerate(turns, start=1)]
     nonce = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-    shown = "\n".join(f"<{name}-{nonce}>\n{text}\n</{name}-{nonce}>" for name, text in parts)
+    is_long = sum(len(text) for _, text in parts) > MAX_TEXT_CHARACTERS
+    most = MAX_TEXT_CHARACTERS // len(parts) if is_long else MAX_TEXT_CHARACTERS
+    shown = "\n".join(
+        f"<{name}-{nonce}>\n{shortened(text, most)}\n</{name}-{nonce}>" for name, text in parts
+    )
     return [
         {"role": "system", "content": _INSTRUCTIONS.format(nonce=nonce, num_turns=len(turns))},
-        {"role": "user", "content": shown[:MAX_TEXT_CHARACTERS] + "\nWhich turn is wrong first?"},
+        {"role": "user", "content": shown + "\nWhich turn is wrong first?"},
     ]
 
 
@@ -100,15 +106,3 @@ def read_turn_number(reply: str, *, num_turns: int) -> int | str:
     if not 0 <= turn <= num_turns:
         return f"there is no turn {turn}; the turns are 1 to {num_turns}"
     return turn
-
-
-def _lines(messages: Sequence[Message]) -> str:
-    lines: list[str] = []
-    for message in messages:
-        text = plain_text(message)
-        if text or not message.get("tool_calls"):
-            lines.append(f"[{message['role']}] {text}")
-        for call in message.get("tool_calls") or []:
-            function = call["function"]
-            lines.append(f"[{message['role']} calls {function['name']}] {function['arguments']}")
-    return "\n".join(lines)

@@ -3,7 +3,7 @@
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -12,6 +12,7 @@ from stillroom.data.checks import as_number
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError, FailureClass, InputError
 from stillroom.rollout.journal.records import ForgetfulRecorder, JudgeRecorder
+from stillroom.rollout.rewards.transcript import shortened, shown_text, transcript
 from stillroom.settings import Workspace
 from stillroom.types import CallTotals, Message, SampledTurn, ToolSchema
 
@@ -140,7 +141,7 @@ class AnswerJudge:
                 turn = await self._teacher.complete(list(messages), [], seed=seed, **self._options)
                 recorder.record_judge_turn(paid.calls, turn)
             paid += CallTotals.of(turn)
-            reply = _text_of(turn.message)
+            reply = shown_text(turn.message)
             verdict = read_verdict(reply, is_cut=turn.finish_reason != "stop")
             if isinstance(verdict, Verdict):
                 return replace(verdict, paid=paid)
@@ -159,14 +160,15 @@ def judge_messages(
 ) -> list[Message]:
     """Returns the messages that ask a judge; text that others wrote is in tags with the nonce."""
     expected = task.metadata.get("expected_answer")
-    parts = {"task": _transcript(task.messages)}
+    parts = {"task": transcript(task.messages)}
     if expected is not None:
         parts["expected_answer"] = expected if isinstance(expected, str) else json.dumps(expected)
     if conversation:
-        parts["conversation"] = _transcript(conversation)
+        parts["conversation"] = transcript(conversation)
     parts["answer"] = answer or "(no answer)"
     fenced = [
-        f"<{name}-{nonce}>\n{_shortened(text)}\n</{name}-{nonce}>" for name, text in parts.items()
+        f"<{name}-{nonce}>\n{shortened(text, MAX_TEXT_CHARACTERS)}\n</{name}-{nonce}>"
+        for name, text in parts.items()
     ]
     question = f"Judge the answer by the rubric. Reply with the JSON object. ({nonce})"
     instructions = _INSTRUCTIONS.format(rubric=rubric.strip(), nonce=nonce)
@@ -257,35 +259,3 @@ def _correction(reply: str, problem: str) -> list[Message]:
         {"role": "assistant", "content": reply[:_MAX_REPLY_CHARACTERS] or "(nothing)"},
         {"role": "user", "content": request},
     ]
-
-
-def _transcript(messages: Sequence[Message]) -> str:
-    lines: list[str] = []
-    for message in messages:
-        text = _text_of(message)
-        if text or not message.get("tool_calls"):
-            lines.append(f"[{message['role']}] {text}")
-        for call in message.get("tool_calls") or []:
-            function = call["function"]
-            lines.append(f"[{message['role']} calls {function['name']}] {function['arguments']}")
-    return "\n".join(lines)
-
-
-def _text_of(message: Message) -> str:
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(_part_text(part) for part in content)
-
-
-def _part_text(part: Mapping[str, Any]) -> str:
-    text = part.get("text")
-    return text if isinstance(text, str) else f"[{part.get('type', 'part')}]"
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= MAX_TEXT_CHARACTERS:
-        return text
-    half = MAX_TEXT_CHARACTERS // 2
-    left_out = len(text) - 2 * half
-    return f"{text[:half]}\n[… {left_out} characters left out …]\n{text[-half:]}"

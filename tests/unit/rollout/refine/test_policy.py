@@ -10,7 +10,11 @@ from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, us
 from fakes.scripted_policy import MemoryRecorder, ScriptedPolicy, ScriptedTools, turn
 from stillroom.data.formats import Task
 from stillroom.rollout.episode.collect import RolloutContext, RolloutSpec, collect_rollouts
-from stillroom.rollout.refine.critic import read_turn_number
+from stillroom.rollout.refine.critic import (
+    MAX_TEXT_CHARACTERS,
+    critic_messages,
+    read_turn_number,
+)
 from stillroom.rollout.refine.policy import RefiningPolicy
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.rollout.students import FailedRollouts, RefineOptions
@@ -191,3 +195,14 @@ def test_a_critics_reply_is_read_strictly(reply: str, number: int | None) -> Non
     read = read_turn_number(reply, num_turns=3)
 
     assert (read if isinstance(read, int) else None) == number
+
+
+def test_a_critic_sees_every_turn_of_a_rollout_with_a_long_reply() -> None:
+    long = tool_reply("x" * 2 * MAX_TEXT_CHARACTERS, "s0")
+    turns = [[assistant(None, CALLS[0]), long], [assistant("the last answer")]]
+
+    question = critic_messages(TASK, turns)[1]["content"]
+
+    assert len(question) < 1.1 * MAX_TEXT_CHARACTERS
+    assert "characters left out" in question
+    assert "the last answer" in question
