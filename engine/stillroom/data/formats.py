@@ -145,9 +145,11 @@ def _dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
         problems = list(message_problems(row.get(field), field))
         # An answer may hold a tool's reply to a call in the prompt, which the check does not see.
         yield from (p for p in problems if not p.field.endswith("tool_call_id"))
-        if not problems and field != "prompt" and row[field][0]["role"] != "assistant":
+        if problems or field == "prompt":
+            continue
+        if row[field][0]["role"] != "assistant":
             yield Problem(field, "must begin with an assistant message", "begin with the answer")
-        if not problems and field != "prompt" and not _has_trained_turn(row[field]):
+        elif not _has_trained_turn(row[field]):
             yield Problem(field, "holds no message whose weight is not 0", "drop the row")
     if row.get("chosen") is not None and row.get("chosen") == row.get("rejected"):
         yield Problem("rejected", "is the same as chosen", "drop the row: it teaches nothing")

@@ -224,7 +224,7 @@ def test_a_rollout_is_read_as_it_was_written() -> None:
     written = msgspec.json.decode(msgspec.json.encode(trajectory))
     # Fields that came later are there too, with what they mean by default.
     assert (written.pop("variables"), written.pop("answered_by")) == ({}, [])
-    assert (written.pop("judge"), written.pop("dropped")) == (None, None)
+    assert [written.pop(name) for name in ("judge", "dropped", "refined")] == [None] * 3
     assert written["teacher"]["settings"].pop("reasoning_effort") is None
     assert written == row
 

@@ -205,18 +205,25 @@ def _config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iter
     for key in sorted(old.keys() | new.keys()):
         # A key that only this version of stillroom knows had its default before; one that only the
         # other version knows counts as None.
-        was = old[key] if key in old else _default_of(key)
+        was = old[key] if key in old else _default_of(key, before)
         if key not in _FREE_KEYS and was != new.get(key) and old.get(key) != new.get(key):
             yield f"{key} was {was!r} and is {new.get(key)!r}"
 
 
-def _default_of(key: str) -> Any:
-    """Returns the default of a key of config.yml; None if it has none."""
+def _default_of(key: str, before: Mapping[str, Any]) -> Any:
+    """Returns the default of a key of config.yml; None if it has none.
+
+    A key has no default in a section that a run may be without, and that `before` is without.
+    """
     section: Any = TrainConfig
+    had: Any = before
     *parents, name = key.split(".")
     for parent in parents:
         field = getattr(section, "model_fields", {}).get(parent)
-        kinds = (field.annotation, *get_args(field.annotation)) if field is not None else ()
+        had = had.get(parent) if isinstance(had, Mapping) else None
+        if field is None or (had is None and field.default is None):
+            return None
+        kinds = (field.annotation, *get_args(field.annotation))
         section = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
     field = getattr(section, "model_fields", {}).get(name)
     return None if field is None or field.is_required() else field.get_default()

@@ -236,6 +236,16 @@ def test_a_key_that_an_earlier_version_did_not_know_had_its_default_then():
         check_unchanged(before, inputs(tokens="reread"), run_id="r")
 
 
+@pytest.mark.parametrize("before", [{}, {"soft_targets": None}])
+def test_a_section_that_a_run_began_without_is_no_default(before):
+    # An sft config's teacher was ignored by versions that did not know soft targets.
+    soft = {"soft_targets": {"loss": "forward_kl", "temperature": 4.0}}
+
+    old, new = (RunInputs(config=config, files=[], models=[]) for config in (before, soft))
+    with pytest.raises(RunError, match=r"soft_targets\.loss was None and is 'forward_kl'"):
+        check_unchanged(old, new, run_id="run-1")
+
+
 def test_another_module_of_the_users_code_is_refused():
     def inputs(**modules):
         return RunInputs(config={}, files=[], models=[], modules=modules)

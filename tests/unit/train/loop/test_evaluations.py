@@ -31,13 +31,10 @@ def make(tmp_path, tiny_models):
         clerk = tiny_models.folder("llama", "clerk")
         folder = tmp_path / f"project-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
+        if method == "distill":
+            sections["teacher"] = {"path": str(tiny_models.folder("llama", "clerk", seed=1))}
         project = make_project(
-            folder,
-            method,
-            clerk,
-            teacher={"path": str(tiny_models.folder("llama", "clerk", seed=1))},
-            rollout={"max_tokens": 8, "max_turns": 2},
-            **sections,
+            folder, method, clerk, rollout={"max_tokens": 8, "max_turns": 2}, **sections
         )
         project.write(ROWS[method])
         project.write(HELD_OUT, name="heldout.jsonl")
