@@ -11,14 +11,13 @@ model; what is in FOLDER/results.jsonl is not done again.
 """
 
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "on_policy"))
 
-from demo_world import DemoWorld, Models, Stage, reported
+from demo_world import DemoWorld, Models, Results, Stage, reported
 
 from stillroom.evaluate.intervals import mean_estimate, share_estimate
 
@@ -123,24 +122,17 @@ def main() -> None:
     parser.add_argument("--heldout", type=int, default=300)
     parser.add_argument("--summary", action="store_true")
     given = parser.parse_args()
-    path = given.folder / "results.jsonl"
-    results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    results = Results(given.folder)
     if given.summary:
-        print(summary(results))
+        print(summary(results.rows))
         return
-    given.folder.mkdir(parents=True, exist_ok=True)
-    done = {(result["arm"], result["seed"]) for result in results}
     for seed in given.seeds:
         world = DemoWorld(
             given.folder, seed, num_heldout=given.heldout, models=Models("demo/other-student")
         )
         for arm in given.arms:
-            if (arm, seed) in done:
-                continue
-            result = measure(world, arm)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(result) + "\n")
-            print(reported(**{k: v for k, v in result.items() if k != "solved"}), flush=True)
+            if not results.find(arm=arm, seed=seed):
+                results.add_and_print(measure(world, arm))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ again. About 20 CPU seconds an arm.
 """
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "on_policy"))
 
 import anyio
 import msgspec
-from demo_world import ACTING, DemoWorld, policy, reported
+from demo_world import ACTING, DemoWorld, Results, policy
 
 from stillroom.api import EvaluateModel
 from stillroom.evaluate.files import Evaluation
@@ -85,24 +84,6 @@ KINDS: dict[str, dict[str, Arm]] = {
 }
 
 
-class Results:
-    """The file of results, to which each arm appends a line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.rows = [json.loads(line) for line in lines]
-
-    def find(self, **values) -> dict | None:
-        return next((r for r in self.rows if all(r.get(k) == v for k, v in values.items())), None)
-
-    def add(self, **values) -> dict:
-        with self.path.open("a") as stream:
-            stream.write(reported(**values) + "\n")
-        self.rows.append(values)
-        return values
-
-
 def file_name(arm: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in arm)
 
@@ -159,14 +140,15 @@ def chosen_rate(world: DemoWorld, results: Results, name: str, arm: Arm) -> floa
         if row is None:
             stage = train(world, name, arm, rate, None)
             value = choosing_accuracy(world, f"{file_name(name)}-{rate:g}", stage.model)
-            row = results.add(choosing=name, rate=rate, accuracy=value, cpu_s=stage.cpu_s)
+            row = {"choosing": name, "rate": rate, "accuracy": value, "cpu_s": stage.cpu_s}
+            results.add(row)
         found[rate] = row["accuracy"]
     return max(found, key=lambda rate: found[rate])
 
 
 def measure(folder: Path, kinds: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    results, worlds = Results(folder / "results.jsonl"), {}
+    results, worlds = Results(folder), {}
     for seed in ALL:
         worlds[seed] = DemoWorld(folder, seed, num_heldout=300)
         # The project's own sft.yml may have soft targets; this one says nothing of a teacher.
@@ -184,24 +166,25 @@ def measure(folder: Path, kinds: list[str]) -> None:
             stage = train(world, name, arm, rate, start)
             evaluation = world.evaluate(file_name(name), stage.model)
             result = evaluation.result
-            results.add(
-                arm=name,
-                seed=seed,
-                rate=rate,
-                accuracy=result.accuracy.value,
-                teacher_kl=result.teacher_kl.value,
-                token_forwards=stage.token_forwards,
-                cpu_s=stage.cpu_s,
-                spent_s=time.process_time() - begun,
-                model=stage.model,
-                solved=[int(task.success) for task in evaluation.tasks],
+            results.add_and_print(
+                {
+                    "arm": name,
+                    "seed": seed,
+                    "rate": rate,
+                    "accuracy": result.accuracy.value,
+                    "teacher_kl": result.teacher_kl.value,
+                    "token_forwards": stage.token_forwards,
+                    "cpu_s": stage.cpu_s,
+                    "spent_s": time.process_time() - begun,
+                    "model": stage.model,
+                    "solved": [int(task.success) for task in evaluation.tasks],
+                }
             )
-            print(name, seed, rate, f"{result.accuracy.value:.3f}", flush=True)
 
 
 def summary(folder: Path) -> None:
     """Prints a table; differences are paired by task, with all seeds of both arms pooled."""
-    results = Results(folder / "results.jsonl")
+    results = Results(folder)
     arms = [row for row in results.rows if "arm" in row]
     by = {(row["arm"], row["seed"]): row for row in arms}
     print("| arm | rate | accuracy by seed | KL to the teacher | difference |")

@@ -39,7 +39,7 @@ import anyio
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "on_policy"))
 
-from demo_world import ACTING, DemoWorld, policy, reported
+from demo_world import ACTING, DemoWorld, Results, policy, reported
 
 from stillroom.api import GenerateRollouts
 from stillroom.data.chat.render import ChatRenderer
@@ -348,21 +348,15 @@ def main() -> None:
     parser.add_argument("--orders", type=int, default=1)
     parser.add_argument("--summary", action="store_true")
     options = parser.parse_args()
-    path = options.folder / "results.jsonl"
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    results = [json.loads(line) for line in text.splitlines()]
+    results = Results(options.folder)
     if options.summary:
-        print(summary(results))
+        print(summary(results.rows))
         return
     for seed in options.seeds:
-        done = {(r["arm"], r["order"]) for r in results if r["seed"] == seed}
         lab = Lab(options.folder.resolve(), seed)
         for order, arm in itertools.product(range(options.orders), options.arms):
-            if (arm, order) not in done:
-                result = lab.arm(arm, order)
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(result) + "\n")
-                print(reported(**{k: v for k, v in result.items() if k != "solved"}), flush=True)
+            if not results.find(arm=arm, order=order, seed=seed):
+                results.add_and_print(lab.arm(arm, order))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ and the exact reverse KL on the student's own samples. `--row NAME section.key=v
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 
-from demo_world import DemoWorld, reported
+from demo_world import DemoWorld, Results
 
 from stillroom.evaluate.intervals import mean_estimate, share_estimate
 
@@ -147,17 +146,14 @@ def main() -> None:
     parser.add_argument("--heldout", type=int, default=300)
     parser.add_argument("--table", action="store_true")
     requested = parser.parse_args()
-    path = requested.folder / "results.jsonl"
-    results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    results = Results(requested.folder)
     if requested.table:
-        print(table(results))
+        print(table(results.rows))
         return
-    requested.folder.mkdir(parents=True, exist_ok=True)
     added = {name: tuple(overrides) for name, *overrides in requested.row}
     rows = {**{name: ROWS[name] for name in requested.rows if name in ROWS}, **added}
     if unknown := set(requested.rows) - ROWS.keys():
         parser.error(f"unknown rows: {sorted(unknown)}; known: {list(ROWS)}")
-    done = {(result["row"], result["seed"]) for result in results}
     for seed in requested.seeds:
         world = DemoWorld(requested.folder, seed, num_heldout=requested.heldout)
         work = {"start (SFT)": lambda world=world: start(world)}
@@ -166,12 +162,8 @@ def main() -> None:
                 world, row, overrides, requested.iterations
             )
         for row, run in work.items():
-            if (row, seed) in done:
-                continue
-            result = run()
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(result) + "\n")
-            print(reported(**{k: v for k, v in result.items() if k != "solved"}), flush=True)
+            if not results.find(row=row, seed=seed):
+                results.add_and_print(run())
 
 
 if __name__ == "__main__":

@@ -15,12 +15,11 @@ in its favour), once from the SFT student (`continued`) and once from the base i
 """
 
 import argparse
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo_world import DemoWorld, Models, Stage, reported
+from demo_world import DemoWorld, Models, Results, Stage, reported
 
 from stillroom.evaluate.intervals import mean_estimate
 
@@ -161,24 +160,17 @@ def main() -> None:
     parser.add_argument("--teacher", default=Models.teacher)
     parser.add_argument("--summary", action="store_true")
     requested = parser.parse_args()
-    path = requested.folder / "results.jsonl"
-    results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    results = Results(requested.folder)
     if requested.summary:
-        print(summary(results))
+        print(summary(results.rows))
         return
-    requested.folder.mkdir(parents=True, exist_ok=True)
-    done = {(result["kind"], result["seed"]) for result in results}
     for kind in requested.kinds:
         for seed in requested.seeds:
-            if (kind, seed) in done:
+            if results.find(kind=kind, seed=seed):
                 continue
             models = Models(requested.student, requested.teacher)
             world = DemoWorld(requested.folder, seed, num_heldout=requested.heldout, models=models)
-            found = measure(world, kind)
-            with path.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(result) + "\n" for result in found)
-            for result in found:
-                print(reported(**{k: v for k, v in result.items() if k != "solved"}), flush=True)
+            results.add_and_print(*measure(world, kind))
 
 
 if __name__ == "__main__":

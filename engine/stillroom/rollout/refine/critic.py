@@ -9,7 +9,7 @@ from stillroom.data.chat.template import plain_text
 from stillroom.data.formats import Task
 from stillroom.rollout.episode.loop import Policy
 from stillroom.rollout.journal.records import EpisodeRecorder
-from stillroom.rollout.rewards.transcript import shortened, transcript
+from stillroom.rollout.rewards.transcript import in_tags, transcript
 from stillroom.types import CallTotals, Message
 
 MAX_TRIES = 2
@@ -78,9 +78,7 @@ def critic_messages(task: Task, turns: Sequence[Sequence[Message]]) -> list[Mess
     nonce = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     is_long = sum(len(text) for _, text in parts) > MAX_TEXT_CHARACTERS
     most = MAX_TEXT_CHARACTERS // len(parts) if is_long else MAX_TEXT_CHARACTERS
-    shown = "\n".join(
-        f"<{name}-{nonce}>\n{shortened(text, most)}\n</{name}-{nonce}>" for name, text in parts
-    )
+    shown = "\n".join(in_tags(parts, nonce, most=most))
     return [
         {"role": "system", "content": _INSTRUCTIONS.format(nonce=nonce, num_turns=len(turns))},
         {"role": "user", "content": shown + "\nWhich turn is wrong first?"},

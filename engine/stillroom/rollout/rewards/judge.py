@@ -12,7 +12,7 @@ from stillroom.data.checks import as_number
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError, FailureClass, InputError
 from stillroom.rollout.journal.records import ForgetfulRecorder, JudgeRecorder
-from stillroom.rollout.rewards.transcript import shortened, shown_text, transcript
+from stillroom.rollout.rewards.transcript import in_tags, shown_text, transcript
 from stillroom.settings import Workspace
 from stillroom.types import CallTotals, Message, SampledTurn, ToolSchema
 
@@ -166,15 +166,12 @@ def judge_messages(
     if conversation:
         parts["conversation"] = transcript(conversation)
     parts["answer"] = answer or "(no answer)"
-    fenced = [
-        f"<{name}-{nonce}>\n{shortened(text, MAX_TEXT_CHARACTERS)}\n</{name}-{nonce}>"
-        for name, text in parts.items()
-    ]
+    tagged = in_tags(parts.items(), nonce, most=MAX_TEXT_CHARACTERS)
     question = f"Judge the answer by the rubric. Reply with the JSON object. ({nonce})"
     instructions = _INSTRUCTIONS.format(rubric=rubric.strip(), nonce=nonce)
     return [
         {"role": "system", "content": instructions},
-        {"role": "user", "content": "\n\n".join([*fenced, question])},
+        {"role": "user", "content": "\n\n".join([*tagged, question])},
     ]
 
 

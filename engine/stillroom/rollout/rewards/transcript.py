@@ -1,6 +1,6 @@
 """Conversations as a judging model reads them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stillroom.types import Message
@@ -32,8 +32,17 @@ def _part_text(part: Mapping[str, Any]) -> str:
     return text if isinstance(text, str) else f"[{part.get('type', 'part')}]"
 
 
-def shortened(text: str, most: int) -> str:
-    """Returns the text; of more than `most` characters only its beginning and its end."""
+def in_tags(parts: Iterable[tuple[str, str]], nonce: str, *, most: int) -> list[str]:
+    """Returns named texts that others wrote, each in tags that end in the nonce.
+
+    Of a text of more than `most` characters a note replaces the middle.
+    """
+    return [
+        f"<{name}-{nonce}>\n{_shortened(text, most)}\n</{name}-{nonce}>" for name, text in parts
+    ]
+
+
+def _shortened(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     half = most // 2
