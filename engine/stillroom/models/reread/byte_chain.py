@@ -10,6 +10,7 @@ Shapes: n positions of a tile, V vocabulary, P tokens of a trie (sorted), M unit
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -150,6 +151,34 @@ def with_longer_tokens(
     has_before = ~before.is_root_M[:, None]
     probabilities = torch.where(has_before, mixed, side.probabilities_mS)
     return SideSymbols(probabilities, side.is_known_mS, side.total_m)
+
+
+class NextSymbols(Protocol):
+    """What a teacher says comes next, at some of its positions."""
+
+    def at(
+        self, rows_m: Tensor, places: TriePlaces, before: TriePlaces, choice: Choice
+    ) -> SideSymbols:
+        """Returns the probabilities of the next symbols at units of one choice.
+
+        rows_m: their positions; `places` and `before` as in `with_longer_tokens`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SummedSymbols:
+    """The next symbols of a teacher whose whole distributions are known."""
+
+    sums: SortedSums
+
+    def at(
+        self, rows_m: Tensor, places: TriePlaces, before: TriePlaces, choice: Choice
+    ) -> SideSymbols:
+        """Returns the probabilities of the next symbols at units of one choice."""
+        side = side_symbols(self.sums, rows_m, places, choice, is_student=False)
+        rows_before_m = (rows_m - 1).clamp_min(0)
+        return with_longer_tokens(side, self.sums, rows_before_m, before, choice)
 
 
 @dataclass(frozen=True, slots=True)

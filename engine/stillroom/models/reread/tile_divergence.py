@@ -12,12 +12,12 @@ from torch import Tensor
 from stillroom.models.divergence import Divergence
 from stillroom.models.reread.byte_chain import (
     NUM_BYTES,
+    NextSymbols,
     SlopeSums,
     SortedSums,
     side_symbols,
     trie_places,
     unit_kl,
-    with_longer_tokens,
 )
 from stillroom.models.reread.byte_units import Choice
 from stillroom.models.reread.rereading import ByteReading
@@ -63,28 +63,26 @@ class ByteDivergences:
         self._symbols_M = torch.tensor(symbols, dtype=torch.int64, device=device)
         self._choice_of_M = np.array(choices, dtype=np.int64)
         self._device = device
-        self._orders = [
-            torch.from_numpy(trie.order).to(device) for trie in (self._student, self._teacher)
-        ]
+        self._order_P = torch.from_numpy(self._student.order).to(device)
         self._rank_V: Tensor | None = None
 
     def of_tile(
         self,
         part: slice,
         probabilities_nV: Tensor,
-        teacher_probabilities: Callable[[slice], Tensor],
+        next_symbols: Callable[[slice], NextSymbols],
     ) -> tuple[Divergence, Tensor]:
         """Returns the divergences of a tile's tokens, and the estimates of them, both [n].
 
         An estimate is the sum of log p_student - log p_teacher of what was sampled.
-        probabilities_nV: the student's; `teacher_probabilities` returns those of some of the
-        teacher's tokens, of which one more at most is asked for at a time than the tile has.
+        probabilities_nV: the student's; `next_symbols` returns what the teacher says at some of
+        its tokens, of which one more at most is asked for at a time than the tile has.
         """
         num_rows = len(probabilities_nV)
         first, end = np.searchsorted(self._student_of_M, [part.start, part.start + num_rows])
-        ours = SortedSums(probabilities_nV, self._orders[0])
+        ours = SortedSums(probabilities_nV, self._order_P)
         slopes = SlopeSums(
-            probabilities_nV, self._ranks(probabilities_nV), num_sorted=len(self._orders[0])
+            probabilities_nV, self._ranks(probabilities_nV), num_sorted=len(self._order_P)
         )
         value_n = probabilities_nV.new_zeros(num_rows, dtype=torch.float64)
         gap_n = torch.zeros_like(value_n)
@@ -92,7 +90,7 @@ class ByteDivergences:
             # One more, as a token's end may depend on what the token before it might have been.
             low = max(0, self._teacher_of_M[start] - 1)
             high = self._teacher_of_M[stop - 1] + 1
-            teacher_sums = SortedSums(teacher_probabilities(slice(low, high)), self._orders[1])
+            symbols_of_teacher = next_symbols(slice(low, high))
             for choice in np.unique(self._choice_of_M[start:stop]):
                 units = start + np.nonzero(self._choice_of_M[start:stop] == choice)[0]
                 units_m = torch.from_numpy(units).to(self._device)
@@ -101,15 +99,8 @@ class ByteDivergences:
                 chosen = self._choices[choice]
                 places = self._places[0].rows(units_m)
                 student = side_symbols(ours, rows_m, places, chosen, is_student=True)
-                teacher = side_symbols(
-                    teacher_sums, others_m, self._places[1].rows(units_m), chosen, is_student=False
-                )
-                teacher = with_longer_tokens(
-                    teacher,
-                    teacher_sums,
-                    (others_m - 1).clamp_min(0),
-                    self._before.rows(units_m),
-                    chosen,
+                teacher = symbols_of_teacher.at(
+                    others_m, self._places[1].rows(units_m), self._before.rows(units_m), chosen
                 )
                 kl = unit_kl(student, teacher)
                 slopes.add(rows_m, places, chosen, kl, student)
@@ -130,9 +121,9 @@ class ByteDivergences:
 
     def _ranks(self, probabilities_nV: Tensor) -> Tensor:
         if self._rank_V is None:
-            num_sorted = len(self._orders[0])
+            num_sorted = len(self._order_P)
             self._rank_V = torch.full((probabilities_nV.shape[1],), num_sorted, device=self._device)
-            self._rank_V[self._orders[0]] = torch.arange(num_sorted, device=self._device)
+            self._rank_V[self._order_P] = torch.arange(num_sorted, device=self._device)
         return self._rank_V
 
 

@@ -1,7 +1,7 @@
 """The scores of sampled tokens by a teacher that reads the student's text in tokens of its own.
 
 Shapes: N sampled tokens of a microbatch, n of a tile, K tokens of the teacher, k of a tile of
-them, H hidden size, V vocabulary.
+them, H hidden size, V vocabulary, P tokens of the teacher's trie.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from torch import Tensor
 from stillroom.models.batches import TokenBatch
 from stillroom.models.cpu.gradients import TeacherTile
 from stillroom.models.divergence import entropy
+from stillroom.models.reread.byte_chain import NextSymbols, SortedSums, SummedSymbols
 from stillroom.models.reread.rereading import ByteReading
 from stillroom.models.reread.tile_divergence import ByteDivergences
 from stillroom.teachers.local_hf import LocalTeacher
@@ -53,6 +54,7 @@ class _ByteScorer:
         device = batch.targets_N.device
         kept = torch.bincount(batch.rows_N, minlength=len(readings)).tolist()
         self._divergences = ByteDivergences(readings, kept, device)
+        self._order_P = torch.from_numpy(readings[0].pair.teacher_trie.order).to(device)
         with torch.no_grad():
             teacher_batch = teacher.collate([reading.tokens for reading in readings])
             self._hidden_KH = teacher.head.batch_hidden(teacher_batch).to(device)
@@ -61,13 +63,15 @@ class _ByteScorer:
         return vocab_size
 
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
-        divergence, gap_n = self._divergences.of_tile(part, probabilities_nV, self._probabilities)
+        divergence, gap_n = self._divergences.of_tile(part, probabilities_nV, self._symbols)
         student_n = student_nV.gather(1, self._targets_N[part, None])[:, 0]
         return TeacherTile(student_n - gap_n, divergence, entropy(student_nV, probabilities_nV))
 
-    def _probabilities(self, part: slice) -> Tensor:
-        """Returns the teacher's next-token probabilities at some of its positions, [k, V]."""
+    def _symbols(self, part: slice) -> NextSymbols:
+        """Returns the teacher's next symbols at some of its positions."""
         hidden_kH = self._hidden_KH[part]
         if self._by_hand is not None:
-            return self._by_hand.logprobs_of_tile(hidden_kH).exp()
-        return self._head.logits(hidden_kH).softmax(dim=-1)
+            probabilities_kV = self._by_hand.logprobs_of_tile(hidden_kH).exp()
+        else:
+            probabilities_kV = self._head.logits(hidden_kH).softmax(dim=-1)
+        return SummedSymbols(SortedSums(probabilities_kV, self._order_P))

@@ -9,6 +9,7 @@ import torch
 
 from fakes.token_kinds import KINDS, kind_tokenizer
 from stillroom.data.chat.render import ChatRenderer
+from stillroom.models.reread.byte_chain import SortedSums, SummedSymbols
 from stillroom.models.reread.rereading import Reader, ReadingPair, sampled_spans, shown_turn
 from stillroom.models.reread.tile_divergence import ByteDivergences
 from stillroom.models.reread.turn_parts import TurnPart, TurnParts
@@ -296,6 +297,7 @@ def test_one_distribution_that_is_cut_in_two_ways_teaches_nothing(student, teach
         for _ in range(2)
     )
     table, rows = next_tokens(student_ids, weights, len(pair.student.tokenizer))
+    order_P = torch.from_numpy(pair.teacher_trie.order)
 
     def expected_gradient(teacher_weights):
         """Returns the size of the gradient, expected over the student's turns, at each row."""
@@ -309,7 +311,9 @@ def test_one_distribution_that_is_cut_in_two_ways_teaches_nothing(student, teach
             divergences = ByteDivergences([reading], [len(ids)], torch.device("cpu"))
             probabilities = teacher_table[there]
             divergence, _ = divergences.of_tile(
-                slice(0, len(ids)), table[own], lambda part, all_of=probabilities: all_of[part]
+                slice(0, len(ids)),
+                table[own],
+                lambda part, all_of=probabilities: SummedSymbols(SortedSums(all_of[part], order_P)),
             )
             gradient.index_add_(0, torch.tensor(own), weight * divergence.form_gradient())
         return gradient.abs().sum().item()
