@@ -1,0 +1,1 @@
+"""The server over HTTP: who may call it, the token that callers show, and the listening socket."""
