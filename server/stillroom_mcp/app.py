@@ -6,7 +6,7 @@ from stillroom import __version__
 from stillroom.settings import Workspace
 from stillroom_mcp.operations import OPERATIONS
 from stillroom_mcp.tools import tool_for
-from stillroom_mcp.transport import StdioServer
+from stillroom_mcp.transport import writable_answers
 
 INSTRUCTIONS = """\
 Stillroom distils a strong teacher into a small model the user owns.
@@ -20,11 +20,12 @@ Try it without key or GPU: create_project(template=demo), provider demo.
 
 def build_server(workspace: Workspace) -> MCPServer:
     """Returns an MCP server whose tools work in this workspace."""
-    return StdioServer(
+    return MCPServer(
         "stillroom",
         title="Stillroom",
         version=__version__,
         instructions=INSTRUCTIONS,
         tools=[tool_for(operation, workspace) for operation in OPERATIONS],
+        middleware=[writable_answers],
         log_level="WARNING",
     )

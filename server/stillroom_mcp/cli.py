@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from stillroom import __version__
-from stillroom.errors import EngineError
+from stillroom.errors import EngineError, InputError
 from stillroom.fences import printable
 from stillroom.settings import open_workspace
 from stillroom.validation import describe_errors, nearest
@@ -129,9 +129,25 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_serve(added: Any) -> argparse.ArgumentParser:
-    text = "Run the MCP server on standard input and output."
-    parser = added.add_parser("serve", help=text, description=text)
+    text = "Run the MCP server on standard input and output, or with --http at an address."
+    parser = added.add_parser("serve", help=text, description=text, allow_abbrev=False)
     parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
+    parser.add_argument(
+        "--http", action="store_true", help="serve streamable HTTP, to callers with the token"
+    )
+    http = parser.add_argument_group("with --http")
+    http.add_argument("--host", help="address to listen at (default: 127.0.0.1, this machine only)")
+    http.add_argument("--port", type=int, help="port, 0 for any free one (default: 8765)")
+    http.add_argument(
+        "--token-file",
+        help="file (mode 0600) with the token (default: $STILLROOM_TOKEN, or one made and kept)",
+    )
+    http.add_argument(
+        "--allow-host",
+        nargs="*",
+        metavar="NAME",
+        help="other host names that lead here, as behind a proxy",
+    )
     return parser
 
 
@@ -207,7 +223,7 @@ def _metavar(annotation: Any) -> str:
 def _run(options: argparse.Namespace) -> int:
     match options.command:
         case "serve":
-            return commands.serve(open_workspace(options.workspace))
+            return _serve(options)
         case "demo":
             return commands.demo(options.folder, seed=options.seed, is_smoke=options.smoke)
         case "report":
@@ -216,6 +232,19 @@ def _run(options: argparse.Namespace) -> int:
             return commands.report(workspace, options.output, overwrite=overwrite, as_json=as_json)
         case command:
             return _run_operation(command, options)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    names = ("host", "port", "token_file", "allow_host")
+    given = {name: vars(options)[name] for name in names if vars(options)[name] is not None}
+    if given and not options.http:
+        raise InputError(
+            f"--{next(iter(given)).replace('_', '-')} is for a server over HTTP, and this one "
+            "speaks over standard input and output",
+            "add --http, or leave it away",
+        )
+    workspace = open_workspace(options.workspace)
+    return commands.serve_http(workspace, **given) if options.http else commands.serve(workspace)
 
 
 def _run_operation(command: str, options: argparse.Namespace) -> int:

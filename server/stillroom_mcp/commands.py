@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Self, cast
 
 import anyio
@@ -28,6 +29,22 @@ def serve(workspace: Workspace) -> int:
 
     anyio.run(build_server(workspace).run_stdio_async)
     return 0
+
+
+def serve_http(
+    workspace: Workspace,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    token_file: str | None = None,
+    allow_host: Sequence[str] = (),
+) -> int:
+    """Runs the MCP server at an address until the process is asked to stop."""
+    from stillroom_mcp.http.serve import serve_http
+
+    return serve_http(
+        workspace, host=host, port=port, token_file=token_file, allowed_hosts=allow_host
+    )
 
 
 def demo(folder: str | None, *, seed: int, is_smoke: bool) -> int:

@@ -12,15 +12,14 @@ import anyio
 import psutil
 import pytest
 from mcp import Client, StdioServerParameters
-from mcp.shared.message import SessionMessage
-from mcp.types import JSONRPCError, JSONRPCResponse
+from mcp.shared.exceptions import MCPError
 
 from fakes.rollout_lines import encoded
 from fakes.rollout_rows import rollout_row, write_lines
 from fakes.waiting import wait_until
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
-from stillroom_mcp.transport import encodable
+from stillroom_mcp.transport import writable
 
 SERVER = StdioServerParameters(command=sys.executable, args=["-P", "-m", "stillroom_mcp", "serve"])
 ENDLESS = {"input": "rollouts.jsonl", "output": "kept.jsonl", "contains": "(a+)+$"}
@@ -52,18 +51,12 @@ def test_a_name_that_is_no_unicode_is_answered_and_the_server_lives(tmp_path: Pa
     anyio.run(main)
 
 
-def test_an_answer_that_is_no_json_becomes_an_error() -> None:
-    half = SessionMessage(
-        JSONRPCResponse(jsonrpc="2.0", id=3, result={"a": ["x\udce9"], "\ud800": 1})
-    )
-    message = encodable(half).message
-    assert isinstance(message, JSONRPCResponse)
-    assert message.result == {"a": ["x\\udce9"], "\\ud800": 1}
+def test_an_answer_that_is_no_json_is_escaped_or_becomes_an_error() -> None:
+    assert writable({"a": ["x\udce9"], "\ud800": 1}) == {"a": ["x\\udce9"], "\\ud800": 1}
     ring: dict[str, Any] = {}
     ring["ring"] = ring
-    broken = encodable(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=4, result=ring))).message
-    assert isinstance(broken, JSONRPCError)
-    assert broken.id == 4
+    with pytest.raises(MCPError, match="the answer is no JSON"):
+        writable(ring)
 
 
 def children(pid: int) -> list[psutil.Process]:

@@ -1,0 +1,123 @@
+"""Serves an application over HTTP until the process is asked to stop."""
+
+import ipaddress
+import shlex
+import socket
+import sys
+from collections.abc import Iterable
+
+import anyio
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.types import ASGIApp
+
+from stillroom.errors import EngineError, InputError
+from stillroom.settings import Workspace
+from stillroom_mcp.app import build_server
+from stillroom_mcp.http.guard import Guard
+from stillroom_mcp.http.tokens import TOKEN_VARIABLE, ServerToken, server_token
+
+MCP_PATH = "/mcp"
+_MOST_SESSIONS = 1000
+_STOP_S = 5
+
+
+def serve_http(
+    workspace: Workspace,
+    *,
+    host: str,
+    port: int,
+    token_file: str | None,
+    allowed_hosts: Iterable[str] = (),
+) -> int:
+    """Runs the MCP server over streamable HTTP until the process gets SIGINT or SIGTERM.
+
+    Raises InputError if it would listen beyond this machine without a token that the user gave.
+    """
+    token = server_token(token_file)
+    with listening_socket(host, port, token) as listener:
+        # What it holds is taken out of answers, as other secrets are.
+        known = Workspace(workspace.root, {**workspace.secrets, TOKEN_VARIABLE: token.value})
+        app = mcp_app(build_server(known), token=token.value, allowed_hosts=allowed_hosts)
+        _announce(f"{address_of(listener)}{MCP_PATH}", token)
+        run_app(app, listener)
+    return 0
+
+
+def mcp_app(server: MCPServer, *, token: str | None, allowed_hosts: Iterable[str] = ()) -> ASGIApp:
+    """Returns the application that serves an MCP server at `/mcp` to those who show the token."""
+    inner = server.streamable_http_app(
+        streamable_http_path=MCP_PATH,
+        max_sessions=_MOST_SESSIONS,
+        # The guard looks at Host and Origin, and knows the names that the user allowed.
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+    )
+    return Guard(inner, token=token, hosts=allowed_hosts)
+
+
+def listening_socket(host: str, port: int, token: ServerToken) -> socket.socket:
+    """Returns a socket that listens at an address; port 0 stands for any that is free.
+
+    Raises InputError if the address is taken, is none of this machine, or can be reached from
+    others although the user gave no token.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise InputError(
+            f"--host {host!r} is no address of this machine: {error}", "leave it away for 127.0.0.1"
+        ) from error
+    family, _, _, _, address = found[0]
+    if token.is_made and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        raise InputError(
+            f"--host {host!r} can be reached from other machines, and no token was given",
+            "give one: `(umask 077; openssl rand -hex 32 > TOKEN_FILE)`, then --token-file "
+            f"TOKEN_FILE (or ${TOKEN_VARIABLE}); or leave --host away and use a tunnel "
+            f"(ssh -L {port}:127.0.0.1:{port})",
+        )
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise EngineError(
+            f"cannot listen at {host} port {port}: {error.strerror}",
+            "give another port with --port (0 for any free one), or an address of this machine",
+        ) from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Returns the URL at which a listening socket is reached, without a slash at its end."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run_app(app: ASGIApp, listener: socket.socket) -> None:
+    """Serves an application at a socket until SIGINT or SIGTERM.
+
+    Requests that are being answered then have five seconds to end.
+    """
+    config = uvicorn.Config(
+        app,
+        lifespan="on",
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_STOP_S,
+    )
+    anyio.run(uvicorn.Server(config).serve, [listener])
+
+
+def _announce(url: str, token: ServerToken) -> None:
+    shown = f"$(cat {shlex.quote(token.place)})" if not token.place.startswith("$") else token.place
+    sys.stderr.write(
+        f"stillroom serves MCP at {url}\n"
+        f"token: {token.place}\n"
+        f"for example: claude mcp add --transport http stillroom {url} --header "
+        f'"Authorization: Bearer {shown}"\n'
+    )
+    sys.stderr.flush()
