@@ -256,33 +256,43 @@ class GenerationPlan:
     def open_tasks(self, failed: FailedRollouts | None = None) -> TaskFile:
         """Opens the run's tasks, with the instruction that the request gives.
 
-        A system message changes their ids; a context does not.
-        If a student's rollouts are refined, these are the tasks that it failed. Raises InputError
-        if it failed none of them.
+        A system message changes their ids; a context does not. If a student's rollouts are
+        refined, these are the tasks that it failed, with the ids that they have there: it may have
+        read that system message, or the rows' own. Raises InputError if it failed none of them.
         """
         request = self.request
-        context, system = (
-            Instruction(context=self.rollouts.instruction.context),
-            self.request.system,
-        )
-
-        def instructed(task: Task) -> Task:
-            return context.put_before_task(with_system(task, system))
-
-        tasks = TaskFile(self.rollouts.prompts_file, instructed)
         if failed is None:
             failed = self.open_failed()
         if failed is None:
+            tasks = TaskFile(self.rollouts.prompts_file, self._instructed)
             return tasks.chosen(_chosen(len(tasks), n=request.n, entries=request.entries))
         wanted = failed.tasks if request.begins_inside else failed.hard_tasks
+
+        def instructed(task: Task) -> Task:
+            changed = self._instructed(task)
+            if request.begins_inside or changed.task_id in wanted or task.task_id not in wanted:
+                return changed
+            return msgspec.structs.replace(changed, task_id=task.task_id)
+
+        tasks = TaskFile(self.rollouts.prompts_file, instructed)
         chosen = _chosen(len(tasks), n=None, entries=request.entries)
         numbers = [number for number in chosen if tasks.id_of(number) in wanted][: request.n]
         if not numbers:
+            fix = (
+                "give the prompts that its rollouts were made of, with the system message they have"
+            )
+            if request.begins_inside and request.system is not None:
+                fix += "; another one for the teacher goes with where start alone"
             raise InputError(
                 f"the student failed none of the prompts of {request.input} in {request.refine}",
-                "give the prompts that its rollouts were made of, with the same system message",
+                fix,
             )
         return tasks.chosen(numbers)
+
+    def _instructed(self, task: Task) -> Task:
+        """Returns a task as the model reads it; a system message of the request changes its id."""
+        context = Instruction(context=self.rollouts.instruction.context)
+        return context.put_before_task(with_system(task, self.request.system))
 
 
 def plan_rollouts(

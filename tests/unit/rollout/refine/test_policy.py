@@ -178,6 +178,12 @@ def test_a_refined_rollout_goes_on_from_its_record_at_any_turn(
 @pytest.mark.parametrize(
     ("reply", "number"),
     [
+        ("2", 2),
+        ("<think>1 or 2?</think>\n\n3\n", 3),
+        ("4", None),
+        ("2.0", None),
+        ("turn 2", None),
+        ("2, since it looks at the lamp", None),
         ('{"turn": 2}', 2),
         (' <think>{"turn": 1}</think>\n{"turn": 0}', 0),
         ('```json\n{"turn": 3}\n```', 3),

@@ -26,7 +26,7 @@ from stillroom.data.formats import load_tasks
 from stillroom.errors import DataError, InputError
 from stillroom.lineage import read_manifest
 from stillroom.rollout.forecast import Forecast
-from stillroom.rollout.request import GenerateRollouts
+from stillroom.rollout.request import GenerateRollouts, with_system
 from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
@@ -58,7 +58,7 @@ class Teacher:
         body = json.loads(request.content)
         self.bodies.append(body)
         messages = body["messages"]
-        if messages[0]["role"] == "system":
+        if "wrong first?" in str(messages):
             self.served.append("critic")
             return completion(
                 self.verdicts[min(self.served.count("critic"), len(self.verdicts)) - 1]
@@ -152,6 +152,27 @@ def test_hard_prompts_are_those_that_the_student_failed_with_their_own_ids(
     assert len(read_rows(workspace.root / "one.jsonl")) == 1
     inputs = read_manifest(workspace.root / "refined.jsonl").inputs  # type: ignore[union-attr]
     assert "student.jsonl" in [Path(record.path).name for record in inputs]
+
+
+@pytest.mark.parametrize("student_read_it", [True, False])
+def test_a_teacher_with_a_system_message_of_its_own_answers_the_prompts_that_the_student_failed(
+    workspace: Workspace, student_read_it: bool
+) -> None:
+    tasks = load_tasks(workspace.root / "prompts.jsonl")
+    if student_read_it:
+        tasks = [with_system(task, "Be brief.") for task in tasks]
+        rows = read_rows(workspace.root / "student.jsonl")
+        moved = [row | {"task_id": tasks[n].task_id} for n, row in enumerate(rows, start=1)]
+        write_rows(workspace.root / "student.jsonl", moved)
+    teacher = Teacher()
+
+    result = run_of(workspace, teacher, system="Be brief.")
+
+    assert {row["task_id"] for row in rows_of(workspace)} == {t.task_id for t in tasks[1:3]}
+    assert {body["messages"][0]["content"] for body in teacher.bodies} == {"Be brief."}
+    assert (result.requested, result.num_success) == (2, 2)
+    # The rows stand under the same ids when they are read again.
+    assert run_of(workspace, Teacher(), system="Be brief.").calls == 0
 
 
 def test_the_teacher_takes_over_where_it_acts_otherwise_and_who_wrote_what_is_on_record(
@@ -304,8 +325,11 @@ def test_a_recorded_request_which_names_every_option_is_taken_as_it_was(refine: 
 def test_rollouts_that_cannot_be_refined_are_refused(workspace: Workspace) -> None:
     with pytest.raises(InputError, match="its student cannot go on"):
         run_of(workspace, Teacher(), where="critic", turns="one")
-    with pytest.raises(InputError, match="failed none of the prompts"):
-        run_of(workspace, Teacher(), system="Be brief.")
+    with pytest.raises(InputError, match="goes with where start alone"):
+        run_of(workspace, Teacher(), where="first_difference", system="Be brief.")
+    (workspace.root / "others.jsonl").write_text('{"prompt": "the chair?"}\n')
+    with pytest.raises(InputError, match=r"with the system message they have$"):
+        run_of(workspace, Teacher(), input="others.jsonl")
     write_rows(workspace.root / "student.jsonl", [rollout_row(success=None, reward=None)])
     with pytest.raises(DataError, match="was rewarded"):
         run_of(workspace, Teacher())
