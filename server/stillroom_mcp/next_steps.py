@@ -150,6 +150,8 @@ def _after_success(result: api.RunReport) -> str:
         return f"filter_dataset(input={outcome['output']}, …), then convert_rollouts"
     if result.kind == "score":
         return f"filter_dataset(input={outcome['output']}, …) selects by the new rewards"
+    if result.kind == "evaluate" and outcome.get("dry_run"):
+        return "evaluate_model without dry_run makes the calls; budget_usd caps the cost"
     if result.kind == "evaluate":
         compared = f"compare_evaluations(baseline=<run id>, candidates=[{result.run_id}])"
         return _temperature_note(outcome) + compared
@@ -175,10 +177,25 @@ def _temperature_note(outcome: Mapping[str, Any]) -> str:
 
 
 def after_compare_evaluations(request: api.CompareEvaluations, result: api.ComparisonReport) -> str:
-    """Returns how to read the comparisons: whether each interval excludes 0."""
+    """Returns what the decision asks for, what the guard sets warn of, how to read differences."""
+    for comparison in result.comparisons:
+        if (guard := comparison.guard) is None or not (guard.forgets or guard.over_calls):
+            continue
+        lost = "answers other prompts worse" if guard.forgets else "calls tools that nobody needs"
+        return (
+            f"tell the user that {comparison.candidate} {lost} (guard): mix rows of that sort "
+            "into the training file, or train less (fewer epochs, a lower learning rate)"
+        )
+    if not request.candidates and result.decision is not None:
+        return {
+            "go": "generate_rollouts with the teacher, first with dry_run for the price: ",
+            "no_go": "do not distil this teacher into this student: ",
+            "unclear": "decide nothing yet: ",
+        }[result.decision.verdict] + result.decision.because
+    decided = f"{result.decision.because}; " if result.decision is not None else ""
     if all(comparison.is_significant for comparison in result.comparisons):
-        return "no interval includes 0: the differences are real on tasks like these"
-    return "where an interval includes 0, no difference was shown: evaluate on more tasks"
+        return f"{decided}no interval includes 0: the differences are real on tasks like these"
+    return f"{decided}where an interval includes 0, no difference was shown: evaluate on more tasks"
 
 
 def after_show_lineage(request: object, result: api.Lineage) -> str:

@@ -175,8 +175,8 @@ OPERATIONS = (
     OfferedOperation(
         name="evaluate_model",
         title="Evaluate a model",
-        description="Measure accuracy on held-out prompts with 95 % intervals, and the KL to a "
-        "teacher; starts a run. Shared options: see generate_rollouts.",
+        description="Measure accuracy on held-out prompts with 95 % intervals, cost per task, KL "
+        "to a teacher; starts a run. Shared options: see generate_rollouts.",
         explained_by=api.GenerateRollouts,
         next_step=next_steps.after_run,
         positional=("data",),
@@ -185,7 +185,8 @@ OPERATIONS = (
     OfferedOperation(
         name="compare_evaluations",
         title="Compare evaluations",
-        description="Paired differences of finished evaluations on the same tasks: is it better?",
+        description="Paired differences of finished evaluations on the same tasks: is it better, "
+        "is a teacher worth distilling, when does it pay?",
         next_step=next_steps.after_compare_evaluations,
         positional=("baseline", "candidates"),
         is_read_only=True,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from stillroom.evaluate.files import Evaluation, EvaluationResult
-from stillroom.evaluate.run import accuracy_of, score_tasks
+from stillroom.evaluate.scores import accuracy_of, score_tasks
 from stillroom.files import write_json
 from stillroom.types import (
     SamplingSettings,
@@ -132,6 +132,7 @@ def write_evaluation(
         teacher_kl=fields.pop("teacher_kl", None),
         rollouts=f"runs/{run_id}/rollouts.jsonl",
         seconds=1.0,
+        **fields.pop("measured", {}),
     )
     folder = write_run(runs, run_id, minute=minute, result=msgspec.to_builtins(result), **fields)
     write_json(folder / "evaluation.json", Evaluation(result=result, tasks=scores))

@@ -1,12 +1,14 @@
 """The operation that compares finished evaluations."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stillroom.errors import InputError
 from stillroom.evaluate.compare import Comparison, compare
+from stillroom.evaluate.costs import CostComparison, compare_costs
+from stillroom.evaluate.decision import Decision, decide, gap_closed
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.files import read_json
 from stillroom.run_folder import find_run
@@ -18,15 +20,27 @@ class CompareEvaluations(StrictModel):
     """Ask for paired differences between evaluations of the same tasks."""
 
     baseline: Annotated[str, Field(description="Run id of a finished evaluation")]
-    candidates: Annotated[
-        tuple[str, ...], Field(min_length=1, description="Run ids to compare with it")
-    ]
+    candidates: Annotated[tuple[str, ...], Field(description="Run ids to compare with it")] = ()
+    teacher: Annotated[
+        str | None,
+        Field(description="Run id of the teacher's evaluation: is distilling worth it, and costs"),
+    ] = None
+
+    @model_validator(mode="after")
+    def _names_another(self) -> Self:
+        if not self.candidates and self.teacher is None:
+            raise ValueError("give candidates, or the teacher's evaluation")
+        return self
 
 
 class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One comparison for each candidate."""
+    """One comparison for each candidate, and with a teacher the decision and the costs."""
 
     comparisons: list[Comparison]
+    decision: Decision | None = None
+    """Whether the teacher is worth distilling; None without a teacher's evaluation."""
+    costs: CostComparison | None = None
+    """What a task costs with the last candidate (else the baseline) and with the teacher."""
 
 
 def compare_evaluations(workspace: Workspace, request: CompareEvaluations) -> ComparisonReport:
@@ -35,8 +49,18 @@ def compare_evaluations(workspace: Workspace, request: CompareEvaluations) -> Co
     Raises InputError if one of the runs is not a finished evaluation.
     """
     baseline = _evaluation(workspace, request.baseline)
+    candidates = [_evaluation(workspace, candidate) for candidate in request.candidates]
+    comparisons = [compare(baseline, candidate) for candidate in candidates]
+    if request.teacher is None:
+        return ComparisonReport(comparisons=comparisons)
+    teacher = _evaluation(workspace, request.teacher)
     return ComparisonReport(
-        comparisons=[compare(baseline, _evaluation(workspace, c)) for c in request.candidates]
+        comparisons=[
+            msgspec.structs.replace(one, gap_closed=gap_closed(one, candidate, teacher))
+            for one, candidate in zip(comparisons, candidates, strict=True)
+        ],
+        decision=decide(baseline, candidates, teacher),
+        costs=compare_costs(workspace, [baseline, *candidates][-1].result, teacher.result),
     )
 
 

@@ -18,6 +18,19 @@ class GroupDifference(msgspec.Struct, frozen=True, kw_only=True):
     difference: Estimate
 
 
+class GuardComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The differences on the guard set, candidate minus baseline, paired by prompt."""
+
+    accuracy: Estimate | None
+    """The difference in right answers; None if no shared prompt expects one."""
+    over_calling: Estimate
+    """The difference in the share of prompts at which a tool is called."""
+    forgets: bool
+    """Whether the candidate answers fewer of them, by an interval that leaves out 0."""
+    over_calls: bool
+    """Whether the candidate calls tools at more of them, by an interval that leaves out 0."""
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of a candidate with a baseline on the tasks that both answered."""
 
@@ -44,6 +57,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Whether 0 is outside the interval of the difference."""
     by_group: list[GroupDifference]
     """The differences in groups of two or more shared tasks, sorted by field and group."""
+    sampled_difference: Estimate | None = None
+    """The difference of the answers at temperature 1; None if not both evaluations have some."""
+    guard: GuardComparison | None = None
+    """The comparison on the guard set; None if not both evaluations have one."""
+    gap_closed: float | None = None
+    """The share of the teacher's lead over the baseline that the candidate has made up; None
+    without a teacher's evaluation, or if the teacher has no lead."""
 
 
 def compare(baseline: Evaluation, candidate: Evaluation) -> Comparison:
@@ -75,6 +95,35 @@ def compare(baseline: Evaluation, candidate: Evaluation) -> Comparison:
         prompts=_prompts(baseline, candidate),
         is_significant=excludes_zero(difference),
         by_group=_by_group(pairs),
+        sampled_difference=_sampled(baseline, candidate),
+        guard=_guard(baseline, candidate),
+    )
+
+
+def _sampled(baseline: Evaluation, candidate: Evaluation) -> Estimate | None:
+    before = {score.task_id: score for score in baseline.sampled}
+    pairs = [(before[new.task_id], new) for new in candidate.sampled if new.task_id in before]
+    return _difference(pairs) if len(pairs) > 1 else None
+
+
+def _guard(baseline: Evaluation, candidate: Evaluation) -> GuardComparison | None:
+    before = {score.task_id: score for score in baseline.guard}
+    pairs = [(before[new.task_id], new) for new in candidate.guard if new.task_id in before]
+    if len(pairs) < 2:
+        return None
+    judged = [
+        float(new.success) - float(old.success)
+        for old, new in pairs
+        if old.success is not None and new.success is not None
+    ]
+    accuracy = mean_estimate(judged, limits=(-1.0, 1.0)) if len(judged) > 1 else None
+    calls = [float(new.calls_tool) - float(old.calls_tool) for old, new in pairs]
+    over_calling = mean_estimate(calls, limits=(-1.0, 1.0))
+    return GuardComparison(
+        accuracy=accuracy,
+        over_calling=over_calling,
+        forgets=accuracy is not None and accuracy.value < 0 and excludes_zero(accuracy),
+        over_calls=over_calling.value > 0 and excludes_zero(over_calling),
     )
 
 

@@ -20,6 +20,42 @@ class TaskScore(msgspec.Struct, frozen=True, kw_only=True):
     """The task's group by metadata field; `(none)` for a field that it does not have."""
 
 
+class GuardScore(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one prompt of the guard set."""
+
+    task_id: str
+    success: bool | None
+    """Whether the answer is the expected one; None if the row expects none."""
+    calls_tool: bool
+    """Whether a tool was called, which no prompt of a guard set needs."""
+
+
+class GuardResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model does on prompts that are not its task's."""
+
+    data: str
+    accuracy: Estimate | None
+    """The share of right answers among the rows with an expected one; None if none has one."""
+    over_calling: Estimate
+    """The share of the prompts at which a tool is called, though none needs one."""
+
+
+class TaskCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task takes on average."""
+
+    usd: float | None
+    """The price of the model's calls, or of the machine's time if the model runs on it, in dollars;
+    None if it is unknown."""
+    seconds: float
+    """The seconds from a prompt to the end of its rollout, beside the others at once."""
+    machine_seconds: float
+    """The seconds of the whole evaluation per task: shorter the more tasks are done at once."""
+    tokens: float
+    """The prompt and completion tokens of all calls."""
+    is_local: bool
+    """Whether the model runs on this machine, so that its time is what it costs."""
+
+
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of an evaluation."""
 
@@ -46,6 +82,16 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     instruction: OthersText | None = None
     """What the model read before each prompt, in a few words; None: nothing but the prompt."""
+    cost_usd: float | None = None
+    """The cost of all calls in dollars, those of a judge too; None if a price is unknown."""
+    per_task: TaskCost | None = None
+    """What a task took; None in evaluations of earlier versions."""
+    guard: GuardResult | None = None
+    """The result on the guard set; None without one."""
+    omitted: int = 0
+    """The number of rollouts that were not done since the budget was spent."""
+    stopped_by: str | None = None
+    """The limit that ended the evaluation early; None if it is whole."""
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,3 +99,6 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     result: EvaluationResult
     tasks: list[TaskScore]
+    sampled: list[TaskScore] = []
+    """The scores of the answers at temperature 1, if there are any."""
+    guard: list[GuardScore] = []

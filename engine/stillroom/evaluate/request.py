@@ -6,10 +6,18 @@ from typing import Annotated
 
 from pydantic import Field
 
+from stillroom.data.formats import Task
 from stillroom.errors import InputError
 from stillroom.models.resolve import ModelLocation, locate_model
-from stillroom.rollout.request import RolloutOptions, RolloutPlan, plan_rollouts
+from stillroom.rollout.request import (
+    NO_FILE,
+    RolloutOptions,
+    RolloutPlan,
+    plan_price,
+    plan_rollouts,
+)
 from stillroom.settings import Workspace
+from stillroom.teachers.pricing import Price
 
 
 class EvaluateModel(RolloutOptions):
@@ -30,6 +38,19 @@ class EvaluateModel(RolloutOptions):
     kl_prompts: Annotated[
         int, Field(ge=2, description="Prompts sampled at temperature 1 for the KL")
     ] = 90
+    sampled_prompts: Annotated[
+        int, Field(ge=0, description="Also answer so many once more, at temperature 1")
+    ] = 0
+    guard: Annotated[
+        str | None,
+        Field(
+            description="Prompts of other sorts that need no tool: shows forgetting, overcalling"
+        ),
+    ] = None
+    budget_usd: Annotated[float | None, Field(gt=0, description="Spending cap")] = None
+    dry_run: Annotated[
+        bool, Field(description="Only forecast calls, tokens and cost; calls nothing")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +69,27 @@ class EvaluationPlan:
     rollouts: RolloutPlan
     kl_models: KLModels | None
     """The two models of the KL measurement; None if the request has no teacher."""
+    guard: RolloutPlan | None = None
+    """The rollouts on the guard set, with the same tools and judged by expected answers alone."""
+    price: Price | None = None
+    """The price of the model's tokens; None if it is unknown."""
 
     @property
     def inputs(self) -> list[Path]:
         """The files and the folders of models that the evaluation depends on."""
         teacher = self.kl_models.teacher.inputs if self.kl_models is not None else []
-        return [*self.rollouts.inputs, *teacher]
+        guard = [self.guard.prompts_file] if self.guard is not None else []
+        return [*self.rollouts.inputs, *teacher, *guard]
+
+    @property
+    def num_sampled(self) -> int:
+        """The number of prompts that are answered once more at temperature 1."""
+        needed = self.request.kl_prompts if self.kl_models is not None else 0
+        return max(needed, self.request.sampled_prompts)
+
+    def load_guard(self) -> list[Task]:
+        """Returns the tasks of the guard set, all of them; none without one."""
+        return self.guard.load_tasks() if self.guard is not None else []
 
 
 def plan_evaluation(workspace: Workspace, request: EvaluateModel) -> EvaluationPlan:
@@ -62,13 +98,23 @@ def plan_evaluation(workspace: Workspace, request: EvaluateModel) -> EvaluationP
     Raises InputError for everything that can be found wrong before a process is started.
     """
     data = workspace.existing(request.data, label="data")
-    rollouts = plan_rollouts(workspace, request, prompts=data)
+    needs_keys = not request.dry_run
+    rollouts = plan_rollouts(workspace, request, prompts=data, needs_keys=needs_keys)
+    guard = None
+    if request.guard is not None:
+        # The task's own rewards would judge what they were not written for.
+        options = request.model_copy(
+            update={"rewards": NO_FILE, "judge": NO_FILE, "n": None, "entries": None}
+        )
+        prompts = workspace.existing(request.guard, label="guard")
+        guard = plan_rollouts(workspace, options, prompts=prompts, needs_keys=needs_keys)
+    price = plan_price(rollouts, has_budget=request.budget_usd is not None)
     if request.teacher is None:
-        return EvaluationPlan(request, rollouts, None)
+        return EvaluationPlan(request, rollouts, None, guard, price)
     if not isinstance(rollouts.policy, ModelLocation):
         raise InputError(
             "teacher needs an in-process model: an endpoint's tokens cannot be scored",
             "leave teacher out, or evaluate the model's folder with provider hf",
         )
     models = KLModels(rollouts.policy, locate_model(workspace, request.teacher))
-    return EvaluationPlan(request, rollouts, models)
+    return EvaluationPlan(request, rollouts, models, guard, price)

@@ -73,6 +73,7 @@ def render_card(facts: CardFacts) -> str:
         data_notes=list(_data_notes(history)),
         licence=list(_licence(facts)),
         measured=[_measured(row) for row in history.evaluations],
+        beside_accuracy=list(_beside_accuracy(history)),
         more_evaluations=history.num_evaluations - len(history.evaluations),
         in_training=_in_training(history),
         conversation=list(_system_lines(history)),
@@ -188,6 +189,15 @@ def _licence(facts: CardFacts) -> Iterator[str]:
 def _measured(row: RecordedEvaluation) -> Sequence[str]:
     kl = _UNKNOWN if row.teacher_kl is None else f"{_interval(row.teacher_kl)} ({row.teacher})"
     return [row.name, row.data, str(row.accuracy.n), _interval(row.accuracy), kl, row.run_id]
+
+
+def _beside_accuracy(history: History) -> Iterator[str]:
+    """Yields what the latest evaluation measured besides, and what a task costs."""
+    for row in history.evaluations[:1]:
+        if row.besides:
+            yield f"Run {row.run_id} also measured: {'; '.join(row.besides)}."
+    if history.costs is not None:
+        yield history.costs
 
 
 def _in_training(history: History) -> str | None:

@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 from stillroom.data.instruction import Instruction
 from stillroom.errors import DataError, EngineError
+from stillroom.evaluate.costs import compare_costs
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.evaluate.intervals import Estimate
+from stillroom.evaluate.words import besides
 from stillroom.export.conversation import (
     EvaluatedConversation,
     TrainedConversation,
@@ -68,6 +70,8 @@ class RecordedEvaluation:
     teacher_kl: Estimate | None
     conversation: EvaluatedConversation | None = None
     """How its prompts began; None if its rollouts are gone."""
+    besides: tuple[str, ...] = ()
+    """What it measured beside the accuracy and the KL, in a few words each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,8 @@ class History:
     """The evaluations, latest first."""
     num_evaluations: int = 0
     """The number of all evaluations on record, of which the latest 50 are above."""
+    costs: str | None = None
+    """What a task costs with the model and with its teacher, if both were evaluated."""
 
     @property
     def conversation(self) -> TrainedConversation | None:
@@ -145,13 +151,32 @@ def read_history(
         stages.insert(0, _stage(workspace, record, config, location, name))
         location = _located(workspace, name)
     evaluations = _evaluations(workspace, checkpoint)
-    return History(
+    history = History(
         base=location if stages else base,
         base_name=public_name(workspace, name),
         stages=tuple(stages),
         evaluations=evaluations[:_MOST_EVALUATIONS],
         num_evaluations=len(evaluations),
     )
+    return replace(history, costs=_costs(workspace, history))
+
+
+def _costs(workspace: Workspace, history: History) -> str | None:
+    """Returns the costs of the latest evaluation beside those of a teacher's on the same data."""
+    if not history.evaluations or not history.teachers:
+        return None
+    latest = _document(workspace.runs / history.evaluations[0].run_id / RESULT_FILE, Evaluation)
+    for file in sorted(workspace.runs.glob(f"*/{RESULT_FILE}")):
+        other = _document(file, Evaluation)
+        if latest is None or other is None or other.result.data != latest.result.data:
+            continue
+        if public_name(workspace, other.result.model) in history.teachers:
+            try:
+                costs = compare_costs(workspace, latest.result, other.result)
+            except EngineError:
+                return None  # prices.yml is malformed
+            return costs.sentence if costs is not None else None
+    return None
 
 
 def _located(workspace: Workspace, name: str) -> ModelLocation | None:
@@ -279,6 +304,7 @@ def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> tuple[Recor
                 public_name(workspace, result.teacher) if result.teacher else None,
                 result.teacher_kl,
                 evaluated_conversation(workspace.path(result.rollouts)),
+                tuple(besides(result)),
             )
             dated.append((state.created_at, measured))
     dated.sort(key=lambda item: item[0], reverse=True)

@@ -69,6 +69,8 @@ def read_lineup(
     for run in runs:
         if run.state.kind is RunKind.EVALUATE:
             is_finished = run.state.status is RunStatus.SUCCEEDED
+            # A dry run measures nothing.
+            is_finished = is_finished and not (run.state.result or {}).get("dry_run")
             path = run.folder / RESULT_FILE
             evaluation = reader.document(path, Evaluation, is_required=is_finished)
             if evaluation is not None:

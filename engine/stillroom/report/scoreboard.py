@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stillroom.evaluate.costs import CostComparison
 from stillroom.evaluate.files import EvaluationResult
 from stillroom.evaluate.intervals import Estimate
+from stillroom.evaluate.words import besides
 from stillroom.report.lineup import EvaluationEntry, Lineup, Role
 from stillroom.report.wording import (
     Interval,
@@ -54,6 +56,8 @@ class ScoreboardRow:
     """The accuracy in each of the table's groups."""
     teacher: str | None
     """The teacher to whom the KL is measured, if the table's rows have several."""
+    besides: Sequence[str] = ()
+    """What was measured beside the accuracy, in a few words each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,8 @@ class Scoreboard:
     """Notes that explain the table."""
 
 
-def scoreboard(lineup: Lineup) -> Scoreboard:
-    """Returns the table and the bars of the evaluations."""
+def scoreboard(lineup: Lineup, costs: CostComparison | None = None) -> Scoreboard:
+    """Returns the table and the bars of the evaluations, with a note on `costs`."""
     rows, drawn = lineup.foremost(MAX_ROWS), lineup.foremost(MAX_BARS)
     results = [entry.evaluation.result for entry in rows]
     field = _group_field(results)
@@ -86,7 +90,7 @@ def scoreboard(lineup: Lineup) -> Scoreboard:
         panels=[panel for panel in panels if panel.bars],
         group_field=field,
         groups=[short_name(group) for group in groups],
-        notes=_notes(lineup, results, drawn, len(values)),
+        notes=[*_notes(lineup, results, drawn, len(values)), *([costs.sentence] if costs else [])],
     )
 
 
@@ -126,6 +130,7 @@ def _row(
         role=lineup.role(entry),
         groups=[_of_group(entry, field, group) for group in groups],
         teacher=entry.evaluation.result.teacher if has_teachers else None,
+        besides=list(besides(entry.evaluation.result)),
     )
 
 

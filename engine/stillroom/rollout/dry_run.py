@@ -1,8 +1,8 @@
 """A dry run, which reads the files and starts the tools like a real run but calls no model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -22,14 +22,20 @@ from stillroom.rollout.forecast import (
 )
 from stillroom.rollout.journal.finished import finished_rows
 from stillroom.rollout.journal.journal import check_settings, journal_path
-from stillroom.rollout.journal.records import KnownSteps, RolloutKey, read_journal
+from stillroom.rollout.journal.records import FinishedRow, KnownSteps, RolloutKey, read_journal
 from stillroom.rollout.journal.shards import unmerged_steps
 from stillroom.rollout.refine.critic import MAX_TRIES, critic_messages
-from stillroom.rollout.request import GenerateRollouts, GenerationPlan
+from stillroom.rollout.request import (
+    GenerateRollouts,
+    GenerationPlan,
+    RolloutOptions,
+    RolloutPlan,
+)
 from stillroom.rollout.rewards.judge import RESPONSE_FORMATS, judge_messages
 from stillroom.rollout.rewards.judge_request import JudgePlan
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.rollout.students import FailedRollouts, RecordedRollout
+from stillroom.teachers.pricing import Price
 from stillroom.teachers.providers import terms_of
 from stillroom.types import CallTotals, Message
 
@@ -50,7 +56,7 @@ async def dry_run(
 
     Raises whatever the run would raise before its first call.
     """
-    request, rollouts, output = plan.request, plan.rollouts, plan.output
+    request, output = plan.request, plan.output
     check_settings(output, settings)
     finished = finished_rows(output)
     known = read_journal(journal_path(output), finished).known
@@ -58,55 +64,93 @@ async def dry_run(
     for row in rows.values():
         finished.add(row)
     todo, known = specs.where(lambda key: key not in finished), known | steps
+    refined = failed if failed is not None and request.begins_inside else None
+
+    def load(spec: RolloutSpec, plain: RolloutLoad) -> RolloutLoad:
+        return (
+            plain if refined is None else _refining(plain, spec, request, refined[spec.key], known)
+        )
+
+    counts = RequestedRollouts(len(specs), request.output)
+    done = _Done(known, list(finished.rows()))
+    return await _forecast(plan.rollouts, plan.price, tasks, todo, counts, done, load)
+
+
+async def forecast_rollouts(
+    plan: RolloutPlan, price: Price | None, specs: Sequence[RolloutSpec], *, output: str
+) -> Forecast:
+    """Returns a forecast of rollouts of which none is done yet; calls no model, writes no file."""
+    tasks = [spec.task for spec in specs]
+    return await _forecast(plan, price, tasks, specs, RequestedRollouts(len(specs), output))
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """The rollouts and turns that an output already has."""
+
+    known: Mapping[RolloutKey, KnownSteps] = field(default_factory=dict[RolloutKey, KnownSteps])
+    rows: Sequence[FinishedRow] = ()
+
+
+_NOTHING_DONE = _Done()
+
+
+async def _forecast(
+    rollouts: RolloutPlan,
+    price: Price | None,
+    tasks: Sequence[Task],
+    todo: Iterable[RolloutSpec],
+    counts: RequestedRollouts,
+    done: _Done = _NOTHING_DONE,
+    refined: Callable[[RolloutSpec, RolloutLoad], RolloutLoad] = lambda _spec, load: load,
+) -> Forecast:
+    options = rollouts.options
     async with AsyncExitStack() as stack:
         around = await stack.enter_async_context(open_tools_and_rewards(rollouts, tasks))
         rewarder = await open_rewarder(stack, rollouts, tasks, around.pool)
         judge_load = _judge_loads(rollouts.judge, rewarder)
-        loads = [_load(spec, request, around, known, judge_load) for spec in todo]
-        if failed is not None and request.begins_inside:
-            loads = [
-                _refining(load, spec, request, failed[spec.key], known)
-                for load, spec in zip(loads, todo, strict=True)
-            ]
+        loads = [
+            refined(spec, _load(spec, options, around, done.known, judge_load)) for spec in todo
+        ]
     judge = rollouts.judge
     critic = rollouts.refine.critic if rollouts.refine is not None else None
     result = forecast(
         loads,
-        list(finished.rows()),
+        done.rows,
         CallRules(
-            max_turns=request.max_turns,
-            max_tokens=request.max_tokens,
+            max_turns=options.max_turns,
+            max_tokens=options.max_tokens,
             has_tools=any(offered_tools(task, around.tools) for task in tasks),
-            max_tool_response=request.max_tool_response,
-            nudge=request.nudge_to_send,
+            max_tool_response=options.max_tool_response,
+            nudge=options.nudge_to_send,
             judge_max_tokens=judge.file.max_tokens if judge else 0,
             judge_sees_conversation=judge is not None and judge.file.sees == "conversation",
-            critic_max_tokens=critic.file.max_tokens if critic else request.max_tokens,
+            critic_max_tokens=critic.file.max_tokens if critic else options.max_tokens,
             critic_tries=MAX_TRIES,
         ),
-        Prices(plan.price, judge.price if judge else None, critic.price if critic else plan.price),
-        RequestedRollouts(len(specs), request.output),
+        Prices(price, judge.price if judge else None, critic.price if critic else price),
+        counts,
     )
-    return msgspec.structs.replace(result, terms=terms_of(request.provider, request.base_url))
+    return msgspec.structs.replace(result, terms=terms_of(options.provider, options.base_url))
 
 
 def _load(
     spec: RolloutSpec,
-    request: GenerateRollouts,
+    options: RolloutOptions,
     around: ToolsAndRewards,
     known: Mapping[RolloutKey, KnownSteps],
     judge_load: Callable[[Task, bool], JudgeLoad | None],
 ) -> RolloutLoad:
     task = spec.task
     schemas = offered_tools(task, around.tools)
-    goes_on = bool(schemas) or request.nudge_to_send is not None
+    goes_on = bool(schemas) or options.nudge_to_send is not None
     # If tools keep state, recorded turns are not replayed: the state that they led to is gone.
     is_replayed = around.tools is None or not around.tools.keeps_state
     steps = known.get(spec.key, KnownSteps())
     return RolloutLoad(
         text_bytes=_text_bytes(task.messages),
         request_bytes=len(msgspec.json.encode([task.messages, schemas])),
-        max_turns=request.max_turns if goes_on else 1,
+        max_turns=options.max_turns if goes_on else 1,
         num_known=len(steps.turns) if is_replayed else 0,
         judge=judge_load(task, not steps.judge),
     )

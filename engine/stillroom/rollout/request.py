@@ -354,13 +354,21 @@ def plan_generation(workspace: Workspace, request: GenerateRollouts) -> Generati
         workspace, request, needs_keys=not request.dry_run, has_budget=has_budget
     )
     plan = replace(plan, refine=refine)
+    return GenerationPlan(request, plan, output, plan_price(plan, has_budget=has_budget))
+
+
+def plan_price(plan: RolloutPlan, *, has_budget: bool) -> Price | None:
+    """Returns the price of the policy's tokens; None if it is unknown.
+
+    Raises InputError if there is a budget in dollars and a price, the judge's too, is unknown.
+    """
+    workspace, options = plan.workspace, plan.options
     if plan.judge is not None and plan.judge.price is None and has_budget:
         # Called only for its InputError, which says where to write the price.
         known_price(workspace, plan.judge.file.model)
-    if request.provider in IN_PROCESS or PROFILES[request.provider].is_local:
-        return GenerationPlan(request, plan, output, FREE)
-    price = (known_price if has_budget else price_for)(workspace, request.model)
-    return GenerationPlan(request, plan, output, price)
+    if options.provider in IN_PROCESS or PROFILES[options.provider].is_local:
+        return FREE
+    return (known_price if has_budget else price_for)(workspace, options.model)
 
 
 def user_file(workspace: Workspace, name: str, *, kind: str) -> UserFile | None:

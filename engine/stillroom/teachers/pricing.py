@@ -15,6 +15,8 @@ from stillroom.yaml_text import read_yaml
 PRICES_AS_OF = "2025-12"
 """The month in which the table below was compiled; prices.yml in the workspace overrides it."""
 PRICES_FILE = "prices.yml"
+MACHINE = "machine"
+"""The line of prices.yml with the price of this machine: `machine: {usd_per_hour: 1.2}`."""
 _MILLION = 1_000_000
 
 
@@ -61,7 +63,7 @@ def price_for(workspace: Workspace, model: str) -> Price | None:
 
     Raises InputError if prices.yml exists and is malformed.
     """
-    own = _own_prices(workspace)
+    own = _read_prices(workspace).models
     # Some dated models have their own price, so the name with its date is looked up first.
     dated = model.rpartition("/")[2]
     return own.get(model) or _LISTED.get(dated) or _LISTED.get(_plain_name(model))
@@ -82,6 +84,14 @@ def known_price(workspace: Workspace, model: str) -> Price:
     )
 
 
+def machine_usd_per_hour(workspace: Workspace) -> float | None:
+    """Returns what an hour of this machine costs, as prices.yml says; None if it does not.
+
+    Raises InputError if prices.yml exists and is malformed.
+    """
+    return _read_prices(workspace).usd_per_hour
+
+
 def _plain_name(model: str) -> str:
     """Returns a model's name without maker and date, e.g. openai/gpt-5-2025-08-07 -> gpt-5."""
     name = model.rpartition("/")[2]
@@ -89,18 +99,31 @@ def _plain_name(model: str) -> str:
     return re.sub(r"(?<=-\d)\.(?=\d$)", "-", name) if name.startswith("claude") else name
 
 
-def _own_prices(workspace: Workspace) -> dict[str, Price]:
+@dataclass(frozen=True, slots=True)
+class _PricesFile:
+    """The content of prices.yml."""
+
+    models: dict[str, Price]
+    usd_per_hour: float | None = None
+
+
+def _read_prices(workspace: Workspace) -> _PricesFile:
     path = workspace.root / PRICES_FILE
     if not path.exists():
-        return {}
+        return _PricesFile({})
     check_readable(path)
     try:
-        read: Any = read_yaml(path.read_text(encoding="utf-8")) or {}
-        return {str(model): _own_price(entry) for model, entry in read.items()}
+        read: dict[Any, Any] = dict(read_yaml(path.read_text(encoding="utf-8")) or {})
+        machine = read.pop(MACHINE, None)
+        hourly = None if machine is None else float(machine["usd_per_hour"])
+        if hourly is not None and not hourly >= 0:
+            raise ValueError("usd_per_hour is not a number of dollars")
+        return _PricesFile({str(name): _own_price(entry) for name, entry in read.items()}, hourly)
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
         raise DocumentError(
             unreadable(path, error),
-            'write lines such as "my-model": {input: 0.15, output: 0.60}',
+            'write lines such as "my-model": {input: 0.15, output: 0.60}, and for this machine '
+            f"{MACHINE}: {{usd_per_hour: 1.2}}",
         ) from error
 
 

@@ -11,6 +11,8 @@ from fakes.exports import QUESTIONS, trained
 from fakes.reporters import KeptReporter
 from fakes.run_folders import answer, write_evaluation
 from stillroom.errors import EngineError, InputError, RunCancelledError, RunError
+from stillroom.evaluate.files import GuardResult, TaskCost
+from stillroom.evaluate.intervals import share_estimate
 from stillroom.export.request import ExportModel
 from stillroom.export.run import export_model
 from stillroom.lineage import read_manifest, record_folder
@@ -109,6 +111,24 @@ def test_the_card_shows_evaluations_of_this_checkpoint_only(project):
     assert rows[0].startswith("| runs/run-1/checkpoints/final | heldout.jsonl | 10 | 1.000 [")
     assert rows[1].startswith("| run-1 | heldout.jsonl | 20 | 0.900 [")
     assert rows[1].endswith("| not on record | evaluate-a |")
+
+
+def test_the_card_says_what_a_task_costs_and_what_else_was_measured(project):
+    right = [answer(i, is_right=i < 18) for i in range(20)]
+    cost = TaskCost(usd=0.001, seconds=2.0, machine_seconds=0.5, tokens=300, is_local=False)
+    share = share_estimate(9, 10)
+    guard = GuardResult(data="guard.jsonl", accuracy=share, over_calling=share_estimate(0, 10))
+    measured = {"per_task": cost, "sampled_accuracy": share, "guard": guard}
+    write_evaluation(project.runs, "evaluate-a", right, model="run-1", measured=measured)
+
+    export(project)
+
+    card = (project.root / "out" / "README.md").read_text("utf-8")
+    assert (
+        "Run evaluate-a also measured: at temperature 1: 90.0% [59.6%, 98.2%]; guard set: 90.0% "
+        "[59.6%, 98.2%] right, needless tool calls at 0.0% [0.0%, 27.8%]; a task: 2 s, $0.001, "
+        "300 tokens."
+    ) in card
 
 
 def test_an_evaluation_of_a_former_export_counts_for_the_checkpoint(project):

@@ -1,0 +1,148 @@
+"""Dollars and seconds per task of a student and its teacher, and when the student has paid off."""
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from stillroom.errors import DataError
+from stillroom.evaluate.files import EvaluationResult, TaskCost
+from stillroom.evaluate.words import dollars
+from stillroom.lineage import now, seconds_between
+from stillroom.run_folder import RunFolder, RunState, all_runs
+from stillroom.settings import Workspace
+from stillroom.teachers.pricing import MACHINE, PRICES_FILE, machine_usd_per_hour
+from stillroom.teachers.providers import IN_PROCESS, PROFILES
+from stillroom.types import RunKind, total_usd
+
+_CALLING = (RunKind.ROLLOUTS, RunKind.SCORE, RunKind.EVALUATE)
+_TRAINING = (RunKind.SFT, RunKind.DPO, RunKind.DISTILL)
+
+
+class CostComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task costs with the student and with the teacher, and what the student has cost."""
+
+    student: str
+    student_usd: float | None
+    """Dollars per task; None if a price is unknown (see `note`)."""
+    student_seconds: float
+    """Seconds from a prompt to the end of its rollout."""
+    teacher: str
+    teacher_usd: float | None
+    teacher_seconds: float
+    spent_usd: float | None
+    """The dollars of all calls of the workspace's runs, and of this machine's time where it has a
+    price; None if the price of some calls is unknown."""
+    machine_hours: float
+    """The hours that trainings, and rollouts of models on this machine, have taken."""
+    break_even_tasks: int | None
+    """The number of tasks after which the student has saved what was spent."""
+    note: str
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in one sentence."""
+        one, other = (
+            f"{seconds:.2g} s" + ("" if usd is None else f" and {dollars(usd)}")
+            for seconds, usd in (
+                (self.student_seconds, self.student_usd),
+                (self.teacher_seconds, self.teacher_usd),
+            )
+        )
+        return f"A task takes {self.student} {one}, {self.teacher} {other}; {self.note}."
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What the runs of a workspace have cost."""
+
+    calls_usd: float | None
+    machine_hours: float
+
+
+def spent_on_runs(workspace: Workspace) -> Spent:
+    """Returns the costs of all runs on record, those that failed or were cancelled too."""
+    calls, seconds = list[float | None](), 0.0
+    for folder in all_runs(workspace):
+        with suppress(DataError, OSError):
+            state, request = folder.read(), _request(folder)
+            result = state.result or {}
+            if result.get("dry_run"):
+                continue
+            is_local = _is_local(request)
+            if state.kind in _CALLING and not (is_local and "cost_usd" not in result):
+                calls.append(result.get("cost_usd", state.metrics.get("cost_usd", 0.0)))
+            if state.kind in _TRAINING or (state.kind in _CALLING and is_local):
+                seconds += _seconds(state)
+    return Spent(total_usd(calls), seconds / 3600)
+
+
+def compare_costs(
+    workspace: Workspace, student: EvaluationResult, teacher: EvaluationResult
+) -> CostComparison | None:
+    """Returns the costs per task, or None if an earlier version made one of the evaluations."""
+    one, other = student.per_task, teacher.per_task
+    if one is None or other is None:
+        return None
+    hourly, spent = machine_usd_per_hour(workspace), spent_on_runs(workspace)
+    total = None
+    if spent.calls_usd is not None:
+        total = spent.calls_usd + (hourly or 0.0) * spent.machine_hours
+    tasks = break_even(one.usd, other.usd, total)
+    return CostComparison(
+        student=student.name,
+        student_usd=one.usd,
+        student_seconds=one.seconds,
+        teacher=teacher.name,
+        teacher_usd=other.usd,
+        teacher_seconds=other.seconds,
+        spent_usd=total,
+        machine_hours=round(spent.machine_hours, 4),
+        break_even_tasks=tasks,
+        note=_note(one, other, total, tasks),
+    )
+
+
+def break_even(
+    student_usd: float | None, teacher_usd: float | None, spent_usd: float | None
+) -> int | None:
+    """Returns the number of tasks after which the student has saved what was spent on it.
+
+    None if a price is unknown, or if a task is not cheaper with the student.
+    """
+    if student_usd is None or teacher_usd is None or spent_usd is None:
+        return None
+    saved = teacher_usd - student_usd
+    # Rounding must not add a task.
+    return math.ceil(round(spent_usd / saved, 6)) if saved > 0 else None
+
+
+def _note(student: TaskCost, teacher: TaskCost, spent_usd: float | None, tasks: int | None) -> str:
+    if tasks is not None:
+        return f"after {tasks} tasks the student has saved what was spent so far"
+    if (student.usd is None and student.is_local) or (teacher.usd is None and teacher.is_local):
+        return (
+            f"this machine's time has no price: write `{MACHINE}: {{usd_per_hour: 1.2}}` to "
+            f"{PRICES_FILE} and evaluate again"
+        )
+    if student.usd is None or teacher.usd is None or spent_usd is None:
+        return f"some calls have no known price: write the model's to {PRICES_FILE}"
+    return "a task costs no less with the student than with the teacher"
+
+
+def _request(folder: RunFolder) -> Mapping[str, Any]:
+    return folder.read_request().request if folder.request_file.exists() else {}
+
+
+def _is_local(request: Mapping[str, Any]) -> bool:
+    provider = request.get("provider", "hf")
+    return provider in IN_PROCESS or (provider in PROFILES and PROFILES[provider].is_local)
+
+
+def _seconds(state: RunState) -> float:
+    if state.started_at is None:
+        return 0.0
+    return seconds_between(state.started_at, state.ended_at or now()) or 0.0

@@ -1,0 +1,117 @@
+"""Whether a distillation is worth it: the teacher's lead over the student and over better prompts.
+
+The decision is made from evaluations on the same tasks, before anything is spent on rollouts.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from stillroom.errors import InputError
+from stillroom.evaluate.compare import Comparison, compare
+from stillroom.evaluate.files import Evaluation
+from stillroom.evaluate.intervals import Estimate, excludes_zero
+
+_NEGLIGIBLE = 0.02
+"""A lead of at most so much accuracy is not worth a training."""
+_MOST_TASKS = 100_000
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether to distil this teacher into this student on tasks like these."""
+
+    verdict: Literal["go", "no_go", "unclear"]
+    because: str
+    gap: Estimate
+    """The teacher's accuracy minus the student's, paired by task."""
+    better_prompt: str | None = None
+    """The best evaluation of the same student with another instruction; None if none was given."""
+    gap_left: Estimate | None = None
+    """The teacher's accuracy minus that of the student with that instruction."""
+    tasks_needed: int | None = None
+    """The number of tasks that would tell the difference, if it is as large as it seems here."""
+
+
+def decide(student: Evaluation, others: Sequence[Evaluation], teacher: Evaluation) -> Decision:
+    """Returns the decision; of the `others` those count that are the student with other prompts.
+
+    Raises InputError if the teacher's evaluation shares fewer than two tasks with the student's.
+    """
+    gap = compare(student, teacher).difference
+    if not excludes_zero(gap):
+        return _undecided(gap, "the student")
+    if gap.value < 0:
+        because = "the teacher solves fewer of these tasks than the student: take another teacher"
+        return Decision(verdict="no_go", because=because, gap=gap)
+    prompted = [one for one in others if _is_prompted(one, student)]
+    lead = f"the teacher solves {gap.value:.0%} more of the tasks"
+    if not prompted:
+        return Decision(
+            verdict="go",
+            because=f"{lead}; no better prompt was tried: evaluate the student with system or "
+            "context_file too, and give that run among candidates",
+            gap=gap,
+        )
+    comparisons = [(compare(one, teacher), one) for one in prompted]
+    closest, best = min(comparisons, key=lambda pair: pair[0].difference.value)
+    left, name = closest.difference, best.result.name
+    if excludes_zero(left) and left.value > 0:
+        because = f"{lead} than the student, and {left.value:.0%} more than it does as {name!r}"
+        decision = Decision(verdict="go", because=because, gap=gap)
+    elif left.value <= 0 or _is_negligible(left):
+        because = (
+            f"the student as {name!r} does as well as the teacher: use that prompt, or move it "
+            "into the weights (skill prompt-distillation)"
+        )
+        decision = Decision(verdict="no_go", because=because, gap=gap)
+    else:
+        decision = _undecided(left, f"the student as {name!r}")
+    return msgspec.structs.replace(decision, gap=gap, better_prompt=name, gap_left=left)
+
+
+def gap_closed(comparison: Comparison, candidate: Evaluation, teacher: Evaluation) -> float | None:
+    """Returns the share of the way from the baseline to the teacher that a candidate has gone.
+
+    None if the teacher is not ahead of the baseline, or shares too few tasks with the candidate.
+    """
+    try:
+        left = compare(candidate, teacher).difference.value
+    except InputError:
+        return None
+    gained = comparison.difference.value
+    return gained / (gained + left) if gained + left > 0 else None
+
+
+def _is_prompted(other: Evaluation, student: Evaluation) -> bool:
+    """Returns whether an evaluation is of the same model after another instruction."""
+    one, two = other.result, student.result
+    return one.model == two.model and one.instruction != two.instruction
+
+
+def _undecided(gap: Estimate, whom: str) -> Decision:
+    if _is_negligible(gap):
+        because = f"the teacher is at most {_NEGLIGIBLE:.0%} better than {whom} on these tasks"
+        return Decision(verdict="no_go", because=because, gap=gap)
+    needed = _tasks_needed(gap)
+    more = f"evaluate all on about {needed} tasks" if needed else "evaluate all on more tasks"
+    return Decision(
+        verdict="unclear",
+        because=f"{gap.n} tasks do not tell the teacher from {whom}: {more}",
+        gap=gap,
+        tasks_needed=needed,
+    )
+
+
+def _is_negligible(gap: Estimate) -> bool:
+    return gap.high is not None and gap.high <= _NEGLIGIBLE
+
+
+def _tasks_needed(gap: Estimate) -> int | None:
+    """Returns how many tasks make the interval so narrow that the difference leaves out 0."""
+    if gap.low is None or gap.high is None or gap.value <= 0:
+        return None
+    half = (gap.high - gap.low) / 2
+    needed = math.ceil(gap.n * (half / gap.value) ** 2 * 1.2)
+    return needed if gap.n < needed <= _MOST_TASKS else None

@@ -1,0 +1,114 @@
+"""Scores of evaluated tasks: success and reward of each, the accuracy, that of groups, costs."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from stillroom.data.categories import category_in
+from stillroom.evaluate.files import GuardResult, GuardScore, TaskCost, TaskScore
+from stillroom.evaluate.intervals import Estimate, mean_estimate, share_estimate
+from stillroom.types import Trajectory, total_usd
+
+_NO_GROUP = "(none)"
+_HOUR_S = 3600.0
+
+
+def score_tasks(rollouts: Sequence[Trajectory], group_by: Sequence[str]) -> list[TaskScore]:
+    """Returns each task's mean success and reward, in the order of the tasks' first rollouts."""
+    by_task: dict[str, list[Trajectory]] = {}
+    for rollout in rollouts:
+        by_task.setdefault(rollout.task_id, []).append(rollout)
+    return [
+        TaskScore(
+            task_id=task_id,
+            success=fmean(rollout.success is True for rollout in group),
+            reward=fmean(rollout.reward or 0.0 for rollout in group),
+            groups={name: _group_of(group[0], name) for name in group_by},
+        )
+        for task_id, group in by_task.items()
+    ]
+
+
+def _group_of(rollout: Trajectory, name: str) -> str:
+    group = category_in(rollout.metadata, name)
+    return _NO_GROUP if group is None else group
+
+
+def accuracy_of(scores: Sequence[TaskScore], *, is_single: bool) -> Estimate:
+    """Returns the accuracy, with Wilson's interval for one sample per task, else with Student's."""
+    if is_single:
+        return share_estimate(round(sum(score.success for score in scores)), len(scores))
+    return mean_estimate([score.success for score in scores], limits=(0.0, 1.0))
+
+
+def accuracy_by_group(
+    scores: Sequence[TaskScore], group_by: Sequence[str], *, is_single: bool
+) -> dict[str, dict[str, Estimate]]:
+    """Returns the accuracy of each group of tasks, by metadata field and its value."""
+    grouped: dict[str, dict[str, Estimate]] = {}
+    for name in group_by:
+        values = sorted({score.groups[name] for score in scores})
+        if values == [_NO_GROUP]:
+            continue
+        grouped[name] = {
+            value: accuracy_of(
+                [score for score in scores if score.groups[name] == value], is_single=is_single
+            )
+            for value in values
+        }
+    return grouped
+
+
+def score_guard(rollouts: Sequence[Trajectory]) -> list[GuardScore]:
+    """Returns what became of each prompt of the guard set."""
+    return [
+        GuardScore(
+            task_id=rollout.task_id,
+            success=rollout.success,
+            calls_tool=any(message.get("tool_calls") for message in rollout.messages),
+        )
+        for rollout in rollouts
+    ]
+
+
+def guard_result(scores: Sequence[GuardScore], data: str) -> GuardResult:
+    """Returns the shares of right answers and of needless tool calls on a guard set."""
+    judged = [score.success for score in scores if score.success is not None]
+    return GuardResult(
+        data=data,
+        accuracy=share_estimate(sum(judged), len(judged)) if judged else None,
+        over_calling=share_estimate(sum(score.calls_tool for score in scores), len(scores)),
+    )
+
+
+def cost_of(rollouts: Sequence[Trajectory]) -> float | None:
+    """Returns the dollars that all calls of the rollouts cost; None if a price is unknown."""
+    return total_usd(rollout.cost_usd for rollout in rollouts)
+
+
+def task_cost(
+    rollouts: Sequence[Trajectory],
+    *,
+    seconds: float,
+    is_local: bool,
+    usd_per_hour: float | None,
+) -> TaskCost:
+    """Returns what one task took on average.
+
+    `seconds` is how long all of them took together. The time of this machine costs `usd_per_hour`,
+    and nobody else bills a model on it.
+    """
+    num = len(rollouts)
+    usage = [rollout.usage for rollout in rollouts]
+    machine_seconds = seconds / num
+    if is_local:
+        usd = None if usd_per_hour is None else machine_seconds * usd_per_hour / _HOUR_S
+    else:
+        total = cost_of(rollouts)
+        usd = None if total is None else total / num
+    return TaskCost(
+        usd=usd,
+        seconds=fmean(rollout.duration_s for rollout in rollouts),
+        machine_seconds=machine_seconds,
+        tokens=sum(one.prompt_tokens + one.completion_tokens for one in usage) / num,
+        is_local=is_local,
+    )

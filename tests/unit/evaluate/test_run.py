@@ -1,0 +1,113 @@
+"""Evaluations of a model behind a scripted endpoint: budget, forecast, temperature 1, guard set."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fakes.http_endpoint import ScriptedEndpoint
+from fakes.projects import endpoint_project
+from fakes.reporters import KeptReporter
+from stillroom.errors import EngineError
+from stillroom.evaluate.files import Evaluation, EvaluationResult
+from stillroom.evaluate.request import EvaluateModel
+from stillroom.evaluate.run import evaluate_model
+from stillroom.files import read_json
+from stillroom.rollout.forecast import Forecast
+from stillroom.settings import Workspace
+
+
+def evaluated(root: Path, endpoint: ScriptedEndpoint, **fields: Any) -> Any:
+    request = EvaluateModel(
+        **{"data": "prompts.jsonl", "model": "scripted", "base_url": endpoint.base_url,
+           "tools": "tools.py", "concurrency": 1, **fields}
+    )  # fmt: skip
+    folder = root / "runs" / "evaluate-1"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    async def run() -> EvaluationResult | Forecast:
+        with anyio.fail_after(60):
+            return await evaluate_model(
+                Workspace(root), request, folder=folder, reporter=KeptReporter()
+            )
+
+    return anyio.run(run)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    endpoint_project(tmp_path, num_prompts=6)
+    (tmp_path / "prices.yml").write_text("scripted: {input: 1000, output: 1000}\n", "utf-8")
+    rows = [
+        {"prompt": "What is 6 times 7?", "metadata": {"expected_answer": "42"}},
+        {"prompt": "Name a colour.", "metadata": {"expected_answer": "blue"}},
+        {"prompt": "Say hello."},
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "guard.jsonl").write_text(text, "utf-8")
+    return tmp_path
+
+
+def test_one_evaluation_measures_temperature_1_the_guard_set_and_what_a_task_costs(
+    project: Path,
+) -> None:
+    with ScriptedEndpoint() as endpoint:
+        result = evaluated(project, endpoint, sampled_prompts=4, guard="guard.jsonl")
+        assert sum(endpoint.served.values()) == 2 * (6 + 4 + 3)
+
+    assert result.accuracy.value == 1.0
+    assert result.sampled_accuracy.n == 4
+    # The expected answer is only asked of rows that have one, and no row needs the tool.
+    assert (result.guard.accuracy.value, result.guard.accuracy.n) == (0.5, 2)
+    assert (result.guard.over_calling.value, result.guard.over_calling.n) == (1.0, 3)
+    # 10 and 20 prompt tokens, 5 of each answer, at $1000 a million.
+    assert result.per_task.tokens == 40
+    assert result.per_task.usd == pytest.approx(0.04)
+    assert result.cost_usd == pytest.approx(0.04 * 13)
+    assert not result.per_task.is_local
+    kept = read_json(project / "runs" / "evaluate-1" / "evaluation.json", Evaluation)
+    assert (len(kept.tasks), len(kept.sampled), len(kept.guard)) == (6, 4, 3)
+    assert kept.result == result
+
+
+def test_a_budget_ends_an_evaluation_and_what_is_measured_stays(project: Path) -> None:
+    with ScriptedEndpoint() as endpoint:
+        result = evaluated(project, endpoint, budget_usd=0.65, max_tokens=16, guard="guard.jsonl")
+    assert result.stopped_by == "budget_usd"
+    assert 0 < result.accuracy.n < 6
+    assert result.omitted == 6 - result.accuracy.n
+    assert result.cost_usd <= 0.65
+    assert result.guard is None
+
+
+def test_a_budget_too_small_for_one_task_is_an_error_with_the_next_step(project: Path) -> None:
+    with ScriptedEndpoint() as endpoint, pytest.raises(EngineError) as caught:
+        evaluated(project, endpoint, budget_usd=0.001)
+    assert "budget_usd was reached before the first task" in caught.value.problem
+    assert "dry_run forecasts" in caught.value.fix
+    assert not endpoint.served
+
+
+def test_a_budget_needs_a_price(project: Path) -> None:
+    (project / "prices.yml").unlink()
+    with ScriptedEndpoint() as endpoint, pytest.raises(EngineError, match="needs the price"):
+        evaluated(project, endpoint, budget_usd=1)
+
+
+def test_a_dry_run_forecasts_all_parts_needs_no_key_and_calls_nothing(project: Path) -> None:
+    with ScriptedEndpoint() as endpoint:
+        forecast = evaluated(
+            project,
+            endpoint,
+            dry_run=True,
+            sampled_prompts=4,
+            guard="guard.jsonl",
+            api_key_env="VLLM_API_KEY",
+        )
+        assert not endpoint.served
+    assert (forecast.dry_run, forecast.requested, forecast.todo) == (True, 13, 13)
+    assert forecast.calls.low == 13
+    assert forecast.cost_usd.expected > 0
+    assert not (project / "runs" / "evaluate-1" / "evaluation.json").exists()
