@@ -1,10 +1,14 @@
 """The MCP server, which offers every operation as a tool."""
 
+from collections.abc import Sequence
+
 from mcp.server.mcpserver import MCPServer
 
 from stillroom import __version__
 from stillroom.settings import Workspace
 from stillroom_mcp.operations import OPERATIONS
+from stillroom_mcp.tasks.extension import Tasks, TaskSource
+from stillroom_mcp.tasks.runs import RunTasks
 from stillroom_mcp.tools import tool_for
 from stillroom_mcp.transport import writable_answers
 
@@ -18,14 +22,18 @@ Try it without key or GPU: create_project(template=demo), provider demo.
 """
 
 
-def build_server(workspace: Workspace) -> MCPServer:
-    """Returns an MCP server whose tools work in this workspace."""
+def build_server(workspace: Workspace, *, more_tasks: Sequence[TaskSource] = ()) -> MCPServer:
+    """Returns an MCP server whose tools work in this workspace.
+
+    `more_tasks` are tasks beside runs, which only the tests of the protocol have.
+    """
     return MCPServer(
         "stillroom",
         title="Stillroom",
         version=__version__,
         instructions=INSTRUCTIONS,
         tools=[tool_for(operation, workspace) for operation in OPERATIONS],
+        extensions=[Tasks(RunTasks(workspace), *more_tasks)],
         middleware=[writable_answers],
         log_level="WARNING",
     )

@@ -1,0 +1,1 @@
+"""Long calls as tasks, for clients that know the tasks extension of MCP."""

@@ -1,0 +1,124 @@
+"""Runs as tasks: the id of a task is the id of its run, which is on disk before the call's answer.
+
+So a run can be followed both ways, with tasks/get and with get_run, by any client of any server of
+the workspace.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+from mcp.server.context import CallNext, HandlerResult
+from mcp.types import CallToolRequestParams, CallToolResult, TextContent
+
+from stillroom import api
+from stillroom.errors import EngineError
+from stillroom.settings import Workspace
+from stillroom_mcp.answers import structured
+from stillroom_mcp.next_steps import poll_after_s
+from stillroom_mcp.operations import OPERATIONS
+from stillroom_mcp.tasks.extension import RequestContext, Task
+
+_MAY_START_RUNS = frozenset(o.name for o in OPERATIONS if o.starts_run or o.may_become_run)
+_GET_RUN = next(operation for operation in OPERATIONS if operation.name == "get_run")
+
+
+class RunTasks:
+    """The runs of a workspace as tasks."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+
+    def support(self, tool: str) -> Literal["none", "optional", "required"]:
+        """Returns `optional` for the tools that start runs, or may."""
+        return "optional" if tool in _MAY_START_RUNS else "none"
+
+    async def begin(
+        self, params: CallToolRequestParams, ctx: RequestContext, call_next: CallNext
+    ) -> Task | HandlerResult:
+        """Starts a run and returns it as a task; returns the result if the call started none.
+
+        A training of several models starts several runs, which no single task can stand for.
+        """
+        result = await call_next(ctx)
+        answer = _structured_content(result)
+        if "run_id" not in answer or answer.get("then"):
+            return result
+        return await self.find(answer["run_id"]) or result
+
+    async def find(self, task_id: str) -> Task | None:
+        """Returns the run with exactly this id as a task."""
+        return await anyio.to_thread.run_sync(self._find, task_id)
+
+    async def answer(self, task_id: str, responses: Mapping[str, Any]) -> None:
+        """Ignores the answers: what a run needs to know is settled before it starts."""
+
+    async def cancel(self, task_id: str) -> None:
+        """Asks a run to stop, as cancel_run does."""
+        request = api.CancelRun(run_id=task_id)
+        await anyio.to_thread.run_sync(api.cancel_run, self._workspace, request)
+
+    def _find(self, task_id: str) -> Task | None:
+        request = api.GetRun(run_id=task_id)
+        try:
+            report = api.get_run(self._workspace, request)
+        except EngineError:
+            return None
+        if report.run_id != task_id:
+            return None
+        state_file = self._workspace.root / report.folder / "run.json"
+        task = Task(
+            task_id=task_id,
+            status="working",
+            created_at=report.created_at,
+            updated_at=_changed_at(state_file, report.created_at),
+            message=_progress(report),
+            poll_ms=int(1000 * (poll_after_s(report) or 1)),
+        )
+        return task if report.status in ("starting", "running") else self._ended(task, report)
+
+    def _ended(self, task: Task, report: api.RunReport) -> Task:
+        status = "cancelled" if report.status == "cancelled" else "completed"
+        request = api.GetRun(run_id=report.run_id)
+        answer = structured(self._workspace, _GET_RUN, request, report)
+        result = CallToolResult(
+            content=[TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))],
+            structured_content=answer,
+            # A run that failed is a tool that failed; only the protocol's failures fail a task.
+            is_error=report.status != "succeeded",
+        )
+        wire = result.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return Task(
+            task_id=task.task_id,
+            status=status,
+            created_at=task.created_at,
+            updated_at=task.updated_at,
+            message=f"{report.status}: {answer['next_step']}",
+            poll_ms=task.poll_ms,
+            result=None if status == "cancelled" else wire,
+        )
+
+
+def _structured_content(result: HandlerResult) -> dict[str, Any]:
+    if isinstance(result, CallToolResult) and not result.is_error:
+        return result.structured_content or {}
+    return {}
+
+
+def _changed_at(state_file: Path, created_at: str) -> str:
+    try:
+        seconds = state_file.stat().st_mtime
+    except OSError:
+        return created_at
+    changed = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return changed.replace("+00:00", "Z")
+
+
+def _progress(report: api.RunReport) -> str:
+    progress = report.progress
+    if progress is None:
+        return str(report.status)
+    return f"{progress.phase}: {progress.done} of {progress.total} {progress.unit}"
