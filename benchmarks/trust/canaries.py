@@ -412,7 +412,7 @@ async def drive(
     from stillroom import api
     from stillroom.settings import Workspace
 
-    api.write_report(Workspace(folder), "report.html")
+    api.write_report(Workspace(folder), api.WriteReport())
     return {
         "answers": answers,
         "done": done,

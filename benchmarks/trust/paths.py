@@ -40,7 +40,7 @@ def operations(space: Workspace) -> dict[str, Callable[[str], object]]:
         "sample_for_review": lambda p: api.sample_for_review(space, api.SampleForReview(input=rows, output=p, overwrite=True)),
         "validate_dataset": lambda p: api.validate_dataset(space, api.ValidateDataset(path=rows, report=p + ".html", overwrite=True)),
         "inspect_examples": lambda p: api.inspect_examples(space, api.InspectExamples(path=rows, html=p + ".html", overwrite=True)),
-        "report": lambda p: api.write_report(space, p, overwrite=True),
+        "report": lambda p: api.write_report(space, api.WriteReport(output=p, overwrite=True)),
         "create_project": lambda p: api.create_project(space, api.CreateProject(path=p, template="starter")),
     }  # fmt: skip
 

@@ -90,6 +90,11 @@ class RunKind(StrEnum):
     PLAN = "plan"
 
 
+WaitReason = Literal["ended", "alarm", "budget", "progress", "time"]
+"""Why a call that waits for a run answered: a new alarm, four fifths of the budget spent, another
+tenth done, or its time over."""
+
+
 class RunStatus(StrEnum):
     """The state of a run."""
 

@@ -1,18 +1,18 @@
 """The schemas of a tool's arguments and answer, and the answer itself, as an agent reads them."""
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
 from pydantic import BaseModel
 
-from stillroom.api import RunReport
+from stillroom.api import RunReport, operation_named
 from stillroom.settings import Workspace
 from stillroom_mcp.fencing import fenced_answer
 from stillroom_mcp.next_steps import after_run, large_result, poll_after_s
 from stillroom_mcp.operations import OfferedOperation
 
 _REF = "#/$defs/{name}"
-_LONG_DEFAULT = 40
 
 
 def structured(
@@ -70,10 +70,16 @@ def output_schema(operation: OfferedOperation) -> dict[str, Any]:
     return {**schema, "$defs": definitions} if definitions else schema
 
 
-def input_schema(operation: OfferedOperation) -> dict[str, Any]:
-    """Returns the JSON schema of the request, shortened to what a calling model needs to read."""
+def input_schema(operation: OfferedOperation, *, listed: Collection[str]) -> dict[str, Any]:
+    """Returns the JSON schema of the request, shortened to what a calling model needs to read.
+
+    What another tool explains is left out if that tool is among the `listed`.
+    """
     schema = _schema_of(operation.request)
-    if operation.explained_by is not None:
+    explaining = (
+        name for name in listed if operation_named(name).request is operation.explained_by
+    )
+    if operation.explained_by is not None and any(explaining):
         explained = _schema_of(operation.explained_by)["properties"]
         schema["properties"] = {
             name: _bare(option) if option == explained.get(name) else option
@@ -89,12 +95,9 @@ def _schema_of(request: type[BaseModel]) -> dict[str, Any]:
 
 
 def _bare(option: dict[str, Any]) -> dict[str, Any]:
-    """Returns an option's schema without the text, choices and bounds that another tool lists."""
-    left_out = ("description", "enum", "minimum", "maximum", "minLength")
-    bare = {key: value for key, value in option.items() if key not in left_out}
-    if len(str(bare.get("default", ""))) > _LONG_DEFAULT:
-        del bare["default"]
-    return bare
+    """Returns an option's schema without the text, choices and the like that another tool lists."""
+    left_out = ("description", "enum", "minimum", "maximum", "minLength", "default")
+    return {key: value for key, value in option.items() if key not in left_out}
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ from mcp.server.mcpserver import MCPServer
 
 from stillroom import __version__
 from stillroom.settings import Workspace
-from stillroom_mcp.operations import OPERATIONS
+from stillroom_mcp.operations import OPERATIONS, OfferedOperation
 from stillroom_mcp.tasks.extension import Tasks, TaskSource
 from stillroom_mcp.tasks.runs import RunTasks
 from stillroom_mcp.tools import tool_for
@@ -22,17 +22,26 @@ Try it without key or GPU: create_project(template=demo), provider demo.
 """
 
 
-def build_server(workspace: Workspace, *, more_tasks: Sequence[TaskSource] = ()) -> MCPServer:
+_FEWER_TOOLS = "Operations without a tool here are commands: stillroom --help.\n"
+
+
+def build_server(
+    workspace: Workspace,
+    operations: Sequence[OfferedOperation] = OPERATIONS,
+    *,
+    more_tasks: Sequence[TaskSource] = (),
+) -> MCPServer:
     """Returns an MCP server whose tools work in this workspace.
 
     `more_tasks` are tasks beside runs, which only the tests of the protocol have.
     """
+    listed = {operation.name for operation in operations}
     return MCPServer(
         "stillroom",
         title="Stillroom",
         version=__version__,
-        instructions=INSTRUCTIONS,
-        tools=[tool_for(operation, workspace) for operation in OPERATIONS],
+        instructions=INSTRUCTIONS + ("" if len(listed) == len(OPERATIONS) else _FEWER_TOOLS),
+        tools=[tool_for(operation, workspace, listed=listed) for operation in operations],
         extensions=[Tasks(RunTasks(workspace), *more_tasks)],
         middleware=[writable_answers],
         log_level="WARNING",

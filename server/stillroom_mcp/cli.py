@@ -16,8 +16,9 @@ from stillroom.errors import EngineError, InputError
 from stillroom.fences import printable
 from stillroom.settings import open_workspace
 from stillroom.validation import describe_errors, nearest
-from stillroom_mcp import commands
+from stillroom_mcp import commands, waiting
 from stillroom_mcp.operations import OPERATIONS, OfferedOperation
+from stillroom_mcp.toolsets import ALL, TOOLSETS, chosen_operations
 
 EXIT_USAGE = 2
 EXIT_PIPE = 141
@@ -120,6 +121,7 @@ def build_parser(
     by_command["serve"] = _add_serve(added)
     by_command["demo"] = _add_demo(added)
     by_command["report"] = _add_report(added)
+    by_command["wait"] = waiting.add_parser(added)
     return parser, by_command
 
 
@@ -134,6 +136,18 @@ def _add_serve(added: Any) -> argparse.ArgumentParser:
     parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
     parser.add_argument(
         "--http", action="store_true", help="serve streamable HTTP, to callers with the token"
+    )
+    sets = "; ".join(f"{name}: {', '.join(tools)}" for name, tools in TOOLSETS.items())
+    parser.add_argument(
+        "--toolsets",
+        nargs="+",
+        choices=[*TOOLSETS, ALL],
+        default=[ALL],
+        metavar="SET",
+        help=f"only the tools of these sets (default: all). {sets}",
+    )
+    parser.add_argument(
+        "--read-only", action="store_true", help="only tools that write nothing and start no run"
     )
     http = parser.add_argument_group("with --http")
     http.add_argument("--host", help="address to listen at (default: 127.0.0.1, this machine only)")
@@ -230,6 +244,8 @@ def _run(options: argparse.Namespace) -> int:
             workspace = open_workspace(options.workspace)
             overwrite, as_json = options.overwrite, options.json
             return commands.report(workspace, options.output, overwrite=overwrite, as_json=as_json)
+        case "wait":
+            return waiting.run(options)
         case command:
             return _run_operation(command, options)
 
@@ -244,7 +260,10 @@ def _serve(options: argparse.Namespace) -> int:
             "add --http, or leave it away",
         )
     workspace = open_workspace(options.workspace)
-    return commands.serve_http(workspace, **given) if options.http else commands.serve(workspace)
+    offered = chosen_operations(options.toolsets, is_read_only=options.read_only)
+    if options.http:
+        return commands.serve_http(workspace, offered, **given)
+    return commands.serve(workspace, offered)
 
 
 def _run_operation(command: str, options: argparse.Namespace) -> int:

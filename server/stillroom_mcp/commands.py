@@ -23,16 +23,17 @@ _LINE_EVERY_S = 10.0
 _ACTIVE = ("starting", "running")
 
 
-def serve(workspace: Workspace) -> int:
+def serve(workspace: Workspace, offered: Sequence[OfferedOperation]) -> int:
     """Runs the MCP server over standard input and output until its client disconnects."""
     from stillroom_mcp.app import build_server
 
-    anyio.run(build_server(workspace).run_stdio_async)
+    anyio.run(build_server(workspace, offered).run_stdio_async)
     return 0
 
 
 def serve_http(
     workspace: Workspace,
+    offered: Sequence[OfferedOperation],
     *,
     host: str = "127.0.0.1",
     port: int = 8765,
@@ -43,7 +44,7 @@ def serve_http(
     from stillroom_mcp.http.serve import serve_http
 
     return serve_http(
-        workspace, host=host, port=port, token_file=token_file, allowed_hosts=allow_host
+        workspace, offered, host=host, port=port, token_file=token_file, allowed_hosts=allow_host
     )
 
 
@@ -56,7 +57,8 @@ def demo(folder: str | None, *, seed: int, is_smoke: bool) -> int:
 
 def report(workspace: Workspace, output: str, *, overwrite: bool, as_json: bool) -> int:
     """Writes the HTML report of all runs of the workspace and prints its path."""
-    path = api.write_report(workspace, output, overwrite=overwrite)
+    request = api.WriteReport(output=output, overwrite=overwrite)
+    path = api.write_report(workspace, request).output
     _print(json.dumps({"output": path}) if as_json else f"written: {path}")
     return 0
 
@@ -107,13 +109,15 @@ def _follow(
 ) -> api.RunReport:
     """Shows a run's progress on standard error and returns its report once it has ended.
 
-    After `wait_s` seconds the report is returned anyway; with None there is no limit.
+    With `wait_s` it is returned at what matters (`RunWatch`), at the latest after these seconds.
     """
-    deadline = None if wait_s is None else time.monotonic() + wait_s
-    status_request = api.GetRun(run_id=run.run_id)
+    watch = None if wait_s is None else api.RunWatch(run, wait_s)
+    status_request, started = api.GetRun(run_id=run.run_id), time.monotonic()
     with _ProgressView(is_bar=sys.stderr.isatty() and not as_json) as view:
         view.start(run)
-        while run.status in _ACTIVE and (deadline is None or time.monotonic() < deadline):
+        while run.status in _ACTIVE:
+            if watch and (reason := watch.reason(run, time.monotonic() - started)):
+                return msgspec.structs.replace(run, answered_at=reason)
             time.sleep(_POLL_S)
             run = api.get_run(workspace, status_request)
             view.show(run)

@@ -7,7 +7,7 @@ import msgspec
 
 from stillroom import api
 
-_MAX_POLL_S = 50.0
+_MAX_POLL_S = 110.0
 
 
 def after_create_project(request: api.CreateProject, result: api.ProjectResult) -> str:
@@ -117,7 +117,7 @@ def after_run(request: object, result: api.RunReport) -> str:
     """Suggests waiting for an active run, the fix of one that failed, or else the next stage."""
     if result.status in ("starting", "running"):
         then = f"; then the same for {', '.join(result.then)}" if result.then else ""
-        following = f"get_run(run_id={result.run_id}, wait_s=50) until status is succeeded{then}"
+        following = f"get_run(run_id={result.run_id}, wait_s=110) until status is succeeded{then}"
         if result.alarms:
             return f"tell the user of the alarms; cancel_run if they persist, else {following}"
         return following
@@ -198,6 +198,11 @@ def after_compare_evaluations(request: api.CompareEvaluations, result: api.Compa
     return f"{decided}where an interval includes 0, no difference was shown: evaluate on more tasks"
 
 
+def after_write_report(request: object, result: api.WrittenReport) -> str:
+    """Suggests that the user looks at the page."""
+    return f"ask the user to open {result.output}; it needs no network and can be sent to others"
+
+
 def after_show_lineage(request: object, result: api.Lineage) -> str:
     """Suggests how to use a kept version, repair a changed input, or look at one row."""
     if result.tagged:
@@ -259,7 +264,7 @@ def after_cancel_run(request: api.CancelRun, result: api.RunReport) -> str:
 def poll_after_s(result: api.RunReport) -> float | None:
     """Returns how many seconds to wait before looking at the run again; None once it has ended.
 
-    That is half of its remaining time, between 1 and 50 s; 2 s while that time is unknown.
+    That is half of its remaining time, between 1 and 110 s; 2 s while that time is unknown.
     """
     if result.status not in ("starting", "running"):
         return None

@@ -185,8 +185,8 @@ OPERATIONS = (
     OfferedOperation(
         name="compare_evaluations",
         title="Compare evaluations",
-        description="Paired differences of finished evaluations on the same tasks: is it better, "
-        "is a teacher worth distilling, when does it pay?",
+        description="Paired differences of evaluations on the same tasks: is it better, is a "
+        "teacher worth distilling?",
         next_step=next_steps.after_compare_evaluations,
         positional=("baseline", "candidates"),
         is_read_only=True,
@@ -235,6 +235,14 @@ OPERATIONS = (
         next_step=next_steps.after_cancel_run,
         positional=("run_id",),
         is_destructive=True,
+        is_idempotent=True,
+    ),
+    OfferedOperation(
+        name="write_report",
+        title="Write the report",
+        description="Write one HTML page about all runs for a person: curves, accuracy, costs.",
+        next_step=next_steps.after_write_report,
+        positional=("output",),
         is_idempotent=True,
     ),
     OfferedOperation(

@@ -5,7 +5,7 @@ import json
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import anyio
@@ -125,25 +125,31 @@ def _decoded(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any
 async def wait_for_run(
     workspace: Workspace, request: api.GetRun, context: Context[Any, Any]
 ) -> api.RunReport:
-    """Returns the report of a run once it has ended, at the latest after `wait_s` seconds.
+    """Returns the report of a run at what matters (`RunWatch`), at the latest after `wait_s` s.
 
     While it waits, it reports the run's progress to the client.
     """
-    with anyio.move_on_after(request.wait_s):
-        while True:
-            report = await anyio.to_thread.run_sync(api.get_run, workspace, request)
-            if report.status not in ("starting", "running"):
-                return report
-            if report.progress is not None:
-                await context.report_progress(
-                    report.progress.done, report.progress.total, report.progress.phase
-                )
-            await anyio.sleep(_POLL_S)
-    return await anyio.to_thread.run_sync(api.get_run, workspace, request)
+    first = await anyio.to_thread.run_sync(api.get_run, workspace, request)
+    if not request.wait_s:
+        return first
+    watch, report, started = api.RunWatch(first, request.wait_s), first, anyio.current_time()
+    while (reason := watch.reason(report, anyio.current_time() - started)) is None:
+        if report.progress is not None:
+            await context.report_progress(
+                report.progress.done, report.progress.total, report.progress.phase
+            )
+        await anyio.sleep(_POLL_S)
+        report = await anyio.to_thread.run_sync(api.get_run, workspace, request)
+    return msgspec.structs.replace(report, answered_at=reason)
 
 
-def tool_for(operation: OfferedOperation, workspace: Workspace) -> OperationTool:
-    """Returns the MCP tool that carries out an operation in this workspace."""
+def tool_for(
+    operation: OfferedOperation, workspace: Workspace, *, listed: Collection[str]
+) -> OperationTool:
+    """Returns the MCP tool that carries out an operation in this workspace.
+
+    `listed` are the names of all tools of the server.
+    """
     return OperationTool(
         operation=operation,
         workspace=workspace,
@@ -151,7 +157,7 @@ def tool_for(operation: OfferedOperation, workspace: Workspace) -> OperationTool
         name=operation.name,
         title=operation.title,
         description=operation.description,
-        parameters=input_schema(operation),
+        parameters=input_schema(operation, listed=listed),
         fn_metadata=FuncMetadata(arg_model=ArgModelBase, output_schema=output_schema(operation)),
         is_async=True,
         context_kwarg=None,

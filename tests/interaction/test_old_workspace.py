@@ -219,7 +219,7 @@ def test_a_waiting_run_begins_once_the_run_before_it_has_ended(workspace: Worksp
 
 
 def test_the_report_of_all_runs_is_written(workspace: Workspace) -> None:
-    api.write_report(workspace, "report.html")
+    api.write_report(workspace, api.WriteReport())
 
     page = (workspace.root / "report.html").read_text(encoding="utf-8")
     assert all(run_named(workspace, name) in page for name in RUNS)

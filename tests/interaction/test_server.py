@@ -18,9 +18,11 @@ from fakes.projects import endpoint_project
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
 from stillroom_mcp.operations import OPERATIONS
+from stillroom_mcp.toolsets import ALL, TOOLSETS, chosen_operations
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tools.json"
-TOKEN_LIMIT = 5000
+TOKEN_LIMIT = 5300
+CORE_TOKEN_LIMIT = 3000
 HEAVY = ("torch", "transformers", "playwright", "datasets", "peft", "numpy", "aiohttp")
 
 
@@ -54,12 +56,42 @@ def test_the_list_of_tools_is_as_reviewed(tmp_path: Path, request: pytest.Fixtur
     assert seen == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("toolset", [*TOOLSETS, ALL])
+@pytest.mark.parametrize("is_read_only", [False, True])
+def test_a_set_of_tools_is_offered_alone_and_explains_every_option_itself(
+    tmp_path: Path, toolset: str, is_read_only: bool
+) -> None:
+    offered = chosen_operations([toolset], is_read_only=is_read_only)
+
+    async def listed() -> list[Any]:
+        with anyio.fail_after(60):
+            async with Client(build_server(Workspace(tmp_path), offered)) as client:
+                return (await client.list_tools()).tools
+
+    tools = {tool.name: tool for tool in anyio.run(listed)}
+    names = {*(TOOLSETS.get(toolset) or (o.name for o in OPERATIONS))}
+    kept = {o.name for o in OPERATIONS if o.is_read_only or not is_read_only}
+    assert set(tools) == names & kept
+    view = json.dumps(model_view([*tools.values()]), separators=(",", ":"))
+    assert len(view) / 4 <= (CORE_TOKEN_LIMIT if toolset == "core" else TOKEN_LIMIT)
+    # Every sentence about an option stands in one of the tools that are offered.
+    said = {
+        (name, option.get("description"))
+        for tool in tools.values()
+        for name, option in tool.input_schema["properties"].items()
+    }
+    for operation in offered:
+        for name, field in operation.request.model_fields.items():
+            if field.description and not (field.json_schema_extra or name == "overwrite"):
+                assert (name, field.description) in said, (operation.name, name)
+
+
 def test_an_option_that_two_tools_share_is_explained_by_the_tool_that_the_other_names() -> None:
     tools = {tool["name"]: tool for tool in json.loads(GOLDEN.read_text(encoding="utf-8"))}
     evaluate, generate = tools["evaluate_model"], tools["generate_rollouts"]
     assert "generate_rollouts" in evaluate["description"]
     shared, reported = (tool["input_schema"]["properties"] for tool in (evaluate, generate))
-    assert shared["max_turns"] == {"default": 10, "type": "integer"}
+    assert shared["max_turns"] == {"type": "integer"}
     for name, option in shared.items():
         # Its own options and defaults are told in full.
         default = reported.get(name, {}).get("default")

@@ -17,7 +17,7 @@ from stillroom.api.curation import (
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport, compare_evaluations
 from stillroom.api.large_files import carry_out
 from stillroom.api.operations import OPERATIONS, operation_named
-from stillroom.api.reports import write_report
+from stillroom.api.reports import WriteReport, WrittenReport, write_report
 from stillroom.api.runs import (
     CancelRun,
     GetRun,
@@ -39,6 +39,7 @@ from stillroom.api.start_runs import (
     score_rollouts,
     start_training,
 )
+from stillroom.api.waiting import RunWatch
 from stillroom.curate.convert import ConvertResult, ConvertRollouts
 from stillroom.curate.filter.request import FilterDataset, FilterResult
 from stillroom.curate.pairs import MakeDpoPairs, PairsResult

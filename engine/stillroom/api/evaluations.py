@@ -23,7 +23,7 @@ class CompareEvaluations(StrictModel):
     candidates: Annotated[tuple[str, ...], Field(description="Run ids to compare with it")] = ()
     teacher: Annotated[
         str | None,
-        Field(description="Run id of the teacher's evaluation: is distilling worth it, and costs"),
+        Field(description="Run id of the teacher's evaluation: is it worth it, and costs"),
     ] = None
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ A new operation needs an entry here, its function, and its texts in
 """
 
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport
+from stillroom.api.reports import WriteReport, WrittenReport
 from stillroom.api.runs import (
     CancelRun,
     GetRun,
@@ -206,6 +207,12 @@ OPERATIONS = (
         request=CancelRun,
         result=RunReport,
         function="stillroom.api.runs:cancel_run",
+    ),
+    Operation(
+        name="write_report",
+        request=WriteReport,
+        result=WrittenReport,
+        function="stillroom.api.reports:write_report",
     ),
     Operation(
         name="show_lineage",

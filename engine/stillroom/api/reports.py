@@ -2,15 +2,30 @@
 
 from contextlib import suppress
 
+import msgspec
+
 from stillroom.errors import DataError
 from stillroom.jobs.supervise import read_run
-from stillroom.outputs import check_page
+from stillroom.outputs import ReplacingRequest, check_page
 from stillroom.run_folder import all_runs
 from stillroom.settings import Workspace
 
 
-def write_report(workspace: Workspace, output: str, *, overwrite: bool = False) -> str:
+class WriteReport(ReplacingRequest):
+    """Ask for a page about all runs of the workspace."""
+
+    output: str = "report.html"
+
+
+class WrittenReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The page that was written."""
+
+    output: str
+
+
+def write_report(workspace: Workspace, request: WriteReport) -> WrittenReport:
     """Writes a self-contained HTML page about all runs and returns its path as shown to a user."""
+    output, overwrite = request.output, request.overwrite
     # Imported here, so that the server loads the code that draws pages only when it needs it.
     from stillroom.report import write_report as write_page
 
@@ -22,4 +37,4 @@ def write_report(workspace: Workspace, output: str, *, overwrite: bool = False) 
         with suppress(DataError, OSError):
             read_run(folder)
     write_page(workspace.runs, path, title=workspace.root.name)
-    return workspace.shown(path)
+    return WrittenReport(output=workspace.shown(path))

@@ -12,10 +12,11 @@ from stillroom.lineage import now, seconds_between
 from stillroom.lines import Tail, read_tail
 from stillroom.run_folder import Progress, RunFailure, RunFolder, RunState, all_runs, find_run
 from stillroom.settings import Workspace
-from stillroom.types import OthersText, RunKind, RunStatus
+from stillroom.types import OthersText, RunKind, RunStatus, WaitReason
 from stillroom.validation import StrictModel
 
-MAX_WAIT_S = 50.0
+MAX_WAIT_S = 110.0
+"""Hosts give up a call after some 120 s."""
 _MAX_NAME = 80
 _MAX_UNREADABLE = 20
 _BY_OUTPUT = frozenset({RunKind.ROLLOUTS, RunKind.SCORE})
@@ -27,7 +28,8 @@ class GetRun(StrictModel):
 
     run_id: Annotated[str, Field(description="Id, or its unique beginning")]
     wait_s: Annotated[
-        float, Field(ge=0, le=MAX_WAIT_S, description="Seconds to wait for its end")
+        float,
+        Field(ge=0, le=MAX_WAIT_S, description="Wait so long for its end, an alarm or progress"),
     ] = 0
 
 
@@ -79,6 +81,10 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """The ids of the runs queued behind this one, when start_training got several models."""
     resumed_by: str | None = None
     """The id of the run that went on with the work of this one, which ended early."""
+    budget_usd: float | None = None
+    """The spending cap that the run was started with; `metrics.cost_usd` is what it has spent."""
+    answered_at: WaitReason | None = None
+    """Why a call with wait_s answered when it did; None if it did not wait."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +138,8 @@ def get_run(workspace: Workspace, request: GetRun) -> RunReport:
     folder = find_run(workspace, request.run_id)
     state = supervise.read_run(folder)
     report = report_run(workspace, folder, state)
+    budget_usd = _request(folder).get("budget_usd")
+    report = msgspec.structs.replace(report, budget_usd=budget_usd)
     if not state.status.is_final or state.status is RunStatus.SUCCEEDED:
         return report
     return msgspec.structs.replace(report, resumed_by=_resumed_by(workspace, folder, state.kind))
@@ -222,9 +230,7 @@ def _resumed_by(workspace: Workspace, folder: RunFolder, kind: RunKind) -> str |
 
 
 def _summary(workspace: Workspace, state: RunState) -> RunSummary:
-    request = dict[str, Any]()
-    with suppress(DataError, OSError):
-        request = RunFolder(workspace.runs / state.run_id).read_request().request
+    request = _request(RunFolder(workspace.runs / state.run_id))
     named = [request.get(field) for field in ("name", "output", "config")]
     return RunSummary(
         run_id=state.run_id,
@@ -236,6 +242,13 @@ def _summary(workspace: Workspace, state: RunState) -> RunSummary:
         progress=state.progress,
         problem=state.error.problem if state.error else None,
     )
+
+
+def _request(folder: RunFolder) -> dict[str, Any]:
+    """Returns the request that a run was started with; {} if it cannot be read."""
+    with suppress(DataError, OSError):
+        return folder.read_request().request
+    return {}
 
 
 def _duration_s(state: RunState) -> float | None:

@@ -35,17 +35,13 @@ class EvaluateModel(RolloutOptions):
         str | None,
         Field(description="In-process model: also measure the reverse KL per token to it"),
     ] = None
-    kl_prompts: Annotated[
-        int, Field(ge=2, description="Prompts sampled at temperature 1 for the KL")
-    ] = 90
+    kl_prompts: Annotated[int, Field(ge=2, description="Prompts for the KL, at temperature 1")] = 90
     sampled_prompts: Annotated[
-        int, Field(ge=0, description="Also answer so many once more, at temperature 1")
+        int, Field(ge=0, description="Also answer so many at temperature 1")
     ] = 0
     guard: Annotated[
         str | None,
-        Field(
-            description="Prompts of other sorts that need no tool: shows forgetting, overcalling"
-        ),
+        Field(description="Other prompts, which need no tool: shows forgetting, overcalling"),
     ] = None
     budget_usd: Annotated[float | None, Field(gt=0, description="Spending cap")] = None
     dry_run: Annotated[

@@ -68,7 +68,7 @@ async def _drive(root: Path, folder: str, seed: int, settings: DemoSettings) -> 
     console.print(results_table({name: results[name] for name in ORDER}))
     say_what_it_means(console, results, comparisons)
     console.print(seconds_table(guide.seconds, time.monotonic() - started))
-    api.write_report(Workspace(root), "report.html")
+    api.write_report(Workspace(root), api.WriteReport())
     say_next(console, folder)
     return 0
 

@@ -4,7 +4,7 @@ import ipaddress
 import shlex
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import anyio
 import uvicorn
@@ -17,6 +17,7 @@ from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
 from stillroom_mcp.http.guard import Guard
 from stillroom_mcp.http.tokens import TOKEN_VARIABLE, ServerToken, server_token
+from stillroom_mcp.operations import OfferedOperation
 
 MCP_PATH = "/mcp"
 _MOST_SESSIONS = 1000
@@ -25,6 +26,7 @@ _STOP_S = 5
 
 def serve_http(
     workspace: Workspace,
+    offered: Sequence[OfferedOperation],
     *,
     host: str,
     port: int,
@@ -39,7 +41,7 @@ def serve_http(
     with listening_socket(host, port, token) as listener:
         # What it holds is taken out of answers, as other secrets are.
         known = Workspace(workspace.root, {**workspace.secrets, TOKEN_VARIABLE: token.value})
-        app = mcp_app(build_server(known), token=token.value, allowed_hosts=allowed_hosts)
+        app = mcp_app(build_server(known, offered), token=token.value, allowed_hosts=allowed_hosts)
         _announce(f"{address_of(listener)}{MCP_PATH}", token)
         run_app(app, listener)
     return 0

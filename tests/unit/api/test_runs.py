@@ -42,7 +42,7 @@ def test_damaged_run_folders_are_named_and_break_no_list(workspace: Workspace) -
     assert all("run.json is damaged" in run.problem for run in page.unreadable)
     with pytest.raises(DataError, match=r"torn/run\.json is damaged: .*\nfix: "):
         api.get_run(workspace, api.GetRun(run_id="torn"))
-    api.write_report(workspace, "report.html")
+    api.write_report(workspace, api.WriteReport())
     text = (workspace.root / "report.html").read_text(encoding="utf-8")
     assert all(f"{name}/run.json" in text for name in DAMAGED)
 

@@ -1,0 +1,113 @@
+"""`stillroom wait`: waits in a background shell until runs have ended, and says how they did."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from stillroom import api
+from stillroom.errors import EngineError
+from stillroom.fences import printable
+from stillroom.settings import Workspace, open_workspace
+from stillroom_mcp.answers import structured
+from stillroom_mcp.operations import OPERATIONS
+
+EXIT_OF = {"succeeded": 0, "failed": 1, "cancelled": 3, "interrupted": 4}
+"""The exit code by the status of a run; of several runs, the highest."""
+EXIT_UNKNOWN = 2
+EXIT_ALARM = 5
+EXIT_TIMEOUT = 124
+EXIT_CODES = (
+    "exit codes: 0 succeeded, 1 failed, 2 no such run or wrong usage, 3 cancelled, 4 interrupted, "
+    "5 an alarm or nearly spent budget (--alarms), 124 timeout"
+)
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.2, 5.0
+_FOREVER_S = float("inf")
+
+
+def add_parser(added: Any) -> argparse.ArgumentParser:
+    """Adds the command to the command line's parser."""
+    text = "Wait until runs have ended; for a background shell."
+    parser = added.add_parser(
+        "wait", help=text, description=text, epilog=EXIT_CODES, allow_abbrev=False
+    )
+    parser.add_argument("run_id", nargs="+", metavar="RUN", help="id, or its unique beginning")
+    parser.add_argument("--timeout", type=float, metavar="S", help="give up after so many seconds")
+    parser.add_argument(
+        "--alarms", action="store_true", help="end at a new alarm or a nearly spent budget too"
+    )
+    parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
+    parser.add_argument("--json", action="store_true", help="print each run as one JSON line")
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carries out the command as it was given."""
+    return wait(
+        open_workspace(options.workspace),
+        options.run_id,
+        timeout_s=options.timeout,
+        stops_at_alarms=options.alarms,
+        as_json=options.json,
+    )
+
+
+def wait(
+    workspace: Workspace,
+    run_ids: Sequence[str],
+    *,
+    timeout_s: float | None,
+    stops_at_alarms: bool,
+    as_json: bool,
+) -> int:
+    """Waits for the runs one after another, prints each one's end and returns the exit code."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    codes: list[int] = []
+    try:
+        # All names first: a misspelt one should not be found out after hours.
+        requests = [api.GetRun(run_id=run_id) for run_id in run_ids]
+        runs = [api.get_run(workspace, request) for request in requests]
+    except EngineError as error:
+        sys.stderr.write(printable(f"error: {error}") + "\n")
+        return EXIT_UNKNOWN
+    for first in runs:
+        run, reason = _awaited(workspace, first, deadline, stops_at_alarms=stops_at_alarms)
+        _tell(workspace, run, reason, as_json=as_json)
+        codes.append(EXIT_OF.get(run.status, EXIT_TIMEOUT if reason == "time" else EXIT_ALARM))
+        if run.status not in EXIT_OF:
+            break
+    return max(codes)
+
+
+def _awaited(
+    workspace: Workspace, run: api.RunReport, deadline: float | None, *, stops_at_alarms: bool
+) -> tuple[api.RunReport, str]:
+    """Returns the last report of a run, and why no later one was waited for."""
+    watch, poll_s = api.RunWatch(run, _FOREVER_S), _FIRST_POLL_S
+    while True:
+        reason = watch.reason(run, 0.0)
+        if reason == "ended" or (reason is not None and stops_at_alarms):
+            return run, reason
+        if deadline is not None and time.monotonic() >= deadline:
+            return run, "time"
+        left_s = _FOREVER_S if deadline is None else deadline - time.monotonic()
+        time.sleep(max(0.0, min(poll_s, left_s)))
+        poll_s = min(2 * poll_s, _LONGEST_POLL_S)
+        run = api.get_run(workspace, api.GetRun(run_id=run.run_id))
+
+
+def _tell(workspace: Workspace, run: api.RunReport, reason: str, *, as_json: bool) -> None:
+    operation = next(one for one in OPERATIONS if one.name == "get_run")
+    answer = structured(workspace, operation, api.GetRun(run_id=run.run_id), run)
+    if as_json:
+        sys.stdout.write(json.dumps({**answer, "answered_at": reason}, ensure_ascii=False) + "\n")
+        return
+    done = (
+        f" ({run.progress.done}/{run.progress.total} {run.progress.unit})" if run.progress else ""
+    )
+    alarms = f"; alarms: {'; '.join(run.alarms)}" if run.alarms else ""
+    problem = f": {run.error.problem}" if run.error else ""
+    text = f"{run.run_id} {run.status}{done}{problem}{alarms}\nnext: {answer['next_step']}"
+    sys.stdout.write(printable(workspace.redactor().text(text)) + "\n")
