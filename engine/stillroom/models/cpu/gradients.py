@@ -127,6 +127,11 @@ class HandGradients:
         """Returns the vocabulary's log-probabilities, [n, V]; the next tile overwrites them."""
         return _log_softmax_in_place(self.matrix.logits(hidden_nH))
 
+    def probabilities_of_tile(self, hidden_nH: Tensor) -> Tensor:
+        """Returns the vocabulary's probabilities, [n, V]; the next tile overwrites them."""
+        logits_nV = self.matrix.logits(hidden_nH)
+        return torch.softmax(logits_nV, -1, out=logits_nV)
+
     def _hidden(self, batch: TokenBatch) -> Tensor:
         """Returns the hidden states that predict the batch's trained tokens, with gradient.
 

@@ -5,7 +5,8 @@ of the next byte, given the bytes of the token that are fixed already; ends of t
 calls are symbols beside the 256 bytes. Symbols that only one side can tell apart at the place count
 as one. This takes each text to be cut as the tokenizer cuts it; other ways of cutting the same text
 have nearly no probability.
-Shapes: n positions of a tile, V vocabulary, P tokens of a trie (sorted), M units, S symbols.
+Shapes: n positions of a tile, V vocabulary, P tokens of a trie (sorted), R ranges of them, M units,
+S symbols.
 """
 
 from collections.abc import Sequence
@@ -66,21 +67,76 @@ def trie_places(trie: ByteTrie, prefixes: Sequence[bytes], device: torch.device)
     )
 
 
+class TokenRanges:
+    """One side's tokens, cut wherever the sums of some units begin or end.
+
+    A tile's units need few of the vocabulary's sums, so that everything after one pass over the
+    probabilities works on R ranges of sorted tokens; tokens that are not text are in none.
+    """
+
+    def __init__(self, order_P: Tensor, vocab_size: int, cuts: Sequence[TriePlaces] | None) -> None:
+        """`cuts`: the places of the units; None for those of any unit: each token is a range."""
+        num_sorted = len(order_P)
+        is_cut = torch.full((num_sorted + 1,), cuts is None, device=order_P.device)
+        is_cut[0] = is_cut[num_sorted] = True
+        for places in cuts or ():
+            for tokens in (places.starts_M, places.low_M, places.high_M):
+                is_cut[tokens.flatten().long()] = True
+        self.order_P = order_P
+        self.number_P = is_cut.cumsum(0) - 1
+        """The number of the range that holds each sorted token; R for the end of all, [P + 1]."""
+        self.first_R = is_cut.nonzero()[:-1, 0]
+        """The first sorted token of each range."""
+        self.of_token_V = torch.full((vocab_size,), len(self.first_R), device=order_P.device)
+        """The number of each token's range; R for tokens that are not text."""
+        self.of_token_V[order_P] = self.number_P[:-1]
+
+    def __len__(self) -> int:
+        return len(self.first_R)
+
+
 class SortedSums:
     """Cumulative sums of a tile's probabilities, over the tokens sorted by their bytes."""
 
-    def __init__(self, probabilities_nV: Tensor, order_P: Tensor) -> None:
+    def __init__(
+        self,
+        probabilities_nV: Tensor,
+        order_P: Tensor,
+        cuts: Sequence[TriePlaces] | None = None,
+    ) -> None:
+        """`cuts`: the places that the sums are needed at; None for any."""
         self.probabilities_nV = probabilities_nV
-        num_rows, width = len(probabilities_nV), len(order_P) + 1
-        self._sums = probabilities_nV.new_zeros(num_rows, width, dtype=torch.float64)
-        sorted_nP = probabilities_nV.index_select(1, order_P)
-        torch.cumsum(sorted_nP, 1, dtype=torch.float64, out=self._sums[:, 1:])
+        self.ranges = TokenRanges(order_P, probabilities_nV.shape[1], cuts)
+        on_cpu = probabilities_nV.device.type == "cpu"
+        self._sums = (sums_row_by_row if on_cpu else sums_of_sorted)(probabilities_nV, self.ranges)
 
     def at(self, rows_m: Tensor, tokens: Tensor) -> Tensor:
         """Returns the sums before sorted tokens, [m] or [m, k], of the tile's rows `rows_m`."""
-        width = self._sums.shape[1]
-        base = rows_m * width
-        return self._sums.flatten()[(base if tokens.ndim == 1 else base[:, None]) + tokens]
+        base = rows_m * self._sums.shape[1]
+        numbers = self.ranges.number_P[tokens]
+        return self._sums.flatten()[(base if tokens.ndim == 1 else base[:, None]) + numbers]
+
+
+def sums_row_by_row(probabilities_nV: Tensor, ranges: TokenRanges) -> Tensor:
+    """Returns the sums before each range and that of all, [n, R + 1], fast in main memory.
+
+    Each probability is added to its range where it stands; one row fits the cache.
+    """
+    sums_nR = probabilities_nV.new_zeros(
+        len(probabilities_nV), len(ranges) + 1, dtype=torch.float64
+    )
+    for sums_R, row_V in zip(sums_nR, probabilities_nV, strict=True):
+        sums_R.scatter_add_(0, ranges.of_token_V, row_V.double())
+    # The last column is of tokens in no range.
+    return torch.nn.functional.pad(sums_nR[:, :-1], (1, 0)).cumsum(1)
+
+
+def sums_of_sorted(probabilities_nV: Tensor, ranges: TokenRanges) -> Tensor:
+    """Returns the same on a GPU, where adding in any order would change the last digits."""
+    sorted_nP = probabilities_nV.index_select(1, ranges.order_P)
+    sums_nP = sorted_nP.cumsum(1, dtype=torch.float64)
+    ends_R = torch.cat([ranges.first_R[1:], ranges.first_R.new_tensor([len(ranges.order_P)])]) - 1
+    return torch.nn.functional.pad(sums_nP[:, ends_R], (1, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,15 +265,14 @@ def _with_others(side: SideSymbols, is_shared_mS: Tensor) -> Tensor:
 class SlopeSums:
     """Collects how the divergence changes with each token's probability, over a tile.
 
-    What is added to a range of sorted tokens is kept as its two ends, and summed up once.
+    What is added to some of the sorted tokens is kept as its two ends, and summed up once.
     """
 
-    def __init__(self, probabilities_nV: Tensor, rank_V: Tensor, *, num_sorted: int) -> None:
-        """`rank_V`: the place of each token among the P sorted ones; P for all others."""
-        self._probabilities_nV, self._rank_V = probabilities_nV, rank_V
-        num_rows = len(probabilities_nV)
-        self._ends = probabilities_nV.new_zeros(num_rows, num_sorted + 1)
-        self._rows = probabilities_nV.new_zeros(num_rows)
+    def __init__(self, ranges: TokenRanges, num_rows: int) -> None:
+        self._ranges = ranges
+        shape, device = (num_rows, len(ranges) + 1), ranges.order_P.device
+        self._ends = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._rows = self._ends.new_zeros(num_rows)
         self._marks: list[tuple[Tensor, tuple[int, ...], Tensor]] = []
 
     def add(
@@ -226,7 +281,7 @@ class SlopeSums:
         """Adds the slopes of units of one choice."""
         others_m = kl.gaps_mS[:, -1]
         slopes_mS = (kl.gaps_mS[:, :-1] - others_m[:, None]) * kl.is_shared_mS
-        slopes_mS = (slopes_mS / student.total_m.clamp_min(1e-300)[:, None]).to(self._ends)
+        slopes_mS = slopes_mS / student.total_m.clamp_min(1e-300)[:, None]
         slopes_m = slopes_mS[:, :NUM_BYTES]
         for index, symbol in enumerate(choice.symbols):
             of_symbol = slopes_mS[:, NUM_BYTES + index]
@@ -238,20 +293,22 @@ class SlopeSums:
         self._put(rows_m[:, None], places.starts_M.long(), ends)
         base = (others_m - kl.value_m) / student.total_m.clamp_min(1e-300)
         is_all = places.is_root_M & (not choice.is_conditional)
-        self._rows.index_add_(0, rows_m, base.masked_fill(~is_all, 0.0).to(self._ends))
-        base = base.masked_fill(is_all, 0.0).to(self._ends)
+        self._rows.index_add_(0, rows_m, base.masked_fill(~is_all, 0.0))
+        base = base.masked_fill(is_all, 0.0)
         self._put(rows_m, places.low_M, base)
         self._put(rows_m, places.high_M, -base)
 
-    def _put(self, rows: Tensor, columns: Tensor, values: Tensor) -> None:
-        places = rows * self._ends.shape[1] + columns
+    def _put(self, rows: Tensor, tokens: Tensor, values: Tensor) -> None:
+        places = rows * self._ends.shape[1] + self._ranges.number_P[tokens]
         self._ends.view(-1).index_add_(0, places.flatten(), values.flatten())
 
-    def gradient(self) -> Tensor:
-        """Returns the gradient with regard to the student's logits, [n, V]."""
-        slopes_nV = self._ends.cumsum(1).index_select(1, self._rank_V)
-        slopes_nV += self._rows[:, None]
+    def gradient(self, probabilities_nV: Tensor, out_nV: Tensor) -> Tensor:
+        """Returns the gradient with regard to the student's logits, [n, V], in `out_nV`."""
+        slopes_nR = self._ends.cumsum(1)
+        slopes_nR[:, -1] = 0
+        slopes_nR = (slopes_nR + self._rows[:, None]).to(probabilities_nV)
+        torch.index_select(slopes_nR, 1, self._ranges.of_token_V, out=out_nV)
         for rows_m, ids, values_m in self._marks:
             for token in ids:
-                slopes_nV[:, token].index_add_(0, rows_m, values_m)
-        return slopes_nV.mul_(self._probabilities_nV)
+                out_nV[:, token].index_add_(0, rows_m, values_m.to(out_nV))
+        return out_nV.mul_(probabilities_nV)

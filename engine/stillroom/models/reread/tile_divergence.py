@@ -15,6 +15,7 @@ from stillroom.models.reread.byte_chain import (
     NextSymbols,
     SlopeSums,
     SortedSums,
+    TriePlaces,
     side_symbols,
     trie_places,
     unit_kl,
@@ -64,33 +65,36 @@ class ByteDivergences:
         self._choice_of_M = np.array(choices, dtype=np.int64)
         self._device = device
         self._order_P = torch.from_numpy(self._student.order).to(device)
-        self._rank_V: Tensor | None = None
 
     def of_tile(
         self,
         part: slice,
+        student_nV: Tensor,
         probabilities_nV: Tensor,
-        next_symbols: Callable[[slice], NextSymbols],
+        next_symbols: Callable[[slice, Sequence[TriePlaces]], NextSymbols],
     ) -> tuple[Divergence, Tensor]:
         """Returns the divergences of a tile's tokens, and the estimates of them, both [n].
 
         An estimate is the sum of log p_student - log p_teacher of what was sampled.
-        probabilities_nV: the student's; `next_symbols` returns what the teacher says at some of
-        its tokens, of which one more at most is asked for at a time than the tile has.
+        student_nV, probabilities_nV: the student's log-probabilities and probabilities; the
+        gradient overwrites the former. `next_symbols` returns what the teacher says at some of its
+        tokens, of which one more at most is asked for at a time than the tile has, from their
+        slice and the places in its trie that are asked about.
         """
         num_rows = len(probabilities_nV)
         first, end = np.searchsorted(self._student_of_M, [part.start, part.start + num_rows])
-        ours = SortedSums(probabilities_nV, self._order_P)
-        slopes = SlopeSums(
-            probabilities_nV, self._ranks(probabilities_nV), num_sorted=len(self._order_P)
-        )
+        tile = slice(int(first), int(end))
+        ours = SortedSums(probabilities_nV, self._order_P, [self._places[0].part(tile)])
+        slopes = SlopeSums(ours.ranges, num_rows)
         value_n = probabilities_nV.new_zeros(num_rows, dtype=torch.float64)
         gap_n = torch.zeros_like(value_n)
-        for start, stop in self._chunks(int(first), int(end), num_rows):
+        for start, stop in self._chunks(tile, num_rows):
             # One more, as a token's end may depend on what the token before it might have been.
             low = max(0, self._teacher_of_M[start] - 1)
             high = self._teacher_of_M[stop - 1] + 1
-            symbols_of_teacher = next_symbols(slice(low, high))
+            chunk = slice(start, stop)
+            cuts = [self._places[1].part(chunk), self._before.part(chunk)]
+            symbols_of_teacher = next_symbols(slice(low, high), cuts)
             for choice in np.unique(self._choice_of_M[start:stop]):
                 units = start + np.nonzero(self._choice_of_M[start:stop] == choice)[0]
                 units_m = torch.from_numpy(units).to(self._device)
@@ -107,24 +111,21 @@ class ByteDivergences:
                 value_n.index_add_(0, rows_m, kl.value_m)
                 columns_m = _columns(self._symbols_M[units_m], chosen, kl.is_shared_mS)
                 gap_n.index_add_(0, rows_m, kl.gaps_mS.gather(1, columns_m[:, None])[:, 0])
-        return Divergence(value_n.to(probabilities_nV), slopes.gradient), gap_n.to(probabilities_nV)
+        divergence = Divergence(
+            value_n.to(probabilities_nV), lambda: slopes.gradient(probabilities_nV, student_nV)
+        )
+        return divergence, gap_n.to(probabilities_nV)
 
-    def _chunks(self, first: int, end: int, most: int) -> list[tuple[int, int]]:
-        """Returns slices of the units `first` to `end` that read at most `most` teacher tokens."""
+    def _chunks(self, units: slice, most: int) -> list[tuple[int, int]]:
+        """Returns parts of some units that read at most `most` teacher tokens each."""
         chunks: list[tuple[int, int]] = []
+        first, end = units.start, units.stop
         while first < end:
             limit = self._teacher_of_M[first] + most
             stop = int(np.searchsorted(self._teacher_of_M[first:end], limit)) + first
             chunks.append((first, stop))
             first = stop
         return chunks
-
-    def _ranks(self, probabilities_nV: Tensor) -> Tensor:
-        if self._rank_V is None:
-            num_sorted = len(self._order_P)
-            self._rank_V = torch.full((probabilities_nV.shape[1],), num_sorted, device=self._device)
-            self._rank_V[self._order_P] = torch.arange(num_sorted, device=self._device)
-        return self._rank_V
 
 
 def _columns(symbols_m: Tensor, choice: Choice, is_shared_mS: Tensor) -> Tensor:

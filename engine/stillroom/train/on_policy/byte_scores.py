@@ -12,7 +12,12 @@ from torch import Tensor
 from stillroom.models.batches import TokenBatch
 from stillroom.models.cpu.gradients import TeacherTile
 from stillroom.models.divergence import entropy
-from stillroom.models.reread.byte_chain import NextSymbols, SortedSums, SummedSymbols
+from stillroom.models.reread.byte_chain import (
+    NextSymbols,
+    SortedSums,
+    SummedSymbols,
+    TriePlaces,
+)
 from stillroom.models.reread.rereading import ByteReading
 from stillroom.models.reread.tile_divergence import ByteDivergences
 from stillroom.teachers.local_hf import LocalTeacher
@@ -63,15 +68,17 @@ class _ByteScorer:
         return vocab_size
 
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
-        divergence, gap_n = self._divergences.of_tile(part, probabilities_nV, self._symbols)
+        divergence, gap_n = self._divergences.of_tile(
+            part, student_nV, probabilities_nV, self._symbols
+        )
         student_n = student_nV.gather(1, self._targets_N[part, None])[:, 0]
         return TeacherTile(student_n - gap_n, divergence, entropy(student_nV, probabilities_nV))
 
-    def _symbols(self, part: slice) -> NextSymbols:
+    def _symbols(self, part: slice, cuts: Sequence[TriePlaces]) -> NextSymbols:
         """Returns the teacher's next symbols at some of its positions."""
         hidden_kH = self._hidden_KH[part]
         if self._by_hand is not None:
-            probabilities_kV = self._by_hand.logprobs_of_tile(hidden_kH).exp()
+            probabilities_kV = self._by_hand.probabilities_of_tile(hidden_kH)
         else:
             probabilities_kV = self._head.logits(hidden_kH).softmax(dim=-1)
-        return SummedSymbols(SortedSums(probabilities_kV, self._order_P))
+        return SummedSymbols(SortedSums(probabilities_kV, self._order_P, cuts))

@@ -8,7 +8,10 @@ import torch
 from stillroom.models.reread.byte_chain import (
     SlopeSums,
     SortedSums,
+    TokenRanges,
     side_symbols,
+    sums_of_sorted,
+    sums_row_by_row,
     trie_places,
     unit_kl,
     with_longer_tokens,
@@ -71,21 +74,27 @@ def brute_force_kl(student_row, teacher_row, prefixes, choice):
     return (p * (p.log() - q.log())).sum()
 
 
+def sums_of(probabilities, trie, *places):
+    order = torch.from_numpy(trie.order)
+    return SortedSums(probabilities, order, places)
+
+
 def kl_and_gradient(logits, teacher_logits, rows, prefixes, choice):
     """Returns the divergences of units of one choice, and the gradient of their sum."""
     tries = ByteTrie(tokens_of(STUDENT, END_STUDENT)), ByteTrie(tokens_of(TEACHER, END_TEACHER))
     orders = [torch.from_numpy(trie.order) for trie in tries]
     places = [trie_places(t, [p[i] for p in prefixes], CPU) for i, t in enumerate(tries)]
     probabilities, others = logits.softmax(-1), teacher_logits.softmax(-1)
-    sums = SortedSums(probabilities, orders[0]), SortedSums(others, orders[1])
+    sums = [
+        SortedSums(given, order, [place])
+        for given, order, place in zip((probabilities, others), orders, places, strict=True)
+    ]
     student = side_symbols(sums[0], rows, places[0], choice, is_student=True)
     teacher = side_symbols(sums[1], rows, places[1], choice, is_student=False)
     kl = unit_kl(student, teacher)
-    ranks = torch.full((len(STUDENT),), len(orders[0]))
-    ranks[orders[0]] = torch.arange(len(orders[0]))
-    slopes = SlopeSums(probabilities, ranks, num_sorted=len(orders[0]))
+    slopes = SlopeSums(sums[0].ranges, len(logits))
     slopes.add(rows, places[0], choice, kl, student)
-    return kl.value_m, slopes.gradient()
+    return kl.value_m, slopes.gradient(probabilities, torch.empty_like(logits))
 
 
 PLACES = [
@@ -153,14 +162,39 @@ def test_a_trie_finds_the_tokens_of_any_prefix():
         assert node.starts[0] == bisect_left(ordered, prefix + b"\x00", node.low, node.high)
 
 
+def test_a_tile_keeps_only_the_sums_that_its_units_need_whichever_way_they_are_added_up():
+    draws = random.Random(0)
+    words = {bytes(draws.choices(b"abcdefgh ", k=draws.randint(1, 7))) for _ in range(20_000)}
+    words = [*sorted(words, key=lambda _: draws.random()), b"</s>", b""]
+    trie = ByteTrie(TokenBytes(words, frozenset([len(words) - 2])))
+    prefixes = [b"", b"a", b"ab", b"h ", b"", b"c"]
+    places = trie_places(trie, prefixes, CPU)
+    ranges = TokenRanges(torch.from_numpy(trie.order), len(words), [places])
+    probabilities = torch.rand(3, len(words)).softmax(-1)
+
+    row_by_row, of_sorted = (
+        add(probabilities, ranges) for add in (sums_row_by_row, sums_of_sorted)
+    )
+
+    assert len(ranges) <= 1 + 11 * len(set(prefixes))
+    assert row_by_row.shape == (3, len(ranges) + 1)
+    assert torch.allclose(row_by_row, of_sorted, rtol=0, atol=1e-14)
+    sums = SortedSums(probabilities, ranges.order_P, [places])
+    for prefix, low, high in zip(prefixes, places.low_M, places.high_M, strict=True):
+        begun = [i for i in trie.order if words[i].startswith(prefix)]
+        expected = probabilities[1, begun].double().sum()
+        rows = torch.tensor([1])
+        inside = sums.at(rows, high[None]) - sums.at(rows, low[None])
+        assert inside.item() == pytest.approx(expected.item(), abs=1e-12)
+
+
 def test_equal_models_with_equal_tokens_teach_nothing():
     torch.manual_seed(0)
     logits = torch.randn(2, len(STUDENT), dtype=torch.float64)
     trie = ByteTrie(tokens_of(STUDENT, END_STUDENT))
-    order = torch.from_numpy(trie.order)
     choice = Choice((Symbol((END_STUDENT,), (END_STUDENT,)),))
     places = trie_places(trie, [b"", b"a"], CPU)
-    sums = SortedSums(logits.softmax(-1), order)
+    sums = sums_of(logits.softmax(-1), trie, places)
     sides = [
         side_symbols(sums, torch.tensor([0, 1]), places, choice, is_student=is_student)
         for is_student in (True, False)
@@ -178,10 +212,10 @@ def test_where_a_longer_token_was_nearly_sure_what_follows_the_shorter_one_hardl
     rows = torch.randn(2, len(TEACHER), dtype=torch.float64).softmax(-1)
     rows[0] *= 0.001
     rows[0, TEACHER.index(b"bc")] += 0.999
-    sums = SortedSums(rows, torch.from_numpy(trie.order))
     choice = Choice((Symbol((END_STUDENT,), (END_TEACHER,)),))
     # The student wrote b and then something else: the teacher has read the token b.
     place, before = trie_places(trie, [b""], CPU), trie_places(trie, [b"b"], CPU)
+    sums = sums_of(rows, trie, place, before)
     after = side_symbols(sums, torch.tensor([1]), place, choice, is_student=False)
 
     mixed = with_longer_tokens(after, sums, torch.tensor([0]), before, choice)
@@ -197,10 +231,8 @@ def test_where_a_longer_token_was_nearly_sure_what_follows_the_shorter_one_hardl
 
 def test_without_a_token_before_nothing_is_mixed():
     trie = ByteTrie(tokens_of(TEACHER, END_TEACHER))
-    sums = SortedSums(
-        torch.rand(2, len(TEACHER), dtype=torch.float64), torch.from_numpy(trie.order)
-    )
     choice, place = CHOICES["arguments"], trie_places(trie, [b""], CPU)
+    sums = sums_of(torch.rand(2, len(TEACHER), dtype=torch.float64), trie, place)
     after = side_symbols(sums, torch.tensor([1]), place, choice, is_student=False)
 
     mixed = with_longer_tokens(after, sums, torch.tensor([0]), place, choice)

@@ -309,11 +309,14 @@ def test_one_distribution_that_is_cut_in_two_ways_teaches_nothing(student, teach
             readings, student_ids, rows, teacher_rows, weights, strict=True
         ):
             divergences = ByteDivergences([reading], [len(ids)], torch.device("cpu"))
-            probabilities = teacher_table[there]
+            whole, probabilities = slice(0, len(ids)), teacher_table[there]
             divergence, _ = divergences.of_tile(
-                slice(0, len(ids)),
+                whole,
+                table[own].log(),
                 table[own],
-                lambda part, all_of=probabilities: SummedSymbols(SortedSums(all_of[part], order_P)),
+                lambda part, cuts, all_of=probabilities: SummedSymbols(
+                    SortedSums(all_of[part], order_P, cuts)
+                ),
             )
             gradient.index_add_(0, torch.tensor(own), weight * divergence.form_gradient())
         return gradient.abs().sum().item()
