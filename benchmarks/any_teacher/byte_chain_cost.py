@@ -44,16 +44,34 @@ from stillroom.train.student.model import load_student
 GATE = 0.25
 
 
+def write_words(file: Path) -> None:
+    """Gives the vocabulary words of syllables, half of them after a blank, as real ones have.
+
+    What a place costs depends on how many tokens begin alike, and on how many bytes a token has.
+    """
+    document = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary: dict[str, int] = document["model"]["vocab"]
+    draws = random.Random(0)
+    syllables = [a + b for a in "bcdfghklmnprstvw" for b in ("a", "e", "i", "o", "u", "er", "in")]
+    made = [word for word in vocabulary if word[:1] == "w" and word[1:].isdigit()]
+    words: dict[str, None] = {}
+    while len(words) < len(made):
+        word = "".join(draws.choices(syllables, k=draws.choice((1, 2, 2, 3, 3, 4))))
+        word = draws.choice((word, word.capitalize(), word + "s", word[:-1]))
+        word = draws.choice(("", "\u0120")) + word
+        if word not in vocabulary:
+            words[word] = None
+    for old, new in zip(made, words, strict=True):
+        vocabulary[new] = vocabulary.pop(old)
+    file.write_text(json.dumps(document), encoding="utf-8")
+
+
 def rollouts(pair: ReadingPair, num: int, num_tokens: int) -> list[TrainingSequence]:
     """Returns answers of random words, each with a reading in as many of the teacher's tokens."""
     choices = pair.choices([])
     side = choices.student
     draws = random.Random(0)
-    words = [
-        i
-        for i, word in enumerate(side.tokens.of_token)
-        if word.startswith(b"w") and i not in side.tokens.marks
-    ]
+    words = [i for i, word in enumerate(side.tokens.of_token) if word.isalpha() or word[:1] == b" "]
     prompt = pair.student.renderer.prompt_ids([{"role": "user", "content": "Go on."}], [])
     made = []
     for _ in range(num):
@@ -77,6 +95,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     given = parser.parse_args()
     folders = save_models(given.shape, given.folder)
+    for folder in folders:
+        write_words(folder / "tokenizer.json")
     workspace = Workspace(given.folder)
     section = ModelSection(path=str(folders[0]), qlora_rank=0, precision="fp32")
     student = load_student(workspace, section, seed=0)
