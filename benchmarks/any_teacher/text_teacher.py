@@ -51,6 +51,7 @@ from stillroom.reporting import SilentReporter
 from stillroom.rollout import context as rollout_context
 from stillroom.rollout.refine.critic import Critic, critic_messages
 from stillroom.rollout.run import generate_rollouts
+from stillroom.train.loop import session
 from stillroom.types import CallTotals, Usage
 
 COMPUTE = 920_000
@@ -59,6 +60,7 @@ OUTPUT_PRICE = 5
 """What an output token costs in input tokens."""
 CRITIC_TOKENS = 8
 NUM_HELDOUT = 300
+BIG = 30_000
 Row = dict[str, Any]
 
 
@@ -86,6 +88,8 @@ class Lab:
             "student", input="prompts.jsonl", entries=f"{COLD}-{COLD + FRESH - 1}",
             **policy(self.cold.model),
         )  # fmt: skip
+        self._shared = num_shared([row["tokens"]["ids"] for row in self.student])
+        """Tokens with which every conversation begins: they pass once where they are sampled too."""
 
     def rollouts(self, name: str, **request: Any) -> list[Row]:
         """Returns the rollouts of a request, which are done once, in the order of the prompts."""
@@ -103,8 +107,10 @@ class Lab:
 
             anyio.run(play)
         # A file has rollouts in the order in which they ended: the short ones first.
-        by_task = {row["task_id"]: row for row in self._rows(output)}
-        return [by_task[task.task_id] for task in self._tasks if task.task_id in by_task]
+        by_task: dict[str, list[Row]] = {}
+        for row in sorted(self._rows(output), key=lambda row: row["sample"]):
+            by_task.setdefault(row["task_id"], []).append(row)
+        return [row for task in self._tasks for row in by_task.pop(task.task_id, [])]
 
     def _rows(self, name: str) -> list[Row]:
         lines = (self.folder / name).read_text(encoding="utf-8").splitlines()
@@ -129,7 +135,7 @@ class Lab:
         """Does one arm with its rows in one of several orders, and returns its result."""
         begun = time.process_time()
         kind, _, size = name.partition("@")
-        base, _, own = kind.partition("+")
+        base, _, own = kind.partition("+own")
         plain = self.rollouts(
             "plain", input="prompts.jsonl", entries=f"{COLD}-{COLD + 1299}",
             **policy(self.world.models.teacher),
@@ -137,15 +143,19 @@ class Lab:
         spent_on = dollars if size.endswith("$") else output_tokens
         price = sum(map(spent_on, plain)) / len(plain)
         used, new, sampled = self._asked(base, plain, price * int(size.strip("$") or 0), spent_on)
-        if base == "own" or own:
-            mine = [row for row in self.student[: sampled or None] if is_good(row)]
-            sampled = sampled or len(self.student)
-            random.Random(self.world.seed).shuffle(mine)
-            new += mine if base == "own" else mine[: len(self.cold_rows) + len(new)]
-        sampling = sum(len(row["tokens"]["ids"]) for row in self.student[:sampled])
+        num_own = 0
+        if base == "own" or "+own" in kind:
+            sampled = sampled or self.student
+            mine = self._own(sampled, is_some=own.endswith("s"))
+            share = int(own.removesuffix("s") or 50) / 100
+            others = len(self.cold_rows) + len(new)
+            mine = mine if base == "own" else mine[: int(others * share / (1 - share))]
+            num_own = len(mine)
+            new += mine
         # A student that goes on reads the whole conversation anew.
         goes_on = (row for row in used if "student" in after_takeover(row))
-        sampling += sum(map(self.num_tokens, goes_on))
+        sampling = sum(len(row["tokens"]["ids"]) - self._shared for row in sampled)
+        sampling += sum(self.num_tokens(row) - self._shared for row in goes_on)
         label = f"{name}-{order}" if order else name
         trained = self._train(label, [*self.cold_rows, *new], COMPUTE - sampling, order)
         found = self.world.evaluate(label, trained.model, has_kl=False)
@@ -158,30 +168,65 @@ class Lab:
             "teacher_in": sum(row["usage"]["prompt_tokens"] for row in used),
             "teacher_rollouts": len(used),
             "new_rows": len(new),
+            "own_rows": num_own,
+            "sampled": len(sampled),
             "compute": sampling + trained.token_forwards,
             "cpu_s": round(time.process_time() - begun, 1),
             "solved": {task.task_id: int(task.success) for task in found.tasks},
         }
 
+    def _own(self, sampled: list[Row], *, is_some: bool) -> list[Row]:
+        """Returns a right rollout of each prompt, in random order; `is_some`: of those alone that
+        the student also failed."""
+        failed = {row["task_id"] for row in sampled if not row["success"]}
+        right = {row["task_id"]: row for row in sampled if is_good(row)}
+        mine = [row for task, row in right.items() if task in failed or not is_some]
+        random.Random(self.world.seed).shuffle(mine)
+        return mine
+
     def _asked(
         self, base: str, plain: list[Row], budget: float, spent_on: Callable[[Row], float]
-    ) -> tuple[list[Row], list[Row], int]:
-        """Returns the teacher's rollouts that the budget pays, the good ones among them, and how
-        many of the student's rollouts had to be sampled for them."""
+    ) -> tuple[list[Row], list[Row], list[Row]]:
+        """Returns the teacher's rollouts that the budget pays, the good ones among them, and the
+        student's rollouts that had to be sampled for them."""
         if base in ("more", "own"):
-            return [], [], 0
+            return [], [], []
         if base == "plain":
             used = paid(plain, budget, spent_on)
-            return used, [row for row in used if is_good(row)], 0
-        failed = [row for row in self.student if not row["success"]]
-        hard = self.rollouts(
-            "hard", input=self.prompts_of("hard.jsonl", failed), **policy(self.world.models.teacher)
-        )
-        if base != "hard":
-            hard = [self._charged(row) for row in self._refined(base)]
-        places = {row["task_id"]: n for n, row in enumerate(self.student, start=1)}
-        used = paid(hard, budget, spent_on)
-        return used, [row for row in used if is_good(row)], places[used[-1]["task_id"]]
+            return used, [row for row in used if is_good(row)], []
+        student = self._tries(base)
+        tries: dict[str, list[Row]] = {}
+        for row in student:
+            tries.setdefault(row["task_id"], []).append(row)
+        most = {"hard4": 2, "retry": 0}.get(base, 0)
+        failed = [
+            rows[0] for rows in tries.values() if sum(bool(row["success"]) for row in rows) <= most
+        ]
+        if base in ("hard", "hard4", "retry"):
+            name = "hard" if base == "hard" and budget < BIG else f"{base}-{len(failed)}"
+            answered = self.rollouts(
+                name, input=self.prompts_of(f"{name}.jsonl", failed),
+                **policy(self.world.models.teacher),
+            )  # fmt: skip
+        else:
+            answered = [self._charged(row) for row in self._refined(base)]
+        used = paid(answered, budget, spent_on)
+        last = used[-1]["task_id"]
+        until = max(n for n, row in enumerate(student) if row["task_id"] == last)
+        return used, [row for row in used if is_good(row)], student[: until + 1]
+
+    def _tries(self, base: str) -> list[Row]:
+        """Returns the student's rollouts that an arm chooses from, in the order of sampling."""
+        if base not in ("hard4", "retry"):
+            return self.student
+        several = self.rollouts(
+            "student4", input="prompts.jsonl", entries=f"{COLD}-{COLD + 1299}",
+            samples_per_prompt=4, **policy(self.cold.model),
+        )  # fmt: skip
+        if base == "hard4":
+            return several
+        is_right = {row["task_id"]: row["success"] for row in several if row["sample"] == 0}
+        return [row for row in several if row["sample"] == 0 or not is_right[row["task_id"]]]
 
     def _refined(self, base: str) -> list[Row]:
         """Returns the student's failed rollouts as the teacher refined them."""
@@ -241,6 +286,7 @@ class Lab:
             f"data.train_file={file}", f"model.path={self.cold.model}", "trainer.num_epochs=1",
             f"trainer.seed={seed}",
         ]  # fmt: skip
+        session.epoch_order = in_file_order
         return self.world.train(f"arm-{name}", "sft.yml", overrides)
 
 
@@ -262,6 +308,16 @@ class ScriptedCritic:
         size = len(json.dumps(critic_messages(task, turns))) // 4
         usage = Usage(prompt_tokens=size, completion_tokens=CRITIC_TOKENS)
         return right if is_right else draws.choice(others), CallTotals(calls=1, usage=usage)
+
+
+def num_shared(rows: list[list[int]]) -> int:
+    """Returns how many tokens all rows begin with."""
+    return next(n for n in itertools.count() if len({tuple(row[: n + 1]) for row in rows}) > 1)
+
+
+def in_file_order(num_rows: int, _epoch: int, _seed: int) -> range:
+    """Returns the rows' places as they are: the file holds each pass in an order of its own."""
+    return range(num_rows)
 
 
 def after_takeover(row: Row) -> list[str]:
