@@ -15,8 +15,10 @@ training 3 (a beginning that rows of a batch share passes once). Its rows are th
     hard      the teacher answers prompts that the student has just failed
     diff      it takes over in the student's failed rollouts where it acts otherwise
     diff1     the same for one turn, and then the student goes on
+    trained   the critic of trained_critic.py says where; a seed's folder has its critic.yml
+    trained1  the same for one turn
     criticN   a critic that is right in N % of the rollouts says where it takes over, for one turn;
-              right is the turn of `diff`, wrong any other turn; its reply takes 8 tokens
+              right is the turn of `diff`, wrong any other turn; its reply takes 2 tokens
     X+own     X, and the student's own right rollouts, at most as many as all other rows
 
 The order in which rows are trained moves a run by up to .06, so an arm is done in several
@@ -51,16 +53,14 @@ from stillroom.reporting import SilentReporter
 from stillroom.rollout import context as rollout_context
 from stillroom.rollout.refine.critic import Critic, critic_messages
 from stillroom.rollout.run import generate_rollouts
-from stillroom.train.loop import session
 from stillroom.types import CallTotals, Usage
 
 COMPUTE = 920_000
 COLD, FRESH = 300, 1700
 OUTPUT_PRICE = 5
 """What an output token costs in input tokens."""
-CRITIC_TOKENS = 8
+CRITIC_TOKENS = 2
 NUM_HELDOUT = 300
-BIG = 30_000
 Row = dict[str, Any]
 
 
@@ -118,12 +118,9 @@ class Lab:
 
     def prompts_of(self, name: str, rollouts: Iterable[Row]) -> str:
         """Writes the prompts of these rollouts to a file, whose name is returned."""
-        wanted = [tuple(m["content"] for m in r["messages"][:2]) for r in rollouts]
-        by_text = {
-            tuple(m["content"] for m in row["messages"][:2]): row
-            for row in self._rows("prompts.jsonl")
-        }
-        lines = [json.dumps(by_text[text]) + "\n" for text in wanted]
+        rows = (self.folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+        by_id = {task.task_id: row for task, row in zip(self._tasks, rows, strict=True)}
+        lines = [by_id[rollout["task_id"]] + "\n" for rollout in rollouts]
         (self.folder / name).write_text("".join(lines), encoding="utf-8")
         return name
 
@@ -142,7 +139,8 @@ class Lab:
         )  # fmt: skip
         spent_on = dollars if size.endswith("$") else output_tokens
         price = sum(map(spent_on, plain)) / len(plain)
-        used, new, sampled = self._asked(base, plain, price * int(size.strip("$") or 0), spent_on)
+        num_plain = int(size.strip("$") or 0)
+        used, new, sampled = self._asked(base, plain, num_plain, price * num_plain, spent_on)
         num_own = 0
         if base == "own" or "+own" in kind:
             sampled = sampled or self.student
@@ -185,7 +183,12 @@ class Lab:
         return mine
 
     def _asked(
-        self, base: str, plain: list[Row], budget: float, spent_on: Callable[[Row], float]
+        self,
+        base: str,
+        plain: list[Row],
+        num_plain: int,
+        budget: float,
+        spent_on: Callable[[Row], float],
     ) -> tuple[list[Row], list[Row], list[Row]]:
         """Returns the teacher's rollouts that the budget pays, the good ones among them, and the
         student's rollouts that had to be sampled for them."""
@@ -198,14 +201,15 @@ class Lab:
         tries: dict[str, list[Row]] = {}
         for row in student:
             tries.setdefault(row["task_id"], []).append(row)
-        most = {"hard4": 2, "retry": 0}.get(base, 0)
+        most = 2 if base == "hard4" else 0
         failed = [
             rows[0] for rows in tries.values() if sum(bool(row["success"]) for row in rows) <= most
         ]
         if base in ("hard", "hard4", "retry"):
-            name = "hard" if base == "hard" and budget < BIG else f"{base}-{len(failed)}"
+            # A hard prompt's answer is longer than a plain one's, so that the budget buys fewer.
+            name = f"{base}-{num_plain}"
             answered = self.rollouts(
-                name, input=self.prompts_of(f"{name}.jsonl", failed),
+                name, input=self.prompts_of(f"{name}.jsonl", failed[:num_plain]),
                 **policy(self.world.models.teacher),
             )  # fmt: skip
         else:
@@ -240,6 +244,9 @@ class Lab:
             return self.rollouts("diff", **request)
         if base == "diff1":
             return self.rollouts("diff1", **request, turns="one")
+        if base in ("trained", "trained1"):
+            asked = request | {"where": "critic", "critic": "critic.yml"}
+            return self.rollouts(base, **asked, turns="one" if base == "trained1" else "rest")
         right = {row["task_id"]: row["refined"]["turn"] for row in self._refined("diff")}
         critic = ScriptedCritic(right, int(base.removeprefix("critic")) / 100, self.world.seed)
         rollout_context.Critic = lambda _policy: critic
@@ -286,7 +293,6 @@ class Lab:
             f"data.train_file={file}", f"model.path={self.cold.model}", "trainer.num_epochs=1",
             f"trainer.seed={seed}",
         ]  # fmt: skip
-        session.epoch_order = in_file_order
         return self.world.train(f"arm-{name}", "sft.yml", overrides)
 
 
@@ -313,11 +319,6 @@ class ScriptedCritic:
 def num_shared(rows: list[list[int]]) -> int:
     """Returns how many tokens all rows begin with."""
     return next(n for n in itertools.count() if len({tuple(row[: n + 1]) for row in rows}) > 1)
-
-
-def in_file_order(num_rows: int, _epoch: int, _seed: int) -> range:
-    """Returns the rows' places as they are: the file holds each pass in an order of its own."""
-    return range(num_rows)
 
 
 def after_takeover(row: Row) -> list[str]:

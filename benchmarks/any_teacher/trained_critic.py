@@ -1,50 +1,45 @@
 """Trains a small critic of the shop clerk's failed rollouts, and measures how often it is right.
 
-    python benchmarks/any_teacher/trained_critic.py FOLDER [--student MODEL] [--check SEED]
+    python benchmarks/any_teacher/trained_critic.py FOLDER LEARN CHECK…
 
 The critic is the demo's teacher, trained further: it reads what `refine` asks a critic, and answers
-with the number of the first wrong turn. Its examples are failed rollouts of a student for tasks
-whose right plan is known: wrong first is the turn that leaves the plan first. FOLDER/critic
-then holds the model and FOLDER/critic.yml names it. Its chat template leaves out the instruction,
-which it always follows, and writes the rollout as the clerk's own turns.
-
-`--check` compares it with the turns at which `where: first_difference` took over in the rollouts of
-another student: those of a seed's folder that `text_teacher.py` wrote.
+with the number of the first wrong turn. LEARN and CHECK are seeds' folders of `text_teacher.py`. It
+learns from LEARN's failed rollouts, four of each prompt (arms `hard4`, `retry`): wrong first is the
+turn that leaves the task's plan first. Each CHECK gets a critic.yml that names the model in FOLDER,
+and its failed rollouts, of another student, show how often the critic names the turn at which
+`where: first_difference` took over. Its chat template leaves out the instruction, which it always
+follows, and writes the rollout as the clerk's own turns.
 """
 
 import argparse
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "on_policy"))
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
-import anyio
 import torch
-from demo_world import ACTING, policy, reported
+from demo_world import reported
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from demo_models.curriculum import TrainingExample
 from demo_models.pretrain import fit, shuffled_batches
-from stillroom.api import CreateProject, GenerateRollouts, create_project
 from stillroom.data.formats import Task, load_tasks
-from stillroom.demo.world import ShopTask, task_row, training_tasks
+from stillroom.demo.world import ShopTask, training_tasks
 from stillroom.models.resolve import locate_model
-from stillroom.reporting import SilentReporter
 from stillroom.rollout.journal.records import RolloutKey
 from stillroom.rollout.refine.critic import critic_messages, read_turn_number
-from stillroom.rollout.run import generate_rollouts
 from stillroom.rollout.students import FailedRollouts, RecordedRollout
 from stillroom.settings import Workspace
 from stillroom.types import Message
 
-NUM_TASKS, NUM_CHECKED, SEED = 4000, 400, 7100
-NUM_STEPS, BATCH_SIZE, PEAK_LEARNING_RATE = 1500, 16, 2e-3
-PROMPTS, ROLLOUTS = "tasks.jsonl", "rollouts.jsonl"
+SEED, NUM_STEPS, BATCH_SIZE, PEAK_LEARNING_RATE = 71, 700, 16, 2e-3
 TEMPLATE = """\
 {%- for message in messages %}
 {%- if message.role == 'user' %}
@@ -75,37 +70,31 @@ TEMPLATE = """\
 """
 
 
-def make_critic(folder: Path, student: str) -> Path:
-    """Returns the critic's critic.yml, which is made with its model if it is not there."""
-    path = folder / "critic.yml"
-    if path.exists():
-        return path
-    workspace = Workspace(folder)
-    start = locate_model(workspace, "demo/teacher").location
+def make_critic(folder: Path, lessons: Path) -> None:
+    """Trains the critic on the failed rollouts in a seed's folder and writes it to `folder`."""
+    start = locate_model(Workspace(lessons), "demo/teacher").location
     tokenizer = PreTrainedTokenizerFast.from_pretrained(start)
     tokenizer.chat_template = TEMPLATE
     model = Qwen3ForCausalLM.from_pretrained(start, dtype=torch.float32)
-    cases = list(_cases(workspace, student))
-    examples = [_example(tokenizer, *case) for case in cases[NUM_CHECKED:]]
+    cases = list(_cases(lessons))
+    examples = [_example(tokenizer, *case) for case in cases]
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     batches = shuffled_batches(examples, batch_size=BATCH_SIZE, seed=SEED)
+    begun = time.process_time()
     report = fit(model, batches, num_steps=NUM_STEPS, peak_learning_rate=PEAK_LEARNING_RATE)
-    right = Counter(answer(model, tokenizer, *case[:2]) == case[2] for case in cases[:NUM_CHECKED])
-    model.half().save_pretrained(folder / "critic")
-    tokenizer.save_pretrained(folder / "critic")
-    path.write_text(f"model: {folder / 'critic'}\nprovider: hf\nmax_tokens: 8\n", encoding="utf-8")
+    model.half().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     print(
         reported(
             examples=len(examples),
+            turns=dict(sorted(Counter(case[2] for case in cases).items())),
             tokens=report.tokens_read,
             loss=report.final_loss,
-            turns=dict(sorted(Counter(case[2] for case in cases).items())),
-            accuracy=right[True] / NUM_CHECKED,
+            cpu_s=time.process_time() - begun,
         ),
         flush=True,
     )
-    return path
 
 
 def answer(
@@ -121,38 +110,21 @@ def answer(
     return read_turn_number(text, num_turns=len(turns))
 
 
-def _cases(workspace: Workspace, student: str) -> Iterator[tuple[Task, list[list[Message]], int]]:
-    """Yields failed rollouts of the demo's student, each with its task and first wrong turn."""
-    root = workspace.root
-    tasks = training_tasks(NUM_TASKS, seed=SEED)
-    if not (root / "tools.py").exists():
-        root.mkdir(parents=True, exist_ok=True)
-        create_project(workspace, CreateProject())
-    rows = (json.dumps(task_row(task)) + "\n" for task in tasks)
-    (root / PROMPTS).write_text("".join(rows), encoding="utf-8")
-    request = GenerateRollouts(
-        input=PROMPTS, output=ROLLOUTS, **policy(student), temperature=1.0,
-        seed=SEED, **ACTING,
-    )  # fmt: skip
-    folder = workspace.runs / "rollouts"
-    folder.mkdir(parents=True, exist_ok=True)
-
-    async def play() -> None:
-        await generate_rollouts(workspace, request, folder=folder, reporter=SilentReporter())
-
-    if not (root / f"{ROLLOUTS}.manifest.json").exists():
-        anyio.run(play)
-    pairs = zip(load_tasks(root / PROMPTS), tasks, strict=True)
-    by_id = {one.task_id: (one, task) for one, task in pairs}
-    for task_id, rollout in _failed(root / ROLLOUTS):
+def _cases(seed_folder: Path) -> Iterator[tuple[Task, list[list[Message]], int]]:
+    """Yields a seed's failed rollouts, each with its task and first wrong turn."""
+    tasks = load_tasks(seed_folder / "prompts.jsonl")
+    plans = training_tasks(len(tasks), seed=int(seed_folder.name.rpartition("-")[2]))
+    by_id = {task.task_id: (task, plan) for task, plan in zip(tasks, plans, strict=True)}
+    for task_id, rollout in _failed(seed_folder / "pool-student4.jsonl"):
         task, plan = by_id[task_id]
         yield task, _turns(rollout), _first_wrong(rollout, plan)
 
 
 def _failed(path: Path) -> Iterator[tuple[str, RecordedRollout]]:
     with FailedRollouts([path]) as failed:
-        for task_id in sorted(failed.tasks):
-            yield task_id, failed[RolloutKey(task_id, 0)]
+        for task_id, sample in product(sorted(failed.tasks), range(failed.num_samples)):
+            if (key := RolloutKey(task_id, sample)) in failed:
+                yield task_id, failed[key]
 
 
 def _turns(rollout: RecordedRollout) -> list[list[Message]]:
@@ -194,33 +166,34 @@ def _example(
     )
 
 
-def agreement(workspace: Workspace, critic: Path, rollouts: Path, refined: Path) -> dict[str, Any]:
+def agreement(critic: Path, seed_folder: Path) -> dict[str, Any]:
     """Returns how often the critic names the turn at which a refined rollout was taken over."""
     loaded: Any = Qwen3ForCausalLM.from_pretrained(critic, dtype=torch.float32)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(critic)
-    tasks = {task.task_id: task for task in load_tasks(workspace.root / "prompts.jsonl")}
-    rows = [json.loads(line) for line in refined.read_text(encoding="utf-8").splitlines()]
-    takeovers = {row["task_id"]: row["refined"]["turn"] for row in rows}
-    named = [
-        (answer(loaded, tokenizer, tasks[task_id], _turns(rollout)), takeovers[task_id])
-        for task_id, rollout in _failed(rollouts)
-        if task_id in takeovers
+    tasks = {task.task_id: task for task in load_tasks(seed_folder / "prompts.jsonl")}
+    refined = (seed_folder / "pool-diff.jsonl").read_text(encoding="utf-8").splitlines()
+    takeovers = {row["task_id"]: row["refined"]["turn"] for row in map(json.loads, refined)}
+    same = [
+        answer(loaded, tokenizer, tasks[task_id], _turns(rollout)) == 1 + takeovers[task_id]
+        for task_id, rollout in _failed(seed_folder / "pool-student.jsonl")
+        if takeovers.get(task_id) is not None
     ]
-    right = sum(number == 1 + turn for number, turn in named if turn is not None)
-    return {"rollouts": len(named), "same_turn": right / len(named)}
+    return {"seed": seed_folder.name, "rollouts": len(same), "same_turn": sum(same) / len(same)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--student", default="demo/student", help="whose rollouts it learns from")
-    parser.add_argument("--check", type=Path, help="a seed's folder of text_teacher.py")
+    parser.add_argument("learn", type=Path)
+    parser.add_argument("check", type=Path, nargs="*")
     options = parser.parse_args()
-    path = make_critic(options.folder.resolve(), options.student)
-    if options.check is not None:
-        seed = options.check.resolve()
-        pools = (seed / "pool-student.jsonl", seed / "pool-diff.jsonl")
-        print(reported(**agreement(Workspace(seed), path.parent / "critic", *pools)))
+    critic = options.folder.resolve()
+    if not (critic / "model.safetensors").exists():
+        make_critic(critic, options.learn.resolve())
+    for folder in options.check:
+        written = f"model: {critic}\nprovider: hf\nmax_tokens: 8\n"
+        (folder / "critic.yml").write_text(written, encoding="utf-8")
+        print(reported(**agreement(critic, folder.resolve())), flush=True)
 
 
 if __name__ == "__main__":

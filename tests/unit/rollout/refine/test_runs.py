@@ -224,6 +224,23 @@ def test_a_critic_says_in_text_where_the_teacher_takes_over(workspace: Workspace
         assert shown in question[1]["content"]
 
 
+def test_another_model_criticises_if_critic_yml_names_one(workspace: Workspace) -> None:
+    critic = "model: small\nbase_url: http://critic.test/v1\nmax_tokens: 8\n"
+    (workspace.root / "critic.yml").write_text(critic)
+    teacher = Teacher("1", "2")
+
+    result = run_of(workspace, teacher, where="critic", critic="critic.yml")
+
+    assert [row["refined"]["turn"] for row in rows_of(workspace)] == [0, 1]
+    assert (result.critic.calls, result.num_success) == (2, 2)
+    asked = [(body["model"], body["max_tokens"]) for body in teacher.bodies]
+    assert [model for model, _ in asked] == ["small", "m", "m", "small", "m"]
+    assert {most for model, most in asked if model == "small"} == {8}
+    manifest = read_manifest(workspace.root / "refined.jsonl")
+    assert manifest is not None
+    assert [m.name for m in manifest.models if m.role == "critic"] == ["small"]
+
+
 @pytest.mark.parametrize("reply", ["turn 1", '{"turn": 3}', '{"turn": true}', '{"turn": 1} or 2'])
 def test_a_critic_that_names_no_turn_is_asked_once_more_and_then_nothing_is_taken_over(
     workspace: Workspace, reply: str
