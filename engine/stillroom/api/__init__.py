@@ -13,6 +13,7 @@ from stillroom.api.curation import (
     make_dpo_pairs,
     sample_for_review,
     validate_dataset,
+    view_row,
 )
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport, compare_evaluations
 from stillroom.api.large_files import carry_out

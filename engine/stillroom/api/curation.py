@@ -3,6 +3,9 @@
 They are quick, or read a file as a stream in constant memory.
 """
 
+import tempfile
+from pathlib import Path
+
 import msgspec
 
 from stillroom.api.operations import child_work
@@ -14,6 +17,7 @@ from stillroom.curate.pairs import MakeDpoPairs, PairsResult
 from stillroom.curate.review import ReviewSample, SampleForReview
 from stillroom.data import inspect as inspection
 from stillroom.data import validate as validation
+from stillroom.data.chat.views import RowView
 from stillroom.data.inspect import ExamplesPage, InspectExamples, Inspection
 from stillroom.data.token_counts import CountTokens, TokenCounts
 from stillroom.data.validate import ValidateDataset, ValidationReport
@@ -129,3 +133,22 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Examples
 
     write_rows_page(page, inspected, request)
     return msgspec.structs.replace(inspected.page, html=workspace.shown(page))
+
+
+def view_row(workspace: Workspace, where: str, data: bytes, *, model: str | None = None) -> RowView:
+    """Returns one row for a page; with a model also its tokens, and which of them are trained.
+
+    The tokens are rendered in a child process. Raises EngineError if the model has no tokenizer.
+    """
+    if model is None:
+        return inspection.row_view(where, data)
+    locate_model(workspace, model)
+    with tempfile.TemporaryDirectory(prefix="stillroom-row-") as folder:
+        file = Path(folder) / "row.jsonl"
+        file.write_bytes(data + b"\n")
+        # With html it shows as many tokens as a page can hold; no page is written here.
+        request = InspectExamples(path=str(file), n=1, model=model, html="row.html")
+        inspected = run_in_child(
+            workspace, child_work("inspect_examples"), request, result=Inspection
+        )
+    return msgspec.structs.replace(inspected.rows[0], where=where)

@@ -136,6 +136,12 @@ def _format_of(data: bytes) -> RowFormat | None:
     return None if isinstance(row, Problem) else detect_format(row)
 
 
+def row_view(where: str, data: bytes) -> RowView:
+    """Returns one row for a page, without its text if its format is not known."""
+    view = _view(where, data, None, limit=0)
+    return view if _format_of(data) is not None else _without_text(view)
+
+
 def _without_text(view: RowView) -> RowView:
     """Returns a row of a file none of whose rows is recognised, without its text.
 

@@ -5,6 +5,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from markupsafe import Markup
 
 from stillroom import __version__
@@ -26,16 +27,13 @@ _FOLDER = Path(__file__).parent
 _FILTERS = (count, moment, number, number_interval, percent, percent_interval, plural, short_name)
 
 
-def render_page(template: str, *, script: str | None = None, **shown: Any) -> str:
-    """Returns a page as HTML; every text in it is escaped.
+def page_environment(*folders: Path) -> jinja2.Environment:
+    """Returns the environment of all pages: its templates, and `folders` before them, are escaped.
 
-    script: a file of this folder. It is the only one that the page lets a browser run.
+    Models write part of the pages, so no text may ever become markup.
     """
-    import jinja2
-
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
-        # Models write part of the page, so no text may ever become markup.
+        loader=jinja2.FileSystemLoader([*folders, _FOLDER]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -43,6 +41,21 @@ def render_page(template: str, *, script: str | None = None, **shown: Any) -> st
     )
     filters: dict[str, Any] = environment.filters
     filters.update((show.__name__, show) for show in _FILTERS)
+    return environment
+
+
+def page_styles() -> str:
+    """Returns the style sheet that all pages share."""
+    names = ("style.css", "pages.css")
+    return "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in names)
+
+
+def render_page(template: str, *, script: str | None = None, **shown: Any) -> str:
+    """Returns a page as HTML; every text in it is escaped.
+
+    script: a file of this folder. It is the only one that the page lets a browser run.
+    """
+    environment = page_environment()
     code = (_FOLDER / script).read_text(encoding="utf-8") if script else ""
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
     return environment.get_template(template).render(

@@ -96,7 +96,11 @@ def duration(started: str | None, ended: str | None) -> str | None:
     start, end = parse_time(started or ""), parse_time(ended or "")
     if start is None or end is None or end < start:
         return None
-    seconds = (end - start).total_seconds()
+    return span((end - start).total_seconds())
+
+
+def span(seconds: float) -> str:
+    """Returns a number of seconds as text, in seconds, minutes or hours."""
     if seconds < 60:
         return f"{seconds:.1f}{_SPACE}s"
     minutes, rest = divmod(round(seconds), 60)

@@ -80,6 +80,21 @@ _PLANS: dict[RunKind, Sequence[ChartPlan]] = {
         *_WHY,
     ),
 }
+_PACE = tuple(
+    ChartPlan(metric, title, unit, is_more=True)
+    for metric, title, unit in (
+        ("tokens_per_s", "Trained tokens", "a second"),
+        ("grad_norm", "Gradient", "norm before clipping"),
+        ("memory_gb", "Memory", "GB at most"),
+    )
+)
+_CALLS = (
+    ChartPlan("succeeded", "Rollouts", "succeeded"),
+    ChartPlan("cost_usd", "Spent", "US dollars"),
+    ChartPlan("calls_per_s", "Calls", "a second"),
+    ChartPlan("tokens", "Tokens", "sent and received"),
+    ChartPlan("failed", "Failed", "rollouts", is_more=True),
+)
 _NAMES = {"val_loss": "validation", "val_pair_accuracy": "validation"}
 _COMMON_SECTIONS = ("data", "model", "trainer")
 _STAGES = ("curriculum", "cold_start", "soft_targets")
@@ -130,6 +145,14 @@ class _RequestedEvaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 class _RequestedEvaluations(msgspec.Struct, frozen=True, kw_only=True):
     evals: Sequence[_RequestedEvaluation] = ()
+
+
+def chart_plans(reader: FolderReader, run: Run) -> list[ChartPlan]:
+    """Returns every chart that may be drawn of a run of any kind, the most telling first."""
+    if run.state.kind not in TRAINING_KINDS:
+        return list(_CALLS)
+    plans = [*_PLANS[run.state.kind], *_evaluations(reader, run.folder / "config.json"), *_PACE]
+    return list({plan.metric: plan for plan in reversed(plans)}.values())[::-1]
 
 
 def read_settings(reader: FolderReader, runs: Sequence[Run]) -> dict[str, TrainingSettings]:

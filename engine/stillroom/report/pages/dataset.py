@@ -40,8 +40,8 @@ def write_dataset_page(
         report=report,
         lead=_lead(report),
         figures=list(_figures(report, counts)),
-        charts=list(_charts(report, statistics, counts)),
-        categories=_shares(statistics),
+        charts=[*dataset_charts(report.format, statistics), *_token_charts(counts)],
+        categories=category_shares(statistics),
         counts=counts,
         width=WIDTH,
         height=HEIGHT,
@@ -74,9 +74,8 @@ def _figures(report: ValidationReport, counts: TokenCounts | None) -> Iterator[F
         yield Figure("Reward", number(report.rewards.mean), "mean of the rows that have one")
 
 
-def _charts(
-    report: ValidationReport, statistics: DatasetStatistics, counts: TokenCounts | None
-) -> Iterator[BarChart]:
+def dataset_charts(row_format: str, statistics: DatasetStatistics) -> Iterator[BarChart]:
+    """Yields the distributions of the rows that were added to the statistics."""
     planned = (
         (statistics.rewards, "Reward", "a row"),
         (statistics.turns, "Turns", "answers of the assistant a row"),
@@ -84,16 +83,20 @@ def _charts(
         (statistics.characters, "Characters", "of texts and calls a row"),
     )
     for values, title, unit in planned:
-        is_charted = report.format != RowFormat.PROMPTS or title != "Turns"
+        is_charted = row_format != RowFormat.PROMPTS or title != "Turns"
         chart = distribution_chart(values, title=title, unit=unit) if is_charted else None
         if chart is not None:
             yield chart
+
+
+def _token_charts(counts: TokenCounts | None) -> Iterator[BarChart]:
     if counts is not None and counts.tokens is not None:
         total = sum(bar.count for bar in counts.bars)
         yield bar_chart(counts.bars, counts.tokens, total, "Tokens", "for the student, a row")
 
 
-def _shares(statistics: DatasetStatistics) -> Sequence[CategoryShare]:
+def category_shares(statistics: DatasetStatistics) -> Sequence[CategoryShare]:
+    """Returns how many of the rows are in each of the most frequent categories."""
     total = statistics.categories.total() + statistics.uncategorized
     shown = statistics.categories.most_common(_MAX_CATEGORIES)
     rest = statistics.categories.total() - sum(num for _, num in shown)

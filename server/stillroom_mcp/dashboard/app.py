@@ -1,0 +1,276 @@
+"""The dashboard as a web application: its addresses, and the headers of every answer."""
+
+import functools
+import mimetypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stillroom import __version__, api
+from stillroom.errors import EngineError, InputError
+from stillroom.report.charts import bar
+from stillroom.report.environment import page_environment, page_styles
+from stillroom.report.pages.rows import talks
+from stillroom.settings import Workspace
+from stillroom_mcp.dashboard import views
+from stillroom_mcp.dashboard.live import read_metrics_from
+from stillroom_mcp.dashboard.row_files import RowFiles
+from stillroom_mcp.dashboard.rows import SHOWN, row_figures, rows_page
+from stillroom_mcp.dashboard.samples import Samples
+from stillroom_mcp.http.guard import Guard
+
+_FOLDER = Path(__file__).parent
+_STATIC = _FOLDER / "static"
+_SCRIPTS = ("htmx.min.js", "uPlot.iife.min.js", "charts.js", "dashboard.js")
+_LOG_LINES = 200
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+
+_Answer = Callable[[Request], Response]
+
+
+def build_dashboard(workspace: Workspace, token: str) -> ASGIApp:
+    """Returns the dashboard of a workspace, which shows itself to those who have the token."""
+    pages = _Pages(workspace)
+    routes = [
+        Route("/", pages.runs),
+        Route("/parts/runs", pages.run_list),
+        Route("/runs/{run_id}", pages.run),
+        Route("/runs/{run_id}/live", pages.run_live),
+        Route("/runs/{run_id}/metrics", pages.run_metrics),
+        Route("/runs/{run_id}/log", pages.run_log),
+        Route("/evaluations", pages.evaluations),
+        Route("/compare", pages.compare),
+        Route("/data", pages.data),
+        Route("/data/file", pages.data_file),
+        Route("/rows", pages.rows),
+        Route("/row", pages.row),
+        Route("/row/tokens", pages.row_tokens),
+        Route("/lineage", pages.lineage),
+        Route("/static/{name}", _static),
+    ]
+    app = Starlette(routes=routes, exception_handlers={EngineError: pages.problem})
+    return _with_headers(Guard(app, token=token, is_for_browsers=True))
+
+
+def _with_headers(app: ASGIApp) -> ASGIApp:
+    """Adds to every answer the headers that keep a page from loading or sending anything."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        await app(scope, receive, send_with_headers)
+
+    return guarded
+
+
+@functools.cache
+def _styles() -> str:
+    own = (_STATIC / "dashboard.css").read_text(encoding="utf-8")
+    return f"{page_styles()}\n{own}"
+
+
+def _static(request: Request) -> Response:
+    """Returns one of the dashboard's own files, by its name."""
+    name = request.path_params["name"]
+    if name == "dashboard.css":
+        return PlainTextResponse(_styles(), media_type="text/css")
+    if name not in {*_SCRIPTS, "uPlot.min.css", "THIRD_PARTY.txt"}:
+        return PlainTextResponse("there is no such file", status_code=404)
+    kind = mimetypes.guess_type(name)[0] or "text/plain"
+    return Response((_STATIC / name).read_bytes(), media_type=kind)
+
+
+class _Pages:
+    """The pages of one workspace; they read, and change nothing."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._files = RowFiles(workspace)
+        self._samples = Samples(self._files)
+        self._environment = page_environment(_FOLDER / "templates")
+
+    def _page(self, template: str, *, status: int = 200, **shown: Any) -> Response:
+        """Returns a page without the secrets that this process can read."""
+        html = self._environment.get_template(template).render(
+            workspace=self._workspace.root.name, version=__version__, scripts=_SCRIPTS,
+            width=bar.WIDTH, height=bar.HEIGHT, **shown,
+        )  # fmt: skip
+        text = self._workspace.redactor().text(html)
+        return HTMLResponse(text.encode(errors="replace"), status_code=status)
+
+    def problem(self, request: Request, error: Exception) -> Response:
+        """Returns the page that says what could not be shown, and what to do."""
+        assert isinstance(error, EngineError)
+        template = "problem_part.html.j2" if "hx-request" in request.headers else "problem.html.j2"
+        # htmx puts no answer with an error's status on the page.
+        status = 200 if "hx-request" in request.headers else 404
+        return self._page(template, status=status, error=error, current="")
+
+    def runs(self, request: Request) -> Response:
+        """Returns the page of all runs."""
+        return self._page("runs.html.j2", current="runs", **self._run_list(request))
+
+    def run_list(self, request: Request) -> Response:
+        """Returns the list of runs alone, which the page asks for every two seconds."""
+        return self._page("run_list.html.j2", **self._run_list(request))
+
+    def _run_list(self, request: Request) -> dict[str, Any]:
+        found = views.all_states(self._workspace)
+        first = _whole_number(request, "first")
+        newest = found[::-1][first : first + views.RUNS_A_PAGE]
+        return {
+            "cards": views.run_cards(newest[::-1]),
+            "total": len(found),
+            "first": first,
+            "after": first + views.RUNS_A_PAGE if first + views.RUNS_A_PAGE < len(found) else None,
+            "num_open": sum(not run.state.status.is_final for run in found),
+        }
+
+    def _view(self, request: Request) -> views.RunView:
+        run = views.read_one(self._workspace, request.path_params["run_id"])
+        return views.run_view(self._workspace, run)
+
+    def run(self, request: Request) -> Response:
+        """Returns the page of one run."""
+        view = self._view(request)
+        others = [run for run in views.all_states(self._workspace) if run.run_id != view.run.run_id]
+        same = [run for run in others if run.state.kind is view.run.state.kind][::-1][:40]
+        return self._page("run.html.j2", current="runs", view=view, others=same)
+
+    def run_live(self, request: Request) -> Response:
+        """Returns what changes on a run's page while it goes on, but for the curves."""
+        return self._page("run_live.html.j2", view=self._view(request))
+
+    def run_metrics(self, request: Request) -> Response:
+        """Returns the metrics that a run recorded from a place of its events on, as JSON."""
+        run = views.read_one(self._workspace, request.path_params["run_id"])
+        metrics = read_metrics_from(run.folder / "events.jsonl", _whole_number(request, "from"))
+        body = {**msgspec.to_builtins(metrics), "is_final": run.state.status.is_final}
+        return Response(msgspec.json.encode(body), media_type="application/json")
+
+    def run_log(self, request: Request) -> Response:
+        """Returns the last lines of a run's log."""
+        asked = api.GetRunLogs(run_id=request.path_params["run_id"], lines=_LOG_LINES)
+        return self._page("log.html.j2", log=api.get_run_logs(self._workspace, asked))
+
+    def evaluations(self, request: Request) -> Response:
+        """Returns the page of all evaluations with their intervals."""
+        board, lineup = views.evaluations(self._workspace)
+        return self._page(
+            "evaluations_page.html.j2", current="evaluations", scoreboard=board, lineup=lineup
+        )
+
+    def compare(self, request: Request) -> Response:
+        """Returns two runs side by side, or the choice of two."""
+        one, other = request.query_params.get("a", ""), request.query_params.get("b", "")
+        both = views.side_by_side(self._workspace, one, other) if one and other else None
+        runs = views.all_states(self._workspace)[::-1][:200]
+        return self._page(
+            "compare.html.j2", current="compare", runs=runs, one=one, other=other, both=both
+        )
+
+    def data(self, request: Request) -> Response:
+        """Returns the page of the files of rows."""
+        files = views.data_files(self._workspace)
+        return self._page("data.html.j2", current="data", files=files)
+
+    def data_file(self, request: Request) -> Response:
+        """Returns the distributions of one file."""
+        name, path = self._file(request)
+        sample = self._samples.sample(path)
+        return self._page("data_file.html.j2", current="data", name=name, sample=sample)
+
+    def rows(self, request: Request) -> Response:
+        """Returns a page of a file's rows."""
+        name, path = self._file(request)
+        show = next((s for s in SHOWN if s == request.query_params.get("show")), "all")
+        query = request.query_params.get("q", "")[:200]
+        # People count from 1.
+        first = max(0, _whole_number(request, "row", default=1) - 1)
+        page = rows_page(self._files, path, first, show=show, query=query)
+        return self._page(
+            "rows_page.html.j2", current="data", name=name, page=page, show=show, query=query,
+            shows=SHOWN,
+        )  # fmt: skip
+
+    def row(self, request: Request) -> Response:
+        """Returns one row: its conversation, with the tool calls folded."""
+        name, path, number, data = self._line(request)
+        view = api.view_row(self._workspace, f"{path.name}:{number}", data)
+        return self._page(
+            "row.html.j2", name=name, row=view, talks=talks, number=number,
+            at=_whole_number(request, "at"), figures=row_figures(data, path.suffix),
+            models=self._students(),
+        )  # fmt: skip
+
+    def row_tokens(self, request: Request) -> Response:
+        """Returns the tokens of one row, and which of them a model's training trains."""
+        _, path, number, data = self._line(request)
+        model = request.query_params.get("model", "").strip()
+        if not model:
+            raise InputError("no model is named", "name the student, by its path or hub id")
+        view = api.view_row(self._workspace, f"{path.name}:{number}", data, model=model)
+        return self._page("row_tokens.html.j2", row=view, model=model)
+
+    def lineage(self, request: Request) -> Response:
+        """Returns the tree of what a file or model was made from."""
+        name = request.query_params.get("path", "").strip()
+        lineage = None
+        if name:
+            self._inside(name)
+            lineage = api.show_lineage(self._workspace, api.ShowLineage(path=name))
+        return self._page("lineage.html.j2", current="lineage", name=name, lineage=lineage)
+
+    def _file(self, request: Request) -> tuple[str, Path]:
+        path = self._files.path(request.query_params.get("path", ""))
+        return self._workspace.shown(path), path
+
+    def _line(self, request: Request) -> tuple[str, Path, int, bytes]:
+        name, path = self._file(request)
+        data = self._files.read_at(path, _whole_number(request, "at"))
+        return name, path, _whole_number(request, "number"), data
+
+    def _inside(self, name: str) -> None:
+        """Raises InputError for a path that leads outside the workspace."""
+        if not self._workspace.path(name).resolve().is_relative_to(self._workspace.root):
+            raise InputError(f"{name!r} is outside the workspace", "name a file inside it")
+
+    def _students(self) -> list[str]:
+        """Returns the students that runs of this workspace trained, the newest first."""
+        runs = views.all_states(self._workspace)[::-1]
+        named = (views.student_of(run) for run in runs)
+        return list(dict.fromkeys(name for name in named if name))[:8]
+
+
+def _whole_number(request: Request, name: str, *, default: int = 0) -> int:
+    text = request.query_params.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal() or len(text) > 18:
+        raise InputError(f"{name}={text[:40]!r} is no number", "follow the links of the page")
+    return int(text)

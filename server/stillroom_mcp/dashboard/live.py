@@ -1,0 +1,146 @@
+"""What a run's page shows while the run goes on: figures, progress, and the metrics so far."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillroom.lineage import now, seconds_between
+from stillroom.report.wording import Figure, count, number, percent, span
+from stillroom.run_folder import Progress, RunEvent, RunState
+
+_MOST_BYTES = 4 << 20
+"""The most bytes of events that one answer holds; the page asks again for the rest."""
+
+_SHOWN: tuple[tuple[str, str, str], ...] = (
+    ("loss", "Loss", "of the last step"),
+    ("teacher_kl", "Reverse KL", "to the teacher, nats per token"),
+    ("reward", "Reward", "mean of the last batch"),
+    ("tokens_per_s", "Tokens a second", "trained"),
+    ("calls_per_s", "Calls a second", "to the teacher"),
+    ("tokens", "Tokens", "sent and received"),
+    ("failed", "Failed", "rollouts"),
+)
+
+
+class MetricsSoFar(msgspec.Struct, frozen=True):
+    """The metrics that a run recorded from one place of its events on, as columns."""
+
+    steps: list[int]
+    values: dict[str, list[float | None]]
+    """For each metric as many values as there are steps; None where a step has none."""
+    next: int
+    """Where the metrics after these begin."""
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What a run has spent of what it may spend, in US dollars."""
+
+    spent: float
+    budget: float | None
+
+    @property
+    def words(self) -> str:
+        """The spending as a text."""
+        spent = f"${self.spent:.4f}" if self.spent < 1 else f"${self.spent:,.2f}"
+        return spent if self.budget is None else f"{spent} of ${self.budget:,.2f}"
+
+    @property
+    def share(self) -> float | None:
+        """The spent share of the budget; None without one."""
+        return min(1.0, self.spent / self.budget) if self.budget else None
+
+
+def read_metrics_from(events: Path, start: int) -> MetricsSoFar:
+    """Returns the metrics in the lines of an events file from the byte `start` on.
+
+    Lines that cannot be read are passed over; one that is still being written is left for the
+    next time.
+    """
+    steps: list[int] = []
+    values: dict[str, list[float | None]] = {}
+    data = _whole_lines(events, start)
+    decoder = msgspec.json.Decoder(RunEvent)
+    for line in data.splitlines():
+        # A crash may have cut a line short.
+        with suppress(ValueError, RecursionError):
+            event = decoder.decode(line)
+            if event.event == "metrics":
+                for name, value in (event.values or {}).items():
+                    column = values.setdefault(name, [])
+                    column += [None] * (len(steps) - len(column))
+                    column.append(value)
+                steps.append(event.step or 0)
+    for column in values.values():
+        column += [None] * (len(steps) - len(column))
+    end = start + len(data)
+    return MetricsSoFar(steps, values, end, has_more=bool(_whole_lines(events, end)))
+
+
+def _whole_lines(path: Path, start: int) -> bytes:
+    with suppress(FileNotFoundError), path.open("rb") as stream:
+        stream.seek(start)
+        data = stream.read(_MOST_BYTES)
+        return data[: data.rfind(b"\n") + 1]
+    return b""
+
+
+def spending(state: RunState, request: Mapping[str, Any]) -> Spending | None:
+    """Returns what a run has spent; None if it is not known to cost anything."""
+    spent = state.metrics.get("cost_usd")
+    if spent is None and state.result is not None:
+        cost = state.result.get("cost_usd")
+        spent = cost if isinstance(cost, int | float) else None
+    budget = request.get("budget_usd")
+    if not isinstance(budget, int | float):
+        budget = None
+    if spent is None and budget is None:
+        return None
+    return Spending(spent or 0.0, budget)
+
+
+def figures(state: RunState, request: Mapping[str, Any]) -> list[Figure]:
+    """Returns the large figures of a run as it stands now."""
+    return [*_time_figures(state), *_metric_figures(state), *_money_figures(state, request)]
+
+
+def _time_figures(state: RunState) -> Iterator[Figure]:
+    progress = state.progress
+    if progress is not None and progress.total:
+        note = f"{count(progress.done)} of {count(progress.total)} {progress.unit}"
+        yield Figure("Done", percent(share_done(progress)), note)
+    if state.started_at is None:
+        return
+    elapsed = seconds_between(state.started_at, state.ended_at or now())
+    if elapsed is None:
+        return
+    if state.status.is_final:
+        yield Figure("Took", span(elapsed), "from start to end")
+    else:
+        eta_s = progress.eta_s if progress else None
+        left = f"about {span(eta_s)} left" if eta_s is not None else "no rate known yet"
+        yield Figure("Running for", span(elapsed), left)
+
+
+def _metric_figures(state: RunState) -> Iterator[Figure]:
+    for name, label, note in _SHOWN:
+        value = state.metrics.get(name)
+        if value is not None and not (name == "failed" and not value):
+            yield Figure(label, number(value), note)
+
+
+def _money_figures(state: RunState, request: Mapping[str, Any]) -> Iterator[Figure]:
+    money = spending(state, request)
+    if money is not None:
+        note = "no budget was set" if money.share is None else f"{percent(money.share)} of it"
+        yield Figure("Spent", money.words, note)
+
+
+def share_done(progress: Progress) -> float:
+    """Returns which share of a phase is done, from 0 to 1."""
+    return min(1.0, progress.done / progress.total) if progress.total else 0.0

@@ -1,0 +1,156 @@
+"""Files of rows, of which any page can be read at once, however many rows they hold."""
+
+import os
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+from stillroom.data.row_files import MAX_ROW_BYTES
+from stillroom.errors import InputError
+from stillroom.lines import BOM
+from stillroom.secrecy.readable import check_readable
+from stillroom.settings import Workspace
+
+SUFFIXES = (".jsonl", ".txt")
+_BLOCK = 1 << 20
+_MOST_FILES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RowAt:
+    """A line of a file: its number, from 1, where its bytes begin, and they themselves."""
+
+    number: int
+    offset: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class _Index:
+    """Which line begins in which block of a file; it grows with the file."""
+
+    identity: tuple[int, int] = (0, 0)
+    """The device and inode."""
+    size: int = 0
+    modified: int = 0
+    lines: list[int] = field(default_factory=lambda: [0])
+    """The number of line ends before each block of the file, and at its end."""
+    ends_line: bool = True
+
+    def update(self, path: Path) -> None:
+        """Counts the lines of what was added to the file, or of all if it is another file."""
+        with path.open("rb", buffering=0) as stream:
+            stat = os.fstat(stream.fileno())
+            identity = (stat.st_dev, stat.st_ino)
+            if (identity, stat.st_size, stat.st_mtime_ns) == (
+                self.identity, self.size, self.modified
+            ):  # fmt: skip
+                return
+            if identity != self.identity or stat.st_size <= self.size:
+                self.lines = [0]
+            else:
+                # The last block was counted when it was not full yet.
+                self.lines.pop()
+            self.identity, self.modified = identity, stat.st_mtime_ns
+            self.lines = self.lines or [0]
+            start = (len(self.lines) - 1) * _BLOCK
+            # What was added since is counted the next time.
+            while block := os.pread(stream.fileno(), min(_BLOCK, stat.st_size - start), start):
+                self.lines.append(self.lines[-1] + block.count(b"\n"))
+                start += len(block)
+                self.ends_line = block.endswith(b"\n")
+            self.size = start
+
+    @property
+    def count(self) -> int:
+        return self.lines[-1] + (not self.ends_line)
+
+
+class RowFiles:
+    """The files of rows of a workspace, with an index of the lines of those read last."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._indexes: OrderedDict[Path, _Index] = OrderedDict()
+        self._lock = Lock()
+
+    def path(self, name: str) -> Path:
+        """Returns the path of a file of rows.
+
+        Raises InputError unless it is one inside the workspace that may be read.
+        """
+        path = self._workspace.path(name).resolve()
+        fix = "open one of the files that the page Data lists"
+        if not path.is_relative_to(self._workspace.root):
+            raise InputError(f"{name!r} is outside the workspace", fix)
+        check_readable(path)
+        if path.suffix not in SUFFIXES or not path.is_file():
+            raise InputError(f"{name!r} is no file of rows", fix)
+        return path
+
+    def count(self, path: Path) -> int:
+        """Returns the number of lines of a file."""
+        with self._lock:
+            return self._indexed(path).count
+
+    def read(self, path: Path, first: int, num_rows: int) -> list[RowAt]:
+        """Returns at most `num_rows` lines of a file from the line `first` on (the first is 0)."""
+        with self._lock:
+            index = self._indexed(path)
+            # The block in which the line end before the wanted line is.
+            block = max(0, bisect_right(index.lines, first - 1) - 1) if first else 0
+            before = index.lines[block]
+        found = _lines_from(path, block * _BLOCK, before)
+        rows: list[RowAt] = []
+        for row in found:
+            if row.number > first:
+                rows.append(row)
+            if len(rows) == num_rows:
+                break
+        return rows
+
+    def read_at(self, path: Path, offset: int) -> bytes:
+        """Returns the line that begins at a byte. Raises InputError if none begins there."""
+        with path.open("rb") as stream:
+            if offset > 0:
+                stream.seek(offset - 1)
+            if offset < 0 or (offset > 0 and stream.read(1) != b"\n"):
+                raise InputError(f"no row begins at byte {offset}", "load the page of rows again")
+            return _cleaned(stream.readline(MAX_ROW_BYTES))
+
+    def _indexed(self, path: Path) -> _Index:
+        index = self._indexes.setdefault(path, _Index())
+        self._indexes.move_to_end(path)
+        if len(self._indexes) > _MOST_FILES:
+            self._indexes.popitem(last=False)
+        index.update(path)
+        return index
+
+
+def _lines_from(path: Path, start: int, num_before: int) -> Iterator[RowAt]:
+    """Yields the lines that begin after the first line end at or after `start`, or at 0."""
+    with path.open("rb") as stream:
+        stream.seek(start)
+        number = num_before
+        if start:
+            # The line that the block before began belongs to it.
+            stream.readline()
+            number += 1
+        while True:
+            offset = stream.tell()
+            line = stream.readline(MAX_ROW_BYTES)
+            if not line:
+                return
+            while len(line) == MAX_ROW_BYTES and not line.endswith(b"\n"):
+                rest = stream.readline(MAX_ROW_BYTES)
+                if not rest or rest.endswith(b"\n"):
+                    break
+            number += 1
+            yield RowAt(number, offset, _cleaned(line))
+
+
+def _cleaned(line: bytes) -> bytes:
+    return line.removeprefix(BOM).strip()

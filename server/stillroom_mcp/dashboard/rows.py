@@ -1,0 +1,194 @@
+"""Pages of the rows of a file: what each row is in a line, and one row in full."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from stillroom.data.chat.template import plain_text
+from stillroom.data.checks import Problem, as_number, decode_row, decode_text_row
+from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_row
+from stillroom.data.layouts.detect import as_rollout
+from stillroom.errors import DataError, ModelError
+from stillroom.report.wording import Figure, count, number, plural, span
+from stillroom_mcp.dashboard.row_files import RowAt, RowFiles
+
+PAGE_ROWS = 50
+_MOST_SEARCHED = 48 << 20
+"""The most bytes that one search looks through, which take less than a second."""
+_LONGEST_TITLE = 160
+
+Show = Literal["all", "right", "wrong", "failed"]
+SHOWN: tuple[Show, ...] = ("all", "right", "wrong", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class RowSummary:
+    """A row in a list: where it is, how it ended, and the beginning of what it says."""
+
+    number: int
+    offset: int
+    format: str
+    title: str
+    outcome: Literal["right", "wrong", "failed", ""]
+    remarks: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPage:
+    """Some rows of a file, and which ones come before and after them."""
+
+    rows: list[RowSummary]
+    first: int
+    total: int
+    before: int | None
+    after: int | None
+    is_search: bool
+    reached: int
+    """The number of the last line that was looked at."""
+
+
+def rows_page(files: RowFiles, path: Path, first: int, *, show: Show, query: str) -> RowsPage:
+    """Returns a page of a file's rows from the line `first` on (the first is 0).
+
+    A search returns the rows with the wanted outcome that hold the text, and goes no further than
+    some megabytes; `reached` says how far that was.
+    """
+    total = files.count(path)
+    first = max(0, min(first, total - 1))
+    if show == "all" and not query:
+        rows = [summary(row, path.suffix) for row in files.read(path, first, PAGE_ROWS)]
+        end = first + PAGE_ROWS
+        before = max(0, first - PAGE_ROWS) if first else None
+        return RowsPage(
+            rows, first, total, before, end if end < total else None, False, min(end, total)
+        )
+    rows, reached = list[RowSummary](), first
+    for row in _searched(files, path, first):
+        reached = row.number
+        # The text is looked for in the row's bytes first, which is cheap.
+        if query and query.casefold() not in row.data.decode(errors="replace").casefold():
+            continue
+        one = summary(row, path.suffix)
+        if show in ("all", one.outcome):
+            rows.append(one)
+            if len(rows) == PAGE_ROWS:
+                break
+    after = reached if reached < total else None
+    return RowsPage(rows, first, total, 0 if first else None, after, True, reached)
+
+
+def _searched(files: RowFiles, path: Path, first: int) -> Iterator[RowAt]:
+    num_bytes = 0
+    while num_bytes < _MOST_SEARCHED:
+        rows = files.read(path, first, 1000)
+        for row in rows:
+            num_bytes += len(row.data)
+            yield row
+            if num_bytes >= _MOST_SEARCHED:
+                return
+        if len(rows) < 1000:
+            return
+        first += 1000
+
+
+def decoded(data: bytes, suffix: str) -> tuple[RowFormat, dict[str, Any]] | str:
+    """Returns a row and its format, in our layout if it is a rollout; or what is wrong with it."""
+    row = decode_text_row(data) if suffix == ".txt" else decode_row(data)
+    if isinstance(row, Problem):
+        return f"the line {row.message}"
+    row_format = detect_format(row)
+    if row_format is None:
+        return "the row is of no known format"
+    problem = next(iter(CHECKS[row_format](row)), None)
+    if problem is not None:
+        return f"{problem.field} {problem.message}"
+    return row_format, as_rollout(row) if row_format is RowFormat.ROLLOUTS else row
+
+
+def summary(line: RowAt, suffix: str) -> RowSummary:
+    """Returns what a line of a file is, for a list."""
+    found = decoded(line.data, suffix)
+    if isinstance(found, str):
+        return RowSummary(line.number, line.offset, "unknown", found, "", [])
+    row_format, row = found
+    remarks: list[str] = []
+    if (reward := as_number(row.get("reward"))) is not None:
+        remarks.append(f"reward {number(reward)}")
+    if row_format is RowFormat.ROLLOUTS:
+        remarks += _rollout_remarks(row)
+    return RowSummary(
+        line.number, line.offset, row_format, _title(row_format, row), _outcome(row), remarks
+    )
+
+
+def _rollout_remarks(row: dict[str, Any]) -> Iterator[str]:
+    turns = row.get("turns")
+    if isinstance(turns, int) and turns:
+        yield plural(turns, "turn")
+    errors = row.get("tool_errors")
+    if isinstance(errors, int) and errors:
+        yield plural(errors, "tool error")
+    stop = row.get("stop_reason")
+    if isinstance(stop, str) and stop != "answered":
+        yield stop
+    if row.get("truncated") is True:
+        yield "cut off"
+
+
+def _outcome(row: dict[str, Any]) -> Literal["right", "wrong", "failed", ""]:
+    if row.get("error") is not None:
+        return "failed"
+    success = row.get("success")
+    return "" if not isinstance(success, bool) else "right" if success else "wrong"
+
+
+def _title(row_format: RowFormat, row: dict[str, Any]) -> str:
+    """Returns the beginning of what the user says first."""
+    try:
+        messages: list[Any] = (
+            list(task_from_row(row).messages)
+            if row_format is RowFormat.PROMPTS
+            else row["prompt" if row_format is RowFormat.DPO else "messages"]
+        )
+        users = (plain_text(message) for message in messages if message.get("role") == "user")
+        text = " ".join(next(users, "").split())
+    except (DataError, ModelError) as error:
+        return error.problem
+    return text if len(text) <= _LONGEST_TITLE else text[:_LONGEST_TITLE] + "…"
+
+
+def row_figures(data: bytes, suffix: str) -> list[Figure]:
+    """Returns what is known of one row besides its conversation."""
+    found = decoded(data, suffix)
+    if isinstance(found, str):
+        return []
+    _, row = found
+    return [*_rewards(row), *_usage(row)]
+
+
+def _rewards(row: dict[str, Any]) -> Iterator[Figure]:
+    if (reward := as_number(row.get("reward"))) is not None:
+        rewards = row.get("rewards")
+        single: dict[str, Any] = rewards if isinstance(rewards, dict) else {}
+        parts = [f"{name} {number(value)}" for name, value in single.items() if _is_number(value)]
+        yield Figure("Reward", number(reward), ", ".join(parts) or "in all")
+
+
+def _usage(row: dict[str, Any]) -> Iterator[Figure]:
+    usage = row.get("usage")
+    if isinstance(usage, dict):
+        sent, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if isinstance(sent, int) and isinstance(written, int):
+            yield Figure("Tokens", count(written), f"written, after {count(sent)} read")
+    cost = row.get("cost_usd")
+    if _is_number(cost) and cost:
+        yield Figure("Cost", f"${cost:.4f}", "of the calls")
+    seconds = row.get("duration_s")
+    if _is_number(seconds):
+        yield Figure("Took", span(seconds), str(row.get("stop_reason") or "answered"))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+

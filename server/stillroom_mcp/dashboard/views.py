@@ -1,0 +1,267 @@
+"""What each page of the dashboard shows, read from the files of the workspace."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stillroom import api
+from stillroom.errors import DataError, InputError
+from stillroom.evaluate.files import RESULT_FILE, Evaluation
+from stillroom.jobs.supervise import read_run
+from stillroom.lineage import manifest_path
+from stillroom.report.charts.curves import ChartPlan, Setting, chart_plans, read_settings
+from stillroom.report.examples import BeforeAfter, before_after
+from stillroom.report.folders import TRAINING_KINDS, FolderReader, Run
+from stillroom.report.lineup import EvaluationEntry, Lineup, read_lineup
+from stillroom.report.reproduce import command_of
+from stillroom.report.run_list import RunRow, run_rows
+from stillroom.report.scoreboard import Scoreboard, scoreboard
+from stillroom.report.wording import Figure, plural, points
+from stillroom.run_folder import RunFolder, RunRequest, all_runs, find_run
+from stillroom.settings import Workspace
+from stillroom.types import RunKind
+from stillroom_mcp.dashboard.live import Spending, figures, share_done, spending
+from stillroom_mcp.dashboard.row_files import SUFFIXES
+
+RUNS_A_PAGE = 30
+_MOST_FILES = 500
+_SKIPPED_FOLDERS = frozenset({"node_modules", "checkpoints", "__pycache__", "ranks"})
+
+
+@dataclass(frozen=True, slots=True)
+class RunCard:
+    """A run in the list of runs."""
+
+    row: RunRow
+    name: str | None
+    share: float | None
+    """Which share of its phase is done; None where that is not known or no longer matters."""
+    money: Spending | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run on its own page."""
+
+    run: Run
+    outcome: str
+    name: str | None
+    figures: Sequence[Figure]
+    share: float | None
+    money: Spending | None
+    charts: Sequence[ChartPlan]
+    settings: Sequence[Setting]
+    command: str | None
+    rows: str | None
+    """The path of the file of rows that it writes or has written."""
+    output: str | None
+    """What its lineage can be asked for: a file or a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of rows in the workspace."""
+
+    path: str
+    num_bytes: int
+    made_by: str | None
+    modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A setting, or a figure, that two runs do not share."""
+
+    key: str
+    one: str
+    other: str
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Two runs beside one another."""
+
+    one: RunView
+    other: RunView
+    charts: Sequence[ChartPlan]
+    settings: Sequence[Difference]
+    verdict: str | None
+    examples: BeforeAfter | None
+
+
+def read_one(workspace: Workspace, run_id: str) -> Run:
+    """Returns a run. Raises RunError if there is none of this id."""
+    folder = find_run(workspace, run_id)
+    return Run(folder.path, read_run(folder))
+
+
+def all_states(workspace: Workspace) -> list[Run]:
+    """Returns the runs that can be read, oldest first."""
+    found: list[Run] = []
+    for folder in all_runs(workspace):
+        # The report lists those that cannot be read.
+        with suppress(DataError, OSError):
+            found.append(Run(folder.path, read_run(folder)))
+    return sorted(found, key=lambda run: (run.state.created_at, run.run_id))
+
+
+def run_cards(runs: Sequence[Run]) -> list[RunCard]:
+    """Returns the runs as a list shows them, newest first."""
+    return [_card(row) for row in run_rows(runs)]
+
+
+def _card(row: RunRow) -> RunCard:
+    state, request = row.run.state, _request(row.run)
+    values = request.request if request else {}
+    is_open = not state.status.is_final and state.progress is not None
+    share = share_done(state.progress) if is_open and state.progress else None
+    return RunCard(row, _name(values), share, spending(state, values))
+
+
+def _request(run: Run) -> RunRequest | None:
+    with suppress(DataError, OSError):
+        return RunFolder(run.folder).read_request()
+    return None
+
+
+def _name(request: Mapping[str, Any]) -> str | None:
+    named = (request.get(field) for field in ("name", "output", "config"))
+    return next((name for name in named if isinstance(name, str)), None)
+
+
+def run_view(workspace: Workspace, run: Run) -> RunView:
+    """Returns all that a run's page shows, but for the values of its curves."""
+    reader, request = FolderReader(), _request(run)
+    values = request.request if request else {}
+    settings = read_settings(reader, [run]).get(run.run_id)
+    rows, output = _outputs(workspace, run, values)
+    state = run.state
+    return RunView(
+        run=run,
+        outcome=run_rows([run])[0].outcome,
+        name=_name(values),
+        figures=figures(state, values),
+        share=share_done(state.progress) if state.progress else None,
+        money=spending(state, values),
+        charts=chart_plans(reader, run),
+        settings=settings.rows if settings else _plain_settings(values),
+        command=command_of(request) if request else None,
+        rows=rows,
+        output=output,
+    )
+
+
+def _plain_settings(request: Mapping[str, Any]) -> list[Setting]:
+    shown = {key: value for key, value in request.items() if value not in (None, [], "")}
+    return [Setting(key, str(value)) for key, value in shown.items()]
+
+
+def _outputs(
+    workspace: Workspace, run: Run, request: Mapping[str, Any]
+) -> tuple[str | None, str | None]:
+    """Returns the file of rows that a run writes, and the file or folder that it makes."""
+    own = run.folder / "rollouts.jsonl"
+    if own.exists():
+        return workspace.shown(own), workspace.shown(own)
+    if run.state.kind in TRAINING_KINDS:
+        final = run.folder / "checkpoints" / "final"
+        return None, workspace.shown(final) if final.is_dir() else None
+    output = request.get("output")
+    if not isinstance(output, str) or not workspace.path(output).exists():
+        return None, None
+    return (output if output.endswith(SUFFIXES) else None), output
+
+
+def evaluations(workspace: Workspace) -> tuple[Scoreboard, Lineup]:
+    """Returns the finished evaluations, with their intervals."""
+    reader = FolderReader()
+    runs = reader.runs(workspace.runs)
+    lineup = read_lineup(reader, runs, read_settings(reader, runs))
+    return scoreboard(lineup), lineup
+
+
+def side_by_side(workspace: Workspace, one: str, other: str) -> SideBySide:
+    """Returns two runs beside one another: settings, curves, and what their evaluations say.
+
+    Raises RunError if there is no run of an id.
+    """
+    views = [run_view(workspace, read_one(workspace, run_id)) for run_id in (one, other)]
+    plans = {plan.metric: plan for view in views for plan in view.charts}
+    verdict, examples = None, None
+    if all(view.run.state.kind is RunKind.EVALUATE for view in views):
+        verdict = _verdict(workspace, one, other)
+        examples = _examples([view.run for view in views])
+    return SideBySide(
+        one=views[0],
+        other=views[1],
+        charts=list(plans.values()),
+        settings=_differences(*views),
+        verdict=verdict,
+        examples=examples,
+    )
+
+
+def _differences(one: RunView, other: RunView) -> list[Difference]:
+    columns = [{setting.key: setting.value for setting in view.settings} for view in (one, other)]
+    keys = dict.fromkeys([*columns[0], *columns[1]])
+    pairs = ((key, columns[0].get(key, "–"), columns[1].get(key, "–")) for key in keys)
+    return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
+
+
+def _verdict(workspace: Workspace, one: str, other: str) -> str:
+    """Returns the paired difference of two evaluations in a sentence."""
+    request = api.CompareEvaluations(baseline=one, candidates=(other,))
+    try:
+        (compared,) = api.compare_evaluations(workspace, request).comparisons
+    except InputError as error:
+        return f"{error.problem}."
+    difference = compared.difference
+    tasks = plural(compared.tasks_shared, "shared task")
+    within = ""
+    if difference.low is not None and difference.high is not None:
+        low, high = (points(end, is_signed=True) for end in (difference.low, difference.high))
+        within = f" (95 % interval {low} to {high})"
+    words = f"{points(difference.value, is_signed=True)} points on {tasks}{within}"
+    apart = "" if compared.is_significant else ": these tasks cannot tell that from none"
+    return f"The second against the first: {words}{apart}."
+
+
+def _examples(runs: Sequence[Run]) -> BeforeAfter | None:
+    reader = FolderReader()
+    entries: list[EvaluationEntry] = []
+    for run in runs:
+        evaluation = reader.document(run.folder / RESULT_FILE, Evaluation)
+        if evaluation is None:
+            return None
+        entries.append(EvaluationEntry(run, evaluation, evaluation.result.name, is_teacher=False))
+    one, other = entries
+    return before_after(reader, Lineup(entries, one, other, other, 1, None))
+
+
+def data_files(workspace: Workspace) -> list[DataFile]:
+    """Returns the files of rows in the workspace, those changed last first, without hidden ones."""
+    found: list[DataFile] = []
+    for path in _visible_files(workspace.root):
+        with suppress(OSError):
+            stat = path.stat()
+            made_by = "recorded" if manifest_path(path).exists() else None
+            found.append(DataFile(workspace.shown(path), stat.st_size, made_by, stat.st_mtime))
+    return sorted(found, key=lambda file: file.modified, reverse=True)[:_MOST_FILES]
+
+
+def _visible_files(folder: Path) -> Sequence[Path]:
+    found: list[Path] = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [f for f in folders if f[0] != "." and f not in _SKIPPED_FOLDERS]
+        found += [Path(parent, n) for n in names if n[0] != "." and n.endswith(".jsonl")]
+    return [path for path in found if path.name != "events.jsonl" and not path.is_symlink()]
+
+
+
+def student_of(run: Run) -> str | None:
+    """Returns the model that a training run trains; None for any other run."""
+    settings = read_settings(FolderReader(), [run]).get(run.run_id)
+    return settings.student if settings else None
