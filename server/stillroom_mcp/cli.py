@@ -120,6 +120,7 @@ def build_parser(
         by_command[name] = sub
     by_command["serve"] = _add_serve(added)
     by_command["demo"] = _add_demo(added)
+    by_command["dashboard"] = _add_dashboard(added)
     by_command["report"] = _add_report(added)
     by_command["wait"] = waiting.add_parser(added)
     return parser, by_command
@@ -173,6 +174,19 @@ def _add_demo(added: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of all stages (default: 1)")
     parser.add_argument("--smoke", action="store_true", help="a short version of every stage")
+    return parser
+
+
+def _add_dashboard(added: Any) -> argparse.ArgumentParser:
+    text = (
+        "Show runs, rollouts, data and evaluations as live pages, to this machine's browser only."
+    )
+    parser = added.add_parser("dashboard", help=text, description=text)
+    parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
+    parser.add_argument(
+        "--port", type=int, default=8484, help="port to listen on; 0 for any (default: 8484)"
+    )
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
     return parser
 
 
@@ -240,6 +254,9 @@ def _run(options: argparse.Namespace) -> int:
             return _serve(options)
         case "demo":
             return commands.demo(options.folder, seed=options.seed, is_smoke=options.smoke)
+        case "dashboard":
+            workspace = open_workspace(options.workspace)
+            return commands.dashboard(workspace, port=options.port, is_opened=options.open)
         case "report":
             workspace = open_workspace(options.workspace)
             overwrite, as_json = options.overwrite, options.json

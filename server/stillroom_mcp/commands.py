@@ -48,6 +48,14 @@ def serve_http(
     )
 
 
+def dashboard(workspace: Workspace, *, port: int, is_opened: bool) -> int:
+    """Serves the dashboard of the workspace until it is interrupted."""
+    from stillroom_mcp.dashboard.serve import serve_dashboard
+
+    serve_dashboard(workspace, port=port, is_opened=is_opened)
+    return 0
+
+
 def demo(folder: str | None, *, seed: int, is_smoke: bool) -> int:
     """Runs the demo, which starts a server and drives it with an MCP client of its own."""
     from stillroom_mcp.demo import FULL, SMOKE, run_demo

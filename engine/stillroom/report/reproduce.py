@@ -45,7 +45,11 @@ def command_of(request: RunRequest) -> str | None:
 
 def _flags(model: type[BaseModel], field: str, request: Mapping[str, Any]) -> Iterator[str]:
     value, default = request.get(field), model.model_fields[field].get_default()
-    if value is None or value == default or (isinstance(value, list) and value == list(default or ())):
+    if (
+        value is None
+        or value == default
+        or (isinstance(value, list) and value == list(default or ()))
+    ):
         return
     flag = field.replace("_", "-")
     if isinstance(value, bool):

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from stillroom.evaluate.intervals import Estimate
+from stillroom.types import RunKind
 
 NOTHING = "–"
 """Stands where there is no value."""
 
-_RUN_ID = re.compile(r"\b((?:rollouts|sft|dpo|distill|evaluate)-[a-z2-9]{6})[a-z2-9]{20}\b")
+_RUN_ID = re.compile(rf"\b((?:{'|'.join(RunKind)})-[a-z2-9]{{6}})[a-z2-9]{{20}}\b")
 _LONGEST_NAME = 44
 _SPACE = "\N{NO-BREAK SPACE}"
 

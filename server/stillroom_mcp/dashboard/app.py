@@ -125,11 +125,11 @@ class _Pages:
 
     def problem(self, request: Request, error: Exception) -> Response:
         """Returns the page that says what could not be shown, and what to do."""
-        assert isinstance(error, EngineError)
+        shown = error if isinstance(error, EngineError) else EngineError(str(error), "")
         template = "problem_part.html.j2" if "hx-request" in request.headers else "problem.html.j2"
         # htmx puts no answer with an error's status on the page.
         status = 200 if "hx-request" in request.headers else 404
-        return self._page(template, status=status, error=error, current="")
+        return self._page(template, status=status, error=shown, current="")
 
     def runs(self, request: Request) -> Response:
         """Returns the page of all runs."""
@@ -175,8 +175,8 @@ class _Pages:
 
     def run_log(self, request: Request) -> Response:
         """Returns the last lines of a run's log."""
-        asked = api.GetRunLogs(run_id=request.path_params["run_id"], lines=_LOG_LINES)
-        return self._page("log.html.j2", log=api.get_run_logs(self._workspace, asked))
+        wanted = api.GetRunLogs(run_id=request.path_params["run_id"], lines=_LOG_LINES)
+        return self._page("log.html.j2", log=api.get_run_logs(self._workspace, wanted))
 
     def evaluations(self, request: Request) -> Response:
         """Returns the page of all evaluations with their intervals."""
@@ -208,7 +208,8 @@ class _Pages:
     def rows(self, request: Request) -> Response:
         """Returns a page of a file's rows."""
         name, path = self._file(request)
-        show = next((s for s in SHOWN if s == request.query_params.get("show")), "all")
+        wanted = request.query_params.get("show", "all")
+        show = SHOWN[SHOWN.index(wanted)] if wanted in SHOWN else "all"
         query = request.query_params.get("q", "")[:200]
         # People count from 1.
         first = max(0, _whole_number(request, "row", default=1) - 1)

@@ -77,7 +77,7 @@ def read_metrics_from(events: Path, start: int) -> MetricsSoFar:
                     column.append(value)
                 steps.append(event.step or 0)
     for column in values.values():
-        column += [None] * (len(steps) - len(column))
+        column.extend([None] * (len(steps) - len(column)))
     end = start + len(data)
     return MetricsSoFar(steps, values, end, has_more=bool(_whole_lines(events, end)))
 
@@ -111,7 +111,7 @@ def figures(state: RunState, request: Mapping[str, Any]) -> list[Figure]:
 
 def _time_figures(state: RunState) -> Iterator[Figure]:
     progress = state.progress
-    if progress is not None and progress.total:
+    if progress is not None and progress.total and not state.status.is_final:
         note = f"{count(progress.done)} of {count(progress.total)} {progress.unit}"
         yield Figure("Done", percent(share_done(progress)), note)
     if state.started_at is None:

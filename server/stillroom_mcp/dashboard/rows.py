@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from stillroom.data.chat.template import plain_text
 from stillroom.data.checks import Problem, as_number, decode_row, decode_text_row
@@ -189,6 +189,5 @@ def _usage(row: dict[str, Any]) -> Iterator[Figure]:
         yield Figure("Took", span(seconds), str(row.get("stop_reason") or "answered"))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-

@@ -260,7 +260,6 @@ def _visible_files(folder: Path) -> Sequence[Path]:
     return [path for path in found if path.name != "events.jsonl" and not path.is_symlink()]
 
 
-
 def student_of(run: Run) -> str | None:
     """Returns the model that a training run trains; None for any other run."""
     settings = read_settings(FolderReader(), [run]).get(run.run_id)

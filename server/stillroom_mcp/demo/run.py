@@ -49,6 +49,9 @@ def free_folder(parent: Path) -> str:
 async def _drive(root: Path, folder: str, seed: int, settings: DemoSettings) -> int:
     console = Console()
     started = time.monotonic()
+    console.print(
+        f"Watch it live: {sys.argv[0]} dashboard --workspace {folder} --open", markup=False
+    )
     server = StdioServerParameters(
         command=sys.executable,
         # -P: modules in the folder that the server starts in must not shadow ours.

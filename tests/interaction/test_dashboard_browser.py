@@ -1,0 +1,177 @@
+"""The dashboard in a real browser: it goes on by itself, opens rows, and lets nothing out."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import BrowserContext, Page
+
+from fakes.dashboards import ServedDashboard, kept_running, served
+from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_rows
+from fakes.run_folders import evaluate, write_run, write_training
+
+pytestmark = pytest.mark.browser
+
+ATTACK = "<img src=https://example.com/x.png onerror=document.title='owned'><script>1/0</script>"
+NUM_ROWS = 130
+
+
+def write_everything(folder: Path) -> None:
+    runs = folder / "runs"
+    evaluate(runs, "base", set(range(6)), minute=0)
+    evaluate(runs, ATTACK.replace("/", "|"), set(range(24)), minute=3)
+    losses = [{"loss": 2 / step, "val_loss": 2.1 / step} for step in range(1, 200)]
+    write_training(runs, "sft-a", losses, minute=1)
+    write_training(runs, "sft-b", losses[:60], minute=2)
+    write_training(runs, "sft-now", [{"loss": 2.0}], minute=5, status="running")
+    write_run(runs, "dpo-b", minute=4, status="failed", error={"problem": ATTACK, "fix": ATTACK})
+    call = tool_call(ATTACK, arguments=json.dumps({"item": ATTACK}))
+    talk = [assistant("I look.", call), tool_reply(f"error: {ATTACK}"), assistant(ATTACK)]
+    rows = [
+        rollout_row(
+            task_id=f"t{n}", messages=[user(f"Task {n} {ATTACK}"), *talk], success=n % 2 == 0,
+            reward=float(n % 2 == 0), metadata={"task_type": ATTACK},
+        )
+        for n in range(NUM_ROWS)
+    ]  # fmt: skip
+    write_rows(folder / "rows.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dashboard")
+    write_everything(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dashboard(folder: Path) -> Iterator[ServedDashboard]:
+    with kept_running(folder / "runs" / "sft-now"), served(folder) as dashboard:
+        yield dashboard
+
+
+@pytest.fixture
+def page(context: BrowserContext, dashboard: ServedDashboard) -> Iterator[Page]:
+    """A page that is let in; at its end it has asked nobody else, and nothing went wrong in it."""
+    page = context.new_page()
+    asked: list[str] = []
+    wrong: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(dashboard.entrance)
+    yield page
+    assert page.title() != "owned"
+    page.close()
+    own = (dashboard.base, "data:")
+    assert [url for url in asked if not url.startswith(own)] == []
+    assert wrong == []
+
+
+ADDRESSES = [
+    "/", "/runs/sft-a", "/runs/dpo-b", "/evaluations", "/data", "/data/file?path=rows.jsonl",
+    "/rows?path=rows.jsonl", "/compare?a=sft-a&b=sft-b",
+    f"/compare?a=evaluate-base&b=evaluate-{ATTACK.replace('/', '|')}", "/lineage?path=rows.jsonl",
+]  # fmt: skip
+
+
+def test_the_token_leaves_the_address(page: Page, dashboard: ServedDashboard) -> None:
+    assert page.url == f"{dashboard.base}/"
+
+
+@pytest.mark.parametrize("address", ADDRESSES, ids=range(len(ADDRESSES)))
+def test_hostile_content_does_nothing_and_nothing_sticks_out(
+    page: Page, dashboard: ServedDashboard, address: str
+) -> None:
+    for width, scheme in ((390, "light"), (1280, "dark")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        page.goto(dashboard.base + address)
+        assert page.get_by_role("heading").first.is_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.locator("main img").count() == 0
+
+
+def test_curves_move_while_the_run_goes_on(
+    page: Page, dashboard: ServedDashboard, folder: Path
+) -> None:
+    page.goto(f"{dashboard.base}/runs/sft-now")
+    change = page.locator("figure[data-metric=loss] .change")
+    change.get_by_text("2", exact=True).wait_for()
+    before = page.locator("figure[data-metric=loss] canvas").screenshot()
+    with (folder / "runs" / "sft-now" / "events.jsonl").open("a", encoding="utf-8") as events:
+        for step in range(2, 30):
+            values = {"loss": 2 / step, "tokens_per_s": 100.0}
+            row = {"time": "t", "event": "metrics", "step": step, "values": values}
+            events.write(json.dumps(row) + "\n")
+    change.get_by_text("2 → 0.069", exact=True).wait_for()
+    assert page.locator("figure[data-metric=loss] canvas").screenshot() != before
+
+
+def test_a_run_that_begins_appears_by_itself(
+    page: Page, dashboard: ServedDashboard, folder: Path
+) -> None:
+    page.goto(dashboard.base)
+    assert page.get_by_text("sft-late").count() == 0
+    write_training(folder / "runs", "sft-late", [{"loss": 1.0}], minute=9)
+    page.get_by_role("link", name="sft-late").wait_for()
+
+
+def test_rows_open_with_their_tool_calls_folded_by_keys_alone(
+    page: Page, dashboard: ServedDashboard
+) -> None:
+    page.goto(f"{dashboard.base}/rows?path=rows.jsonl")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    row = page.locator(".rows-list > li").nth(1)
+    row.get_by_text("I look.").wait_for()
+    said = row.locator("details.call .said")
+    assert not said.is_visible()
+    row.locator("details.call > summary").click()
+    assert said.is_visible()
+    page.keyboard.press("n")
+    page.get_by_text(f"rows 51 to 100 of {NUM_ROWS}").wait_for()
+    page.get_by_label("Show").first.select_option("wrong")
+    page.get_by_role("button", name="Show").click()
+    page.get_by_text("✗ wrong").first.wait_for()
+    assert page.get_by_text("✓ right").count() == 0
+
+
+def test_a_row_shows_which_tokens_a_student_would_train(
+    page: Page, dashboard: ServedDashboard, warm_program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", str(warm_program))
+    page.goto(f"{dashboard.base}/rows?path=rows.jsonl")
+    page.locator(".rows-list summary").first.click()
+    page.get_by_label("Tokens that training would train").fill("demo/student")
+    page.get_by_role("button", name="Show the mask").click()
+    page.locator(".tokens .trained").first.wait_for()
+    assert page.locator(".tokens .user").count() > 0
+    assert page.locator(".tokens img").count() == 0
+
+
+def test_without_the_token_nothing_is_shown(browser: Any, dashboard: ServedDashboard) -> None:
+    stranger = browser.new_context()
+    page = stranger.new_page()
+    answer = page.goto(f"{dashboard.base}/runs/sft-a")
+    assert answer.status == 401
+    assert "sft-a" not in page.content()
+    stranger.close()
+
+
+def test_a_page_elsewhere_learns_nothing(
+    context: BrowserContext, dashboard: ServedDashboard, tmp_path: Path
+) -> None:
+    """The browser has the cookie, and a page of another origin asks with it."""
+    context.new_page().goto(dashboard.entrance)
+    page = context.new_page()
+    page.goto("data:text/html,<title>elsewhere</title>")
+    script = """async (url) => {
+        try { return await (await fetch(url, {credentials: "include"})).text(); }
+        catch { return "refused"; }
+    }"""
+    assert page.evaluate(script, f"{dashboard.base}/runs/sft-a/metrics") == "refused"
+    page.close()

@@ -1,0 +1,51 @@
+"""The metrics of a run, read piece by piece while it writes them, and its figures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from stillroom.run_folder import Progress, RunState
+from stillroom.types import RunKind, RunStatus
+from stillroom_mcp.dashboard.live import figures, read_metrics_from
+
+
+def event(step: int, **values: float | None) -> str:
+    return json.dumps({"time": "t", "event": "metrics", "step": step, "values": values})
+
+
+def test_metrics_are_read_from_where_the_last_answer_ended(tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    events.write_text(event(1, loss=2.0) + "\n" + event(2, loss=None, reward=1.0)[:20], "utf-8")
+    first = read_metrics_from(events, 0)
+    assert (first.steps, first.values, first.has_more) == ([1], {"loss": [2.0]}, False)
+    note = json.dumps({"event": "note", "text": "half"})
+    lines = [event(1, loss=2.0), event(2, loss=None, reward=1.0), note, "{broken", event(3, loss=1)]
+    events.write_text("\n".join(lines) + "\n", "utf-8")
+    second = read_metrics_from(events, first.next)
+    assert second.steps == [2, 3]
+    assert second.values == {"loss": [None, 1.0], "reward": [1.0, None]}
+    assert read_metrics_from(events, second.next).steps == []
+
+
+def test_a_run_without_events_has_no_metrics(tmp_path: Path) -> None:
+    assert read_metrics_from(tmp_path / "events.jsonl", 0).steps == []
+
+
+def shown(request: dict[str, Any], **fields: Any) -> dict[str, tuple[str, str]]:
+    state = RunState(
+        run_id="r", kind=RunKind.ROLLOUTS, status=RunStatus.RUNNING,
+        created_at="2026-11-20T10:00:00Z", started_at="2026-11-20T10:00:00Z", **fields,
+    )  # fmt: skip
+    return {figure.label: (figure.value, figure.note) for figure in figures(state, request)}
+
+
+def test_spend_stands_beside_its_budget_and_time_beside_what_is_left() -> None:
+    progress = Progress(phase="p", done=30, total=120, unit="rollouts", eta_s=90.0)
+    found = shown({"budget_usd": 5.0}, metrics={"cost_usd": 1.25}, progress=progress)
+    assert found["Spent"] == ("$1.25 of $5.00", "25.0\xa0% of it")
+    assert found["Done"][0] == "25.0\xa0%"
+    assert found["Running for"][1] == "about 1\xa0min 30\xa0s left"
+
+
+def test_what_costs_nothing_shows_no_money() -> None:
+    assert "Spent" not in shown({"budget_usd": None}, metrics={"loss": 1.0})
