@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stillroom.errors import EngineError
-from stillroom.evaluate.costs import CostComparison, compare_costs
+from stillroom.evaluate.costs import CostComparison
 from stillroom.report.charts.curves import read_settings, trainings
 from stillroom.report.charts.line import HEIGHT, WIDTH
 from stillroom.report.environment import render_page, write_page
@@ -29,7 +29,7 @@ def write_report(runs: Path, output: Path, *, title: str) -> Path:
         "template.html.j2",
         title=title,
         headline=headline(lineup, num_runs=len(found)),
-        scoreboard=scoreboard(lineup, _costs(runs, lineup)),
+        scoreboard=scoreboard(lineup, costs_of(runs, lineup)),
         trainings=trainings(reader, found, settings),
         num_trainings=sum(run.state.kind in TRAINING_KINDS for run in found),
         before_after=before_after(reader, lineup),
@@ -42,12 +42,12 @@ def write_report(runs: Path, output: Path, *, title: str) -> Path:
     return output
 
 
-def _costs(runs: Path, lineup: Lineup) -> CostComparison | None:
+def costs_of(runs: Path, lineup: Lineup) -> CostComparison | None:
     """Returns what a task costs with the best student and with the teacher, if both are known."""
     if lineup.best is None or lineup.teacher is None:
         return None
     one, other = (entry.evaluation.result for entry in (lineup.best, lineup.teacher))
     try:
-        return compare_costs(Workspace(runs.parent), one, other)
+        return comparecosts_of(Workspace(runs.parent), one, other)
     except EngineError:
         return None  # a malformed prices.yml is no reason to write no report

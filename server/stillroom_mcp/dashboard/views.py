@@ -20,6 +20,7 @@ from stillroom.report.reproduce import command_of
 from stillroom.report.run_list import RunRow, run_rows
 from stillroom.report.scoreboard import Scoreboard, scoreboard
 from stillroom.report.wording import Figure, plural, points
+from stillroom.report.write import costs_of
 from stillroom.run_folder import RunFolder, RunRequest, all_runs, find_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind
@@ -180,7 +181,7 @@ def evaluations(workspace: Workspace) -> tuple[Scoreboard, Lineup]:
     reader = FolderReader()
     runs = reader.runs(workspace.runs)
     lineup = read_lineup(reader, runs, read_settings(reader, runs))
-    return scoreboard(lineup), lineup
+    return scoreboard(lineup, costs_of(workspace.runs, lineup)), lineup
 
 
 def side_by_side(workspace: Workspace, one: str, other: str) -> SideBySide:
