@@ -48,6 +48,6 @@ def costs_of(runs: Path, lineup: Lineup) -> CostComparison | None:
         return None
     one, other = (entry.evaluation.result for entry in (lineup.best, lineup.teacher))
     try:
-        return comparecosts_of(Workspace(runs.parent), one, other)
+        return compare_costs(Workspace(runs.parent), one, other)
     except EngineError:
         return None  # a malformed prices.yml is no reason to write no report
