@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stillroom.errors import EngineError
-from stillroom.evaluate.costs import CostComparison
+from stillroom.evaluate.costs import CostComparison, compare_costs
 from stillroom.report.charts.curves import read_settings, trainings
 from stillroom.report.charts.line import HEIGHT, WIDTH
 from stillroom.report.environment import render_page, write_page
