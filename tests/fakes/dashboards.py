@@ -21,7 +21,7 @@ TOKEN = "a-token-of-this-test"
 def client_of(folder: Path) -> TestClient:
     """Returns a browser that has the cookie of the folder's dashboard."""
     app = build_dashboard(Workspace(folder), TOKEN)
-    client = TestClient(app, base_url="http://127.0.0.1:8484", raise_server_exceptions=False)
+    client = TestClient(app, base_url="http://127.0.0.1:8484", raise_server_exceptions=True)
     assert client.get(f"/?token={TOKEN}").status_code == 200
     return client
 

@@ -19,6 +19,7 @@ from stillroom.api.evaluations import CompareEvaluations, ComparisonReport, comp
 from stillroom.api.large_files import carry_out
 from stillroom.api.operations import OPERATIONS, operation_named
 from stillroom.api.reports import WriteReport, WrittenReport, write_report
+from stillroom.api.reproduce import command_of
 from stillroom.api.runs import (
     CancelRun,
     GetRun,

@@ -16,7 +16,6 @@ from stillroom.report.charts.curves import ChartPlan, Setting, chart_plans, read
 from stillroom.report.examples import BeforeAfter, before_after
 from stillroom.report.folders import TRAINING_KINDS, FolderReader, Run
 from stillroom.report.lineup import EvaluationEntry, Lineup, read_lineup
-from stillroom.report.reproduce import command_of
 from stillroom.report.run_list import RunRow, run_rows
 from stillroom.report.scoreboard import Scoreboard, scoreboard
 from stillroom.report.wording import Figure, plural, points
@@ -149,7 +148,7 @@ def run_view(workspace: Workspace, run: Run) -> RunView:
         money=spending(state, values),
         charts=chart_plans(reader, run),
         settings=settings.rows if settings else _plain_settings(values),
-        command=command_of(request) if request else None,
+        command=api.command_of(request) if request else None,
         rows=rows,
         output=output,
     )

@@ -99,7 +99,7 @@ const stillroomCharts = (() => {
     const axis = { stroke: muted, grid: { stroke: rule, width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     figure.plot = new uPlot({
       width: box.clientWidth || 320, height: 190, padding: [8, 8, 0, 0],
-      legend: { markers: { width: 0, fill: (plot, i) => plot.series[i].stroke } },
+      legend: { markers: { width: 0, fill: (_, i) => series[i - 1]?.stroke } },
       cursor: { drag: { x: true, y: false } },
       scales: { x: { time: false } },
       axes: [
