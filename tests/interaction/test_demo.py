@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -14,7 +15,9 @@ from rich.console import Console
 from stillroom import api
 from stillroom.settings import Workspace
 from stillroom_mcp.demo import run_demo
+from stillroom_mcp.demo.chain import run_chain
 from stillroom_mcp.demo.closing import say_what_it_means
+from stillroom_mcp.demo.guide import DemoStoppedError, Guide
 from stillroom_mcp.demo.run import ORDER, free_folder
 from stillroom_mcp.demo.settings import DemoSettings
 
@@ -57,6 +60,29 @@ def test_the_whole_chain_ends_with_its_table_and_report(
         ["rollouts"] + ["evaluate"] * 5 + ["sft", "sft", "distill", "export"]
     )
     assert {run.status for run in runs} == {"succeeded"}
+
+
+def test_a_failure_beside_the_stages_stops_the_demo_with_its_reason() -> None:
+    guide = Guide(ClientOfEndlessStage(), Console(quiet=True))
+
+    async def chain() -> None:
+        with anyio.fail_after(5):
+            await run_chain(guide, TINY, seed=1)
+
+    with pytest.raises(DemoStoppedError, match="evaluate_model failed: no room"):
+        anyio.run(chain)
+
+
+class ClientOfEndlessStage:
+    """A client of a server whose evaluations fail while the stage beside them never ends."""
+
+    async def call_tool(self, tool: str, arguments: dict[str, Any]) -> Any:
+        if tool == "get_run":
+            await anyio.sleep_forever()
+        content = {"checks": [], "good": 1, "bad": 0, "run_id": "run"}
+        failed = tool == "evaluate_model"
+        text = [SimpleNamespace(text="no room")]
+        return SimpleNamespace(is_error=failed, content=text, structured_content=content)
 
 
 def test_a_second_demo_takes_a_folder_of_its_own(tmp_path: Path) -> None:

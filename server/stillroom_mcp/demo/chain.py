@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from stillroom_mcp.demo.guide import Guide
+import anyio
+
+from stillroom_mcp.demo.guide import DemoStoppedError, Guide
 from stillroom_mcp.demo.settings import ACTING, DemoSettings
 
 PROMPTS, HELDOUT = "prompts.jsonl", "heldout.jsonl"
@@ -15,31 +17,61 @@ LABELS, SOFT, ON_POLICY = "SFT, tokens", "SFT, soft", "on-policy"
 
 
 @dataclass(slots=True)
-class Evaluations:
-    """The evaluations that the demo has started; each runs beside the stage that follows it."""
+class Stages:
+    """What the demo's stages have made so far, for those that wait for it."""
 
-    run_ids: dict[str, str] = field(default_factory=dict[str, str])
+    guide: Guide
+    settings: DemoSettings
+    seed: int
+    rows_ready: anyio.Event = field(default_factory=anyio.Event)
+    """Set once the rows of supervised fine-tuning are written."""
+    soft_ready: anyio.Event = field(default_factory=anyio.Event)
+    """Set once the student of soft targets is trained."""
+    trained: dict[str, str] = field(default_factory=dict[str, str])
+    """The run ids of the trained students, by their names in the table of results."""
+    evaluated: dict[str, str] = field(default_factory=dict[str, str])
     """The evaluations' run ids, by the model's name in the table of results."""
 
 
-async def run_chain(guide: Guide, settings: DemoSettings, seed: int) -> Evaluations:
-    """Runs all stages and returns the evaluations started on the way, in the stages' order."""
-    evaluations = Evaluations()
-    await _prepare(guide, seed)
-    await _evaluate(guide, evaluations, settings, "teacher", "demo/teacher", seed)
-    await _evaluate(guide, evaluations, settings, "base student", "demo/student", seed)
-    await _teacher_rollouts(guide, settings, seed)
-    await _curate(guide)
-    labels, soft = await _sft(guide, seed)
-    await _evaluate(guide, evaluations, settings, LABELS, labels, seed)
-    await _evaluate(guide, evaluations, settings, SOFT, soft, seed)
-    on_policy = await _on_policy(guide, settings, soft, seed)
-    await _evaluate(guide, evaluations, settings, ON_POLICY, on_policy, seed)
-    await _lineage(guide, on_policy)
-    return evaluations
+async def run_chain(guide: Guide, settings: DemoSettings, seed: int) -> Stages:
+    """Runs all stages and returns what they made; its last evaluation may still be running.
+
+    Raises DemoStoppedError if a call or run fails.
+    """
+    stages = Stages(guide, settings, seed)
+    try:
+        async with anyio.create_task_group() as group:
+            await _prepare(stages)
+            group.start_soon(_run_beside, stages)
+            await _teacher_rollouts(stages)
+            await _curate(stages)
+            await _sft(stages)
+            await _on_policy(stages)
+            await _evaluate(stages, ON_POLICY)
+            await _lineage(stages)
+    except ExceptionGroup as failures:
+        stopped, others = failures.split(DemoStoppedError)
+        if stopped is None or others is not None:
+            raise
+        raise stopped.exceptions[0] from None
+    return stages
 
 
-async def _prepare(guide: Guide, seed: int) -> None:
+async def _run_beside(stages: Stages) -> None:
+    """Runs what no stage waits for, one run after another, so that a stage keeps its own core."""
+    guide = stages.guide
+    for name, model in (("base student", "demo/student"), ("teacher", "demo/teacher")):
+        await guide.wait(await _evaluate(stages, name, model), is_shown=False)
+    await stages.rows_ready.wait()
+    run = await guide.wait(await _start_sft(stages, LABELS, "sft.yml"), is_shown=False)
+    _say_trained(guide, LABELS, run)
+    await guide.wait(await _evaluate(stages, LABELS), is_shown=False)
+    await stages.soft_ready.wait()
+    await guide.wait(await _evaluate(stages, SOFT), is_shown=False)
+
+
+async def _prepare(stages: Stages) -> None:
+    guide = stages.guide
     guide.heading(
         1,
         "A project",
@@ -47,7 +79,7 @@ async def _prepare(guide: Guide, seed: int) -> None:
         "well, the student one that has only learnt the format. Each question has its own price "
         "list, so nothing can be memorised; answers are checked exactly.",
     )
-    await guide.call("create_project", template="demo", seed=seed)
+    await guide.call("create_project", template="demo", seed=stages.seed)
     setup = await guide.call("check_setup", model="demo/student")
     for check in setup["checks"]:
         guide.say(f"    {check['status']:7} {check['name']}: {check['detail']}")
@@ -55,13 +87,14 @@ async def _prepare(guide: Guide, seed: int) -> None:
     guide.say(f"    {report['good']} prompts, {report['bad']} with problems")
 
 
-async def _teacher_rollouts(guide: Guide, settings: DemoSettings, seed: int) -> None:
+async def _teacher_rollouts(stages: Stages) -> None:
+    guide, settings = stages.guide, stages.settings
     guide.heading(
         2,
         "Teacher rollouts",
         f"The teacher answers {settings.num_rollouts} prompts, calling tools. Every call is kept "
-        "in a journal, so a killed run goes on where it stood. Beside it, the teacher and the "
-        "base student are evaluated on prompts that nothing trains on.",
+        "in a journal, so a killed run goes on where it stood. Beside the stages, one after "
+        "another, all models are evaluated on prompts that nothing trains on.",
     )
     run = await guide.run(
         "teacher rollouts",
@@ -72,7 +105,7 @@ async def _teacher_rollouts(guide: Guide, settings: DemoSettings, seed: int) -> 
         model="teacher",
         n=settings.num_rollouts,
         temperature=1.2,
-        seed=seed,
+        seed=stages.seed,
         **ACTING,
     )
     result = run["result"]
@@ -82,7 +115,8 @@ async def _teacher_rollouts(guide: Guide, settings: DemoSettings, seed: int) -> 
     )
 
 
-async def _curate(guide: Guide) -> None:
+async def _curate(stages: Stages) -> None:
+    guide = stages.guide
     guide.heading(
         3,
         "Curation",
@@ -101,14 +135,15 @@ async def _curate(guide: Guide) -> None:
     dropped = ", ".join(f"{count} {reason}" for reason, count in kept["dropped"].items())
     guide.say(f"    read {kept['read']}, kept {kept['kept']}, dropped: {dropped or 'none'}")
     await guide.call("convert_rollouts", input=GOOD_ROLLOUTS, output="sft.jsonl")
+    stages.rows_ready.set()
     shown = await guide.call("inspect_examples", path="sft.jsonl", model="demo/student", n=1)
     guide.say("    the first row as the trainer sees it; only what stands in ⟦ ⟧ is trained:")
     for line in shown["examples"][0]["text"].splitlines():
         guide.say(f"      {line}")
 
 
-async def _sft(guide: Guide, seed: int) -> tuple[str, str]:
-    """Returns the run on the teacher's tokens and the one on its probabilities."""
+async def _sft(stages: Stages) -> None:
+    guide = stages.guide
     guide.heading(
         4,
         "Supervised fine-tuning, twice",
@@ -116,15 +151,26 @@ async def _sft(guide: Guide, seed: int) -> tuple[str, str]:
         "tokens themselves, as from a teacher that gives text alone, and once the teacher's "
         "probabilities of all tokens there, which an open model also gives.",
     )
-    overrides = [f"trainer.seed={seed}"]
-    labels = await guide.start("start_training", config="sft.yml", overrides=overrides)
-    soft = await guide.run("SFT", "start_training", config="soft_targets.yml", overrides=overrides)
-    for run in (await guide.wait(labels), soft):
-        guide.say(f"    {run['result']['steps']} steps, loss {run['metrics']['loss']:.3f}")
-    return labels, soft["run_id"]
+    with guide.timed("SFT"):
+        run = await guide.wait(await _start_sft(stages, SOFT, "soft_targets.yml"))
+    _say_trained(guide, SOFT, run)
+    stages.soft_ready.set()
 
 
-async def _on_policy(guide: Guide, settings: DemoSettings, start: str, seed: int) -> str:
+async def _start_sft(stages: Stages, name: str, config: str) -> str:
+    """Starts the training of a student and returns its run id."""
+    overrides = [f"trainer.seed={stages.seed}"]
+    run_id = await stages.guide.start("start_training", config=config, overrides=overrides)
+    stages.trained[name] = run_id
+    return run_id
+
+
+def _say_trained(guide: Guide, name: str, run: dict[str, Any]) -> None:
+    guide.say(f"    {name}: {run['result']['steps']} steps, loss {run['metrics']['loss']:.3f}")
+
+
+async def _on_policy(stages: Stages) -> None:
+    guide, settings = stages.guide, stages.settings
     guide.heading(
         5,
         "On-policy distillation",
@@ -137,8 +183,8 @@ async def _on_policy(guide: Guide, settings: DemoSettings, start: str, seed: int
         "start_training",
         config="distill.yml",
         overrides=[
-            f"model.path={start}",
-            f"trainer.seed={seed}",
+            f"model.path={stages.trained[SOFT]}",
+            f"trainer.seed={stages.seed}",
             f"trainer.max_steps={settings.num_iterations}",
         ],
     )
@@ -146,39 +192,35 @@ async def _on_policy(guide: Guide, settings: DemoSettings, start: str, seed: int
         f"    {run['result']['steps']} iterations, KL to the teacher on the student's own answers "
         f"{run['metrics']['teacher_kl']:.3f} nats per token"
     )
-    return run["run_id"]
+    stages.trained[ON_POLICY] = run["run_id"]
 
 
-async def _evaluate(
-    guide: Guide,
-    evaluations: Evaluations,
-    settings: DemoSettings,
-    name: str,
-    model: str,
-    seed: int,
-) -> None:
-    """Starts an evaluation, which continues while the next stage runs."""
+async def _evaluate(stages: Stages, name: str, model: str | None = None) -> str:
+    """Starts the evaluation of a model and returns its run id; by default of a trained student."""
+    settings = stages.settings
     measured: dict[str, Any] = {}
     if name != "teacher":
         measured = {"teacher": "demo/teacher", "kl_prompts": settings.num_kl_prompts}
-    evaluations.run_ids[name] = await guide.start(
+    run_id = await stages.guide.start(
         "evaluate_model",
-        model=model,
+        model=model or stages.trained[name],
         name=name,
         data=HELDOUT,
         n=settings.num_heldout,
-        seed=seed,
+        seed=stages.seed,
         **measured,
         **ACTING,
     )
+    stages.evaluated[name] = run_id
+    return run_id
 
 
-async def _lineage(guide: Guide, run_id: str) -> None:
+async def _lineage(stages: Stages) -> None:
     """Prints the files and models that the last student was made from, and changes since then."""
-    lineage = await guide.call("show_lineage", path=run_id)
+    lineage = await stages.guide.call("show_lineage", path=stages.trained[ON_POLICY])
     names = list(dict.fromkeys(_names(lineage["root"])))
     problems = "; ".join(lineage["problems"]) or "all as they were used"
-    guide.say(f"    it comes from {', '.join(names)}: {problems}")
+    stages.guide.say(f"    it comes from {', '.join(names)}: {problems}")
 
 
 def _names(node: dict[str, Any]) -> Iterator[str]:

@@ -1,6 +1,8 @@
 """The demo's MCP client, which makes the calls, waits for runs and prints what happens."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -44,18 +46,24 @@ class Guide:
 
         Raises DemoStoppedError if it does not succeed.
         """
+        with self.timed(stage):
+            return await self.wait(await self.start(tool, **arguments))
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Notes the seconds that a stage takes."""
         started = time.monotonic()
-        run = await self.call(tool, **arguments)
-        finished = await self.wait(run["run_id"])
+        yield
         self.seconds[stage] = time.monotonic() - started
-        return finished
 
     async def start(self, tool: str, **arguments: Any) -> str:
         """Starts a run and returns its id, without waiting for it."""
         return (await self.call(tool, **arguments))["run_id"]
 
-    async def wait(self, run_id: str) -> dict[str, Any]:
+    async def wait(self, run_id: str, *, is_shown: bool = True) -> dict[str, Any]:
         """Waits for a run to succeed and returns get_run's answer about it.
+
+        is_shown: whether its progress is printed.
 
         Raises DemoStoppedError if it ends in any other way.
         """
@@ -67,7 +75,7 @@ class Guide:
             if run["status"] not in ("starting", "running"):
                 raise DemoStoppedError(_why(run))
             progress = run["progress"]
-            if progress and progress["done"] != shown:
+            if is_shown and progress and progress["done"] != shown:
                 shown = progress["done"]
                 self._console.print(f"    {_progress_line(run)}", highlight=False)
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from stillroom import api
 from stillroom.errors import InputError
 from stillroom.settings import Workspace
-from stillroom_mcp.demo.chain import LABELS, ON_POLICY, SOFT, Evaluations, run_chain
+from stillroom_mcp.demo.chain import LABELS, ON_POLICY, SOFT, Stages, run_chain
 from stillroom_mcp.demo.closing import (
     results_table,
     say_next,
@@ -60,9 +60,9 @@ async def _drive(root: Path, folder: str, seed: int, settings: DemoSettings) -> 
     try:
         async with Client(server) as client:
             guide = Guide(client, console)
-            evaluations = await run_chain(guide, settings, seed)
-            results = await _results(guide, evaluations)
-            comparisons = await _comparisons(guide, evaluations)
+            stages = await run_chain(guide, settings, seed)
+            results = await _results(stages)
+            comparisons = await _comparisons(stages)
             await _export(guide, results[ON_POLICY]["model"])
     except DemoStoppedError as error:
         console.print(f"\nthe demo stopped: {error}", markup=False)
@@ -76,18 +76,19 @@ async def _drive(root: Path, folder: str, seed: int, settings: DemoSettings) -> 
     return 0
 
 
-async def _results(guide: Guide, evaluations: Evaluations) -> dict[str, dict[str, Any]]:
-    guide.heading(6, "Evaluation", "Waiting for the last evaluations, then comparing them.")
-    runs = {name: await guide.wait(run_id) for name, run_id in evaluations.run_ids.items()}
+async def _results(stages: Stages) -> dict[str, dict[str, Any]]:
+    guide = stages.guide
+    guide.heading(6, "Evaluation", "Waiting for the last evaluation, then comparing all.")
+    runs = {name: await guide.wait(run_id) for name, run_id in stages.evaluated.items()}
     return {name: run["result"] for name, run in runs.items()}
 
 
-async def _comparisons(guide: Guide, evaluations: Evaluations) -> list[dict[str, Any]]:
+async def _comparisons(stages: Stages) -> list[dict[str, Any]]:
     """Returns how each stage differs from the one before it, in pairs.
 
     Raises DemoStoppedError if a comparison fails.
     """
-    ids = evaluations.run_ids
+    guide, ids = stages.guide, stages.evaluated
     comparisons: list[dict[str, Any]] = []
     for before, after in pairwise(("base student", LABELS, SOFT, ON_POLICY)):
         answer = await guide.call(
