@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,10 @@ class OneByOne(Student):
 
 def make_student(models: TinyModels, folder: Path, *, rank: int = 0, seed: int = 0) -> Student:
     section = ModelSection(path=str(folder), qlora_rank=rank)
-    return load_student(models.workspace, section, seed=seed)
+    if folder.parent != models.root:
+        return load_student(models.workspace, section, seed=seed)
+    load = partial(load_student, models.workspace, section, seed=seed)
+    return models.copy_of((folder, rank, seed), load)
 
 
 def one_by_one(student: Student) -> Student:
