@@ -3,7 +3,6 @@
 import gc
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,15 +86,12 @@ def tiny_models(shared_folder: Path):
 
 
 @pytest.fixture(scope="session")
-def warm_program() -> Iterator[Path]:
-    """The program of `warm_python`; the path of its socket may not be long."""
-    from fakes.warm_python import warm_python
+def warm_program(shared_folder: Path) -> Path:
+    """The program of `warm_python`, of which all processes of the tests have the same one."""
+    from fakes.warm_python import open_warm_python
 
-    with (
-        tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp") as folder,
-        warm_python(Path(folder)) as program,
-    ):
-        yield program
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    return open_warm_python(shared_folder, until=os.getppid() if is_worker else os.getpid())
 
 
 @pytest.fixture

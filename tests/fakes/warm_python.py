@@ -8,21 +8,26 @@ program that asks for the fork and waits for its end; all else it hands on to th
 For tests of a whole chain of runs. Those of the processes themselves start real ones.
 """
 
+import fcntl
 import gc
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+_LOOK_EVERY_S = 1.0
 _CLIENT = """#!{python} -SE
 import json, os, socket, sys
 words = sys.argv[1:]
@@ -43,21 +48,34 @@ sys.exit(code)
 """
 
 
-@contextmanager
-def warm_python(folder: Path) -> Iterator[Path]:
-    """Yields the program that stands in for Python; its parts lie in `folder`."""
+def open_warm_python(folder: Path, *, until: int) -> Path:
+    """Returns the program that stands in for Python, and starts its server if nobody has.
+
+    folder: the same for all who share the server. until: the process at whose end it ends too.
+    """
+    known = folder / "warm_python"
+    with (folder / "warm_python.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not known.exists():
+            # The path of a socket may not be long.
+            parts = Path(tempfile.mkdtemp(prefix="warm-", dir="/tmp"))
+            known.write_text(str(_start(parts, until)), encoding="utf-8")
+    return Path(known.read_text(encoding="utf-8"))
+
+
+def _start(folder: Path, until: int) -> Path:
     address, client = folder / "socket", folder / "python"
     text = _CLIENT.format(python=sys.executable, address=str(address))
     client.write_text(text, encoding="utf-8")
     client.chmod(0o755)
-    command = [sys.executable, "-P", __file__, str(address), str(client)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
-        try:
-            assert server.stdout is not None
-            assert server.stdout.readline() == b"ready\n"
-            yield client
-        finally:
-            server.kill()
+    command = [sys.executable, "-P", __file__, str(address), str(client), str(until)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    # It outlives this process, so that nobody waits for it here.
+    server.returncode = 0
+    assert server.stdout is not None
+    with server.stdout as said:
+        assert said.readline() == b"ready\n"
+    return client
 
 
 def wait_for_no_disk(handle: int, *, fsync: Callable[[int], None] = os.fsync) -> None:
@@ -69,7 +87,7 @@ def wait_for_no_disk(handle: int, *, fsync: Callable[[int], None] = os.fsync) ->
 
 def main() -> None:
     """Loads what takes long, and then forks for every connection."""
-    address, client = sys.argv[1:]
+    address, client, until = sys.argv[1:]
     _load()
     os.fsync = wait_for_no_disk
     sys.executable = client
@@ -81,12 +99,18 @@ def main() -> None:
         listener.listen()
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        while True:
-            line, _ = listener.accept()
+        listener.settimeout(_LOOK_EVERY_S)
+        while psutil.pid_exists(int(until)):
+            try:
+                line, _ = listener.accept()
+            except TimeoutError:
+                continue
+            line.setblocking(True)
             if os.fork() == 0:
                 listener.close()
                 _run_and_tell(line)
             line.close()
+    shutil.rmtree(Path(address).parent)
 
 
 def _load() -> None:
