@@ -213,7 +213,7 @@ class Lab:
                 **policy(self.world.models.teacher),
             )  # fmt: skip
         else:
-            answered = [self._charged(row) for row in self._refined(base)]
+            answered = [self._charged(row) for row in self._refined(base, num_plain)]
         used = paid(answered, budget, spent_on)
         last = used[-1]["task_id"]
         until = max(n for n, row in enumerate(student) if row["task_id"] == last)
@@ -232,8 +232,11 @@ class Lab:
         is_right = {row["task_id"]: row["success"] for row in several if row["sample"] == 0}
         return [row for row in several if row["sample"] == 0 or not is_right[row["task_id"]]]
 
-    def _refined(self, base: str) -> list[Row]:
-        """Returns the student's failed rollouts as the teacher refined them."""
+    def _refined(self, base: str, num_plain: int) -> list[Row]:
+        """Returns the student's failed rollouts as the teacher refined them.
+
+        With a model as the critic these are as many as `num_plain` plain rollouts pay for.
+        """
         request: Row = {
             "input": "prompts.jsonl",
             "refine": "pool-student.jsonl",
@@ -245,9 +248,10 @@ class Lab:
         if base == "diff1":
             return self.rollouts("diff1", **request, turns="one")
         if base in ("trained", "trained1"):
-            asked = request | {"where": "critic", "critic": "critic.yml"}
-            return self.rollouts(base, **asked, turns="one" if base == "trained1" else "rest")
-        right = {row["task_id"]: row["refined"]["turn"] for row in self._refined("diff")}
+            turns, n = ("one", 2.4) if base == "trained1" else ("rest", 1.4)
+            asked = {"where": "critic", "critic": "critic.yml", "n": round(n * num_plain)}
+            return self.rollouts(f"{base}-{num_plain}", **(request | asked), turns=turns)
+        right = {row["task_id"]: row["refined"]["turn"] for row in self._refined("diff", 0)}
         critic = ScriptedCritic(right, int(base.removeprefix("critic")) / 100, self.world.seed)
         rollout_context.Critic = lambda _policy: critic
         try:
