@@ -35,6 +35,11 @@ def structured(
     return workspace.redactor().value(answer)
 
 
+def structured_result(workspace: Workspace, result: msgspec.Struct) -> dict[str, Any]:
+    """Returns a result that suggests no next step as JSON values, marked and without secrets."""
+    return workspace.redactor().value(_rounded(fenced_answer(result)))
+
+
 def _rounded(value: Any) -> Any:
     """Rounds floats to 6 significant digits, since an agent pays tokens for every digit."""
     if isinstance(value, float):

@@ -2,11 +2,18 @@
 
 from collections.abc import Sequence
 
+import anyio
+from anyio.abc import TaskGroup
 from mcp.server.mcpserver import MCPServer
+from mcp.types import Resource
 
 from stillroom import __version__
 from stillroom.settings import Workspace
 from stillroom_mcp.operations import OPERATIONS, OfferedOperation
+from stillroom_mcp.resources.completions import add_completions
+from stillroom_mcp.resources.prompts import add_prompts
+from stillroom_mcp.resources.provide import add_resources, listed_resources
+from stillroom_mcp.resources.updates import RunUpdates
 from stillroom_mcp.tasks.extension import Tasks, TaskSource
 from stillroom_mcp.tasks.runs import RunTasks
 from stillroom_mcp.tools import tool_for
@@ -36,13 +43,33 @@ def build_server(
     `more_tasks` are tasks beside runs, which only the tests of the protocol have.
     """
     listed = {operation.name for operation in operations}
-    return MCPServer(
+    updates = RunUpdates(workspace)
+    server = _Server(
         "stillroom",
         title="Stillroom",
         version=__version__,
         instructions=INSTRUCTIONS + ("" if len(listed) == len(OPERATIONS) else _FEWER_TOOLS),
         tools=[tool_for(operation, workspace, listed=listed) for operation in operations],
-        extensions=[Tasks(RunTasks(workspace), *more_tasks)],
-        middleware=[writable_answers],
+        extensions=[Tasks(RunTasks(workspace, listed), *more_tasks)],
+        middleware=[writable_answers, updates.middleware],
+        subscriptions=updates.bus,
+        lifespan=updates.lifespan,
         log_level="WARNING",
     )
+    server.workspace = workspace
+    updates.add_to(server)
+    add_resources(server, workspace)
+    add_prompts(server, workspace)
+    add_completions(server, workspace)
+    return server
+
+
+class _Server(MCPServer[TaskGroup]):
+    """Lists the runs of its workspace among its resources."""
+
+    workspace: Workspace
+
+    async def list_resources(self) -> list[Resource]:
+        """Returns the resources there are at this moment."""
+        found = await anyio.to_thread.run_sync(listed_resources, self.workspace)
+        return found + await super().list_resources()

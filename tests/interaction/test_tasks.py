@@ -14,6 +14,7 @@ from fakes.projects import endpoint_project
 from fakes.task_client import task_client
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
+from stillroom_mcp.operations import OPERATIONS
 
 
 def rollouts_from(base_url: str, **more: Any) -> dict[str, Any]:
@@ -131,7 +132,9 @@ def test_a_client_that_does_not_know_tasks_gets_the_report_of_the_run(tmp_path: 
         anyio.run(scenario, endpoint.base_url)
 
 
-def test_an_id_that_is_no_runs_whole_id_is_refused(tmp_path: Path) -> None:
+def test_an_id_that_is_no_runs_whole_id_is_refused_and_a_server_that_reads_stops_none(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "runs" / "rollouts-abc"
     folder.mkdir(parents=True)
     state = {"run_id": "rollouts-abc", "kind": "rollouts", "status": "cancelled",
@@ -147,5 +150,9 @@ def test_an_id_that_is_no_runs_whole_id_is_refused(tmp_path: Path) -> None:
                     with pytest.raises(MCPError, match="there is no task"):
                         await client.send(method, taskId=task_id)
             assert (await client.send("tasks/get", taskId="rollouts-abc"))["status"] == "cancelled"
+        reading = [operation for operation in OPERATIONS if operation.is_read_only]
+        async with task_client(build_server(Workspace(tmp_path), reading)) as client:
+            with pytest.raises(MCPError, match="this server stops no runs"):
+                await client.send("tasks/cancel", taskId="rollouts-abc")
 
     anyio.run(scenario)

@@ -17,6 +17,7 @@ from stillroom.api.curation import (
 )
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport, compare_evaluations
 from stillroom.api.large_files import carry_out
+from stillroom.api.metrics import RunMetrics, read_run_metrics
 from stillroom.api.operations import OPERATIONS, operation_named
 from stillroom.api.reports import WriteReport, WrittenReport, write_report
 from stillroom.api.reproduce import command_of
@@ -28,6 +29,7 @@ from stillroom.api.runs import (
     LogPage,
     RunPage,
     RunReport,
+    RunSummary,
     cancel_run,
     get_run,
     get_run_logs,

@@ -5,14 +5,15 @@ the workspace.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import anyio
 from mcp.server.context import CallNext, HandlerResult
-from mcp.types import CallToolRequestParams, CallToolResult, TextContent
+from mcp.shared.exceptions import MCPError
+from mcp.types import INVALID_REQUEST, CallToolRequestParams, CallToolResult, TextContent
 
 from stillroom import api
 from stillroom.errors import EngineError
@@ -29,8 +30,10 @@ _GET_RUN = next(operation for operation in OPERATIONS if operation.name == "get_
 class RunTasks:
     """The runs of a workspace as tasks."""
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, listed: Collection[str]) -> None:
         self._workspace = workspace
+        self._listed = listed
+        """The tools that the server offers; a server that only reads has none that stops a run."""
 
     def support(self, tool: str) -> Literal["none", "optional", "required"]:
         """Returns `optional` for the tools that start runs, or may."""
@@ -57,7 +60,11 @@ class RunTasks:
         """Ignores the answers: what a run needs to know is settled before it starts."""
 
     async def cancel(self, task_id: str) -> None:
-        """Asks a run to stop, as cancel_run does."""
+        """Asks a run to stop. Raises MCPError if this server has no tool that does."""
+        if "cancel_run" not in self._listed:
+            raise MCPError(
+                INVALID_REQUEST, f"this server stops no runs; stillroom cancel-run {task_id}"
+            )
         request = api.CancelRun(run_id=task_id)
         await anyio.to_thread.run_sync(api.cancel_run, self._workspace, request)
 

@@ -1,0 +1,110 @@
+"""Prompts that a person chooses in a host: each hands a job, and the skill for it, to the agent."""
+
+from typing import Annotated
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ResourceError
+from mcp.server.mcpserver.prompts.base import Message, UserMessage
+from mcp.shared.exceptions import MCPError
+from mcp.types import INVALID_PARAMS, EmbeddedResource, TextResourceContents
+from pydantic import Field
+
+from stillroom.fences import on_one_line
+from stillroom.settings import Workspace
+from stillroom_mcp.resources.provide import run_text
+from stillroom_mcp.resources.skills import skill_text
+
+_LONGEST = 300
+_BEFORE_PAYING = (
+    "Before anything is paid for, show me the forecast of dry_run and set budget_usd. "
+    "Show base and trained student side by side at the end, with intervals, and say plainly "
+    "if it did not help."
+)
+
+_Prompts = Annotated[str, Field(description="File of prompts in the workspace")]
+_Teacher = Annotated[str, Field(description="Teacher model, as its provider names it")]
+_Student = Annotated[str, Field(description="Student model: folder, hub id or run")]
+
+
+def add_prompts(server: MCPServer, workspace: Workspace) -> None:
+    """Adds the prompts to a server."""
+
+    def off_policy(prompts: _Prompts, teacher: _Teacher, student: _Student) -> list[Message]:
+        job = (
+            f"Distil the teacher {_plain(teacher)} into the student {_plain(student)} off-policy, "
+            f"on the prompts in {_plain(prompts)}: rollouts, curation, training, evaluation."
+        )
+        return _with_skills(f"{job} {_BEFORE_PAYING}", "off-policy-distillation")
+
+    def on_policy(prompts: _Prompts, teacher: _Teacher, student: _Student) -> list[Message]:
+        job = (
+            f"Distil the teacher {_plain(teacher)} into the student {_plain(student)} on-policy, "
+            f"on the prompts in {_plain(prompts)}: the student answers, the teacher scores its "
+            "tokens. Say first whether these two models allow it, and what else would do."
+        )
+        return _with_skills(f"{job} {_BEFORE_PAYING}", "on-policy-distillation")
+
+    def curate(
+        rows: Annotated[str, Field(description="File of rollouts or rows in the workspace")],
+    ) -> list[Message]:
+        job = (
+            f"Curate {_plain(rows)}: say what is in it, which filters fit and what each would "
+            "drop, with examples of the rows. Drop nothing before I have seen that; then filter, "
+            "and show what was kept and dropped by reason."
+        )
+        return _with_skills(job, "rollout-quality")
+
+    def debug_run(run_id: Annotated[str, Field(description="Id of the run")]) -> list[Message]:
+        job = (
+            f"Find out why the run {_plain(run_id)} went as it did. Its state is below; read its "
+            "log and events with get_run_logs. Name the cause with the lines that show it, and "
+            "the smallest change that mends it, with what that costs. Start nothing before I agree."
+        )
+        try:
+            text = run_text(workspace, run_id)
+        except ResourceError as error:
+            raise MCPError(INVALID_PARAMS, str(error)) from error
+        state = TextResourceContents(
+            uri=f"run://{_plain(run_id)}", mime_type="application/json", text=text
+        )
+        messages = _with_skills(job, "debug-run")
+        return [*messages, UserMessage(EmbeddedResource(type="resource", resource=state))]
+
+    prompt = server.prompt
+    prompt(
+        name="distill-off-policy",
+        title="Distil a teacher from its answers",
+        description="Rollouts of a teacher, curation, SFT, evaluation.",
+    )(off_policy)
+    prompt(
+        name="distill-on-policy",
+        title="Distil a teacher on the student's own answers",
+        description="The student answers, the teacher scores each token, the student learns.",
+    )(on_policy)
+    prompt(
+        name="curate",
+        title="Curate rows",
+        description="What a file holds, which filters fit, and what they would drop.",
+    )(curate)
+    prompt(
+        name="debug-run",
+        title="Find out what happened to a run",
+        description="Why a run failed, stopped or learnt nothing, and the smallest fix.",
+    )(debug_run)
+
+
+def _plain(text: str) -> str:
+    return on_one_line(text, most=_LONGEST)
+
+
+def _with_skills(job: str, *skills: str) -> list[Message]:
+    """Returns the job, followed by the texts of the skills that are installed."""
+    messages: list[Message] = [UserMessage(job)]
+    for name in skills:
+        if (text := skill_text(name)) is not None:
+            contents = TextResourceContents(
+                uri=text.uri, mime_type="text/markdown", text=text.read()
+            )
+            resource = EmbeddedResource(type="resource", resource=contents)
+            messages.append(UserMessage(resource))
+    return messages

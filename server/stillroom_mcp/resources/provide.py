@@ -1,0 +1,124 @@
+"""Runs, datasets and skills as resources; what others wrote in them is marked as in answers.
+
+The texts are those of the tools get_run and inspect_examples, so paths and secrets are treated as
+there. In the address of a dataset, a path that leads out of the workspace is refused.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
+from mcp.types import Resource as ListedResource
+from pydantic import BaseModel
+
+from stillroom import api
+from stillroom.errors import EngineError, InputError, RunError
+from stillroom.settings import Workspace
+from stillroom_mcp.answers import structured, structured_result
+from stillroom_mcp.fencing import fenced_error
+from stillroom_mcp.operations import OPERATIONS
+from stillroom_mcp.resources.skills import skill_text, skill_texts
+
+_JSON, _MARKDOWN = "application/json", "text/markdown"
+_OPERATIONS = {operation.name: operation for operation in OPERATIONS}
+_MOST_RUNS = 20
+_ROWS = 5
+
+
+def run_text(workspace: Workspace, run_id: str) -> str:
+    """Returns what get_run answers about a run, as JSON. Raises ResourceError with a fix."""
+    return _answer(workspace, "get_run", api.GetRun(run_id=run_id))
+
+
+def add_resources(server: MCPServer, workspace: Workspace) -> None:
+    """Adds the templates of the resources to a server."""
+
+    def run(run_id: str) -> str:
+        return run_text(workspace, run_id)
+
+    def metrics(run_id: str) -> str:
+        read = _read(workspace, lambda: api.read_run_metrics(workspace, run_id))
+        return json.dumps(structured_result(workspace, read), ensure_ascii=False)
+
+    def dataset(path: str) -> str:
+        return _answer(workspace, "inspect_examples", api.InspectExamples(path=path, n=_ROWS))
+
+    def skill(name: str, file: str) -> str:
+        text = skill_text(name, file)
+        if text is None:
+            known = ", ".join(text.uri for text in skill_texts())
+            raise ResourceNotFoundError(f"there is no skill text {name}/{file}\nfix: read {known}")
+        return text.read()
+
+    resource = server.resource
+    resource(
+        "run://{run_id}",
+        title="Run",
+        description="Status, progress, metrics, result or error of a run, and what to do next.",
+        mime_type=_JSON,
+    )(run)
+    resource(
+        "run://{run_id}/metrics",
+        title="Metrics of a run",
+        description="The metrics of a run over its steps, in columns.",
+        mime_type=_JSON,
+    )(metrics)
+    resource(
+        "dataset://{+path}",
+        title="Dataset",
+        description=f"The first {_ROWS} rows of a file of the workspace, as text.",
+        mime_type=_JSON,
+    )(dataset)
+    resource(
+        "skill://{name}/{+file}",
+        title="Skill",
+        description="How to do a job with these tools, step by step.",
+        mime_type=_MARKDOWN,
+    )(skill)
+
+
+def listed_resources(workspace: Workspace) -> list[ListedResource]:
+    """Returns the skills' main texts and the newest runs, as a list of resources names them."""
+    skills = [
+        ListedResource(
+            uri=text.uri,
+            name=text.skill,
+            title=f"Skill: {text.skill}",
+            description=text.description(),
+            mime_type=_MARKDOWN,
+        )
+        for text in skill_texts()
+        if text.file == "SKILL.md"
+    ]
+    page = api.list_runs(workspace, api.ListRuns(limit=_MOST_RUNS))
+    runs = [
+        ListedResource(
+            uri=f"run://{run.run_id}",
+            name=run.run_id,
+            title=f"Run: {run.kind}, {run.status}",
+            description=f"A run of {run.created_at}.",
+            mime_type=_JSON,
+        )
+        for run in page.runs
+    ]
+    return skills + runs
+
+
+def _answer(workspace: Workspace, name: str, request: BaseModel) -> str:
+    operation = _OPERATIONS[name]
+    result = _read(workspace, lambda: operation.call(workspace, request))
+    return json.dumps(structured(workspace, operation, request, result), ensure_ascii=False)
+
+
+def _read(workspace: Workspace, read: Callable[[], Any]) -> Any:
+    """Returns what `read` returns; its errors become a resource's, with the fix in their text."""
+    try:
+        return read()
+    except EngineError as error:
+        is_missing = isinstance(error, RunError | InputError)
+        kind = ResourceNotFoundError if is_missing else ResourceError
+        raise kind(workspace.redactor().text(fenced_error(error))) from error
+    except OSError as error:
+        raise ResourceError(f"the system refused: {error}\nfix: check its permissions") from error

@@ -1,0 +1,55 @@
+"""The skills' texts, which are read where no host has them as files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+_PACKAGE = Path(__file__).parent.parent
+_MAIN = "SKILL.md"
+
+
+@dataclass(frozen=True, slots=True)
+class SkillText:
+    """One file of a skill."""
+
+    skill: str
+    file: str
+    """Its path in the skill's folder."""
+    path: Path
+
+    @property
+    def uri(self) -> str:
+        """The address of the file as a resource."""
+        return f"skill://{self.skill}/{self.file}"
+
+    def read(self) -> str:
+        """Returns the text of the file."""
+        return self.path.read_text(encoding="utf-8")
+
+    def description(self) -> str:
+        """Returns what the skill says that it is for, or of another file whose part it is."""
+        if self.file != _MAIN:
+            return f"Read where the skill {self.skill} leads to it."
+        header = self.read().split("---\n", 2)[1]
+        return str(yaml.safe_load(header)["description"])
+
+
+def skill_texts() -> list[SkillText]:
+    """Returns the files of all skills, sorted; none if they were not installed."""
+    # In a checkout they lie beside the packages, for hosts that read them as files.
+    folders = (_PACKAGE / "skills", _PACKAGE.parent.parent / "skills")
+    folder = next((each for each in folders if each.is_dir()), None)
+    if folder is None:
+        return []
+    files = sorted(folder.glob("*/**/*.md"), key=lambda path: (path.parent, path.name != _MAIN))
+    parts = [(path, path.relative_to(folder)) for path in files]
+    return [
+        SkillText(skill=name.parts[0], file=name.relative_to(name.parts[0]).as_posix(), path=path)
+        for path, name in parts
+    ]
+
+
+def skill_text(skill: str, file: str = _MAIN) -> SkillText | None:
+    """Returns a file of a skill, or None if there is none of that name."""
+    return next((t for t in skill_texts() if (t.skill, t.file) == (skill, file)), None)

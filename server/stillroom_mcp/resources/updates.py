@@ -1,0 +1,139 @@
+"""Tells clients that asked for it when a run has changed.
+
+A client of 2026-07-28 listens with subscriptions/listen, an earlier one subscribes; both name the
+addresses of runs. A run is a folder that another process writes, so it is looked at twice a second,
+as long as somebody wants to know.
+"""
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.mcpserver import MCPServer
+from mcp.server.subscriptions import InMemorySubscriptionBus, ResourceUpdated, ServerEvent
+from mcp.types import EmptyResult, SubscribeRequestParams, UnsubscribeRequestParams
+
+from stillroom.concurrency import background_tasks
+from stillroom.run_folder import RunFolder
+from stillroom.settings import Workspace
+
+_LOOK_EVERY_S = 0.5
+_SCHEME = "run://"
+
+
+class RunUpdates:
+    """Watches the runs that clients want to hear of, and publishes their changes on a bus."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.bus = InMemorySubscriptionBus()
+        self._workspace = workspace
+        self._watched = Counter[str]()
+        self._seen: dict[str, object] = {}
+        self._is_wanted = anyio.Event()
+
+    @asynccontextmanager
+    async def lifespan(self, _server: MCPServer) -> AsyncGenerator[TaskGroup]:
+        """Watches as long as the server runs; its requests have the task group at hand."""
+        async with background_tasks() as group:
+            group.start_soon(self._watch)
+            yield group
+
+    async def middleware(
+        self, ctx: ServerRequestContext[Any, Any], call_next: CallNext
+    ) -> HandlerResult:
+        """Watches the runs that a subscriptions/listen names, until it ends."""
+        if ctx.method != "subscriptions/listen":
+            return await call_next(ctx)
+        wanted: Any = (ctx.params or {}).get("notifications")
+        named: Any = wanted.get("resourceSubscriptions") if isinstance(wanted, dict) else None
+        with self._watching(named if isinstance(named, list) else ()):
+            return await call_next(ctx)
+
+    def add_to(self, server: MCPServer) -> None:
+        """Adds the requests by which clients of earlier versions subscribe."""
+        add = server._lowlevel_server.add_request_handler  # pyright: ignore[reportPrivateUsage]
+        add("resources/subscribe", SubscribeRequestParams, self._subscribe)
+        add("resources/unsubscribe", UnsubscribeRequestParams, self._unsubscribe)
+
+    async def _subscribe(
+        self, ctx: ServerRequestContext[Any, Any], params: SubscribeRequestParams
+    ) -> EmptyResult:
+        uri, session, group = str(params.uri), ctx.session, ctx.lifespan_context
+        connection = session._connection  # pyright: ignore[reportPrivateUsage]
+        endings: dict[str, Any] = connection.state.setdefault(__name__, {})
+        if uri in endings:
+            return EmptyResult()
+
+        def deliver(event: ServerEvent) -> None:
+            if isinstance(event, ResourceUpdated) and event.uri == uri:
+                group.start_soon(_sent, session, uri)
+
+        watching = self._watching([uri])
+        watching.__enter__()
+        unsubscribe = self.bus.subscribe(deliver)
+
+        def end() -> None:
+            if endings.pop(uri, None) is not None:
+                unsubscribe()
+                watching.__exit__(None, None, None)
+
+        endings[uri] = end
+        connection.exit_stack.callback(end)
+        return EmptyResult()
+
+    async def _unsubscribe(
+        self, ctx: ServerRequestContext[Any, Any], params: UnsubscribeRequestParams
+    ) -> EmptyResult:
+        connection = ctx.session._connection  # pyright: ignore[reportPrivateUsage]
+        end = connection.state.get(__name__, {}).get(str(params.uri))
+        if end is not None:
+            end()
+        return EmptyResult()
+
+    @contextmanager
+    def _watching(self, uris: Iterable[Any]) -> Generator[None]:
+        runs = [uri for uri in uris if isinstance(uri, str) and uri.startswith(_SCHEME)]
+        for uri in runs:
+            # What is there by now is no change.
+            if not self._watched[uri]:
+                self._seen[uri] = self._state_of(uri)
+            self._watched[uri] += 1
+            self._is_wanted.set()
+        try:
+            yield
+        finally:
+            self._watched -= Counter(runs)
+
+    async def _watch(self) -> None:
+        while True:
+            if not self._watched:
+                self._is_wanted = anyio.Event()
+                await self._is_wanted.wait()
+            await anyio.sleep(_LOOK_EVERY_S)
+            for uri in list(self._watched):
+                state = self._state_of(uri)
+                if state != self._seen.get(uri):
+                    self._seen[uri] = state
+                    await self.bus.publish(ResourceUpdated(uri=uri))
+
+    def _state_of(self, uri: str) -> object:
+        """Returns what differs once the run has changed: the stamps of its state and its events."""
+        run_id = uri.removeprefix(_SCHEME).partition("/")[0]
+        if not run_id or run_id.startswith("."):
+            return None
+        folder, stamps = RunFolder(self._workspace.runs / run_id), list[tuple[int, int]]()
+        for file in (folder.state_file, folder.events):
+            with suppress(OSError, ValueError):
+                found = file.stat()
+                stamps.append((found.st_mtime_ns, found.st_size))
+        return stamps
+
+
+async def _sent(session: Any, uri: str) -> None:
+    # A client that has gone does not hear of it.
+    with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+        await session.send_resource_updated(uri)
