@@ -10,9 +10,9 @@
 
 BIN := .venv/bin
 SEED ?= 1
-# Each worker holds up to 1.5 GB.
-WORKERS ?= logical --maxprocesses 8
-PYTEST = $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
+# Three for two processors, as a test often waits for another process. Each holds up to 1.5 GB.
+WORKERS ?= $(shell n=$$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )); echo $$(( n > 8 ? 8 : n )))
+PYTEST = $(BIN)/pytest -q --dist worksteal -n
 export OMP_WAIT_POLICY ?= PASSIVE
 # Tests start some hundred processes, which take a second each to compile what they import.
 export PYTHONDONTWRITEBYTECODE =
@@ -39,13 +39,13 @@ quick: tools
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(PYTEST) --quick tests/unit tests/invariants $(ARGS)
+	$(PYTEST) logical --maxprocesses 8 --quick tests/unit tests/invariants $(ARGS)
 
 test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(PYTEST) $(ARGS)
+	$(PYTEST) $(WORKERS) $(ARGS)
 
 trust: setup
 	$(BIN)/python benchmarks/trust/run.py $(TRUST)

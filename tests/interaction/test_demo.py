@@ -22,7 +22,7 @@ from stillroom_mcp.demo.run import ORDER, free_folder
 from stillroom_mcp.demo.settings import DemoSettings
 
 TINY = DemoSettings(num_rollouts=32, num_heldout=12, num_iterations=2, num_kl_prompts=4)
-NUM_STEPS = 3
+NUM_STEPS = 2
 WAITING_TOOLS = """
 
 from pathlib import Path
@@ -139,8 +139,8 @@ async def start_training_then_kill_the_server(root: Path) -> str:
                 tools.write(WAITING_TOOLS.format(root=str(root)))
             overrides = [
                 f"trainer.max_steps={NUM_STEPS}",
-                "data.batch_size=16",
-                "algorithm.substeps=2",
+                "data.batch_size=4",
+                "algorithm.substeps=1",
             ]
             training = {"config": "distill.yml", "overrides": overrides}
             run_id = (await answer_of(client, "start_training", training))["run_id"]

@@ -35,7 +35,7 @@ def test_an_adapter_on_its_base_and_merged_answer_alike(tmp_path, tiny_models, m
 
     tokenizer = AutoTokenizer.from_pretrained(project.checkpoint())
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-    starts = prompts(tokenizer, 100)
+    starts = prompts(tokenizer, 40)
     before = greedy(plain, starts)
     adapted = PeftModel.from_pretrained(plain, project.checkpoint()).eval()
     merged = load_model(project.workspace, locate_model(project.workspace, "run-1")).model
@@ -43,4 +43,4 @@ def test_an_adapter_on_its_base_and_merged_answer_alike(tmp_path, tiny_models, m
     answers = greedy(adapted, starts)
 
     assert greedy(merged, starts) == answers
-    assert sum(a != b for a, b in zip(answers, before, strict=True)) > 50
+    assert sum(a != b for a, b in zip(answers, before, strict=True)) > 20

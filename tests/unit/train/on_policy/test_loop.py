@@ -22,8 +22,11 @@ def distill(tmp_path, student, teacher, *, prompts=8, **sections):
     return project
 
 
-@pytest.mark.parametrize("loss_fn", sorted({*get_args(LossName)} - {"byte_reverse_kl"}))
-@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize(
+    ("loss_fn", "rank"),
+    # With an adapter one loss is enough: it changes what is trained, and no loss knows of it.
+    [*((loss, 0) for loss in sorted({*get_args(LossName)} - {"byte_reverse_kl"})), ("ppo", 4)],
+)
 def test_training_comes_nearer_to_the_teacher(tmp_path, tiny_models, loss_fn, rank):
     project = distill(
         tmp_path,
