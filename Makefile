@@ -7,6 +7,8 @@
 #             hour; TRUST="--only 8 --full" for one promise in its long form
 # make families  runs every use of every family's tiny model, writes docs/families.md, and fails if
 #             one that said yes says no, in about ten minutes; FAMILIES="--only qwen3 --loud" for one
+# make conformance  MCP's own suites against our server over HTTP, in about three minutes; Node 22 and
+#             the suites come from npm into the user's cache folder
 
 BIN := .venv/bin
 SEED ?= 1
@@ -17,7 +19,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Tests start some hundred processes, which take a second each to compile what they import.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo quick test check trust families setup tools clean
+.PHONY: demo quick test check trust families conformance setup tools clean
 
 demo:
 	@scripts/setup.sh demo
@@ -52,6 +54,9 @@ trust: setup
 
 families: setup
 	$(BIN)/python benchmarks/families/run.py $(FAMILIES)
+
+conformance: tools
+	$(BIN)/python benchmarks/mcp/conformance.py $(ARGS)
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis
