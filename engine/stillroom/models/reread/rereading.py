@@ -174,6 +174,10 @@ class _Rollout:
         text = student.tokens.text(ids)
         has_end = ids[-1] in student.stop_ids
         end = student.tokens.of_token[ids[-1]] if has_end else b""
+        if message.get("tool_calls") and not student.marks.has_calls:
+            # The student's own template writes calls in a form that cannot be taken apart.
+            self._num_bytes += len(text) - len(end)
+            return None
         read = read_turn(text, student.marks, has_calls=bool(message.get("tool_calls")), end=end)
         self._num_bytes += sum(len(part.text) for part in read.parts) + len(read.rest)
         shown = shown_turn(

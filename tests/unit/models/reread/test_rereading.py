@@ -16,7 +16,7 @@ from stillroom.models.reread.turn_parts import TurnPart, TurnParts
 from stillroom.types import TokenTrace
 
 TURNS = int(os.environ.get("STILLROOM_REREAD_TURNS", "6"))
-"""Random turns of each pair of kinds: 42 pairs, so about 250 in all, and 40 of each student's."""
+"""Random turns of each of the 42 pairs; 334 make 2,000 of each student's (docs/benchmarks.md)."""
 WORDS = [
     "The", "answer", "is", "größer", "naïve", "日本語", "привет", "lamp", "🙂", "👩‍👩‍👧‍👦",
     "1234567", "3.14159", "\\n", '"q"', "\\u00e9", "{", "}", "\t", "  ", "\r\n", "\n\n", "Ġ", "'s",
@@ -136,7 +136,7 @@ def check(pair, ids, reading):
     return bytes(said)
 
 
-PAIRS = [pair for pair in itertools.permutations(KINDS, 2) if pair[0] != "glm"]
+PAIRS = list(itertools.permutations(KINDS, 2))
 
 
 @pytest.mark.parametrize(("student", "teacher"), PAIRS)
@@ -171,6 +171,44 @@ def test_every_byte_that_a_student_wrote_is_compared_once_at_the_same_text(stude
         assert any(unit.symbol >= 256 for unit in reading.units)
         num_read += 1
     assert num_read == TURNS
+
+
+def test_the_random_turns_have_all_that_is_hard_to_align():
+    rng = random.Random(0)
+    turns = [random_turn(rng, calls=[0, 1, 2, 3], thinks=True) for _ in range(200)]
+    texts = [part.text for turn in turns for part in parts_of(turn)]
+    for hard in ("👩‍👩‍👧‍👦".encode(), b"\r\n", b"\\u00e9", b'\\"q', b"  "):
+        assert any(hard in text for text in texts)
+    assert {len(turn.get("tool_calls", [])) for turn in turns} == {0, 1, 2, 3}
+    assert any(turn["content"] and turn.get("tool_calls") for turn in turns)
+    assert any(not turn["content"] for turn in turns)
+    assert any("reasoning_content" in turn for turn in turns)
+    marks = [
+        [
+            pair_of("qwen", kind).choices([SCHEMA]).student.marks,
+            pair_of("qwen", kind).choices([SCHEMA]).teacher.marks,
+        ]
+        for kind in ("chatml", "glm")
+    ]
+    assert all(one.call_to_call is not None for one in marks[0])
+    assert all(one.has_thought for one in marks[1])
+
+
+def test_a_call_that_the_students_own_template_hides_is_left_out_and_counted():
+    pair = pair_of("glm", "qwen")
+    written = (
+        "<think></think>\n<tool_call>price\n<arg_key>item</arg_key>\n"
+        "<arg_value>lamp</arg_value>\n</tool_call><|endoftext|>"
+    )
+    ids = pair.student.tokenizer.encode(written, add_special_tokens=False)
+    call = {"name": "price", "arguments": {"item": "lamp"}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": call}]}
+
+    reading = read_turn(pair, ids, turn, [SCHEMA])
+
+    assert reading.units == []
+    assert (reading.num_compared, reading.num_left_out) == (0, len(ids))
+    assert reading.num_bytes == len(written) - len("<|endoftext|>")
 
 
 @pytest.mark.parametrize(
