@@ -210,8 +210,10 @@ class _Rollout:
     def _reading(self) -> ByteReading:
         num_sampled = sum(self._trace.sampled)
         compared = {unit.student_token for unit in self._units}
+        # What follows the last turn is not read: a prompt alone may be longer than the context.
+        end = max((i for i, is_turn in enumerate(self._is_turn) if is_turn), default=0) + 1
         return ByteReading(
-            TokenSequence(self._ids, self._is_turn),
+            TokenSequence(self._ids[:end], self._is_turn[:end]),
             self._units,
             self._pair,
             self._choices,

@@ -1,8 +1,11 @@
 """A teacher whose tokenizer or chat template is not the student's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fakes.conversations import answer, user
 from fakes.killed_runs import killed, measured, weights
 from fakes.reporters import KeptReporter
 from fakes.training import PRICE_TOOL, gradients, largest_gap, make_project, make_student
@@ -17,6 +20,14 @@ from stillroom.train.on_policy.reading_preflight import open_pair
 from stillroom.train.on_policy.token_losses import UpdateStats
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.types import TokenTrace
+
+LENGTH_REWARD = """
+from stillroom.tools import reward
+
+@reward
+def length(args, messages) -> float:
+    return len(str(messages)) % 7
+"""
 
 
 def project_of(tmp_path, student, teacher_folder, **sections):
@@ -130,14 +141,20 @@ def sequence_of(student, pair, text):
     return TrainingSequence(tokens, [-1.0] * len(ids), reading=reading)
 
 
-def test_the_gradient_formed_by_hand_is_autograds(tiny_models, monkeypatch):
+@pytest.mark.parametrize("reward_coef", [0.0, 0.5])
+def test_the_gradient_formed_by_hand_is_autograds(tiny_models, monkeypatch, reward_coef):
     student, teacher, pair = pair_and_models(
         tiny_models,
         tiny_models.folder("llama", "clerk"),
         tiny_models.folder("llama", "llama3", seed=1),
     )
     sequences = [sequence_of(student, pair, text) for text in ("The answer is 12.", "Red chair?")]
-    algorithm = AlgorithmSection(loss_fn="byte_reverse_kl")
+    if reward_coef:
+        sequences = [
+            replace(one, advantages=[reward_coef * sign] * one.tokens.num_trained)
+            for one, sign in zip(sequences, (1, -1), strict=True)
+        ]
+    algorithm = AlgorithmSection(loss_fn="byte_reverse_kl", reward_coef=reward_coef)
 
     def gradient():
         stats = UpdateStats()
@@ -244,3 +261,76 @@ def test_marks_can_be_left_out_of_training(tmp_path, tiny_models):
     project.train()
 
     assert all(metrics["teacher_kl"] > 0 for metrics in project.reporter.measured)
+
+
+def test_rewards_a_cold_start_and_curricula_go_with_a_teacher_that_rereads(tmp_path, tiny_models):
+    project = project_of(
+        tmp_path,
+        tiny_models.folder("llama", "clerk"),
+        tiny_models.folder("llama", "llama3", seed=1),
+        algorithm={"reward_coef": 0.5, "substeps": 2},
+        cold_start={"train_file": "sft.jsonl", "num_epochs": 1},
+        curriculum={"first_turns": 1, "turn_steps": 1},
+        data={"batch_size": 2, "group_size": 2},
+        rollout={"max_turns": 2, "max_tokens": 8, "termination_policy": "max_turns"},
+    )
+    (tmp_path / "rewards.py").write_text(LENGTH_REWARD, encoding="utf-8")
+    rows = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(4)]
+    project.write(rows, name="sft.jsonl")
+    project.write([{"prompt": f"Item {i}?"} for i in range(4)])
+
+    project.train()
+
+    measured = project.reporter.measured
+    cold, ours = ([m for m in measured if key in m] for key in ("cold_start_loss", "teacher_kl"))
+    assert len(cold) == 2
+    assert [m["max_turns"] for m in ours] == [1, 2]
+    for metrics in ours:
+        assert metrics["byte_share"] > 0.9
+        assert metrics["teacher_kl"] > 0
+        assert metrics["logprob_gap"] < 1e-5
+    # Of rewards alone: the divergence is a part of the loss, and no advantage.
+    assert sum(metrics["advantage_std"] for metrics in ours) > 0
+
+
+def test_each_files_teacher_reads_it_in_tokens_of_its_own(tmp_path, tiny_models):
+    kinds = [("llama3", 1), ("chatml", 1), ("clerk", 0)]
+    folders = [tiny_models.folder("llama", kind, seed=seed) for kind, seed in kinds]
+    names = [f"{i}.jsonl" for i in range(3)]
+    project = project_of(
+        tmp_path,
+        tiny_models.folder("llama", "clerk"),
+        folders[0],
+        teacher={"path": [str(folder) for folder in folders]},
+        data={"train_file": names, "batch_size": 6, "group_size": 1},
+        curriculum={"prefix_tokens": 5},
+    )
+    for name in names:
+        project.write([{"prompt": f"{name} {i}?"} for i in range(2)], name=name)
+
+    project.train()
+
+    [metrics] = project.reporter.measured
+    assert all(metrics[f"teacher_kl/dataset_{i}"] > 1 for i in range(2))
+    # The third is the student itself, which is compared over the whole vocabulary.
+    assert abs(metrics["teacher_kl/dataset_2"]) < 1e-6
+    assert metrics["prefix_tokens"] == 5
+    assert metrics["byte_share"] > 0.9
+    reads = [note for note in project.reporter.notes if "in its own tokens" in note]
+    whole = [note for note in project.reporter.notes if "has the student's tokenizer" in note]
+    assert (len(reads), len(whole)) == (2, 1)
+
+
+def test_a_teacher_reads_no_more_than_fits_its_context(tiny_models):
+    student, _, pair = pair_and_models(
+        tiny_models,
+        tiny_models.folder("llama", "clerk"),
+        tiny_models.folder("llama", "llama3", seed=1),
+    )
+    pair.max_context = 8
+
+    sequence = sequence_of(student, pair, "The answer is 12.")
+
+    assert len(sequence.reading.tokens.ids) <= 8
+    assert sequence.reading.units == []
+    assert sequence.reading.num_left_out == sequence.tokens.num_trained
