@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -20,6 +20,7 @@ from stillroom_mcp import commands, waiting
 from stillroom_mcp.operations import OPERATIONS, OfferedOperation
 from stillroom_mcp.toolsets import ALL, TOOLSETS, chosen_operations
 
+_Model = TypeVar("_Model", bound=BaseModel)
 EXIT_USAGE = 2
 EXIT_PIPE = 141
 
@@ -123,6 +124,7 @@ def build_parser(
     by_command["dashboard"] = _add_dashboard(added)
     by_command["report"] = _add_report(added)
     by_command["wait"] = waiting.add_parser(added)
+    by_command["chat"] = _add_chat(added, is_given="chat" in given)
     return parser, by_command
 
 
@@ -188,6 +190,30 @@ def _add_dashboard(added: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     return parser
+
+
+def _add_chat(added: Any, *, is_given: bool) -> argparse.ArgumentParser:
+    text = "Talk with a model and its tools, to try what it does."
+    parser = added.add_parser("chat", help=text, description=text, allow_abbrev=False)
+    if is_given:
+        # Imported here, since no other command needs it.
+        from stillroom_mcp import chat
+
+        parser.add_argument("model", help="run id, folder, hub id or name at the provider")
+        chat.add_flags(
+            parser,
+            lambda name, field: parser.add_argument(
+                "--" + name.replace("_", "-"), dest=name, **_argument_settings(field)
+            ),
+        )
+    return parser
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from stillroom_mcp import chat
+
+    given = {k: v for k, v in vars(options).items() if k in ("model", *chat.FLAGS)}
+    return chat.run(options, _request(chat.ChatWithModel, "chat", given))
 
 
 def _add_report(added: Any) -> argparse.ArgumentParser:
@@ -261,6 +287,8 @@ def _run(options: argparse.Namespace) -> int:
             workspace = open_workspace(options.workspace)
             overwrite, as_json = options.overwrite, options.json
             return commands.report(workspace, options.output, overwrite=overwrite, as_json=as_json)
+        case "chat":
+            return _chat(options)
         case "wait":
             return waiting.run(options)
         case command:
@@ -286,7 +314,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _run_operation(command: str, options: argparse.Namespace) -> int:
     operation = next(o for o in OPERATIONS if o.command == command)
     given = {k: v for k, v in vars(options).items() if k in operation.request.model_fields}
-    request = _request(operation, given)
+    request = _request(operation.request, operation.command, given)
     workspace = open_workspace(options.workspace)
     is_waiting = not getattr(options, "detach", True)
     return commands.operate(
@@ -294,12 +322,12 @@ def _run_operation(command: str, options: argparse.Namespace) -> int:
     )
 
 
-def _request(operation: OfferedOperation, given: dict[str, Any]) -> BaseModel:
+def _request(model: type[_Model], name: str, given: dict[str, Any]) -> _Model:
+    """Returns the checked request of a command; ends the program if it is faulty."""
     try:
-        return operation.request.model_validate(given)
+        return model.model_validate(given)
     except ValidationError as error:
-        faults = describe_errors(error, operation.request)
-        name = operation.command
+        faults = describe_errors(error, model)
         sys.stderr.write(f"stillroom {name}: {faults}\nfix: see `stillroom {name} --help`\n")
         sys.exit(EXIT_USAGE)
 

@@ -1,6 +1,7 @@
 """A stand-in for llama.cpp's converter: says what it was given, and writes what it is told to."""
 
 import json
+import sys
 from pathlib import Path
 
 _SCRIPT = """\
@@ -38,3 +39,42 @@ def read_gguf(path: Path) -> tuple[str, list[str]]:
     """Returns the type that was asked for, and the files the converter saw."""
     requested, held = json.loads(path.read_bytes().removeprefix(b"GGUF"))
     return requested, held
+
+
+_SERVER = """\
+#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+assert sys.argv[1] == "-m" and Path(sys.argv[2]).read_bytes()[:4] == b"GGUF"
+{start}
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer({{"data": []}})
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        message = {{"role": "assistant", "content": {answer!r}}}
+        self.answer({{"choices": [{{"message": message, "finish_reason": "stop"}}],
+                     "usage": {{"prompt_tokens": 1, "completion_tokens": 1}}}})
+    def answer(self, value):
+        data = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    def log_message(self, *_):
+        pass
+host, port = sys.argv[sys.argv.index("--host") + 1], int(sys.argv[sys.argv.index("--port") + 1])
+ThreadingHTTPServer((host, port), Handler).serve_forever()
+"""
+
+
+def write_server(checkout: Path, answer: str, *, start: str = "") -> Path:
+    """Writes a llama-server into a checkout that gives this answer; `start` runs before it."""
+    script = checkout / "build" / "bin" / "llama-server"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    text = _SERVER.format(python=sys.executable, answer=answer, start=start)
+    script.write_text(text, encoding="utf-8")
+    script.chmod(0o755)
+    return script

@@ -146,7 +146,7 @@ def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
     names = ("preferences", "refine", "export")
     references = (skill / f"references/{name}.md" for name in names)
     calls = follow_documents(tmp_path, skill / "SKILL.md", *references)
-    assert calls == 26
+    assert calls == 25
 
 
 @pytest.mark.usefixtures("warm_python")

@@ -129,7 +129,9 @@ def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
     """Starts an export. Raises an EngineError for a faulty request, before loading a model."""
     plan = plan_export(workspace, request)
     check_free(plan.output)
-    return _start(workspace, RunKind.EXPORT, request, inputs=plan.inputs)
+    checked = plan.verification
+    keys = workspace.read_keys(checked.plan.rollouts.key_names if checked is not None else [])
+    return _start(workspace, RunKind.EXPORT, request, keys=keys, inputs=plan.inputs)
 
 
 def start_large_run(

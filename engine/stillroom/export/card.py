@@ -16,6 +16,7 @@ from stillroom.export.history import History, RecordedEvaluation, TrainingStage
 from stillroom.export.licence import Licence
 from stillroom.export.provenance import DataStep
 from stillroom.export.snippets import TOOLS, UsageExample, snippets
+from stillroom.export.verify.result import Verified
 from stillroom.export.written import ReadBack, Written
 from stillroom.teachers.providers import IN_PROCESS
 
@@ -41,6 +42,8 @@ class CardFacts:
     source: str
     """The checkpoint, as a user names it."""
     written: Written
+    verified: Sequence[Verified] = ()
+    """What the written files did on evaluated prompts, by each program that loaded them."""
 
 
 def render_card(facts: CardFacts) -> str:
@@ -80,7 +83,10 @@ def render_card(facts: CardFacts) -> str:
         system=_fenced(history.conversation.system) if history.conversation else None,
         tools=_tools(history),
         template=_template(facts),
-        read_back=_read_back(written.read_back, is_gguf=usage.format == "gguf"),
+        read_back=_read_back(
+            written.read_back, is_gguf=usage.format == "gguf", is_verified=bool(facts.verified)
+        ),
+        verified=[one.sentence for one in facts.verified],
         snippets=snippets(usage),
         closing="SHA-256 and size of every file are in `export.json`.",
     )
@@ -248,11 +254,11 @@ def _interval(estimate: Estimate) -> str:
     return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
-def _read_back(read_back: ReadBack | None, *, is_gguf: bool) -> str | None:
+def _read_back(read_back: ReadBack | None, *, is_gguf: bool, is_verified: bool) -> str | None:
     if read_back is None:
         return None
     loaded = "merged weights, from which the GGUF file was made," if is_gguf else "written files"
-    closing = " The GGUF file itself was not loaded." if is_gguf else ""
+    closing = " The GGUF file itself was not loaded." if is_gguf and not is_verified else ""
     return (
         f"The {loaded} were loaded again: the most probable token was the trained model's at "
         f"{read_back.same_token:.1%} of {read_back.positions} positions (KL {read_back.kl:.1e} "

@@ -12,6 +12,7 @@ from stillroom.errors import InputError, missing_extra
 from stillroom.export.folder import check_output, require_space
 from stillroom.export.gguf import Converter, find_converter
 from stillroom.export.tensors import TensorFileError, stored_bytes
+from stillroom.export.verify.plan import Verification, plan_verification
 from stillroom.lineage import ModelRecord
 from stillroom.models.precision import Precision
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
@@ -32,6 +33,10 @@ class ExportModel(ReplacingRequest):
     """None: the number format of the files of the model (or of the adapter's base)."""
     llama_cpp: str | None = None
     """gguf: a checkout of llama.cpp; otherwise LLAMA_CPP and the PATH are looked at."""
+    verify: Annotated[
+        int | None,
+        Field(ge=2, description="Done only if the written files answer so many prompts as well"),
+    ] = None
 
     @property
     def number_format(self) -> Precision:
@@ -49,6 +54,8 @@ class ExportPlan:
     output: Path
     converter: Converter | None
     """llama.cpp's converter, for format gguf."""
+    verification: Verification | None = None
+    """How the written files are verified; None if they are not."""
 
     @property
     def text_part_of(self) -> ModelRecord | None:
@@ -58,8 +65,14 @@ class ExportPlan:
 
     @property
     def inputs(self) -> list[Path]:
-        """The folders of the models that are read."""
-        return [*self.checkpoint.inputs, *(self.base.inputs if self.base is not None else [])]
+        """The folders of the models that are read, and the files to verify with."""
+        tried = self.verification.plan.rollouts if self.verification is not None else None
+        files = [tried.prompts_file, *tried.texts, *tried.code_files] if tried is not None else []
+        return [
+            *files,
+            *self.checkpoint.inputs,
+            *(self.base.inputs if self.base is not None else []),
+        ]
 
 
 def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
@@ -79,7 +92,16 @@ def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
     elif request.llama_cpp is not None:
         raise InputError("llama_cpp is for format gguf", "leave llama_cpp out, or set format gguf")
     check_output(output, overwrite=request.overwrite)
-    plan = ExportPlan(checkpoint, base, output, converter)
+    verification = None
+    if request.verify is not None:
+        verification = plan_verification(
+            workspace,
+            checkpoint,
+            n=request.verify,
+            is_gguf=request.format == "gguf",
+            checkout=request.llama_cpp,
+        )
+    plan = ExportPlan(checkpoint, base, output, converter, verification)
     if request.format in ("merged", "gguf"):
         _check_whole(plan)
     if (num_bytes := _size(request, plan)) is not None:

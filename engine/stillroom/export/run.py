@@ -18,6 +18,7 @@ from stillroom.export.provenance import public_name
 from stillroom.export.request import ExportModel, ExportPlan, plan_export
 from stillroom.export.serving import Served
 from stillroom.export.snippets import TOOLS, UsageExample
+from stillroom.export.verify.result import Verified
 from stillroom.export.weights import write_adapter, write_merged
 from stillroom.export.whole import find_whole, is_multimodal
 from stillroom.export.written import ReadBack, Written
@@ -29,6 +30,7 @@ from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
 LOG = "llama_cpp.txt"
+_NOT_LOADED = "the GGUF file itself was not loaded, only the weights that it was made of: try it"
 
 
 class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +58,8 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     """The command that serves it."""
     warnings: list[str]
     seconds: float
+    verified: list[Verified] = []
+    """What the written files did on evaluated prompts, by each program; empty without verify."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ def export_model(
         written, gguf_file = _write(export, target, folder, reporter)
         RunFolder(folder).check_inputs()
         served = _served(export, written)
+        verified = _verify(export, target, gguf_file, served, folder, reporter)
         trained, with_tools = history.conversation, history.with_tools
         if with_tools is not None and with_tools.conversation is not None:
             write_json(target / TOOLS, with_tools.conversation.tool_schemas)
@@ -98,7 +103,7 @@ def export_model(
             has_tools=with_tools is not None,
             is_multimodal=written.is_multimodal,
         )
-        facts = CardFacts(history, export.licence, usage, export.source, written)
+        facts = CardFacts(history, export.licence, usage, export.source, written, verified)
         write_atomic(target / CARD, render_card(facts).encode("utf-8", errors="replace"))
         stop_if_cancelled(reporter)
         manifest = _manifest(export, written, record_files(target))
@@ -106,7 +111,31 @@ def export_model(
         _write_lineage(plan, target, manifest, run_id=folder.name)
     here = replace(served, path=workspace.shown(plan.output), base=_base_path(plan, served))
     seconds = round(time.monotonic() - started, 3)
-    return _result(export, written, manifest, replace(usage, served=here), seconds=seconds)
+    result = _result(export, written, manifest, replace(usage, served=here), seconds=seconds)
+    if not verified:
+        return result
+    warnings = [warning for warning in result.warnings if warning != _NOT_LOADED]
+    return msgspec.structs.replace(result, verified=verified, warnings=warnings)
+
+
+def _verify(
+    export: _Export,
+    target: Path,
+    gguf_file: str | None,
+    served: Served,
+    run: Path,
+    reporter: Reporter,
+) -> list[Verified]:
+    """Lets the written files answer prompts if that was asked for; returns what they did."""
+    verification = export.plan.verification
+    if verification is None:
+        return []
+    # Imported here, since only this needs the rollouts' code.
+    from stillroom.export.verify.run import WrittenFiles, verify_files
+
+    here = replace(served, path=str(target), base=_base_path(export.plan, served))
+    files = WrittenFiles(target, gguf_file, here, run)
+    return verify_files(export.workspace, verification, files, reporter)
 
 
 def _result(
@@ -260,7 +289,7 @@ def _warnings(
     if not history.evaluations:
         yield "no evaluation of this checkpoint is on record, so the card shows none"
     if written.read_back is not None and usage.format == "gguf":
-        yield "the GGUF file itself was not loaded, only the weights that it was made of: try it"
+        yield _NOT_LOADED
     if usage.format == "adapter" and plan.base is not None and plan.base.is_local:
         yield (f"the adapter finds its base at {plan.base.location}: format merged goes anywhere")
     if usage.command is None:

@@ -289,7 +289,7 @@ async def _one_rollout(
     try:
         seed_key = f"{task.task_id}:{spec.sample}"
         async with (
-            _open_tools(task, context.tools, context.cut_reply) as tools,
+            opened_tools(task, context.tools, context.cut_reply) as tools,
             context.policy.converse(
                 task.messages, tools.schemas, seed_key=seed_key
             ) as conversation,
@@ -341,7 +341,7 @@ def _deadline(timeout_s: float | None) -> Generator[None]:
 
 
 @asynccontextmanager
-async def _open_tools(
+async def opened_tools(
     task: Task, source: ToolSource | None, cut: CutText | None
 ) -> AsyncGenerator[OfferedTools]:
     """Opens the tools that a task may use; nothing is opened for a task without tools."""

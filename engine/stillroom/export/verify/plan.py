@@ -1,0 +1,99 @@
+"""What an export is verified with: the last evaluation of its checkpoint, and the programs."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from stillroom.errors import DataError, EngineError, InputError
+from stillroom.evaluate.files import RESULT_FILE, Evaluation
+from stillroom.evaluate.request import EvaluateModel, EvaluationPlan, plan_evaluation
+from stillroom.files import read_json
+from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.run_folder import RunFolder
+from stillroom.settings import Workspace
+
+LLAMA_SERVER = "llama-server"
+_IN_CHECKOUT = ("build/bin", "bin", ".")
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """How an export is verified."""
+
+    run_id: str
+    """The run that evaluated the checkpoint."""
+    evaluation: Evaluation
+    request: EvaluateModel
+    """The request to evaluate the checkpoint again, on as many prompts as are to be verified."""
+    plan: EvaluationPlan
+    llama_server: Path | None
+    """llama.cpp's server, for format gguf."""
+
+    def of_files(self, workspace: Workspace, **changes: Any) -> EvaluationPlan:
+        """Returns the plan of the same evaluation with another model in place of the checkpoint."""
+        return plan_evaluation(workspace, self.request.model_copy(update=changes))
+
+
+def plan_verification(
+    workspace: Workspace, checkpoint: ModelLocation, *, n: int, is_gguf: bool, checkout: str | None
+) -> Verification:
+    """Returns the checked plan. Raises InputError if nothing can be compared or nothing serves."""
+    for file in sorted(workspace.runs.glob(f"*/{RESULT_FILE}"), key=_time, reverse=True):
+        request = _request_of(file)
+        if request is None or not _is_of(workspace, request, checkpoint):
+            continue
+        request = request.model_copy(update={"n": min(n, request.n or n)})
+        return Verification(
+            file.parent.name,
+            read_json(file, Evaluation),
+            request,
+            plan_evaluation(workspace, request),
+            _llama_server(workspace, checkout) if is_gguf else None,
+        )
+    raise InputError(
+        f"verify compares with an evaluation of {checkpoint.name!r}, and none is on record",
+        f"evaluate_model(model={checkpoint.name}, data=<held-out prompts>) first, or leave verify "
+        "out",
+    )
+
+
+def _time(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def _request_of(file: Path) -> EvaluateModel | None:
+    """Returns the request of an evaluation, with nothing but its answers to the tasks."""
+    try:
+        document: Mapping[str, Any] = RunFolder(file.parent).read_request().request
+        only = {"sampled_prompts": 0, "guard": None, "teacher": None, "budget_usd": None}
+        return EvaluateModel.model_validate({**document, **only, "samples_per_prompt": 1})
+    except (OSError, DataError, ValidationError):
+        return None
+
+
+def _is_of(workspace: Workspace, request: EvaluateModel, checkpoint: ModelLocation) -> bool:
+    try:
+        name = request.model
+        if request.provider == "demo" and not name.startswith("demo/"):
+            name = f"demo/{name}"
+        return locate_model(workspace, name).location == checkpoint.location
+    except EngineError:
+        return False  # it has been moved or deleted since
+
+
+def _llama_server(workspace: Workspace, checkout: str | None) -> Path:
+    folders = [] if checkout is None else [workspace.path(checkout) / one for one in _IN_CHECKOUT]
+    found = next((f / LLAMA_SERVER for f in folders if (f / LLAMA_SERVER).is_file()), None)
+    installed = found or shutil.which(LLAMA_SERVER)
+    if installed is not None:
+        return Path(installed)
+    raise InputError(
+        f"verify lets llama.cpp load the GGUF file, and {LLAMA_SERVER} is neither on the PATH nor "
+        "in the checkout (build/bin)",
+        f"install llama.cpp, or build it: `cmake -B build && cmake --build build -t {LLAMA_SERVER}`"
+        "; or leave verify out and try the file by hand",
+    )

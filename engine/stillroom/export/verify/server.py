@@ -1,0 +1,93 @@
+"""Starts a server with the files of an export, and ends it."""
+
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from stillroom.errors import RunError
+from stillroom.lines import last_line
+from stillroom.reporting import Reporter, stop_if_cancelled
+from stillroom.secrecy.environments import bare_environment
+
+_START_S = 900.0
+_POLL_S = 0.2
+_STOP_S = 10.0
+_HOST = "127.0.0.1"
+
+
+@contextmanager
+def running_server(command: Sequence[str], *, log: Path, reporter: Reporter) -> Generator[str]:
+    """Yields the address of an OpenAI-compatible server once it has loaded its model.
+
+    Its output goes to `log`. Raises RunError if it ends, or loads nothing within 15 minutes.
+    """
+    port = _free_port()
+    words = [*command, "--host", _HOST, "--port", str(port)]
+    with log.open("wb") as stream:
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env=bare_environment(),
+            )
+        except OSError as error:
+            raise _failure(words, log, f"could not be started: {error}") from error
+        try:
+            address = f"http://{_HOST}:{port}/v1"
+            _wait_until_loaded(process, f"{address}/models", words, log, reporter)
+            yield address
+        finally:
+            _end(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_loaded(
+    process: subprocess.Popen[bytes], url: str, words: Sequence[str], log: Path, reporter: Reporter
+) -> None:
+    deadline = time.monotonic() + _START_S
+    # trust_env: a proxy of the user's does not lead to this machine.
+    with httpx.Client(timeout=5.0, trust_env=False) as client:
+        while time.monotonic() < deadline:
+            stop_if_cancelled(reporter)
+            if process.poll() is not None:
+                end = last_line(log) or "it said nothing"
+                raise _failure(words, log, f"ended with code {process.returncode}: {end}")
+            try:
+                # llama.cpp answers 503 while it loads.
+                if client.get(url).is_success:
+                    return
+            except httpx.HTTPError:
+                pass
+            time.sleep(_POLL_S)
+    raise _failure(words, log, f"loaded nothing within {_START_S / 60:g} minutes")
+
+
+def _failure(words: Sequence[str], log: Path, outcome: str) -> RunError:
+    return RunError(
+        f"{Path(words[0]).name} {outcome}, so the written files are not shown to work and were "
+        "not kept",
+        f"read its output in {log}; a newer version of it may know this model. To write the files "
+        f"all the same, export without verify, then try `{shlex.join(words)}`",
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

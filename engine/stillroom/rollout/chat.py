@@ -1,0 +1,130 @@
+"""A conversation of a person with a model and its tools, to try what a student does."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import msgspec
+from pydantic import Field
+
+from stillroom.data.formats import Task, load_tasks
+from stillroom.errors import CallFailedError, InputError
+from stillroom.rollout.context import open_rollout_context
+from stillroom.rollout.episode.collect import RolloutContext, opened_tools
+from stillroom.rollout.episode.loop import Episode, play_episode
+from stillroom.rollout.journal.records import ForgetfulRecorder
+from stillroom.rollout.request import RolloutOptions, plan_rollouts, sampling_settings
+from stillroom.settings import Workspace
+from stillroom.tools.source import ToolResult
+from stillroom.types import Message, SampledTurn, StopReason
+
+_ENDS = {
+    StopReason.MAX_TURNS: "it called tools until max_turns",
+    StopReason.MAX_TOKENS: "cut at max_tokens",
+    StopReason.CONTEXT_WINDOW: "the conversation fills its context: begin anew",
+    StopReason.CONTENT_FILTER: "the endpoint withheld the rest",
+}
+
+
+class ChatWithModel(RolloutOptions):
+    """Ask for a conversation with a model."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    data: Annotated[
+        str | None, Field(description="Prompts: the tools see the metadata of a row of it")
+    ] = None
+    row: Annotated[int, Field(ge=0, description="That row, from 0; its messages come first")] = 0
+
+
+class _Shown(ForgetfulRecorder):
+    """Shows each turn and each tool's reply as soon as it is there."""
+
+    def __init__(self, show: Callable[[Message], None]) -> None:
+        self._show = show
+
+    def record_turn(self, index: int, turn: SampledTurn) -> None:
+        self._show(turn.message)
+
+    def record_replies(self, index: int, replies: list[ToolResult]) -> None:
+        for reply in replies:
+            self._show({"role": "tool", "content": reply.content})
+
+
+class Conversation:
+    """An open conversation. What the model is sent is rendered anew for each message, as a server
+    does it."""
+
+    def __init__(
+        self, context: RolloutContext, task: Task, show: Callable[[Message], None]
+    ) -> None:
+        self._context, self._task, self._show = context, task, show
+        self._num_answers = 0
+        self.messages: list[Message] = list(task.messages)
+
+    def begin_anew(self) -> None:
+        """Forgets all messages but those that the conversation began with."""
+        self.messages = list(self._task.messages)
+
+    async def say(self, text: str | None) -> str | None:
+        """Lets the model answer a user's message, or the messages so far if it is None.
+
+        Each turn and tool reply is shown as it comes. Returns why the answer ended early or failed;
+        None if it is whole. After a failure the conversation is as it was before.
+        """
+        said: list[Message] = [] if text is None else [{"role": "user", "content": text}]
+        episode = Episode(messages=[*self.messages, *said])
+        task = msgspec.structs.replace(self._task, messages=episode.messages)
+        self._num_answers += 1
+        try:
+            async with (
+                opened_tools(task, self._context.tools, self._context.cut_reply) as tools,
+                self._context.policy.converse(
+                    list(episode.messages), tools.schemas, seed_key=f"chat:{self._num_answers}"
+                ) as conversation,
+            ):
+                await play_episode(
+                    episode, conversation, _Shown(self._show), tools, self._context.rules
+                )
+        except CallFailedError as error:
+            return f"the call failed, and your message was taken back: {error.message}"
+        if episode.messages[-1].get("tool_calls"):
+            # No template takes a call without its reply.
+            del episode.messages[-1]
+        self.messages = episode.messages
+        return _ENDS.get(episode.stop_reason)
+
+
+@asynccontextmanager
+async def open_chat(
+    workspace: Workspace, request: ChatWithModel, show: Callable[[Message], None]
+) -> AsyncGenerator[tuple[Conversation, Sequence[str]]]:
+    """Yields a conversation with a model and notes on its tools; loads the model first.
+
+    Raises an EngineError if the request is faulty.
+    """
+    task = _task(workspace, request)
+    plan = plan_rollouts(workspace, request, prompts=workspace.root)
+    task = plan.instruction.put_before_task(task)
+    sampling = sampling_settings(request, temperature=request.temperature)
+    async with open_rollout_context(plan, sampling, [task]) as context:
+        yield Conversation(context, task, show), context.notes
+
+
+def _task(workspace: Workspace, request: ChatWithModel) -> Task:
+    if request.data is None:
+        return Task(
+            task_id="0" * 16,
+            messages=[],
+            metadata={},
+            tool_names=None,
+            reward_names=None,
+            variables={},
+        )
+    tasks = load_tasks(workspace.existing(request.data, label="data"))
+    if request.row >= len(tasks):
+        raise InputError(
+            f"row {request.row} is beyond the {len(tasks)} rows of {request.data}",
+            f"give a row from 0 to {len(tasks) - 1}",
+        )
+    # Rewards are for whole rollouts.
+    return msgspec.structs.replace(tasks[request.row], reward_names=[])
