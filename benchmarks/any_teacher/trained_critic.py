@@ -5,10 +5,11 @@
 The critic is the demo's teacher, trained further: it reads what `refine` asks a critic, and answers
 with the number of the first wrong turn. LEARN and CHECK are seeds' folders of `text_teacher.py`. It
 learns from LEARN's failed rollouts, four of each prompt (arms `hard4`, `retry`): wrong first is the
-turn that leaves the task's plan first. Each CHECK gets a critic.yml that names the model in FOLDER,
-and its failed rollouts, of another student, show how often the critic names the turn at which
-`where: first_difference` took over. Its chat template leaves out the instruction, which it always
+turn that leaves the task's plan first. Its chat template leaves out the instruction, which it always
 follows, and writes the rollout as the clerk's own turns.
+
+Each CHECK, whose student is another, gets a critic.yml that names the model in FOLDER. After its arm
+`trained@300`: how often the critic named the turn at which `where: first_difference` takes over.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from stillroom.data.formats import Task, load_tasks
 from stillroom.demo.world import ShopTask, training_tasks
 from stillroom.models.resolve import locate_model
 from stillroom.rollout.journal.records import RolloutKey
-from stillroom.rollout.refine.critic import critic_messages, read_turn_number
+from stillroom.rollout.refine.critic import critic_messages
 from stillroom.rollout.students import FailedRollouts, RecordedRollout
 from stillroom.settings import Workspace
 from stillroom.types import Message
@@ -97,19 +98,6 @@ def make_critic(folder: Path, lessons: Path) -> None:
     )
 
 
-def answer(
-    model: Any, tokenizer: PreTrainedTokenizerFast, task: Task, turns: Sequence[Sequence[Message]]
-) -> int | str:
-    """Returns the turn that the critic names, as `refine` reads its likeliest reply."""
-    ids: Any = tokenizer.apply_chat_template(
-        critic_messages(task, turns), add_generation_prompt=True, return_tensors="pt"
-    )["input_ids"]
-    with torch.inference_mode():
-        new = model.generate(ids, do_sample=False, max_new_tokens=2)[0, ids.shape[1] :]
-    text = tokenizer.decode(new, skip_special_tokens=True)
-    return read_turn_number(text, num_turns=len(turns))
-
-
 def _cases(seed_folder: Path) -> Iterator[tuple[Task, list[list[Message]], int]]:
     """Yields a seed's failed rollouts, each with its task and first wrong turn."""
     tasks = load_tasks(seed_folder / "prompts.jsonl")
@@ -166,19 +154,21 @@ def _example(
     )
 
 
-def agreement(critic: Path, seed_folder: Path) -> dict[str, Any]:
-    """Returns how often the critic names the turn at which a refined rollout was taken over."""
-    loaded: Any = Qwen3ForCausalLM.from_pretrained(critic, dtype=torch.float32)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(critic)
-    tasks = {task.task_id: task for task in load_tasks(seed_folder / "prompts.jsonl")}
-    refined = (seed_folder / "pool-diff.jsonl").read_text(encoding="utf-8").splitlines()
-    takeovers = {row["task_id"]: row["refined"]["turn"] for row in map(json.loads, refined)}
-    same = [
-        answer(loaded, tokenizer, tasks[task_id], _turns(rollout)) == 1 + takeovers[task_id]
-        for task_id, rollout in _failed(seed_folder / "pool-student.jsonl")
-        if takeovers.get(task_id) is not None
-    ]
+def agreement(seed_folder: Path) -> dict[str, Any]:
+    """Returns how often the critic named the turn at which `first_difference` took over."""
+    named, right = (
+        {
+            row["task_id"]: row["refined"]["turn"]
+            for row in _rows(seed_folder / f"pool-{name}.jsonl")
+        }
+        for name in ("trained-300", "diff")
+    )
+    same = [turn == right[task_id] for task_id, turn in named.items()]
     return {"seed": seed_folder.name, "rollouts": len(same), "same_turn": sum(same) / len(same)}
+
+
+def _rows(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def main() -> None:
@@ -193,7 +183,8 @@ def main() -> None:
     for folder in options.check:
         written = f"model: {critic}\nprovider: hf\nmax_tokens: 8\n"
         (folder / "critic.yml").write_text(written, encoding="utf-8")
-        print(reported(**agreement(critic, folder.resolve())), flush=True)
+        if (folder / "pool-trained-300.jsonl.manifest.json").exists():
+            print(reported(**agreement(folder.resolve())), flush=True)
 
 
 if __name__ == "__main__":

@@ -241,6 +241,18 @@ def test_another_model_criticises_if_critic_yml_names_one(workspace: Workspace) 
     assert [m.name for m in manifest.models if m.role == "critic"] == ["small"]
 
 
+def test_a_critic_in_this_process_is_asked_and_its_calls_are_counted(workspace: Workspace) -> None:
+    (workspace.root / "critic.yml").write_text("{model: teacher, provider: demo, max_tokens: 8}")
+    teacher = Teacher()
+
+    # The demo's clerk cannot criticise: it names no turn in two tries.
+    result = run_of(workspace, teacher, where="critic", critic="critic.yml", n=1)
+
+    [row] = rows_of(workspace)
+    assert (row["refined"]["turn"], row["refined"]["critic"]["calls"]) == (None, 2)
+    assert (result.critic.calls, result.taken_over, teacher.served) == (2, 0, [])
+
+
 @pytest.mark.parametrize("reply", ["turn 1", '{"turn": 3}', '{"turn": true}', '{"turn": 1} or 2'])
 def test_a_critic_that_names_no_turn_is_asked_once_more_and_then_nothing_is_taken_over(
     workspace: Workspace, reply: str
