@@ -9,6 +9,7 @@ from mcp.types import Resource
 
 from stillroom import __version__
 from stillroom.settings import Workspace
+from stillroom_mcp.dashboard.chat_views import chat_views
 from stillroom_mcp.operations import OPERATIONS, OfferedOperation
 from stillroom_mcp.resources.completions import add_completions
 from stillroom_mcp.resources.prompts import add_prompts
@@ -50,7 +51,7 @@ def build_server(
         version=__version__,
         instructions=INSTRUCTIONS + ("" if len(listed) == len(OPERATIONS) else _FEWER_TOOLS),
         tools=[tool_for(operation, workspace, listed=listed) for operation in operations],
-        extensions=[Tasks(RunTasks(workspace, listed), *more_tasks)],
+        extensions=[Tasks(RunTasks(workspace, listed), *more_tasks), chat_views()],
         middleware=[writable_answers, updates.middleware],
         subscriptions=updates.bus,
         lifespan=updates.lifespan,

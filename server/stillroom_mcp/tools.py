@@ -23,6 +23,7 @@ from stillroom.errors import EngineError, writable_text
 from stillroom.settings import Workspace
 from stillroom.validation import describe_errors
 from stillroom_mcp.answers import input_schema, output_schema, structured
+from stillroom_mcp.dashboard.chat_views import view_of
 from stillroom_mcp.fencing import fenced_error, fenced_quote
 from stillroom_mcp.operations import OfferedOperation
 
@@ -161,6 +162,7 @@ def tool_for(
         fn_metadata=FuncMetadata(arg_model=ArgModelBase, output_schema=output_schema(operation)),
         is_async=True,
         context_kwarg=None,
+        meta=view_of(operation.name, starts_run=operation.starts_run),
         annotations=ToolAnnotations(
             title=operation.title,
             read_only_hint=operation.is_read_only,

@@ -138,13 +138,16 @@ const stillroomCharts = (() => {
       });
     }).observe(block);
     // The colours are in the canvases.
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    const recolour = () => {
       block.querySelectorAll("figure.live").forEach((figure) => {
         figure.plot?.destroy();
         figure.plot = null;
       });
       redraw();
-    });
+    };
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+    // In a chat the host chooses the theme.
+    addEventListener("themechange", recolour);
   }
 
   return { Recorded, drawAll, watchSize };

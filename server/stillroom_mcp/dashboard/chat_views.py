@@ -1,0 +1,68 @@
+"""The dashboard's views inside a chat: a run's curves and rows, as MCP Apps of the tools' results.
+
+Hosts that render MCP Apps show them beside the answer of a tool; all others show the answer alone.
+A view gets the answer from its host, and asks it for more through the tools that the server has.
+"""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mcp.server.apps import APP_MIME_TYPE, Apps
+from mcp.server.mcpserver.resources import FunctionResource
+
+_STATIC = Path(__file__).parent / "static"
+RUN_VIEW = "ui://stillroom/run.html"
+ROWS_VIEW = "ui://stillroom/rows.html"
+_VIEWS = (
+    (RUN_VIEW, "A run, live: its progress, spend and curves", "chat_run.js"),
+    (ROWS_VIEW, "Rows: conversations with tool calls folded, and what is trained", "chat_rows.js"),
+)
+# Nothing is loaded and nothing is called: all that a view shows comes through its host.
+_UI = {"csp": {"connectDomains": [], "resourceDomains": []}, "prefersBorder": True}
+
+
+def chat_views() -> Apps:
+    """Returns the extension with the views, whose pages are made when they are first read."""
+    apps = Apps()
+    for uri, title, script in _VIEWS:
+        apps.add_resource(
+            FunctionResource(
+                uri=uri,
+                name=script.removesuffix(".js"),
+                title=title,
+                mime_type=APP_MIME_TYPE,
+                meta={"ui": _UI},
+                fn=functools.partial(view_html, script),
+            )
+        )
+    return apps
+
+
+def view_of(name: str, *, starts_run: bool) -> dict[str, Any] | None:
+    """Returns the `_meta` that binds a tool to the view of its result; None if it has none."""
+    if name == "inspect_examples":
+        return {"ui": {"resourceUri": ROWS_VIEW}}
+    return {"ui": {"resourceUri": RUN_VIEW}} if starts_run or name == "get_run" else None
+
+
+@functools.cache
+def view_html(script: str) -> str:
+    """Returns a view as one page with its styles and scripts, which loads nothing."""
+    # Imported here, so that a server whose host shows no views loads no templates.
+    from stillroom.report.environment import page_styles
+
+    styles = "\n".join([_read(["uPlot.min.css"]), page_styles(), _read(["dashboard.css"])])
+    code = _read(["uPlot.iife.min.js", "charts.js", "chat.js", script])
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<title>stillroom</title>\n<style>\n{styles}\n</style>\n</head>\n<body class="in-chat">\n'
+        f'<main id="view"><p class="muted">Waiting for the result…</p></main>\n'
+        f"<script>\n{code}\n</script>\n</body>\n</html>\n"
+    )
+
+
+def _read(names: Sequence[str]) -> str:
+    return "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in names)

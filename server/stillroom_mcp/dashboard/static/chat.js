@@ -1,0 +1,91 @@
+"use strict";
+// Speaks with the host of an MCP App (JSON-RPC over postMessage) and makes elements out of texts.
+const stillroomChat = (() => {
+  const PROTOCOL = "2026-01-26";
+  const waiting = new Map();
+  let last = 0;
+  let host = {};
+
+  const post = (message) => parent.postMessage({ jsonrpc: "2.0", ...message }, "*");
+
+  function request(method, params) {
+    const id = ++last;
+    post({ id, method, params });
+    return new Promise((resolve, reject) => waiting.set(id, { resolve, reject }));
+  }
+
+  // Calls a tool of the server; null if the host cannot, or the call failed.
+  async function callTool(name, args) {
+    try {
+      const result = await request("tools/call", { name, arguments: args });
+      return result.isError ? null : result.structuredContent ?? null;
+    } catch {
+      return null;
+    }
+  }
+
+  // Reads a resource of the server as JSON; null if the host cannot.
+  async function readJson(uri) {
+    if (!host.serverResources) return null;
+    try {
+      return JSON.parse((await request("resources/read", { uri })).contents[0].text);
+    } catch {
+      return null;
+    }
+  }
+
+  // The host's theme may be another than the system's.
+  function applyTheme(context) {
+    if (!context?.theme) return;
+    document.documentElement.style.colorScheme = context.theme;
+    for (const sheet of document.styleSheets) {
+      for (const rule of sheet.cssRules) {
+        if (rule instanceof CSSMediaRule && (rule.isTheme || rule.conditionText.includes("prefers-color-scheme"))) {
+          rule.isTheme = true;
+          rule.media.mediaText = context.theme === "dark" ? "all" : "not all";
+        }
+      }
+    }
+    dispatchEvent(new Event("themechange"));
+  }
+
+  // An element with a class, and with texts or elements in it; no text ever becomes markup.
+  function make(tag, name, ...children) {
+    const element = document.createElement(tag);
+    if (name) element.className = name;
+    element.append(...children.filter((child) => child !== null && child !== undefined));
+    return element;
+  }
+
+  function figures(list) {
+    return make("dl", "figures", ...list.map(([label, value, note]) =>
+      make("div", "", make("dt", "", label), make("dd", "value", value), make("dd", "note", note))));
+  }
+
+  async function start({ onInput, onResult }) {
+    addEventListener("message", (event) => {
+      if (event.source !== parent || event.data?.jsonrpc !== "2.0") return;
+      const { id, method, params, result, error } = event.data;
+      if (method === undefined) {
+        const asked = waiting.get(id);
+        waiting.delete(id);
+        if (error) asked?.reject(new Error(error.message));
+        else asked?.resolve(result);
+      } else if (method === "ui/notifications/tool-input") onInput?.(params.arguments ?? {});
+      else if (method === "ui/notifications/tool-result") onResult(params.structuredContent ?? null);
+      else if (method === "ui/notifications/host-context-changed") applyTheme(params);
+      else if (id !== undefined) post({ id, result: {} });
+    });
+    const answer = await request("ui/initialize", {
+      protocolVersion: PROTOCOL, appInfo: { name: "stillroom", version: "1" }, appCapabilities: {},
+    });
+    host = answer?.hostCapabilities ?? {};
+    applyTheme(answer?.hostContext);
+    post({ method: "ui/notifications/initialized", params: {} });
+    new ResizeObserver(() => {
+      post({ method: "ui/notifications/size-changed", params: { height: Math.ceil(document.documentElement.getBoundingClientRect().height) } });
+    }).observe(document.body);
+  }
+
+  return { start, callTool, readJson, make, figures };
+})();

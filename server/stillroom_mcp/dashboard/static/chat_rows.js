@@ -1,0 +1,71 @@
+"use strict";
+// Rows in a chat: each conversation with its tool calls folded, and with a student what is trained.
+(() => {
+  const { start, callTool, make } = stillroomChat;
+  const view = document.getElementById("view");
+  const MARK = /^----- (end of )?text [0-9a-f]{16} -----$/;
+  const ROLE = /^(system|user|assistant|tool)( calls .*|: ?.*)$/;
+  let asked = {};
+
+  // The text with what stands in ⟦ ⟧ marked as trained.
+  function marked(text) {
+    const said = make("div", "said tokens");
+    text.split(/(⟦[^⟧]*⟧?)/).forEach((piece) => {
+      if (!piece) return;
+      const isTrained = piece.startsWith("⟦");
+      said.append(isTrained ? make("span", "assistant trained", piece.replace(/^⟦|⟧$/g, "")) : piece);
+    });
+    return said;
+  }
+
+  function messages(lines) {
+    const found = [];
+    for (const line of lines) {
+      const begun = ROLE.exec(line);
+      if (begun) found.push({ role: begun[1], isCall: begun[2].startsWith(" calls"), lines: [begun[2].replace(/^(: ?| calls )/, "")] });
+      // Only a role's own line begins at the margin.
+      else if (found.length) found.at(-1).lines.push(line.replace(/^ {2}/, ""));
+      else found.push({ role: "", isCall: false, lines: [line] });
+    }
+    return found;
+  }
+
+  function part({ role, isCall, lines }) {
+    const text = lines.join("\n");
+    const isFolded = isCall || role === "tool" || role === "system";
+    if (!isFolded) return make("div", "part", make("span", "who", role), make("div", "said", text));
+    const first = `${text.slice(0, 90)}${text.length > 90 ? "…" : ""}`;
+    const kind = isCall ? "call" : role === "tool" ? "reply" : "system";
+    const summary = make("summary", "", role === "system" ? "System message" : first);
+    return make("details", `part folded ${kind}`, summary, make("div", "said", text));
+  }
+
+  function example(row) {
+    const lines = row.text.split("\n").filter((line) => !MARK.test(line));
+    const facts = [row.format];
+    if (row.reward !== null && row.reward !== undefined) facts.push(`reward ${row.reward}`);
+    if (row.num_tokens) facts.push(`${row.num_tokens} tokens, ${row.num_trained_tokens} trained`);
+    const isMask = row.num_tokens !== null && row.num_tokens !== undefined;
+    const body = isMask ? [marked(lines.join("\n"))] : messages(lines).map(part);
+    const problem = row.problem ? make("p", "problem", row.problem.split("\n").filter((line) => !MARK.test(line)).join(" ")) : null;
+    return make("section", "row", make("h2", "", row.where), make("p", "verdict", ...facts.map((fact) => make("span", "", fact))), problem, make("div", "talk", ...body));
+  }
+
+  function show(page) {
+    if (!page?.examples) return;
+    const next = make("button", "", "Next rows");
+    next.type = "button";
+    next.addEventListener("click", async () => {
+      next.disabled = true;
+      const { html, ...rest } = asked;
+      show(await callTool("inspect_examples", { ...rest, start: page.next_start }));
+    });
+    view.replaceChildren(
+      make("h1", "", asked.path ?? "Rows", make("span", "", ` · ${page.total_count} rows`)),
+      ...page.examples.map(example),
+      ...(page.has_more ? [next] : []),
+    );
+  }
+
+  start({ onInput: (input) => (asked = input), onResult: show });
+})();

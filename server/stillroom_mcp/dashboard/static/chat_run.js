@@ -1,0 +1,105 @@
+"use strict";
+// A run in a chat: what get_run says of it, and the curves of what it recorded.
+(() => {
+  const { start, callTool, readJson, make, figures } = stillroomChat;
+  const POLL_MS = 2000;
+  const ENDED = ["succeeded", "failed", "cancelled", "interrupted"];
+  const CURVES = [
+    ["teacher_kl", "Reverse KL to the teacher", "nats per token"], ["loss", "Loss", "", "val_loss"],
+    ["reward", "Reward", "mean of the batch"], ["succeeded", "Rollouts", "succeeded"], ["cost_usd", "Spent", "US dollars"],
+    ["tokens_per_s", "Trained tokens", "a second"], ["calls_per_s", "Calls", "a second"],
+  ];
+  const view = document.getElementById("view");
+  const head = make("div"), block = make("div", "curves"), charts = make("div", "charts");
+  let recorded = new stillroomCharts.Recorded();
+  let runId = null, newest = -1;
+
+  for (const [metric, title, unit, also] of CURVES) {
+    const canvas = make("div", "canvas");
+    canvas.setAttribute("role", "img");
+    const figure = make("figure", "chart live", make("figcaption", "", make("span", "what", title), make("span", "number change"), make("span", "unit", unit)), canvas);
+    Object.assign(figure.dataset, { metric, also: also ?? "" });
+    figure.hidden = true;
+    charts.append(figure);
+  }
+  block.append(charts);
+
+  const number = (value) => (Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en").replaceAll(",", " ") : String(Number(value.toPrecision(3))));
+
+  function seconds(value) {
+    if (value < 60) return `${value.toFixed(0)} s`;
+    return value < 3600 ? `${Math.floor(value / 60)} min ${Math.round(value % 60)} s` : `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
+  }
+
+  // A text that others wrote stands between two marks, which are for agents.
+  const unfenced = (text) => String(text ?? "").split("\n").filter((line) => !/^----- (end of )?text [0-9a-f]{16} -----$/.test(line)).join("\n");
+
+  function show(run) {
+    const shown = [];
+    const { progress, metrics = {} } = run;
+    if (progress?.total) shown.push(["Done", `${(100 * Math.min(1, progress.done / progress.total)).toFixed(1)} %`, `${progress.done} of ${progress.total} ${progress.unit}`]);
+    if (progress?.eta_s) shown.push(["Left", seconds(progress.eta_s), "about"]);
+    for (const [metric, title, unit] of CURVES) {
+      const value = metrics[metric];
+      if (typeof value === "number") shown.push([title, metric === "cost_usd" ? `$${value.toFixed(4)}` : number(value), unit || "now"]);
+    }
+    const alarms = (run.alarms ?? []).map((alarm) => make("li", "", alarm));
+    head.replaceChildren(
+      make("h1", "", run.run_id.slice(0, run.run_id.indexOf("-") + 7), make("span", "", ` · ${run.kind} `), make("span", `status ${run.status}`, run.status)),
+      figures(shown.slice(0, 6)),
+      ...(alarms.length ? [make("ul", "alarms", ...alarms)] : []),
+      ...(run.error ? [make("div", "problem", make("p", "", unfenced(run.error.problem)), make("p", "muted", `Fix: ${run.error.fix}`))] : []),
+    );
+    if (!head.isConnected) view.replaceChildren(head, block);
+  }
+
+  // All steps, thinned out; a host that reads no resources gets the last ones from the log.
+  async function readMetrics() {
+    const all = await readJson(`run://${runId}/metrics`);
+    if (all?.steps) {
+      recorded = new stillroomCharts.Recorded();
+      recorded.add({ ...all, next: 0 });
+    } else {
+      await readLastMetrics();
+    }
+    stillroomCharts.drawAll(block, [recorded]);
+  }
+
+  async function readLastMetrics() {
+    const page = await callTool("get_run_logs", { run_id: runId, source: "events", lines: 500 });
+    const steps = [], rows = [];
+    for (const line of page?.lines ?? []) {
+      try {
+        const event = JSON.parse(line);
+        if (event.event !== "metrics" || event.step <= newest) continue;
+        newest = event.step;
+        steps.push(event.step);
+        rows.push(event.values);
+      } catch {
+        // The marks around the lines, or a line that was cut.
+      }
+    }
+    const values = {};
+    rows.forEach((row, i) => Object.entries(row).forEach(([name, value]) => ((values[name] ??= Array(steps.length).fill(null))[i] = value)));
+    if (steps.length) recorded.add({ steps, values, next: 0 });
+  }
+
+  async function follow(run) {
+    while (run) {
+      show(run);
+      await readMetrics();
+      if (ENDED.includes(run.status)) return;
+      await new Promise((done) => setTimeout(done, POLL_MS));
+      run = (await callTool("get_run", { run_id: runId })) ?? null;
+    }
+  }
+
+  function receive(result) {
+    if (!result?.run_id || runId) return;
+    runId = result.run_id;
+    follow(result);
+  }
+
+  stillroomCharts.watchSize(block, () => stillroomCharts.drawAll(block, [recorded]));
+  start({ onResult: receive });
+})();
