@@ -71,8 +71,15 @@ def hybrid_config(family: str, hidden: int) -> Any:
     if family == "bamba":
         return BambaConfig(**sizes, **mamba, attn_layer_indices=[3])
     if family == "falcon_h1":
-        # Each layer has both attention and Mamba.
-        return FalconH1Config(**sizes, **mamba, mamba_d_ssm=2 * hidden)
+        # Each layer has both Mamba and attention, which is half as wide as elsewhere; these are the
+        # proportions of the published model of 0.5B.
+        own = {
+            "intermediate_size": 2 * hidden, "num_attention_heads": max(1, hidden // 128),
+            "num_key_value_heads": max(1, hidden // 512), "mamba_n_heads": 3 * hidden // 128,
+            "mamba_d_head": 64, "mamba_d_ssm": 3 * hidden // 2, "mamba_d_state": hidden // 8,
+            "head_dim": 64,
+        }  # fmt: skip
+        return FalconH1Config(**sizes | mamba | own)
     if family == "granite4":
         kinds = ["linear_attention"] * 3 + ["full_attention"]
         return GraniteMoeHybridConfig(
