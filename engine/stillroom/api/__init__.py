@@ -57,7 +57,7 @@ from stillroom.jobs.operations import Operation
 from stillroom.projects.create import CreateProject, ProjectResult, create_project
 from stillroom.projects.setup import CheckSetup, SetupReport, check_setup
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.rollout.rescore.score import ScoreRollouts
+from stillroom.rollout.rescore.request import ScoreRollouts
 from stillroom.trace.request import Lineage, LineageNode, ShowLineage
 from stillroom.trace.show import show_lineage
 from stillroom.train.config.request import PlanTraining, StartTraining

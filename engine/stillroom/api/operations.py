@@ -27,7 +27,7 @@ from stillroom.jobs.operations import ChildWork, Operation, RunWork
 from stillroom.projects.create import CreateProject, ProjectResult
 from stillroom.projects.setup import CheckSetup, SetupReport
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.rollout.rescore.score import ScoreRollouts
+from stillroom.rollout.rescore.request import ScoreRollouts
 from stillroom.trace.request import Lineage, ShowLineage
 from stillroom.train.config.request import PlanTraining, StartTraining
 from stillroom.train.planning.forecast import TrainingForecast

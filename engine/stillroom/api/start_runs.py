@@ -18,7 +18,7 @@ from stillroom.jobs import supervise
 from stillroom.jobs.child import run_in_child
 from stillroom.outputs import ReplacingRequest, check_at_once, check_free
 from stillroom.rollout.request import GenerateRollouts, plan_generation
-from stillroom.rollout.rescore.score import ScoreRollouts, plan_scoring
+from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
 from stillroom.run_folder import StartAfter, find_run, given_config
 from stillroom.secrecy.commands import hide_secrets
 from stillroom.secrecy.environments import SHARED_SECRETS, run_environment

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import anyio
-import httpx
 import msgspec
 
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
@@ -127,6 +126,8 @@ class ModelServer:
 
     async def get(self, path: str) -> bytes:
         """Returns the body at a path, or raises TeacherError if the response is not HTTP 200."""
+        import httpx
+
         url = self.root + path
         headers = self.endpoint.key_headers(self._key)
         try:

@@ -23,7 +23,8 @@ from fakes.user_files import write_tools
 from stillroom.errors import DataError, InputError, RunCancelledError, TeacherError
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.rollout.rescore.score import ScoreRollouts, score_rollouts
+from stillroom.rollout.rescore.request import ScoreRollouts
+from stillroom.rollout.rescore.score import score_rollouts
 from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace

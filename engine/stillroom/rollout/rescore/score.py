@@ -4,23 +4,20 @@ import itertools
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import anyio
-from pydantic import Field
 
 from stillroom.data.row_files import rollout_files
-from stillroom.errors import CallFailedError, EngineError, FailureClass, InputError, RunError
+from stillroom.errors import CallFailedError, EngineError, FailureClass, RunError
 from stillroom.files import AppendLog, LineWriter, content_hash
 from stillroom.lineage import Recording
-from stillroom.outputs import ReplacingRequest, check_replaceable, new_output
+from stillroom.outputs import new_output
 from stillroom.reporting import Reporter, cancel_when_asked, stop_if_cancelled
 from stillroom.rollout.context import open_user_pool
-from stillroom.rollout.journal.journal import holds_rollouts
-from stillroom.rollout.request import NO_FILE, user_file
 from stillroom.rollout.rescore.record import ScoreJournal, ScoreResult, ScoreTally
+from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
 from stillroom.rollout.rescore.rows import (
     NOT_A_ROLLOUT,
     UNJUDGED,
@@ -32,7 +29,7 @@ from stillroom.rollout.rescore.rows import (
     with_rewards,
 )
 from stillroom.rollout.results import AnswererWatch
-from stillroom.rollout.rewards.judge_request import JudgeOptions, JudgePlan, open_judge, plan_judge
+from stillroom.rollout.rewards.judge_request import JudgePlan, open_judge
 from stillroom.rollout.rewards.rewards import Judgement, Rewarder
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
@@ -41,57 +38,6 @@ from stillroom.tools.user.file import UserFile
 _PHASE = "score rollouts"
 _BATCHES_AHEAD = 4
 _SAME = "same reward"
-
-
-class ScoreRollouts(JudgeOptions, ReplacingRequest):
-    """Ask for new rewards of rollouts that are there already; the teacher is not asked again."""
-
-    input: Annotated[str, Field(description="Rollouts file or folder; also of rnow or NeMo Gym")]
-    output: Annotated[str, Field(description="The same rows with new rewards")]
-    rewards: Annotated[
-        str,
-        Field(description="Python file with @reward functions, or none"),
-    ] = NO_FILE
-    seed: int | None = None
-    concurrency: Annotated[int, Field(ge=1, le=4096, description="Rollouts judged at once")] = 20
-    reward_timeout: Annotated[float, Field(gt=0)] = 60.0
-    request_timeout: Annotated[float, Field(gt=0, description="Seconds per judge call")] = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class ScoringPlan:
-    """A checked `ScoreRollouts`, with the files that it names."""
-
-    source: Path
-    output: Path
-    rewards: UserFile | None
-    judge: JudgePlan | None
-
-    @property
-    def inputs(self) -> list[Path]:
-        """The rollouts, and the files that decide how they are judged."""
-        rewards = self.rewards.paths if self.rewards is not None else []
-        return [self.source, *rewards, *(self.judge.inputs if self.judge is not None else [])]
-
-
-def plan_scoring(workspace: Workspace, request: ScoreRollouts) -> ScoringPlan:
-    """Checks a scoring request and returns its plan.
-
-    Raises InputError for everything that can be seen to be wrong before anything is spent.
-    """
-    source = workspace.existing(request.input, label="input")
-    output = workspace.output_file(request.output, label="output")
-    rewards = user_file(workspace, request.rewards, kind="rewards")
-    judge = plan_judge(workspace, request)
-    if output.resolve() in {file.resolve() for file in rollout_files(source)}:
-        raise InputError(f"the output {output} is the input itself", "choose another output")
-    if holds_rollouts(output):
-        raise InputError(
-            f"the output {output} holds rollouts that generate_rollouts wrote",
-            "choose another output; delete the file yourself if it is not needed any more",
-        )
-    check_replaceable(output, overwrite=request.overwrite)
-    return ScoringPlan(source, output, rewards, judge)
 
 
 async def score_rollouts(

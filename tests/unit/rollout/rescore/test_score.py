@@ -21,12 +21,8 @@ from fakes.user_files import write_tools
 from stillroom.data.layouts.detect import as_rollout
 from stillroom.errors import DataError, InputError, RunCancelledError, RunError, TeacherError
 from stillroom.lineage import manifest_path
-from stillroom.rollout.rescore.score import (
-    ScoreResult,
-    ScoreRollouts,
-    plan_scoring,
-    score_rollouts,
-)
+from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
+from stillroom.rollout.rescore.score import ScoreResult, score_rollouts
 from stillroom.settings import Workspace
 from stillroom.types import Usage
 
