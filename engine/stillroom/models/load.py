@@ -298,7 +298,13 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     """Returns the ids of the tokens that end an assistant turn."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     listed: list[Any] = configured if isinstance(configured, list) else [configured]
-    listed.append(tokenizer.eos_token_id)
+    own = frozenset(token for token in listed if isinstance(token, int))
+    return own | stop_ids_of_tokenizer(tokenizer)
+
+
+def stop_ids_of_tokenizer(tokenizer: Any) -> frozenset[int]:
+    """Returns the tokens that end an assistant turn, as far as its tokenizer and template say."""
+    listed: list[Any] = [tokenizer.eos_token_id]
     # A base model's end of text is often another token than the one its template ends turns with.
     with suppress(ModelError):
         listed.append(tokenizer.convert_tokens_to_ids(ChatRenderer(tokenizer).end_of_turn))

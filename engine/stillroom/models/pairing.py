@@ -19,9 +19,9 @@ OFF_POLICY_ROUTE = (
 """The advice for a teacher that cannot score the student's tokens."""
 REREAD_ROUTE = (
     "in config.yml of distill let it read the student's text in its own tokens (teacher: {path: …, "
-    "tokens: reread} and algorithm: {loss_fn: byte_reverse_kl}; in this process only)"
+    "tokens: reread} and algorithm: {loss_fn: byte_reverse_kl})"
 )
-"""The advice for a teacher in the training process whose tokenizer or template differs."""
+"""The advice for a teacher whose tokenizer or template differs."""
 
 _API_MODELS = re.compile(
     r"^(openai/|anthropic/|google/)?(gpt-[0-9]|chatgpt|o[0-9](-|$)|claude|gemini(-|$))",

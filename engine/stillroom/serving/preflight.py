@@ -1,10 +1,13 @@
 """Checks before a run, with a few requests, that a served teacher reads the student's tokens right.
 
 The teacher must have the student's tokenizer and chat template, room for its conversations, and
-must score the same tokens the same in each call.
+must score the same tokens the same in each call. A teacher that rereads must have the tokenizer and
+chat template that its text is written and cut with in this process.
 """
 
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -12,7 +15,7 @@ import msgspec
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import CallFailedError, FailureClass, ModelError, TeacherError
 from stillroom.models.load import load_tokenizer
-from stillroom.models.pairing import OFF_POLICY_ROUTE, check_tokenizers
+from stillroom.models.pairing import OFF_POLICY_ROUTE, REREAD_ROUTE, check_tokenizers
 from stillroom.models.resolve import locate_model
 from stillroom.serving.model_server import (
     ModelServer,
@@ -71,18 +74,96 @@ async def check_served(
                 check_tokenizers(names, student_tokenizer, server_tokenizer)
                 read = f"tokens and chat template are those of {tokenizer}"
             else:
-                read = await _check_tokens(teacher, student_tokenizer)
+                read = await _check_tokens(teacher, student_tokenizer, _of_student(teacher))
             gap = await _check_scores(teacher, student_tokenizer, max_context)
         except (CallFailedError, UnreadableAnswerError) as error:
-            raise TeacherError(
-                f"{teacher.server.root} does not answer the questions asked before a run: {error}",
-                f"look into the server's log, or {OFF_POLICY_ROUTE}",
-            ) from error
+            raise _unanswered(teacher, error) from error
     note = (
         f"{teacher.model} at {teacher.server.root} takes {length} tokens; {read}; its scores of "
         f"the same tokens differ by {gap:.1e} nats from call to call"
     )
     return [note]
+
+
+@dataclass(frozen=True, slots=True)
+class RereadingServer:
+    """A server that has been checked, of a teacher that rereads."""
+
+    max_context: int
+    """The most tokens of a conversation that it scores."""
+    note: str
+
+
+async def check_rereading(teacher: ServedTeacher, tokenizer: Any, name: str) -> RereadingServer:
+    """Checks the server of a teacher that reads the student's text in tokens of its own.
+
+    tokenizer, name: the teacher's tokenizer in this process, and what config.yml calls it.
+
+    Raises:
+        ModelError: the server cuts texts or writes conversations otherwise than the tokenizer.
+        TeacherError: as with `check_served`.
+    """
+    async with teacher.server:
+        try:
+            length = await _check_model(teacher, 0, 0)
+            # To score a prompt, vLLM must have room for the token after it.
+            room = sys.maxsize if length is None else length - (teacher.provider == "vllm")
+            read = await _check_tokens(teacher, tokenizer, _of_reader(teacher, name))
+            gap = await _check_scores(teacher, tokenizer, room)
+        except (CallFailedError, UnreadableAnswerError) as error:
+            raise _unanswered(teacher, error) from error
+    note = (
+        f"{teacher.model} at {teacher.server.root} takes {length} tokens and lists the "
+        f"{teacher.top_k} likeliest at each; {read}; its scores of the same tokens differ by "
+        f"{gap:.1e} nats from call to call"
+    )
+    return RereadingServer(room, note)
+
+
+def _unanswered(teacher: ServedTeacher, error: Exception) -> TeacherError:
+    fix = f"look into the server's log, or {OFF_POLICY_ROUTE}"
+    if (num := teacher.top_k) is not None:
+        fix = f"let it list {num} tokens (vLLM: --max-logprobs), lower algorithm.top_k, {fix}"
+    return TeacherError(
+        f"{teacher.server.root} does not answer the questions asked before a run: {error}", fix
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wording:
+    """How errors and notes speak of the tokenizer that a server's is compared with."""
+
+    names: str
+    """The two that are compared."""
+    whose: str
+    if_template_differs: str
+    fix: str
+    template_fix: str
+    if_unknown: str | None = None
+    """The clause for the note if the server cannot cut texts; None: that is an error."""
+
+
+def _of_student(teacher: ServedTeacher) -> _Wording:
+    return _Wording(
+        f"the student and the teacher {teacher.model!r}",
+        "the student's",
+        "so the teacher would score a conversation it was not trained to read",
+        f"take a teacher of the student's own family, {REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
+        "copy the teacher's chat_template.jinja into the student's folder, "
+        f"{REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
+    )
+
+
+def _of_reader(teacher: ServedTeacher, name: str) -> _Wording:
+    fix = "set teacher.tokenizer to the folder or hub id of the very model that is served"
+    return _Wording(
+        f"the tokenizer {name!r} and the teacher {teacher.model!r}",
+        f"those of {name}",
+        "so the teacher would be shown conversations that it was not trained to read",
+        fix,
+        fix,
+        f"{_NOT_THERE}, so its tokens were not compared with those of {name}",
+    )
 
 
 async def _check_model(teacher: ServedTeacher, max_context: int, num_own: int) -> int | None:
@@ -107,28 +188,30 @@ async def _check_model(teacher: ServedTeacher, max_context: int, num_own: int) -
     return length
 
 
-async def _check_tokens(teacher: ServedTeacher, tokenizer: Any) -> str:
-    """Compares how the server and the student tokenize a text and render a conversation.
+async def _check_tokens(teacher: ServedTeacher, tokenizer: Any, wording: _Wording) -> str:
+    """Compares how the server and a tokenizer here cut a text and render a conversation.
 
     Returns the finding as a clause for the note, or raises ModelError if they differ.
     """
     server = teacher.server
     text = _TEXT + "".join(sorted(tokenizer.get_added_vocab()))
-    student_ids = _encode(tokenizer, text)
+    own_ids = _encode(tokenizer, text)
     server_ids = await _tokenize(
         server, {"model": teacher.model, "prompt": text, "add_special_tokens": False}
     )
     if server_ids is None:
+        if wording.if_unknown is not None:
+            return wording.if_unknown
         raise ModelError(
             f"{server.root} cannot say how it cuts text into tokens ({_NOT_THERE})",
             "set teacher.tokenizer to the folder or hub id that it serves",
         )
-    if student_ids != server_ids:
-        at, mine, other = _parting(student_ids, server_ids, tokenizer)
+    if own_ids != server_ids:
+        at, mine, other = _parting(own_ids, server_ids, tokenizer)
         raise ModelError(
-            f"the student and the teacher {teacher.model!r} have different tokenizers: from token "
-            f"{at} of a text on {mine!r} and {other!r}",
-            f"take a teacher of the student's own family, or {OFF_POLICY_ROUTE}",
+            f"{wording.names} have different tokenizers: from token {at} of a text on {mine!r} and "
+            f"{other!r}",
+            wording.fix,
         )
     chat_request = {"model": teacher.model, "messages": _CHAT, "add_generation_prompt": True}
     try:
@@ -136,18 +219,16 @@ async def _check_tokens(teacher: ServedTeacher, tokenizer: Any) -> str:
     except CallFailedError as error:
         if error.kind is not FailureClass.BAD_REQUEST:
             raise
-        return "tokens are the student's, the chat template could not be asked for"
-    student_ids = ChatRenderer(tokenizer).prompt_ids(_CHAT, [])
-    if server_ids is not None and student_ids != server_ids:
-        at, mine, other = _parting(student_ids, server_ids, tokenizer)
+        return f"tokens are {wording.whose}, the chat template could not be asked for"
+    own_ids = ChatRenderer(tokenizer).prompt_ids(_CHAT, [])
+    if server_ids is not None and own_ids != server_ids:
+        at, mine, other = _parting(own_ids, server_ids, tokenizer)
         raise ModelError(
-            f"the student and the teacher {teacher.model!r} have different chat templates, so the "
-            "teacher would score a conversation it was not trained to read: from token "
-            f"{at} on {mine!r} and {other!r}",
-            "copy the teacher's chat_template.jinja into the student's folder, or "
-            + OFF_POLICY_ROUTE,
+            f"{wording.names} have different chat templates, {wording.if_template_differs}: from "
+            f"token {at} on {mine!r} and {other!r}",
+            wording.template_fix,
         )
-    return "tokens and chat template are the student's"
+    return f"tokens and chat template are {wording.whose}"
 
 
 async def _check_scores(teacher: ServedTeacher, tokenizer: Any, max_context: int) -> float:
@@ -196,12 +277,12 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def _parting(
-    student_ids: Sequence[int], server_ids: Sequence[int], tokenizer: Any
+    own_ids: Sequence[int], server_ids: Sequence[int], tokenizer: Any
 ) -> tuple[int, str, str]:
     """Returns the index of the first differing token, and the text of both sides from there on."""
-    pairs = enumerate(zip(student_ids, server_ids, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(student_ids), len(server_ids)))
-    return at, tokenizer.decode(student_ids[at : at + 8]), tokenizer.decode(server_ids[at : at + 8])
+    pairs = enumerate(zip(own_ids, server_ids, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(own_ids), len(server_ids)))
+    return at, tokenizer.decode(own_ids[at : at + 8]), tokenizer.decode(server_ids[at : at + 8])
 
 
 class _Model(msgspec.Struct):

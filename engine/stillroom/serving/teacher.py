@@ -19,7 +19,7 @@ class ServedTeacher:
     ) -> None:
         self.server, self.model = server, model
         self.provider: ScoringProvider = provider
-        self._top_k = top_k
+        self.top_k = top_k
 
     @property
     def concurrency(self) -> int:
@@ -29,15 +29,18 @@ class ServedTeacher:
     async def score(self, trace: TokenTrace) -> TeacherScores:
         """Returns the teacher's log-probabilities of a rollout's sampled tokens.
 
-        Tokens after the last sampled one are not sent, since no score depends on them.
+        Tokens after the last sampled one are not sent, since no score depends on them, and nothing
+        is if there is none.
 
         Raises:
             CallFailedError: every attempt failed, so the rollout has no scores.
             TeacherError: no call can succeed.
         """
         wanted = [i for i, is_sampled in enumerate(trace.sampled) if is_sampled and i > 0]
+        if not wanted:
+            return TeacherScores([], [], [])
         ids = trace.ids[: wanted[-1] + 1]
-        question = Question(self.model, ids, wanted, self._top_k)
+        question = Question(self.model, ids, wanted, self.top_k)
         path, body = question.request(self.provider)
         return await self.server.post(
             path, body, lambda answer: question.read(self.provider, answer), tokens=len(ids)

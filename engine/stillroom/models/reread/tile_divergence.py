@@ -23,6 +23,10 @@ from stillroom.models.reread.byte_chain import (
 from stillroom.models.reread.byte_units import Choice
 from stillroom.models.reread.rereading import ByteReading
 
+NextSymbolsOf = Callable[[slice, Sequence[TriePlaces]], NextSymbols]
+"""Returns what a teacher says at some of its tokens, from their slice and the places in its trie
+that are asked about."""
+
 
 class ByteDivergences:
     """The divergences of a batch's sampled tokens, each the sum over the bytes that it holds."""
@@ -71,15 +75,14 @@ class ByteDivergences:
         part: slice,
         student_nV: Tensor,
         probabilities_nV: Tensor,
-        next_symbols: Callable[[slice, Sequence[TriePlaces]], NextSymbols],
+        next_symbols: NextSymbolsOf,
     ) -> tuple[Divergence, Tensor]:
         """Returns the divergences of a tile's tokens, and the estimates of them, both [n].
 
         An estimate is the sum of log p_student - log p_teacher of what was sampled.
         student_nV, probabilities_nV: the student's log-probabilities and probabilities; the
-        gradient overwrites the former. `next_symbols` returns what the teacher says at some of its
-        tokens, of which one more at most is asked for at a time than the tile has, from their
-        slice and the places in its trie that are asked about.
+        gradient overwrites the former. `next_symbols` is asked for one more of the teacher's tokens
+        at a time, at most, than the tile has.
         """
         num_rows = len(probabilities_nV)
         first, end = np.searchsorted(self._student_of_M, [part.start, part.start + num_rows])

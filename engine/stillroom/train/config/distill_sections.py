@@ -19,6 +19,10 @@ _SAMPLED_LOSSES: tuple[LossName, ...] = ("importance_sampling", "ppo")
 """The losses that read the sampled token's probability only; the others compare distributions."""
 
 
+_LISTED_LOSSES: tuple[LossName, ...] = ("top_k_reverse_kl", "byte_reverse_kl")
+"""The losses for which a server lists the likeliest tokens."""
+
+
 class ConfigSection(StrictModel):
     """The base class of the sections of config.yml; an unknown key is an error."""
 
@@ -129,7 +133,8 @@ class TeacherSection(ConfigSection):
     """The name of the environment variable that holds the server's key; None: no key is sent."""
     tokenizer: str | tuple[str, ...] | None = None
     """The folder or hub id of the served model's tokenizer, to check that it is the student's;
-    None: the server is asked to tokenize texts for this check.
+    None: the server is asked to tokenize texts for this check. With `tokens` reread the teacher's
+    text is written and cut with it here; None: it is the one of `path`.
 
     A list has one entry for each model of `path`.
     """
@@ -142,7 +147,8 @@ class TeacherSection(ConfigSection):
     tokens: Literal["same", "reread"] = "same"
     """same: the teacher scores the student's own tokens, so both must have the same tokenizer and
     chat template. reread: a teacher with others reads the student's text in its own tokens, and
-    both are compared byte by byte (algorithm.loss_fn byte_reverse_kl)."""
+    both are compared byte by byte (algorithm.loss_fn byte_reverse_kl), by what a server lists as
+    the algorithm.top_k likeliest tokens, or in this process by whole distributions."""
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 32
     """The most rollouts that a server scores at once."""
     timeout: Annotated[float, Field(gt=0)] = 300.0
@@ -235,8 +241,8 @@ class AlgorithmSection(ConfigSection):
     jsd_beta: Annotated[float, Field(ge=0, le=1)] = 0.5
     """The teacher's share of jsd's mixture; 0 is the forward KL, 1 the reverse KL."""
     top_k: Annotated[int, Field(ge=1, le=1024)] = 16
-    """The number of the teacher's likeliest tokens that top_k_reverse_kl compares; all others
-    together count as one."""
+    """The number of the teacher's likeliest tokens that top_k_reverse_kl compares, and from which
+    byte_reverse_kl takes the next bytes of a served teacher; all others together count as one."""
     mask_special_tokens: bool = False
     """Whether special tokens (a turn's end, a template's marks) are left out of training."""
     reward_coef: Annotated[float, Field(ge=0)] = 0.0
@@ -266,14 +272,15 @@ class AlgorithmSection(ConfigSection):
 
     @property
     def needs_logits(self) -> bool:
-        """Whether the loss needs the teacher's whole distribution, which no server returns."""
+        """Whether the loss compares whole distributions; of a served teacher only byte_reverse_kl
+        does without them."""
         whole = ("auto", "full_reverse_kl", "jsd", "byte_reverse_kl")
         return self.loss_fn in whole or self.kl_baseline == "exact"
 
     @property
     def num_teacher_tokens(self) -> int | None:
         """The number of likeliest tokens that a served teacher returns with each score, or None."""
-        return self.top_k if self.loss_fn == "top_k_reverse_kl" else None
+        return self.top_k if self.loss_fn in _LISTED_LOSSES else None
 
     @property
     def has_ratio(self) -> bool:
@@ -294,7 +301,7 @@ class AlgorithmSection(ConfigSection):
             "importance_cap": (self.is_sampled_loss, "loss_fn importance_sampling or ppo"),
             "clip_ratio": (self.loss_fn == "ppo", "loss_fn ppo"),
             "jsd_beta": (self.loss_fn == "jsd", "loss_fn jsd"),
-            "top_k": (self.loss_fn == "top_k_reverse_kl", "loss_fn top_k_reverse_kl"),
+            "top_k": (self.loss_fn in _LISTED_LOSSES, f"loss_fn {' or '.join(_LISTED_LOSSES)}"),
             "gae_lambda": (
                 self.adv_estimator == "gae" and self.reward_coef > 0,
                 "adv_estimator gae and reward_coef above 0",

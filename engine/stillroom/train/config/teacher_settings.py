@@ -48,18 +48,18 @@ def teacher_problem(config: _Settings) -> str | None:
             "algorithm.loss_fn byte_reverse_kl is for a teacher with another tokenizer: set "
             "teacher.tokens: reread, or take full_reverse_kl"
         )
-    if is_reread and teacher.is_served:
+    default = AlgorithmSection.model_fields["top_k"].default
+    if is_reread and not teacher.is_served and config.algorithm.top_k != default:
         return (
-            "teacher.tokens: reread needs the teacher's whole distribution, which no server gives: "
-            "take a teacher in this process (teacher.provider hf), smaller if it must be, or use "
-            "its rollouts with dataset_type sft"
+            "algorithm.top_k is the number of tokens that a server lists, and a teacher in this "
+            "process gives its whole distribution to byte_reverse_kl: leave top_k out"
         )
     if is_reread and config.curriculum.teacher_share:
         return (
             "curriculum.teacher_share has the teacher write turns in the student's tokens, which "
             "teacher.tokens: reread does without: leave teacher_share out"
         )
-    if teacher.is_served and config.algorithm.needs_logits:
+    if teacher.is_served and not is_reread and config.algorithm.needs_logits:
         name = "kl_baseline exact" if config.algorithm.is_sampled_loss else loss
         return (
             f"algorithm: {name} needs the teacher's whole distribution, which no server gives: "

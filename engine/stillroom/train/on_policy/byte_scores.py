@@ -18,9 +18,11 @@ from stillroom.models.reread.byte_chain import (
     SummedSymbols,
     TriePlaces,
 )
+from stillroom.models.reread.listed_tokens import ListedTokens
 from stillroom.models.reread.rereading import ByteReading
-from stillroom.models.reread.tile_divergence import ByteDivergences
+from stillroom.models.reread.tile_divergence import ByteDivergences, NextSymbolsOf
 from stillroom.teachers.local_hf import LocalTeacher
+from stillroom.teachers.scores import TeacherScores
 from stillroom.train.on_policy.token_scores import Losses, score_by_autograd
 from stillroom.train.student.model import Student
 
@@ -36,49 +38,105 @@ def add_gradient_with_reader(
 
     readings: the batch's sequences, in order, as the teacher reads them.
     """
-    scorer = _ByteScorer(teacher, batch, readings)
+    symbols = _SymbolsHere(teacher, readings, batch.targets_N.device)
+    tile_size = min(student.head.max_positions, teacher.head.max_positions)
+    _add_gradient(student, batch, readings, symbols, losses, tile_size)
+
+
+def add_gradient_with_listed_tokens(
+    student: Student,
+    teacher_scores: Sequence[TeacherScores],
+    batch: TokenBatch,
+    readings: Sequence[ByteReading],
+    losses: Losses,
+) -> None:
+    """Adds the gradient of the losses' sum; a server has listed the teacher's likeliest tokens.
+
+    teacher_scores: of each of the readings' trained tokens.
+    """
+    listed = listed_tokens(teacher_scores, readings, batch.targets_N.device)
+
+    def symbols(part: slice, _: Sequence[TriePlaces]) -> NextSymbols:
+        return listed.part(part)
+
+    _add_gradient(student, batch, readings, symbols, losses, student.head.max_positions)
+
+
+def listed_tokens(
+    teacher_scores: Sequence[TeacherScores], readings: Sequence[ByteReading], device: torch.device
+) -> ListedTokens:
+    """Returns what a server listed at each trained token of some readings, in their order."""
+    listed: list[tuple[list[int], list[float]]] = []
+    own: list[tuple[int, float]] = []
+    for scores, reading in zip(teacher_scores, readings, strict=True):
+        tokens = reading.tokens
+        ids = [i for i, is_own in zip(tokens.ids, tokens.trained, strict=True) if is_own]
+        own += zip(ids, scores.logprobs, strict=True)
+        listed += zip(scores.top_ids or [], scores.top_logprobs or [], strict=True)
+    return ListedTokens.of(listed, own, readings[0].pair.teacher_trie, device)
+
+
+def _add_gradient(
+    student: Student,
+    batch: TokenBatch,
+    readings: Sequence[ByteReading],
+    next_symbols: NextSymbolsOf,
+    losses: Losses,
+    tile_size: int,
+) -> None:
+    scorer = _ByteScorer(batch, readings, next_symbols)
     if (by_hand := student.by_hand) is not None:
         by_hand.add_loss_gradient(batch, scorer.compare, losses)
         return
-    tile_size = min(student.head.max_positions, teacher.head.max_positions)
     scores = score_by_autograd(student, scorer, batch, tile_size)
     losses(slice(0, batch.num_trained), scores).sum().backward()
 
 
 class _ByteScorer:
-    """A teacher in this process, with a tokenizer or a chat template of its own."""
+    """A teacher with a tokenizer or a chat template of its own."""
 
     needs_distribution = True
     is_baseline = False
 
     def __init__(
-        self, teacher: LocalTeacher, batch: TokenBatch, readings: Sequence[ByteReading]
+        self,
+        batch: TokenBatch,
+        readings: Sequence[ByteReading],
+        next_symbols: NextSymbolsOf,
     ) -> None:
-        self._head, self._by_hand = teacher.head, teacher.head.by_hand
-        self._targets_N = batch.targets_N
-        device = batch.targets_N.device
+        """`next_symbols` returns what the teacher says at some of the readings' trained tokens."""
+        self._targets_N, self._next_symbols = batch.targets_N, next_symbols
         kept = torch.bincount(batch.rows_N, minlength=len(readings)).tolist()
-        self._divergences = ByteDivergences(readings, kept, device)
-        self._order_P = torch.from_numpy(readings[0].pair.teacher_trie.order).to(device)
-        with torch.no_grad():
-            teacher_batch = teacher.collate([reading.tokens for reading in readings])
-            self._hidden_KH = teacher.head.batch_hidden(teacher_batch).to(device)
+        self._divergences = ByteDivergences(readings, kept, batch.targets_N.device)
 
     def num_columns(self, vocab_size: int) -> int:
         return vocab_size
 
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
         divergence, gap_n = self._divergences.of_tile(
-            part, student_nV, probabilities_nV, self._symbols
+            part, student_nV, probabilities_nV, self._next_symbols
         )
         student_n = student_nV.gather(1, self._targets_N[part, None])[:, 0]
         return TeacherTile(student_n - gap_n, divergence, entropy(student_nV, probabilities_nV))
 
-    def _symbols(self, part: slice, cuts: Sequence[TriePlaces]) -> NextSymbols:
-        """Returns the teacher's next symbols at some of its positions."""
+
+class _SymbolsHere:
+    """The next symbols of a teacher in this process."""
+
+    def __init__(
+        self, teacher: LocalTeacher, readings: Sequence[ByteReading], device: torch.device
+    ) -> None:
+        self._head = teacher.head
+        self._order_P = torch.from_numpy(readings[0].pair.teacher_trie.order).to(device)
+        with torch.no_grad():
+            teacher_batch = teacher.collate([reading.tokens for reading in readings])
+            self._hidden_KH = teacher.head.batch_hidden(teacher_batch).to(device)
+
+    def __call__(self, part: slice, cuts: Sequence[TriePlaces]) -> NextSymbols:
+        """Returns the symbols at some of the teacher's positions."""
         hidden_kH = self._hidden_KH[part]
-        if self._by_hand is not None:
-            probabilities_kV = self._by_hand.probabilities_of_tile(hidden_kH)
+        if (by_hand := self._head.by_hand) is not None:
+            probabilities_kV = by_hand.probabilities_of_tile(hidden_kH)
         else:
             probabilities_kV = self._head.logits(hidden_kH).softmax(dim=-1)
         return SummedSymbols(SortedSums(probabilities_kV, self._order_P, cuts))

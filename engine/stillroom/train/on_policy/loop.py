@@ -87,7 +87,13 @@ def distill(
     notes = [note for teacher in set(teachers.local.values()) for note in teacher.head.notes]
     notes += teachers.notes
     notes += check_before_rollouts(
-        workspace, config, session.student, teachers.local, plan.views, tasks
+        workspace,
+        config,
+        session.student,
+        teachers.local,
+        plan.views,
+        tasks,
+        rereading=teachers.pairs,
     )
     for note in sampling_notes + notes:
         session.reporter.note(note)

@@ -17,7 +17,10 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.loop.row_batches import epoch_order
-from stillroom.train.on_policy.byte_scores import add_gradient_with_reader
+from stillroom.train.on_policy.byte_scores import (
+    add_gradient_with_listed_tokens,
+    add_gradient_with_reader,
+)
 from stillroom.train.on_policy.token_losses import (
     KnownTokens,
     UpdateStats,
@@ -152,7 +155,11 @@ def _add_gradient(
 ) -> None:
     """Adds the gradient of the losses' sum, with the scores of a server or a local teacher."""
     scores = [member.teacher for member in members if member.teacher is not None]
+    readings = [member.reading for member in members if member.reading is not None]
     if len(scores) == len(members):
+        if readings:
+            add_gradient_with_listed_tokens(student, scores, batch, readings, losses)
+            return
         add_gradient_with_scores(student, scores, batch, algorithm, losses)
         return
     dataset = members[0].dataset
@@ -162,7 +169,6 @@ def _add_gradient(
             "teacher",
             "look into the run's log for what its server answered, then resume the run",
         )
-    readings = [member.reading for member in members if member.reading is not None]
     if readings:
         add_gradient_with_reader(student, teacher, batch, readings, losses)
         return

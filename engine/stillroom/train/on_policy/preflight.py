@@ -5,7 +5,7 @@ Shapes: N sampled tokens.
 
 import functools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,10 +48,13 @@ def check_before_rollouts(
     teachers: Mapping[int, LocalTeacher],
     views: PromptViews,
     tasks: Sequence[Task],
+    *,
+    rereading: Collection[int] = (),
 ) -> list[str]:
     """Checks the student's probabilities and each served teacher; returns notes for the user.
 
-    A teacher in this process is checked as it is loaded (`models.pairing`).
+    A teacher in this process is checked as it is loaded (`models.pairing`), as is one that reads
+    text in tokens of its own: those of the datasets `rereading`.
     Raises an EngineError if the teacher could not score rollouts correctly.
     """
     notes = check_agreement(student, config.algorithm)
@@ -61,7 +64,12 @@ def check_before_rollouts(
     rooms = {dataset: teacher.loaded.max_context for dataset, teacher in teachers.items()}
     notes += check_contexts(leads, rooms, max_context=max_context)
     return notes + check_teacher_server(
-        workspace, config, tokenizer, max_context=max_context, num_own=num_own_tokens(leads)
+        workspace,
+        config,
+        tokenizer,
+        max_context=max_context,
+        num_own=num_own_tokens(leads),
+        rereading=rereading,
     )
 
 
@@ -135,13 +143,16 @@ def check_teacher_server(
     *,
     max_context: int,
     num_own: int = 0,
+    rereading: Collection[int] = (),
 ) -> list[str]:
     """Checks each served teacher and returns notes; none for teachers in this process.
 
     num_own: the number of tokens that the teacher reads of a rollout beyond the student's.
+    rereading: the datasets whose teachers read text in tokens of their own, and were checked.
     """
     notes: list[str] = []
-    for teacher in dict.fromkeys(config.teachers):
+    scoring = [one for i, one in enumerate(config.teachers) if i not in rereading]
+    for teacher in dict.fromkeys(scoring):
         if teacher.section.is_served:
             served = served_teacher(workspace, teacher, top_k=config.algorithm.num_teacher_tokens)
             check = functools.partial(check_served, max_context=max_context, num_own=num_own)

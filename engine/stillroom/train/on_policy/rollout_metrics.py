@@ -1,5 +1,6 @@
 """The metrics of an iteration's rollouts: lengths, endings, repetition, rewards, curriculum."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from stillroom.rollout.episode.collect import FailedRollout
@@ -58,18 +59,26 @@ def _has_own_prompts(config: TrainConfig) -> bool:
 def reading_metrics(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
     """Returns how much of the rollouts a teacher with other tokens could be compared with.
 
-    Nothing if all teachers read the student's own tokens.
+    Of a served one also the probability that its listed tokens leave, on average. Nothing if all
+    teachers read the student's own tokens.
     """
     readings = [one.reading for one in sequences if one.reading is not None]
     if not readings:
         return {}
     num_tokens = sum(one.tokens.num_trained for one in sequences if one.reading is not None)
-    return {
+    metrics = {
         "byte_share": sum(one.num_compared for one in readings)
         / max(1, sum(one.num_bytes for one in readings)),
         "not_compared": sum(one.num_left_out for one in readings) / max(1, num_tokens),
         "teacher_tokens": sum(one.tokens.num_trained for one in readings) / max(1, num_tokens),
     }
+    tails = [
+        max(0.0, 1 - sum(map(math.exp, logprobs)))
+        for one in sequences
+        if one.reading is not None and one.teacher is not None
+        for logprobs in one.teacher.top_logprobs or []
+    ]
+    return metrics | ({"teacher_tail": _mean(tails)} if tails else {})
 
 
 def _rewards(ended: Sequence[tuple[Trajectory, StudentRollout]]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from stillroom.data.formats import Task
 from stillroom.data.instruction import UNCHANGED, PromptViews
 from stillroom.errors import DataError, EngineError, RunCancelledError, RunError
 from stillroom.models.batches import sampled_sequence
-from stillroom.models.reread.rereading import ReadingPair
+from stillroom.models.reread.rereading import ByteReading, ReadingPair
 from stillroom.rollout.episode.collect import (
     FailedRollout,
     Outcome,
@@ -120,7 +120,7 @@ async def sample_rollouts(
 
     async def keep(outcome: Outcome) -> None:
         key = key_of(outcome)
-        done[key] = await _scored(outcome, begun[key], teachers, reading)
+        done[key] = await _scored(outcome, begun[key], teachers, reading, environment.views)
         if session.is_cancelled:
             raise RunCancelledError
 
@@ -171,15 +171,28 @@ async def sample_rollouts(
 
 
 async def _scored(
-    outcome: Outcome, rollout: StudentRollout, teachers: Teachers, reading: Reading | None
+    outcome: Outcome,
+    rollout: StudentRollout,
+    teachers: Teachers,
+    reading: Reading | None,
+    views: PromptViews,
 ) -> SampledRollout:
     """Returns a finished rollout with what its teacher reads and, if it is served, its scores."""
     trace = outcome.tokens if isinstance(outcome, Trajectory) else None
     if not isinstance(outcome, Trajectory) or trace is None or not any(trace.sampled):
         return SampledRollout(outcome, rollout)
     dataset = rollout.task.dataset
-    if dataset in teachers.pairs:
-        return SampledRollout(outcome, rollout)
+    if (pair := teachers.pairs.get(dataset)) is not None:
+        if dataset not in teachers.served:
+            return SampledRollout(outcome, rollout)
+        reread = _reread(pair, outcome, trace, rollout.task, views).tokens
+        own = TokenTrace(ids=reread.ids, sampled=reread.trained, logprobs=[0.0] * len(reread.ids))
+        scores = await teachers.score(outcome, own, dataset)
+        if isinstance(scores, FailedRollout):
+            return SampledRollout(scores, rollout)
+        # The reading is made again for the update: with its tables it is too large to be sent
+        # to other processes.
+        return SampledRollout(outcome, rollout, scores)
     own = reading(rollout.task, trace, outcome.tools) if reading is not None else None
     if not teachers.can_read(own or trace, dataset):
         return SampledRollout(outcome, rollout, is_left_out=True)
@@ -312,10 +325,7 @@ def sequences_of(
         dataset = one.rollout.task.dataset
         reading = None
         if (pair := pairs.get(dataset)) is not None:
-            prompt = one.rollout.task.messages
-            sampled_messages = rollout.messages[len(views.student.put_before(prompt)) :]
-            messages = [*views.teacher.put_before(prompt), *sampled_messages]
-            reading = pair.read(trace, messages, rollout.tools, num_turns=rollout.turns)
+            reading = _reread(pair, rollout, trace, one.rollout.task, views)
         sequences.append(
             TrainingSequence(
                 sampled_sequence(trace),
@@ -329,3 +339,12 @@ def sequences_of(
             )
         )
     return sequences
+
+
+def _reread(
+    pair: ReadingPair, rollout: Trajectory, trace: TokenTrace, task: Task, views: PromptViews
+) -> ByteReading:
+    """Returns a finished rollout in its teacher's own tokens, after the prompt that it reads."""
+    sampled_messages = rollout.messages[len(views.student.put_before(task.messages)) :]
+    messages = [*views.teacher.put_before(task.messages), *sampled_messages]
+    return pair.read(trace, messages, rollout.tools, num_turns=rollout.turns)

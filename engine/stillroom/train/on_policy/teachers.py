@@ -8,6 +8,7 @@ from typing import Self
 from stillroom.errors import CallFailedError, ConfigError
 from stillroom.models.load import LoadedModel, load_model
 from stillroom.models.pairing import check_pair
+from stillroom.models.reread.checked_pair import open_pair, reading_note
 from stillroom.models.reread.rereading import ReadingPair
 from stillroom.models.resolve import locate_model
 from stillroom.rollout.episode.collect import FailedRollout, key_of
@@ -18,7 +19,7 @@ from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import DatasetTeacher
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.config.teacher_servers import served_teacher
-from stillroom.train.on_policy.reading_preflight import open_pair, reading_note
+from stillroom.train.on_policy.served_reading import open_served_pair
 from stillroom.train.student.model import Student
 from stillroom.types import Failure, TokenTrace, Trajectory
 
@@ -94,11 +95,16 @@ def load_teachers(
         if one.section.is_served:
             top_k = config.algorithm.num_teacher_tokens
             served[one] = served_teacher(workspace, one, top_k=top_k)
+            if one.section.tokens == "reread":
+                opened = open_served_pair(workspace, one, student.loaded, config)
+                notes += opened.notes
+                if opened.pair is not None:
+                    pairs[one] = opened.pair
             continue
         teacher = load_local_teacher(workspace, one, student.loaded)
         local[one] = teacher
         if one.section.tokens == "reread":
-            pair = open_pair(student.loaded, teacher.loaded, config.rollout)
+            pair = open_pair(student.loaded, teacher.loaded, config.rollout.reasoning_mode)
             notes.append(reading_note(one.path, pair))
             if pair is not None:
                 pairs[one] = pair

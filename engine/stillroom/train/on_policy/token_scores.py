@@ -242,7 +242,7 @@ class _ServedScorer:
     ) -> None:
         logprobs = [logprob for scores in teacher_scores for logprob in scores.logprobs]
         self._teacher_N = torch.tensor(logprobs, device=device)
-        self.needs_distribution = algorithm.loss_fn == "top_k_reverse_kl"
+        self.needs_distribution = algorithm.num_teacher_tokens is not None
         if self.needs_distribution:
             ids, tops = _likeliest(teacher_scores, algorithm.top_k)
             self._ids_NK = torch.tensor(ids, device=device)

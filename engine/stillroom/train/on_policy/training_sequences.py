@@ -34,8 +34,8 @@ class TrainingSequence:
     sampler_logprobs: list[float]
     """The log-probabilities (nats) with which the tokens were sampled."""
     teacher: TeacherScores | None = None
-    """A served teacher's scores; None: a teacher in this process scores the tokens in the
-    update."""
+    """A served teacher's scores of the sampled tokens, or with a `reading` of its own tokens; None:
+    a teacher in this process scores the tokens in the update."""
     reading: ByteReading | None = None
     """The rollout in the tokens of a teacher that has others; None: it reads the student's."""
     dataset: int = 0
@@ -108,7 +108,7 @@ def _without(special_ids: AbstractSet[int], sequence: TrainingSequence) -> Train
     sampled = [i for i in range(1, len(tokens.ids)) if tokens.trained[i]]
     kept = [place for place, i in enumerate(sampled) if tokens.ids[i] not in special_ids]
     teacher = sequence.teacher
-    if teacher is not None:
+    if teacher is not None and sequence.reading is None:
         teacher = TeacherScores(
             [teacher.logprobs[place] for place in kept],
             teacher.top_ids and [teacher.top_ids[place] for place in kept],

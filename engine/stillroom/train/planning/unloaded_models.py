@@ -15,6 +15,7 @@ from stillroom.models.heads import max_positions
 from stillroom.models.load import LoadedModel, context_length, load_tokenizer
 from stillroom.models.pairing import check_pair
 from stillroom.models.placement import best_device, check_options
+from stillroom.models.reread.checked_pair import open_pair
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.train.config.distill_sections import DatasetTeacher
@@ -25,7 +26,7 @@ from stillroom.train.on_policy.preflight import (
     num_own_tokens,
     prompt_leads,
 )
-from stillroom.train.on_policy.reading_preflight import open_pair
+from stillroom.train.on_policy.served_reading import open_served_pair
 from stillroom.train.planning import forecast
 from stillroom.train.planning.dry_forward import empty_model, sampling_bytes, size_of
 from stillroom.train.planning.forecast import ModelSize, RowTokens
@@ -120,35 +121,40 @@ class UnloadedTeachers:
     weight_bytes: int
     contexts: Mapping[DatasetTeacher, int]
     """The most tokens that each of them can read."""
+    rereading: Mapping[DatasetTeacher, list[str]]
+    """The served teachers that read text in tokens of their own, with what was found of each."""
 
 
 def load_teachers_without_weights(
     workspace: Workspace, unloaded: UnloadedStudent
 ) -> UnloadedTeachers:
-    """Returns the size and the context of the teachers in this process.
+    """Returns the size and the context of the teachers in this process, and asks servers of others.
 
     Raises ModelError for a teacher that cannot read what the student writes.
     """
     total, no_stop_ids = 0, frozenset[int]()
     contexts: dict[DatasetTeacher, int] = {}
+    rereading: dict[DatasetTeacher, list[str]] = {}
+    student = LoadedModel(unloaded.location, unloaded.empty, unloaded.tokenizer, no_stop_ids)
     for teacher in dict.fromkeys(unloaded.config.teachers):
         if teacher.section.is_served:
+            if teacher.section.tokens == "reread":
+                opened = open_served_pair(workspace, teacher, student, unloaded.config)
+                if opened.pair is not None:
+                    rereading[teacher] = opened.notes
             continue
         location = locate_model(workspace, teacher.path)
         base = adapter_base(workspace, location) if location.is_adapter else location
         empty = empty_model(base, precision=teacher.section.precision, device=unloaded.device)
-        pair = (
-            LoadedModel(unloaded.location, unloaded.empty, unloaded.tokenizer, no_stop_ids),
-            LoadedModel(location, empty, load_tokenizer(location), no_stop_ids),
-        )
+        loaded = LoadedModel(location, empty, load_tokenizer(location), no_stop_ids)
         if teacher.section.tokens == "reread":
-            open_pair(*pair, unloaded.config.rollout)
+            open_pair(student, loaded, unloaded.config.rollout.reasoning_mode)
         else:
-            check_pair(*pair)
+            check_pair(student, loaded)
         is_quantized = teacher.section.quantization is not None
         total += size_of(empty, is_quantized=is_quantized).weight_bytes
         contexts[teacher] = context_length(empty)
-    return UnloadedTeachers(total, contexts)
+    return UnloadedTeachers(total, contexts, rereading)
 
 
 def check_models(
@@ -173,12 +179,14 @@ def check_models(
     known = {i: teachers.contexts.get(one) for i, one in enumerate(config.teachers)}
     rooms = {dataset: room for dataset, room in known.items() if room is not None}
     checks += check_contexts(leads, rooms, max_context=max_context)
+    checks += [note for notes in teachers.rereading.values() for note in notes]
     return checks + check_teacher_server(
         workspace,
         config,
         unloaded.tokenizer,
         max_context=max_context,
         num_own=num_own_tokens(leads),
+        rereading=[i for i, one in enumerate(config.teachers) if one in teachers.rereading],
     )
 
 

@@ -12,11 +12,11 @@ from fakes.training import PRICE_TOOL, gradients, largest_gap, make_project, mak
 from stillroom.errors import EngineError
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import load_model
+from stillroom.models.reread.checked_pair import open_pair
 from stillroom.models.resolve import locate_model
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.train.config.distill_sections import AlgorithmSection, RolloutSection
+from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.on_policy.policy_update import accumulate_gradient
-from stillroom.train.on_policy.reading_preflight import open_pair
 from stillroom.train.on_policy.token_losses import UpdateStats
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.types import TokenTrace
@@ -121,7 +121,7 @@ def test_with_equal_tokens_the_loss_is_that_over_the_whole_vocabulary(tmp_path, 
 def pair_and_models(tiny_models, student, teacher):
     made = make_student(tiny_models, student)
     loaded = load_model(tiny_models.workspace, locate_model(tiny_models.workspace, str(teacher)))
-    pair = open_pair(made.loaded, loaded, RolloutSection())
+    pair = open_pair(made.loaded, loaded)
     assert pair is not None
     return made, LocalTeacher(loaded), pair
 
@@ -172,10 +172,6 @@ def test_the_gradient_formed_by_hand_is_autograds(tiny_models, monkeypatch, rewa
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        (
-            {"teacher": {"provider": "vllm"}},
-            "teacher.tokens: reread needs the teacher's whole distribution",
-        ),
         (
             {"algorithm": {"loss_fn": "full_reverse_kl"}},
             "full_reverse_kl compares tokens: set algorithm.loss_fn: byte_reverse_kl",

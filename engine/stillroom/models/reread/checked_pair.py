@@ -1,17 +1,17 @@
 """Checks that a teacher with tokens of its own can read the student's text, before any rollout."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from stillroom.data.chat.reasoning import reasoning_variables
+from stillroom.data.chat.reasoning import ReasoningMode, reasoning_variables
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import ConfigError, ModelError
-from stillroom.models.load import LoadedModel
-from stillroom.models.pairing import OFF_POLICY_ROUTE, check_pair
+from stillroom.models.load import LoadedModel, stop_ids_of_tokenizer
+from stillroom.models.pairing import OFF_POLICY_ROUTE, check_pair, check_tokenizers
 from stillroom.models.reread.byte_units import ReadingSide
 from stillroom.models.reread.rereading import Reader, ReadingPair, shown_turn
 from stillroom.models.reread.token_bytes import PROBE, encode
 from stillroom.models.reread.turn_parts import Kind, TurnPart, TurnParts
-from stillroom.train.config.distill_sections import RolloutSection
 from stillroom.types import Message, ToolCall, ToolSchema
 
 _TOOL: ToolSchema = {
@@ -27,7 +27,7 @@ _ARGUMENTS = '{"key": "a \\"quoted\\" \\\\ {x}", "n": [1, 2.5, null]}'
 
 
 def open_pair(
-    student: LoadedModel, teacher: LoadedModel, rollout: RolloutSection
+    student: LoadedModel, teacher: LoadedModel, reasoning_mode: ReasoningMode | None = None
 ) -> ReadingPair | None:
     """Returns the pair of two models that cut text otherwise; None if they do so alike.
 
@@ -39,26 +39,53 @@ def open_pair(
         pass
     else:
         return None
-    readers = [
-        Reader(f"{role} {model.location.name!r}", model.tokenizer, renderer, model.stop_ids)
-        for role, model, renderer in (
-            ("student", student, _renderer(student, rollout, include_thinking=True)),
-            ("teacher", teacher, _renderer(teacher, rollout, include_thinking=True)),
-        )
-    ]
-    pair = ReadingPair(readers[0], readers[1], max_context=teacher.max_context)
     for model in (student, teacher):
         model.check_vocabulary()
-    check_reading(pair)
-    return pair
+    readers = (
+        _reader(role, model.location.name, model.tokenizer, model.stop_ids, reasoning_mode)
+        for role, model in (("student", student), ("teacher", teacher))
+    )
+    return _checked(ReadingPair(*readers, max_context=teacher.max_context))
 
 
-def reading_note(teacher: str, pair: ReadingPair | None) -> str:
+def open_pair_with_tokenizer(
+    student: LoadedModel,
+    tokenizer: Any,
+    teacher_name: str,
+    reasoning_mode: ReasoningMode | None = None,
+    *,
+    max_context: int,
+) -> ReadingPair | None:
+    """Returns the pair of a student and a teacher of which only the tokenizer is here.
+
+    The rest is as with `open_pair`.
+    """
+    name = student.location.name
+    try:
+        check_tokenizers(
+            f"student {name!r} and teacher {teacher_name!r}", student.tokenizer, tokenizer
+        )
+    except ModelError:
+        pass
+    else:
+        return None
+    student.check_vocabulary()
+    readers = (
+        _reader("student", name, student.tokenizer, student.stop_ids, reasoning_mode),
+        _reader(
+            "teacher", teacher_name, tokenizer, stop_ids_of_tokenizer(tokenizer), reasoning_mode
+        ),
+    )
+    return _checked(ReadingPair(*readers, max_context=max_context))
+
+
+def reading_note(teacher: str, pair: ReadingPair | None, *, is_served: bool = False) -> str:
     """Returns what the user should know about how a teacher reads."""
     if pair is None:
+        loss_fn = "top_k_reverse_kl" if is_served else "full_reverse_kl"
         return (
             f"teacher {teacher!r} has the student's tokenizer and chat template, so it scores the "
-            "student's own tokens (full_reverse_kl)"
+            f"student's own tokens ({loss_fn})"
         )
     probe = "The answer is 1234. What do seven red lamps cost in the shop?"
     counts = [len(encode(one.tokenizer, probe)) for one in (pair.student, pair.teacher)]
@@ -133,12 +160,22 @@ def _check_shown(side: ReadingSide, reader: Reader, tools: Sequence[ToolSchema])
             )
 
 
-def _renderer(
-    model: LoadedModel, rollout: RolloutSection, *, include_thinking: bool
-) -> ChatRenderer:
-    """Returns a model's renderer, with the run's reasoning mode if its template has the choice."""
+def _reader(
+    role: str,
+    name: str,
+    tokenizer: Any,
+    stop_ids: frozenset[int],
+    reasoning_mode: ReasoningMode | None,
+) -> Reader:
+    """Returns one of the two models, with the reasoning mode if its template has the choice."""
     try:
-        variables = reasoning_variables(model.tokenizer.chat_template, rollout.reasoning_mode)
+        variables = reasoning_variables(tokenizer.chat_template, reasoning_mode)
     except ConfigError:
         variables = {}
-    return ChatRenderer(model.tokenizer, include_thinking=include_thinking, variables=variables)
+    renderer = ChatRenderer(tokenizer, include_thinking=True, variables=variables)
+    return Reader(f"{role} {name!r}", tokenizer, renderer, stop_ids)
+
+
+def _checked(pair: ReadingPair) -> ReadingPair:
+    check_reading(pair)
+    return pair
