@@ -14,7 +14,7 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
-from mcp.types import CallToolResult, TextContent, ToolAnnotations
+from mcp.types import CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stillroom import api
@@ -23,6 +23,7 @@ from stillroom.errors import EngineError, writable_text
 from stillroom.settings import Workspace
 from stillroom.validation import describe_errors
 from stillroom_mcp.answers import input_schema, output_schema, structured
+from stillroom_mcp.confirmation import confirmed
 from stillroom_mcp.dashboard.chat_views import view_of
 from stillroom_mcp.fencing import fenced_error, fenced_quote
 from stillroom_mcp.operations import OfferedOperation
@@ -40,11 +41,18 @@ class OperationTool(Tool):
 
     async def run(
         self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
-    ) -> CallToolResult:
-        """Carries out one call and returns its result. Raises ToolError with a fix in its text."""
+    ) -> CallToolResult | InputRequiredResult:
+        """Carries out one call and returns its result, or what a person must be asked before.
+
+        Raises ToolError with a fix in its text.
+        """
         operation, redacted = self.operation, self.workspace.redactor().text
         try:
-            request = parse_arguments(operation, arguments)
+            request = await confirmed(
+                self.workspace, parse_arguments(operation, arguments), context
+            )
+            if isinstance(request, InputRequiredResult):
+                return request
             if isinstance(request, api.GetRun):
                 result = await wait_for_run(self.workspace, request, context)
             else:

@@ -59,6 +59,11 @@ def tool_variables(workspace: Path | None = None) -> frozenset[str]:
     return frozenset(rule.key for rule in _rules(workspace) if rule.tools)
 
 
+def is_loopback(host: str) -> bool:
+    """Returns whether a host is this machine by its name."""
+    return _LOOPBACK.fullmatch(host) is not None
+
+
 def check_host(
     name: str, host: str, port: int | None, *, workspace: Path, own: Sequence[str]
 ) -> None:
@@ -70,7 +75,7 @@ def check_host(
     """
     if any(variable in name for variable in own):
         return
-    if _LOOPBACK.fullmatch(host) and _LOCAL_SERVERS.fullmatch(name):
+    if is_loopback(host) and _LOCAL_SERVERS.fullmatch(name):
         return
     if any(rule.allows(name, host, port) for rule in _rules(workspace)):
         return

@@ -1,0 +1,125 @@
+"""A person is asked before a run spends without a limit, by hosts that can ask."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client
+from mcp.types import ElicitResult
+
+from fakes.projects import endpoint_project
+from fakes.task_client import task_client
+from stillroom.settings import Workspace
+from stillroom_mcp.app import build_server
+
+PAID = {"input": "prompts.jsonl", "provider": "openai", "model": "gpt-5-mini", "tools": "tools.py"}
+
+
+class Person:
+    """Answers every question alike."""
+
+    def __init__(self, action: str, **content: Any) -> None:
+        self.answer = ElicitResult(action=action, content=content or None)
+        self.questions: list[str] = []
+
+    async def __call__(self, context: Any, params: Any) -> ElicitResult:
+        self.questions.append(params.message)
+        return self.answer
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    endpoint_project(tmp_path, num_prompts=2)
+    # What is called is a closed port, which refuses at once.
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-nothing-is-called-with-this-one")
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    return tmp_path
+
+
+def requests_of(root: Path) -> list[dict[str, Any]]:
+    return [
+        json.loads(file.read_text(encoding="utf-8"))["request"]
+        for file in root.glob("runs/*/request.json")
+    ]
+
+
+async def called(
+    root: Path, mode: str, person: Person | None, tool: str = "generate_rollouts", **given: Any
+) -> Any:
+    options = {} if person is None else {"elicitation_callback": person}
+    with anyio.fail_after(60):
+        async with Client(build_server(Workspace(root)), mode=mode, **options) as client:
+            result = await client.call_tool(tool, {**PAID, **given})
+            run = (result.structured_content or {}).get("run_id")
+            if run is not None:
+                await client.call_tool("cancel_run", {"run_id": run})
+            return result
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_a_run_without_a_cap_starts_with_the_one_that_the_person_sets(
+    root: Path, mode: str
+) -> None:
+    person = Person("accept", start=True, budget_usd=2.5)
+    result = anyio.run(called, root, mode, person)
+    assert not result.is_error
+    (question,) = person.questions
+    assert "call gpt-5-mini at api.openai.com without a spending cap" in question
+    (request,) = requests_of(root)
+    assert request["budget_usd"] == 2.5
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize(
+    "person",
+    [Person("decline"), Person("cancel"), Person("accept", start=False), Person("accept")],
+)
+def test_nothing_starts_if_the_person_does_not_agree(root: Path, mode: str, person: Person) -> None:
+    result = anyio.run(called, root, mode, person)
+    assert result.is_error
+    assert "fix: ask what it may cost, and call again with budget_usd" in result.content[0].text
+    assert requests_of(root) == []
+
+
+def test_nobody_is_asked_about_what_is_capped_free_or_faulty(root: Path) -> None:
+    person = Person("decline")
+
+    async def scenario() -> None:
+        capped = await called(root, "auto", person, budget_usd=1)
+        assert not capped.is_error
+        forecast = await called(root, "auto", person, dry_run=True)
+        assert not forecast.is_error
+        local = await called(
+            root, "auto", person, base_url="http://127.0.0.1:9/v1", output="l.jsonl"
+        )
+        assert not local.is_error
+        faulty = await called(root, "auto", person, input="none.jsonl")
+        assert "does not exist" in faulty.content[0].text
+
+    anyio.run(scenario)
+    assert person.questions == []
+
+
+def test_a_task_begins_after_the_person_agreed(root: Path) -> None:
+    async def scenario() -> None:
+        async with task_client(
+            build_server(Workspace(root)), elicitation_callback=Person("accept")
+        ) as client:
+            first = await client.call("generate_rollouts", PAID)
+            assert first["resultType"] == "input_required"
+            assert requests_of(root) == []
+            (key,) = first["inputRequests"]
+            agreed = {key: {"action": "accept", "content": {"start": True}}}
+            more = {"inputResponses": agreed}
+            if "requestState" in first:
+                more["requestState"] = first["requestState"]
+            task = await client.call("generate_rollouts", PAID, **more)
+            assert task["resultType"] == "task"
+            await client.send("tasks/cancel", taskId=task["taskId"])
+            await client.ended(task["taskId"])
+
+    anyio.run(scenario)
+    (request,) = requests_of(root)
+    assert request["budget_usd"] is None
