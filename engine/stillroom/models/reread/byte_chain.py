@@ -24,6 +24,9 @@ from stillroom.models.reread.byte_units import Choice
 LEAST = 1e-7
 """The least probability that a symbol counts with, so that one symbol costs at most 16 nats."""
 NUM_BYTES = 256
+_SMALL_VOCABULARY = 2048
+"""Below it, row by row is slower in main memory: 36 µs a row for the demo's 569 tokens, against 5;
+with 152k tokens it is 0.26 ms against 2.7."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +110,11 @@ class SortedSums:
         """`cuts`: the places that the sums are needed at; None for any."""
         self.probabilities_nV = probabilities_nV
         self.ranges = TokenRanges(order_P, probabilities_nV.shape[1], cuts)
-        on_cpu = probabilities_nV.device.type == "cpu"
-        self._sums = (sums_row_by_row if on_cpu else sums_of_sorted)(probabilities_nV, self.ranges)
+        is_small = probabilities_nV.shape[1] < _SMALL_VOCABULARY
+        is_sorted = is_small or probabilities_nV.device.type != "cpu"
+        self._sums = (sums_of_sorted if is_sorted else sums_row_by_row)(
+            probabilities_nV, self.ranges
+        )
 
     def at(self, rows_m: Tensor, tokens: Tensor) -> Tensor:
         """Returns the sums before sorted tokens, [m] or [m, k], of the tile's rows `rows_m`."""
@@ -132,7 +138,10 @@ def sums_row_by_row(probabilities_nV: Tensor, ranges: TokenRanges) -> Tensor:
 
 
 def sums_of_sorted(probabilities_nV: Tensor, ranges: TokenRanges) -> Tensor:
-    """Returns the same on a GPU, where adding in any order would change the last digits."""
+    """Returns the same for all rows at once.
+
+    On a GPU adding where they stand would be in any order, which changes the last digits.
+    """
     sorted_nP = probabilities_nV.index_select(1, ranges.order_P)
     sums_nP = sorted_nP.cumsum(1, dtype=torch.float64)
     ends_R = torch.cat([ranges.first_R[1:], ranges.first_R.new_tensor([len(ranges.order_P)])]) - 1
