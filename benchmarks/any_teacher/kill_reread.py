@@ -42,7 +42,15 @@ def project_of(root: Path) -> Project:
         Path("demo/other-student"),
         teacher={"path": "demo/teacher", "tokens": "reread"},
         data={"train_file": "prompts.jsonl", "batch_size": 2, "group_size": 2},
-        rollout={"max_turns": 4, "max_tokens": 40, "max_staleness": 1, "stragglers": 0.5},
+        rollout={
+            "max_turns": 4,
+            "max_tokens": 40,
+            "max_staleness": 1,
+            "stragglers": 0.5,
+            # Which conversations share a pass depends on when their tools answer, and the last
+            # digits of what is sampled depend on that: two unbroken runs differ by as much.
+            "concurrency": 1,
+        },
         algorithm={"substeps": 2, "reward_coef": 0.1},
         trainer={"num_epochs": 100, "max_steps": STEPS, "save_step": 1, "learning_rate": 2e-3},
     )
