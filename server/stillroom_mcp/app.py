@@ -1,14 +1,17 @@
 """The MCP server, which offers every operation as a tool."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
-from mcp.server.mcpserver import MCPServer
-from mcp.types import Resource
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import CallToolResult, InputRequiredResult, Resource
 
-from stillroom import __version__
+from stillroom import __version__, fences
 from stillroom.settings import Workspace
+from stillroom.validation import nearest
 from stillroom_mcp.dashboard.chat_views import chat_views
 from stillroom_mcp.operations import OPERATIONS, OfferedOperation
 from stillroom_mcp.resources.completions import add_completions
@@ -66,9 +69,28 @@ def build_server(
 
 
 class _Server(MCPServer[TaskGroup]):
-    """Lists the runs of its workspace among its resources."""
+    """Lists the runs of its workspace among its resources, and says what an unknown tool is."""
 
     workspace: Workspace
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        context: Context[TaskGroup, Any] | None = None,
+    ) -> CallToolResult | InputRequiredResult:
+        """Calls a tool. Raises ToolError, which for an unknown tool names the nearest one."""
+        known = [tool.name for tool in self._tool_manager.list_tools()]
+        if name not in known:
+            is_command = any(operation.name == name for operation in OPERATIONS)
+            problem = f"there is no tool {fences.one_line(name)!r} here{nearest(name, known)}"
+            fix = (
+                f"call `stillroom {name.replace('_', '-')}` in a shell"
+                if is_command
+                else (f"the tools are: {', '.join(known)}")
+            )
+            raise ToolError(f"{problem}\nfix: {fix}")
+        return await super().call_tool(name, arguments, context)
 
     async def list_resources(self) -> list[Resource]:
         """Returns the resources there are at this moment."""

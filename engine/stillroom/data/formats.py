@@ -29,6 +29,7 @@ from stillroom.errors import DataError
 from stillroom.files import content_hash
 from stillroom.lines import Line
 from stillroom.types import Message, ToolSchema, Trajectory, is_trained_turn
+from stillroom.validation import nearest
 
 _VALIDATE_HINT = "mend the line, then list every problem with `stillroom validate-dataset {path}`"
 
@@ -120,6 +121,27 @@ def _unread_system_problems(row: dict[str, Any]) -> Iterator[Problem]:
                 'write {"messages": [{"role": "system", …}, {"role": "user", …}]}, or give the '
                 "same system message for all rows as `system` of generate_rollouts",
             )
+
+
+_PROMPT_KEYS = (
+    "messages", "prompt", "metadata", "variables", "tools", "rewards", "docker", "docker_env", "id",
+)  # fmt: skip
+"""What a prompt row may have. Of these `id` is read by nobody, but tells equal rows apart."""
+
+
+def unread_key_problems(row: dict[str, Any]) -> Iterator[Problem]:
+    """Yields a problem for each key of a prompt row that nothing reads; a whole file has the same.
+
+    A run does not refuse them, since rows that it began with must stay as they are.
+    """
+    if REQUEST in row:
+        return
+    unread_system = {problem.field: problem for problem in _unread_system_problems(row)}
+    for key in row.keys() - set(_PROMPT_KEYS):
+        put = f"put it into metadata: {{{key!r}: …}}, where rewards and tools see it, or remove it"
+        similar = nearest(key, _PROMPT_KEYS)
+        problem = Problem(key, f"is no key of a prompt row and is not read{similar}", put)
+        yield unread_system.get(key, problem)
 
 
 def _sft_problems(row: dict[str, Any]) -> Iterator[Problem]:

@@ -1,18 +1,19 @@
 """Checks a whole data file: finds every problem with its line, and describes the good rows."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from pydantic import AfterValidator, Field
 
 from stillroom.data.checks import Problem
 from stillroom.data.distribution import Quantiles
-from stillroom.data.formats import CHECKS, RowFormat, detect_format
+from stillroom.data.formats import CHECKS, RowFormat, detect_format, unread_key_problems
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines, rollout_files
 from stillroom.data.row_names import row_hash
 from stillroom.data.statistics import DatasetStatistics, RowPlace
@@ -136,9 +137,11 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> DatasetV
     with atomic_output(side) if side else nullcontext() as writer:
         for row in _rows(path):
             problems = _problems(row.value, row_format)
-            totals.add(row, problems, writer)
-            if isinstance(row.value, dict) and not problems:
+            unread = _unread_keys(row.value, row_format)
+            totals.add(row, [p for p in problems if p not in unread], unread, writer)
+            if isinstance(row.value, dict) and not problems and not unread:
                 statistics.add(row.value, row.place, row.content)
+        totals.list_unread_keys(writer)
     if side is not None and not totals.num_problems:
         side.unlink()
     report = ValidationReport(
@@ -206,11 +209,18 @@ class _Totals:
         self._max_listed = max_listed
         self.rows = self.bad = self.num_problems = self.size_bytes = 0
         self.listed: list[RowProblem] = []
+        self._unread: dict[str, tuple[str, Problem]] = {}
+        self._num_unread = Counter[str]()
 
-    def add(self, row: _Row, problems: list[Problem], writer: LineWriter | None) -> None:
+    def add(
+        self, row: _Row, problems: list[Problem], unread: list[Problem], writer: LineWriter | None
+    ) -> None:
         self.rows += 1
         self.size_bytes += row.place.num_bytes
-        self.bad += bool(problems)
+        self.bad += bool(problems or unread)
+        for problem in unread:
+            self._unread.setdefault(problem.field, (row.where, problem))
+            self._num_unread[problem.field] += 1
         self.num_problems += len(problems)
         for problem in problems:
             located = _located(problem, row.where)
@@ -218,6 +228,23 @@ class _Totals:
                 self.listed.append(located)
             if writer is not None:
                 writer.write(located)
+
+    def list_unread_keys(self, writer: LineWriter | None) -> None:
+        """Lists each key that nothing reads once, with the number of rows, before all others."""
+        found: list[RowProblem] = []
+        for key, (where, problem) in sorted(self._unread.items()):
+            message = f"{problem.message} ({self._num_unread[key]} of {self.rows} rows have it)"
+            found.append(_located(Problem(key, message, problem.fix), where))
+        self.num_problems += len(found)
+        self.listed = [*found, *self.listed][: self._max_listed]
+        if writer is not None:
+            for located in found:
+                writer.write(located)
+
+
+def _unread_keys(value: dict[str, Any] | Problem, row_format: RowFormat) -> list[Problem]:
+    is_prompt = row_format is RowFormat.PROMPTS and isinstance(value, dict)
+    return list(unread_key_problems(cast("dict[str, Any]", value))) if is_prompt else []
 
 
 def _problems(value: dict[str, Any] | Problem, row_format: RowFormat) -> list[Problem]:

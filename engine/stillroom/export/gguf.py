@@ -69,7 +69,7 @@ def find_converter(workspace: Workspace, checkout: str | None) -> Converter:
 
 
 def _in_checkout(path: Path) -> Converter:
-    scripts = [path] if path.is_file() else [path / name for name in _NAMES]
+    scripts = [path] if path.suffix == ".py" else [path / name for name in _NAMES]
     script = next((script for script in scripts if script.is_file()), None)
     if script is None:
         raise InputError(

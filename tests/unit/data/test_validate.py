@@ -292,3 +292,27 @@ def test_good_and_bad_rows_add_up_whatever_is_in_the_file(
     assert report.rows >= num_rows
     assert report.bad <= report.num_problems == len(report.problems)
     assert msgspec.json.decode(msgspec.json.encode(report), type=type(report)) == report
+
+
+def test_keys_of_prompts_that_nothing_reads_are_named_once_with_their_number(
+    tmp_path: Path,
+) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": f"a{i}", "metadata": {}, "id": i} for i in range(9)]
+    for row in rows[:4]:
+        row["expected_answer"] = "b"
+    rows[5]["rewrds"] = []
+    rows[6]["system_prompt"] = "Be brief."
+    write_rows(tmp_path / "prompts.jsonl", rows)
+    request = ValidateDataset(path="prompts.jsonl")
+
+    report = validate_dataset(Workspace(tmp_path), request).report
+
+    assert (report.good, report.bad, report.num_problems) == (3, 6, 3)
+    named = {problem.field: problem for problem in report.problems}
+    assert "(4 of 9 rows have it)" in named["expected_answer"].problem
+    assert "put it into metadata" in named["expected_answer"].fix
+    assert named["expected_answer"].where.endswith("prompts.jsonl:1")
+    assert "did you mean 'rewards'?" in named["rewrds"].problem
+    assert "`system` of generate_rollouts" in named["system_prompt"].fix
+    listed = (tmp_path / "reports" / "prompts.jsonl.problems.jsonl").read_text("utf-8")
+    assert listed.count("\n") == 3
