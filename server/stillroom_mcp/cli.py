@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from stillroom import __version__
+from stillroom import __version__, api
 from stillroom.errors import EngineError, InputError
 from stillroom.fences import printable
 from stillroom.settings import open_workspace
@@ -221,6 +221,7 @@ def _add_report(added: Any) -> argparse.ArgumentParser:
     parser = added.add_parser("report", help=text, description=text)
     _add_common(parser)
     parser.add_argument("--output", default="report.html", help="page to write")
+    parser.add_argument("--png", action="store_true", help="also as a picture, beside the page")
     parser.add_argument(
         "--overwrite", action="store_true", help="also replace what stillroom did not write"
     )
@@ -285,8 +286,8 @@ def _run(options: argparse.Namespace) -> int:
             return commands.dashboard(workspace, port=options.port, is_opened=options.open)
         case "report":
             workspace = open_workspace(options.workspace)
-            overwrite, as_json = options.overwrite, options.json
-            return commands.report(workspace, options.output, overwrite=overwrite, as_json=as_json)
+            given = {"output": options.output, "overwrite": options.overwrite, "png": options.png}
+            return commands.report(workspace, api.WriteReport(**given), as_json=options.json)
         case "chat":
             return _chat(options)
         case "wait":

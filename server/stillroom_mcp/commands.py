@@ -63,11 +63,12 @@ def demo(folder: str | None, *, seed: int, is_smoke: bool) -> int:
     return run_demo(folder, seed=seed, settings=SMOKE if is_smoke else FULL)
 
 
-def report(workspace: Workspace, output: str, *, overwrite: bool, as_json: bool) -> int:
+def report(workspace: Workspace, request: api.WriteReport, *, as_json: bool) -> int:
     """Writes the HTML report of all runs of the workspace and prints its path."""
-    request = api.WriteReport(output=output, overwrite=overwrite)
-    path = api.write_report(workspace, request).output
-    _print(json.dumps({"output": path}) if as_json else f"written: {path}")
+    written = api.write_report(workspace, request)
+    paths = [written.output, *([written.picture] if written.picture else [])]
+    answer = json.dumps({"output": written.output, "picture": written.picture})
+    _print(answer if as_json else f"written: {' and '.join(paths)}")
     return 0
 
 

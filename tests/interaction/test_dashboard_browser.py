@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import BrowserContext, Page
 
 from fakes.dashboards import ServedDashboard, kept_running, served
@@ -82,7 +83,7 @@ def test_the_token_leaves_the_address(page: Page, dashboard: ServedDashboard) ->
 
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=range(len(ADDRESSES)))
-def test_hostile_content_does_nothing_and_nothing_sticks_out(
+def test_a_page_is_accessible_and_hostile_content_does_nothing_in_it(
     page: Page, dashboard: ServedDashboard, address: str
 ) -> None:
     for width, scheme in ((390, "light"), (1280, "dark")):
@@ -92,6 +93,12 @@ def test_hostile_content_does_nothing_and_nothing_sticks_out(
         assert page.get_by_role("heading").first.is_visible()
         assert page.evaluate("document.documentElement.scrollWidth") == width
     assert page.locator("main img").count() == 0
+    if "/rows" in address:
+        page.locator(".rows-list summary").first.click()
+        page.locator(".row-body .talk").first.wait_for()
+    # The colours of one theme are looked at on every second page.
+    page.emulate_media(color_scheme=("light", "dark")[ADDRESSES.index(address) % 2])
+    assert Axe().run(page).generate_snapshot() == ""
 
 
 def test_curves_move_while_the_run_goes_on(

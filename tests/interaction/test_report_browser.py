@@ -1,10 +1,14 @@
 """The report in a real browser: one file, no request, no error, readable at every width."""
 
+from pathlib import Path
+
 import pytest
 from playwright.sync_api import BrowserContext, Page
 
 from fakes.run_folders import evaluate, write_run, write_training
-from stillroom.report import write_report
+from stillroom import api
+from stillroom.report.write import write_report
+from stillroom.settings import Workspace
 
 pytestmark = pytest.mark.browser
 
@@ -75,3 +79,14 @@ def lightness(page: Page, style: str) -> float:
     colour = page.evaluate(f"getComputedStyle(document.body).{style}")
     channels = colour.removeprefix("rgb(").removesuffix(")").split(",")
     return sum(map(float, channels)) / len(channels)
+
+
+def test_a_report_is_drawn_as_a_picture_beside_it(report: str) -> None:
+    folder = Path(report.removeprefix("file://")).parent
+    written = api.write_report(Workspace(folder), api.WriteReport(output="drawn.html", png=True))
+    assert written.picture == "drawn.png"
+    data = (folder / "drawn.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))
+    assert width == 2400
+    assert height > 1800

@@ -19,7 +19,7 @@ from stillroom.api.evaluations import CompareEvaluations, ComparisonReport, comp
 from stillroom.api.large_files import carry_out
 from stillroom.api.metrics import RunMetrics, read_run_metrics
 from stillroom.api.operations import OPERATIONS, operation_named
-from stillroom.api.reports import WriteReport, WrittenReport, write_report
+from stillroom.api.reports import write_report
 from stillroom.api.reproduce import command_of
 from stillroom.api.runs import (
     CancelRun,
@@ -57,6 +57,7 @@ from stillroom.jobs.child import stopped_by
 from stillroom.jobs.operations import Operation
 from stillroom.projects.create import CreateProject, ProjectResult, create_project
 from stillroom.projects.setup import CheckSetup, SetupReport, check_setup
+from stillroom.report.request import WriteReport, WrittenReport
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts
 from stillroom.trace.request import Lineage, LineageNode, ShowLineage

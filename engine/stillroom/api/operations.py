@@ -5,7 +5,6 @@ A new operation needs an entry here, its function, and its texts in
 """
 
 from stillroom.api.evaluations import CompareEvaluations, ComparisonReport
-from stillroom.api.reports import WriteReport, WrittenReport
 from stillroom.api.runs import (
     CancelRun,
     GetRun,
@@ -26,6 +25,7 @@ from stillroom.export.request import ExportModel
 from stillroom.jobs.operations import ChildWork, Operation, RunWork
 from stillroom.projects.create import CreateProject, ProjectResult
 from stillroom.projects.setup import CheckSetup, SetupReport
+from stillroom.report.request import WriteReport, WrittenReport
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts
 from stillroom.trace.request import Lineage, ShowLineage
@@ -213,6 +213,12 @@ OPERATIONS = (
         request=WriteReport,
         result=WrittenReport,
         function="stillroom.api.reports:write_report",
+        child=ChildWork(
+            function="stillroom.report.picture:draw_page",
+            timeout_s=90,
+            action="drawing {page!r}",
+            fix="the page itself is written: open it in a browser, or leave png out",
+        ),
     ),
     Operation(
         name="show_lineage",

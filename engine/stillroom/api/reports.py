@@ -2,32 +2,23 @@
 
 from contextlib import suppress
 
-import msgspec
-
+from stillroom.api.operations import child_work
+from stillroom.api.reproduce import command_of
 from stillroom.errors import DataError
+from stillroom.jobs.child import run_in_child
 from stillroom.jobs.supervise import read_run
-from stillroom.outputs import ReplacingRequest, check_page
+from stillroom.outputs import check_page
+from stillroom.report.request import WriteReport, WrittenReport
 from stillroom.run_folder import all_runs
 from stillroom.settings import Workspace
-
-
-class WriteReport(ReplacingRequest):
-    """Ask for a page about all runs of the workspace."""
-
-    output: str = "report.html"
-
-
-class WrittenReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The page that was written."""
-
-    output: str
 
 
 def write_report(workspace: Workspace, request: WriteReport) -> WrittenReport:
     """Writes a self-contained HTML page about all runs and returns its path as shown to a user."""
     output, overwrite = request.output, request.overwrite
     # Imported here, so that the server loads the code that draws pages only when it needs it.
-    from stillroom.report import write_report as write_page
+    from stillroom.report.picture import DrawPage, Picture
+    from stillroom.report.write import write_report as write_page
 
     path = workspace.writable(output, label="output")
     check_page(path, overwrite=overwrite)
@@ -36,5 +27,11 @@ def write_report(workspace: Workspace, request: WriteReport) -> WrittenReport:
         # The page names those that cannot be read.
         with suppress(DataError, OSError):
             read_run(folder)
-    write_page(workspace.runs, path, title=workspace.root.name)
-    return WrittenReport(output=workspace.shown(path))
+    picture = workspace.writable(path.with_suffix(".png"), label="output") if request.png else None
+    write_page(workspace.runs, path, title=workspace.root.name, command_of=command_of)
+    if picture is not None:
+        drawing = DrawPage(page=str(path), picture=str(picture))
+        run_in_child(workspace, child_work("write_report"), drawing, result=Picture)
+    return WrittenReport(
+        output=workspace.shown(path), picture=workspace.shown(picture) if picture else None
+    )

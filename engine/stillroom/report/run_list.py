@@ -1,22 +1,27 @@
 """The list of runs: the kind, outcome and result of each in a line or two."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 
+from stillroom.errors import DataError
 from stillroom.evaluate.intervals import Estimate
+from stillroom.lineage import seconds_between
 from stillroom.report.folders import Run
 from stillroom.report.wording import (
     NOTHING,
     count,
+    dollars,
     duration,
     number,
     percent_interval,
     plural,
     short_name,
+    span,
 )
-from stillroom.run_folder import RunState
+from stillroom.run_folder import RunFolder, RunRequest, RunState
 from stillroom.types import RunKind, RunStatus
 
 
@@ -27,6 +32,10 @@ class RunRow:
     run: Run
     took: str
     outcome: str
+    cost: str | None
+    """What it has cost, in US dollars; None where that is not known, or nothing."""
+    command: str | None
+    """The command that starts it again; None if its request cannot be read."""
 
 
 class _Rollouts(msgspec.Struct, frozen=True):
@@ -133,9 +142,43 @@ _RESULTS = {
 }
 
 
-def run_rows(runs: Sequence[Run]) -> list[RunRow]:
-    """Returns the runs, newest first."""
-    return [RunRow(run, _took(run.state), _outcome(run.state)) for run in reversed(runs)]
+def run_rows(
+    runs: Sequence[Run], command_of: Callable[[RunRequest], str] | None = None
+) -> list[RunRow]:
+    """Returns the runs, newest first; with the commands that start them again, if these are asked.
+
+    `command_of` makes a command of a request.
+    """
+    return [
+        RunRow(
+            run=run,
+            took=_took(run.state),
+            outcome=_outcome(run.state),
+            cost=dollars(spent) if (spent := spent_usd(run.state)) else None,
+            command=_command(run, command_of) if command_of else None,
+        )
+        for run in reversed(runs)
+    ]
+
+
+def totals(runs: Sequence[Run]) -> str:
+    """Returns the time that the runs took one after the other, and their cost, as a sentence."""
+    spans = (seconds_between(run.state.started_at or "", run.state.ended_at or "") for run in runs)
+    costs = [spent for run in runs if (spent := spent_usd(run.state))]
+    words = f"Added up, they took {span(sum(filter(None, spans)))}"
+    return f"{words} and cost {dollars(sum(costs))}." if costs else f"{words}."
+
+
+def spent_usd(state: RunState) -> float | None:
+    """Returns what a run has cost so far in US dollars; None where that is not known."""
+    known = (state.metrics.get("cost_usd"), (state.result or {}).get("cost_usd"))
+    return next((float(cost) for cost in known if isinstance(cost, int | float)), None)
+
+
+def _command(run: Run, command_of: Callable[[RunRequest], str]) -> str | None:
+    with suppress(DataError, OSError):
+        return command_of(RunFolder(run.folder).read_request())
+    return None
 
 
 def _took(state: RunState) -> str:

@@ -60,6 +60,11 @@ def plural(value: int, noun: str) -> str:
     return f"{count(value)}{_SPACE}{noun}" + ("" if value == 1 else "s")
 
 
+def dollars(amount: float) -> str:
+    """Returns an amount in US dollars, with its cents' parts if it is small."""
+    return f"${amount:.4f}" if 0 < amount < 1 else f"${amount:,.2f}"
+
+
 def percent(share: float) -> str:
     """Returns a share as a percentage with one decimal."""
     return f"{_decimal(100 * share)}{_SPACE}%"

@@ -1,5 +1,6 @@
 """Builds the report from the run folders and writes it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from stillroom.errors import EngineError
@@ -11,15 +12,23 @@ from stillroom.report.examples import before_after
 from stillroom.report.folders import TRAINING_KINDS, FolderReader
 from stillroom.report.headline import headline
 from stillroom.report.lineup import Lineup, read_lineup
-from stillroom.report.run_list import run_rows
+from stillroom.report.run_list import run_rows, totals
 from stillroom.report.scoreboard import scoreboard
+from stillroom.run_folder import RunRequest
 from stillroom.settings import Workspace
 
 
-def write_report(runs: Path, output: Path, *, title: str) -> Path:
+def write_report(
+    runs: Path,
+    output: Path,
+    *,
+    title: str,
+    command_of: Callable[[RunRequest], str] | None = None,
+) -> Path:
     """Writes one HTML page about all runs whose folders are under `runs`; returns its path.
 
     The page needs no other file and no network. What cannot be read is left out and listed.
+    `command_of` makes of a run's request the command that starts the run again.
     """
     reader = FolderReader()
     found = reader.runs(runs)
@@ -33,7 +42,8 @@ def write_report(runs: Path, output: Path, *, title: str) -> Path:
         trainings=trainings(reader, found, settings),
         num_trainings=sum(run.state.kind in TRAINING_KINDS for run in found),
         before_after=before_after(reader, lineup),
-        runs=run_rows(found),
+        runs=run_rows(found, command_of),
+        totals=totals(found),
         unreadable=reader.unreadable,
         width=WIDTH,
         height=HEIGHT,

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from stillroom.lineage import now, seconds_between
-from stillroom.report.wording import Figure, count, number, percent, span
+from stillroom.report.run_list import spent_usd
+from stillroom.report.wording import Figure, count, dollars, number, percent, span
 from stillroom.run_folder import Progress, RunEvent, RunState
 
 _MOST_BYTES = 4 << 20
@@ -47,8 +48,8 @@ class Spending:
     @property
     def words(self) -> str:
         """The spending as a text."""
-        spent = f"${self.spent:.4f}" if self.spent < 1 else f"${self.spent:,.2f}"
-        return spent if self.budget is None else f"{spent} of ${self.budget:,.2f}"
+        spent = dollars(self.spent)
+        return spent if self.budget is None else f"{spent} of {dollars(self.budget)}"
 
     @property
     def share(self) -> float | None:
@@ -92,10 +93,7 @@ def _whole_lines(path: Path, start: int) -> bytes:
 
 def spending(state: RunState, request: Mapping[str, Any]) -> Spending | None:
     """Returns what a run has spent; None if it is not known to cost anything."""
-    spent = state.metrics.get("cost_usd")
-    if spent is None and state.result is not None:
-        cost = state.result.get("cost_usd")
-        spent = cost if isinstance(cost, int | float) else None
+    spent = spent_usd(state)
     budget = request.get("budget_usd")
     if not isinstance(budget, int | float):
         budget = None

@@ -14,7 +14,7 @@ from fakes.html_pages import parse, text_of
 from fakes.run_folders import answer, evaluate, write_evaluation, write_run, write_training
 from stillroom.evaluate.intervals import Estimate
 from stillroom.files import write_json
-from stillroom.report import write_report
+from stillroom.report.write import write_report
 
 SUFFIX = "abcdefghijkmnpqrstuvwxyz23"
 ATTACK = """<script>alert(1)</script>"' onload="x()" <img src=x onerror=y()>"""
@@ -39,6 +39,22 @@ def test_workspace_without_runs_gets_a_page_that_says_so(tmp_path: Path) -> None
     assert path == tmp_path / "out" / "report.html"
     assert "There are no runs in this workspace yet." in text_of(path)
     assert "How to begin" in text_of(path)
+
+
+def test_runs_say_what_they_took_and_cost_and_how_to_start_them_again(
+    runs: Path, tmp_path: Path
+) -> None:
+    run = write_run(runs, "rollouts-a", result={"requested": 3, "succeeded": 3, "cost_usd": 1.5})
+    write_run(runs, "sft-b", minute=1, metrics={"cost_usd": 0.25})
+    document = {"kind": "rollouts", "workspace": "/w", "request": {"input": "my prompts.jsonl"}}
+    write_json(run / "request.json", document)
+    text = text_of(
+        write_report(runs, tmp_path / "r.html", title="shop", command_of=lambda one: one.workspace)
+    )
+    assert "Added up, they took 1 min 1 s and cost $1.75." in text
+    assert "30.5 s · $1.50" in text
+    assert "30.5 s · $0.2500" in text
+    assert "Command /w" in text
 
 
 def test_headline_compares_best_student_with_first_and_teacher(runs: Path, written: Write) -> None:
