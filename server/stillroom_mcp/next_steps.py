@@ -1,11 +1,12 @@
 """The text that suggests the next call after each operation, so that an agent can act on it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from stillroom import api
+from stillroom_mcp.outcomes import first_remark
 
 _MAX_POLL_S = 110.0
 
@@ -147,32 +148,24 @@ def _after_success(result: api.RunReport) -> str:
         if failed := outcome.get("failed"):
             again = f"generate_rollouts again with output={outcome['output']}"
             return f"{again}: only the {failed} failed rollouts are done again"
-        return f"filter_dataset(input={outcome['output']}, …), then convert_rollouts"
+        step = f"filter_dataset(input={outcome['output']}, …), then convert_rollouts"
+        return first_remark(result.kind, outcome) + step
     if result.kind == "score":
-        return f"filter_dataset(input={outcome['output']}, …) selects by the new rewards"
+        step = f"filter_dataset(input={outcome['output']}, …) selects by the new rewards"
+        return first_remark(result.kind, outcome) + step
     if result.kind == "evaluate" and outcome.get("dry_run"):
         return "evaluate_model without dry_run makes the calls; budget_usd caps the cost"
     if result.kind == "evaluate":
         compared = f"compare_evaluations(baseline=<run id>, candidates=[{result.run_id}])"
-        return _temperature_note(outcome) + compared
+        return first_remark(result.kind, outcome) + compared
     if result.kind == "export":
         serve = f"; serve it: {outcome['serve']}" if outcome.get("serve") else ""
-        return f"tell the user of the warnings, and read {outcome['card']}{serve}"
+        tried = "" if outcome.get("verified") else "verify=50 would let its files answer first; "
+        return f"{tried}tell the user of the warnings, and read {outcome['card']}{serve}"
     doubt = "it ended with alarms, so look closely: " if result.alarms else ""
     return (
         f"{doubt}evaluate_model(provider=hf, model={result.run_id}, data=<held-out prompts>), then "
         "compare_evaluations with the model it started from; export_model writes it to a folder"
-    )
-
-
-def _temperature_note(outcome: Mapping[str, Any]) -> str:
-    """Returns a warning if the model solves far fewer tasks at temperature 1; else ""."""
-    sampled, usual = outcome.get("sampled_accuracy"), outcome["accuracy"]
-    if not sampled or sampled["high"] is None or sampled["high"] >= (usual["low"] or 0.0):
-        return ""
-    return (
-        f"tell the user that at temperature 1 it solves {sampled['value']:.0%} of the tasks, and "
-        f"{usual['value']:.0%} as evaluated: serve it at that temperature, or train on; "
     )
 
 
@@ -243,7 +236,14 @@ def after_list_runs(request: api.ListRuns, result: api.RunPage) -> str:
         return "the folders in unreadable hold no run.json that can be read: move them elsewhere"
     if not result.runs:
         return "there are no runs yet: generate_rollouts starts one"
-    return "get_run(run_id=…) shows one of them"
+    newest = result.runs[0]
+    match newest.status:
+        case "starting" | "running":
+            return f"get_run(run_id={newest.run_id}, wait_s=110) waits for the newest"
+        case "failed" | "interrupted":
+            return f"get_run(run_id={newest.run_id}) says what to do about the newest"
+        case _:
+            return "get_run(run_id=…) shows one of them"
 
 
 def after_get_run_logs(request: api.GetRunLogs, result: api.LogPage) -> str:

@@ -7,6 +7,8 @@ import pytest
 
 from fakes.loops import run_async
 from stillroom.api import CreateProject, create_project
+from stillroom.data.formats import load_tasks
+from stillroom.data.validate import ValidateDataset, validate_dataset
 from stillroom.settings import Workspace
 from stillroom.tools.user.file import read_user_file
 from stillroom.tools.user.pool import UserPool
@@ -40,3 +42,17 @@ def test_the_examples_of_tools_and_rewards_can_be_loaded(tmp_path: Path) -> None
             return names, [reward.name for reward in pool.rewards]
 
     assert run_async(main) == (["free_space", "task_note"], ["mentions_expected"])
+
+
+def test_the_guard_set_of_a_starter_project_is_one(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    create_project(workspace, CreateProject(template="starter"))
+    request = ValidateDataset(path="guard.jsonl", format="prompts", report="none")
+
+    report = validate_dataset(workspace, request).report
+
+    assert (report.bad, report.good) == (0, 28)
+    expected = [
+        task.metadata.get("expected_answer") for task in load_tasks(tmp_path / "guard.jsonl")
+    ]
+    assert sum(answer is not None for answer in expected) == 22

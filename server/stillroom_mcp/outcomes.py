@@ -1,0 +1,74 @@
+"""What in a run's result deserves a look before the next stage, and what to do about it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from stillroom.types import RunKind
+
+_MANY = 0.05
+"""The share of rows from which on a fault is not an accident."""
+
+
+def first_remark(kind: RunKind, outcome: Mapping[str, Any]) -> str:
+    """Returns what to look at first, ending with "; then "; "" if nothing in the result is odd."""
+    remarks = _REMARKS.get(kind)
+    remark = next(remarks(outcome), None) if remarks is not None else None
+    return f"{remark}; then " if remark is not None else ""
+
+
+def _of_rollouts(outcome: Mapping[str, Any]) -> Iterator[str]:
+    succeeded, output = outcome.get("succeeded") or 0, outcome.get("output")
+    if not succeeded:
+        return
+    if not outcome.get("rewarded"):
+        yield (
+            "nothing judged these rollouts (reward: null): score_rollouts with rewards.py, a judge "
+            "or metadata.expected_answer"
+        )
+    elif not outcome.get("num_success"):
+        yield (
+            f"none of the {succeeded} rollouts succeeded: read some (inspect_examples(path="
+            f"{output})), it may be the rewards that are wrong"
+        )
+    if (truncated := outcome.get("truncated") or 0) > _MANY * succeeded:
+        yield (
+            f"{truncated} of {succeeded} rollouts were cut: a higher max_tokens with another "
+            "output, or they teach the student to ramble"
+        )
+
+
+def _of_scores(outcome: Mapping[str, Any]) -> Iterator[str]:
+    if outcome.get("num_success") == 0:
+        yield "no row succeeds by the new rewards: check them on a few rows (inspect_examples)"
+
+
+def _of_evaluation(outcome: Mapping[str, Any]) -> Iterator[str]:
+    accuracy: Mapping[str, Any] = outcome["accuracy"]
+    num = accuracy.get("n") or 0
+    if limit := outcome.get("stopped_by"):
+        yield (
+            f"{limit} was reached, {outcome.get('omitted')} rollouts were not done: evaluate again "
+            "with more, or compare on the tasks that were"
+        )
+    if (failed := outcome.get("failed") or 0) > _MANY * num > 0:
+        yield f"{failed} rollouts failed by infrastructure and are left out: evaluate again"
+    if (truncated := outcome.get("truncated") or 0) > _MANY * num > 0:
+        yield f"{truncated} of the answers were cut: evaluate again with a higher max_tokens"
+    if accuracy.get("value") == 0 and num:
+        yield (
+            f"no task was solved: read some (inspect_examples(path={outcome.get('rollouts')})); "
+            "tools, rewards or system message may differ from those of training"
+        )
+    sampled = outcome.get("sampled_accuracy")
+    if sampled and sampled["high"] is not None and sampled["high"] < (accuracy["low"] or 0.0):
+        yield (
+            f"tell the user that at temperature 1 it solves {sampled['value']:.0%} of the tasks, "
+            f"and {accuracy['value']:.0%} as evaluated: serve it at that temperature, or train on"
+        )
+
+
+_REMARKS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
+    RunKind.ROLLOUTS: _of_rollouts,
+    RunKind.SCORE: _of_scores,
+    RunKind.EVALUATE: _of_evaluation,
+}

@@ -1,0 +1,46 @@
+"""The next step speaks of what is odd in a result."""
+
+from typing import Any
+
+import pytest
+
+from stillroom.types import RunKind
+from stillroom_mcp.outcomes import first_remark
+
+ROLLOUTS = {"output": "r.jsonl", "succeeded": 100, "rewarded": 100, "num_success": 80}
+ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "remark"),
+    [
+        (RunKind.ROLLOUTS, ROLLOUTS, ""),
+        (RunKind.ROLLOUTS, {**ROLLOUTS, "succeeded": 0}, ""),
+        (RunKind.ROLLOUTS, {**ROLLOUTS, "rewarded": 0, "num_success": 0}, "score_rollouts with"),
+        (RunKind.ROLLOUTS, {**ROLLOUTS, "num_success": 0}, "inspect_examples(path=r.jsonl)"),
+        (RunKind.ROLLOUTS, {**ROLLOUTS, "truncated": 30}, "30 of 100 rollouts were cut"),
+        (RunKind.ROLLOUTS, {**ROLLOUTS, "truncated": 2}, ""),
+        (RunKind.SCORE, {"num_success": 0}, "no row succeeds by the new rewards"),
+        (RunKind.SCORE, {"num_success": 3}, ""),
+        (RunKind.EVALUATE, {"accuracy": ACCURACY}, ""),
+        (
+            RunKind.EVALUATE,
+            {"accuracy": ACCURACY, "stopped_by": "budget_usd", "omitted": 40},
+            "budget_usd was reached, 40 rollouts were not done",
+        ),
+        (RunKind.EVALUATE, {"accuracy": ACCURACY, "failed": 20}, "20 rollouts failed"),
+        (RunKind.EVALUATE, {"accuracy": ACCURACY, "truncated": 9}, "higher max_tokens"),
+        (RunKind.EVALUATE, {"accuracy": {**ACCURACY, "value": 0.0}}, "no task was solved"),
+        (
+            RunKind.EVALUATE,
+            {"accuracy": ACCURACY, "sampled_accuracy": {"value": 0.1, "high": 0.2}},
+            "at temperature 1 it solves 10%",
+        ),
+        (RunKind.SFT, {"steps": 3}, ""),
+    ],
+)
+def test_what_is_odd_is_said_first(kind: RunKind, outcome: dict[str, Any], remark: str) -> None:
+    said = first_remark(kind, outcome)
+    assert remark in said
+    assert bool(said) == bool(remark)
+    assert said.endswith("; then ") == bool(remark)
