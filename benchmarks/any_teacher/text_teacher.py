@@ -1,18 +1,21 @@
 """What a teacher that only gives text is best asked for, on the demo world.
 
     python benchmarks/any_teacher/text_teacher.py FOLDER --seeds 1 2 --arms plain@300 hard+own@300
-    python benchmarks/any_teacher/text_teacher.py FOLDER --summary
+    python benchmarks/any_teacher/text_teacher.py FOLDER --summary [--seeds 1 2]
 
 Every arm begins at the same student: SFT on 300 teacher rollouts. It spends as many of the
 teacher's output tokens as N plain rollouts take (`@N`; `@N$`: as much money, where an output token
 costs five input tokens), and COMPUTE token-forwards of the student: sampling counts 1 a token,
-training 3 (a beginning that rows of a batch share passes once). Its rows are those of the cold start and its own; the student is trained on them by
-`start_training`, in as many passes as the compute allows. Arms:
+training 3; a beginning that rows share passes once. Its rows are those of the cold start and its
+own; the student is trained on them by `start_training`, in as many passes as the compute allows.
+Arms:
 
     more      nothing: SFT goes on with the rows of the cold start
     own       nothing: the student's own right rollouts
     plain     the teacher answers fresh prompts
     hard      the teacher answers prompts that the student has just failed
+    hard4     the same, of four rollouts at least two failed
+    retry     the same, where the student also failed in three further tries
     diff      it takes over in the student's failed rollouts where it acts otherwise
     diff1     the same for one turn, and then the student goes on
     trained   the critic of trained_critic.py says where; a seed's folder has its critic.yml
@@ -20,6 +23,7 @@ training 3 (a beginning that rows of a batch share passes once). Its rows are th
     criticN   a critic that is right in N % of the rollouts says where it takes over, for one turn;
               right is the turn of `diff`, wrong any other turn; its reply takes 2 tokens
     X+own     X, and the student's own right rollouts, at most as many as all other rows
+    X+owns    the same, only of prompts that the student has also failed
 
 The order in which rows are trained moves a run by up to .06, so an arm is done in several
 (`--orders`); a task counts with the share of orders that solve it, and intervals are over tasks.
@@ -144,10 +148,8 @@ class Lab:
         num_own = 0
         if base == "own" or "+own" in kind:
             sampled = sampled or self.student
-            mine = self._own(sampled, is_some=own.endswith("s"))
-            share = int(own.removesuffix("s") or 50) / 100
-            others = len(self.cold_rows) + len(new)
-            mine = mine if base == "own" else mine[: int(others * share / (1 - share))]
+            mine = self._own(sampled, is_some=own == "s")
+            mine = mine if base == "own" else mine[: len(self.cold_rows) + len(new)]
             num_own = len(mine)
             new += mine
         # A student that goes on reads the whole conversation anew.
@@ -224,7 +226,7 @@ class Lab:
         if base not in ("hard4", "retry"):
             return self.student
         several = self.rollouts(
-            "student4", input="prompts.jsonl", entries=f"{COLD}-{COLD + 1299}",
+            "student4", input="prompts.jsonl", entries=f"{COLD}-{COLD + 999}",
             samples_per_prompt=4, **policy(self.cold.model),
         )  # fmt: skip
         if base == "hard4":
@@ -248,7 +250,7 @@ class Lab:
         if base == "diff1":
             return self.rollouts("diff1", **request, turns="one")
         if base in ("trained", "trained1"):
-            turns, n = ("one", 2.4) if base == "trained1" else ("rest", 1.4)
+            turns, n = ("one", 2.4) if base == "trained1" else ("rest", 1.6)
             asked = {"where": "critic", "critic": "critic.yml", "n": round(n * num_plain)}
             return self.rollouts(f"{base}-{num_plain}", **(request | asked), turns=turns)
         right = {row["task_id"]: row["refined"]["turn"] for row in self._refined("diff", 0)}
@@ -411,7 +413,7 @@ def main() -> None:
     options = parser.parse_args()
     results = Results(options.folder)
     if options.summary:
-        print(summary(results.rows))
+        print(summary([row for row in results.rows if row["seed"] in options.seeds]))
         return
     for seed in options.seeds:
         lab = Lab(options.folder.resolve(), seed)

@@ -47,8 +47,10 @@ class RefineOptions(StrictModel):
     ] = None
     where: Annotated[
         Where,
-        Field(description="The teacher begins anew, where it acts otherwise, or a critic says"),
-    ] = "start"
+        Field(
+            description="It takes over where it acts otherwise, a critic says, or from the start"
+        ),
+    ] = "first_difference"
     turns: Annotated[Literal["rest", "one"], Field(description="one: then the student goes on")] = (
         "rest"
     )
@@ -59,21 +61,20 @@ class RefineOptions(StrictModel):
 
     @model_validator(mode="after")
     def _refine_options_fit(self) -> Self:
-        is_begun = self.refine is not None and self.where != "start"
-        # By value: a run's recorded request names every option.
+        # By value: a run's recorded request names every option. `start` was the default of `where`.
         fields = type(self).model_fields
-        names = ("where", "turns", "critic", "train_turns")
-        given = {name for name in names if getattr(self, name) != fields[name].default}
-        if self.refine is None and given:
-            raise ValueError(f"{min(given)} needs refine: a student's rollouts")
-        if not is_begun and (given - {"where"}):
+        names = ("turns", "critic", "train_turns")
+        given = [name for name in names if getattr(self, name) != fields[name].default]
+        if self.refine is None and (given or self.where == "critic"):
+            raise ValueError(f"{min([*given, 'where'])} needs refine: a student's rollouts")
+        if self.where == "start" and given:
             raise ValueError(
-                f"{min(given - {'where'})} needs where first_difference or critic: with start the "
-                "teacher writes every turn"
+                f"{min(given)} needs where first_difference or critic: with start the teacher "
+                "writes every turn"
             )
         if self.critic != "none" and self.where != "critic":
             raise ValueError("critic names who criticises: set where to critic")
-        if not is_begun:
+        if not self.begins_inside:
             return self
         if getattr(self, "context_file", None) is not None:
             raise ValueError(

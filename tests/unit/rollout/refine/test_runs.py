@@ -29,6 +29,7 @@ from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.request import GenerateRollouts, with_system
 from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts
+from stillroom.rollout.students import Where
 from stillroom.settings import Workspace
 
 LAMP, CHAIR = '{"item": "lamp"}', '{"item": "chair"}'
@@ -142,13 +143,13 @@ def test_hard_prompts_are_those_that_the_student_failed_with_their_own_ids(
 ) -> None:
     teacher = Teacher()
 
-    result = run_of(workspace, teacher)
+    result = run_of(workspace, teacher, where="start")
 
     tasks = load_tasks(workspace.root / "prompts.jsonl")
     assert [row["task_id"] for row in rows_of(workspace)] == [task.task_id for task in tasks[1:3]]
     assert (result.requested, result.num_success, result.taken_over) == (2, 2, None)
     assert {row["refined"] for row in rows_of(workspace)} == {None}
-    assert len(run_of(workspace, Teacher(), output="one.jsonl", n=1).output) > 0
+    assert len(run_of(workspace, Teacher(), where="start", output="one.jsonl", n=1).output) > 0
     assert len(read_rows(workspace.root / "one.jsonl")) == 1
     inputs = read_manifest(workspace.root / "refined.jsonl").inputs  # type: ignore[union-attr]
     assert "student.jsonl" in [Path(record.path).name for record in inputs]
@@ -166,13 +167,13 @@ def test_a_teacher_with_a_system_message_of_its_own_answers_the_prompts_that_the
         write_rows(workspace.root / "student.jsonl", moved)
     teacher = Teacher()
 
-    result = run_of(workspace, teacher, system="Be brief.")
+    result = run_of(workspace, teacher, where="start", system="Be brief.")
 
     assert {row["task_id"] for row in rows_of(workspace)} == {t.task_id for t in tasks[1:3]}
     assert {body["messages"][0]["content"] for body in teacher.bodies} == {"Be brief."}
     assert (result.requested, result.num_success) == (2, 2)
     # The rows stand under the same ids when they are read again.
-    assert run_of(workspace, Teacher(), system="Be brief.").calls == 0
+    assert run_of(workspace, Teacher(), where="start", system="Be brief.").calls == 0
 
 
 def test_the_teacher_takes_over_where_it_acts_otherwise_and_who_wrote_what_is_on_record(
@@ -180,7 +181,8 @@ def test_the_teacher_takes_over_where_it_acts_otherwise_and_who_wrote_what_is_on
 ) -> None:
     teacher = Teacher()
 
-    result = run_of(workspace, teacher, where="first_difference", train_turns="teacher")
+    # `where: first_difference` is the default.
+    result = run_of(workspace, teacher, train_turns="teacher")
 
     first, second = rows_of(workspace)
     # The wrong look-up is the teacher's at once; where the first turn agrees it is asked beside.
@@ -330,11 +332,12 @@ def test_the_budget_counts_the_critic_and_turns_that_were_not_taken(workspace: W
     ("options", "reported"),
     [
         ({"where": "critic", "refine": None}, "where needs refine"),
-        ({"turns": "one"}, "turns needs where first_difference or critic"),
+        ({"where": "start", "turns": "one"}, "turns needs where first_difference or critic"),
+        ({"turns": "one", "refine": None}, "turns needs refine"),
         ({"where": "first_difference", "critic": "critic.yml"}, "set where to critic"),
-        ({"where": "critic", "samples_per_prompt": 2}, "samples_per_prompt stays 1"),
+        ({"samples_per_prompt": 2}, "samples_per_prompt stays 1"),
         ({"where": "critic", "context_file": "a.md"}, "context_file is for where start"),
-        ({"where": "critic", "ray_address": "auto"}, "ray_address is for where start"),
+        ({"ray_address": "auto"}, "ray_address is for where start"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], reported: str) -> None:
@@ -345,8 +348,11 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], reported: 
 
 
 @pytest.mark.parametrize("refine", [None, "student.jsonl"])
-def test_a_recorded_request_which_names_every_option_is_taken_as_it_was(refine: str | None) -> None:
-    request = GenerateRollouts(input="p", model="m", refine=refine)
+@pytest.mark.parametrize("where", ["start", "first_difference"])
+def test_a_recorded_request_which_names_every_option_is_taken_as_it_was(
+    refine: str | None, where: Where
+) -> None:
+    request = GenerateRollouts(input="p", model="m", refine=refine, where=where)
 
     assert GenerateRollouts.model_validate(request.model_dump()) == request
 
@@ -355,7 +361,7 @@ def test_rollouts_that_cannot_be_refined_are_refused(workspace: Workspace) -> No
     with pytest.raises(InputError, match="its student cannot go on"):
         run_of(workspace, Teacher(), where="critic", turns="one")
     with pytest.raises(InputError, match="goes with where start alone"):
-        run_of(workspace, Teacher(), where="first_difference", system="Be brief.")
+        run_of(workspace, Teacher(), system="Be brief.")
     (workspace.root / "others.jsonl").write_text('{"prompt": "the chair?"}\n')
     with pytest.raises(InputError, match=r"with the system message they have$"):
         run_of(workspace, Teacher(), input="others.jsonl")
