@@ -63,6 +63,7 @@ def page(context: BrowserContext, dashboard: ServedDashboard) -> Iterator[Page]:
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.goto(dashboard.entrance)
+    page.wait_for_url(f"{dashboard.base}/")
     yield page
     assert page.title() != "owned"
     page.close()
@@ -78,8 +79,20 @@ ADDRESSES = [
 ]  # fmt: skip
 
 
-def test_the_token_leaves_the_address(page: Page, dashboard: ServedDashboard) -> None:
-    assert page.url == f"{dashboard.base}/"
+def test_the_token_leaves_the_address_wherever_it_was_clicked(
+    page: Page, dashboard: ServedDashboard, browser: Any
+) -> None:
+    page.wait_for_url(f"{dashboard.base}/")
+    page.goto(dashboard.entrance)
+    page.wait_for_url(f"{dashboard.base}/")
+    # A terminal or chat in a browser is another site, whose visitors bring no strict cookie.
+    stranger = browser.new_context()
+    elsewhere = stranger.new_page()
+    elsewhere.goto(f"data:text/html,<a href='{dashboard.entrance}'>open</a>")
+    elsewhere.get_by_text("open").click()
+    elsewhere.get_by_role("heading", name="Runs").wait_for()
+    assert elsewhere.url == f"{dashboard.base}/"
+    stranger.close()
 
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=range(len(ADDRESSES)))
@@ -173,7 +186,9 @@ def test_a_page_elsewhere_learns_nothing(
     context: BrowserContext, dashboard: ServedDashboard, tmp_path: Path
 ) -> None:
     """The browser has the cookie, and a page of another origin asks with it."""
-    context.new_page().goto(dashboard.entrance)
+    friend = context.new_page()
+    friend.goto(dashboard.entrance)
+    friend.wait_for_url(f"{dashboard.base}/")
     page = context.new_page()
     page.goto("data:text/html,<title>elsewhere</title>")
     script = """async (url) => {

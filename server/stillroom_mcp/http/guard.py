@@ -7,16 +7,21 @@ makes resolve to 127.0.0.1 it could read the answers too. So a request must name
 
 import hashlib
 import hmac
+import html
 import ipaddress
 from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+_LEADS_ON = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>stillroom</title>
+<link rel="icon" href="data:,"><meta http-equiv="refresh" content="0;url={address}"></head>
+<body><a href="{address}">Go on</a></body></html>
+"""
 _COOKIE_LIFE_S = 14 * 24 * 3600
 
 
@@ -66,9 +71,11 @@ class Guard:
                     403, f"a page of {origin!r} may not call this server",
                     "open the page from this server's own address, or call it from no browser"
                 )  # fmt: skip
+        if entrance := self._entrance(scope):
+            return entrance
         if self._token is None or self._is_shown(headers, scope):
             return None
-        return self._entrance(scope) or _refusal(
+        return _refusal(
             401, "the request shows no token, or not this server's",
             "send the header `Authorization: Bearer TOKEN`; the server's first lines name the "
             "file that holds the token",
@@ -114,7 +121,10 @@ class Guard:
         rest = urlencode([(name, value) for name, value in query if name != "token"])
         # Two slashes at the start would be the name of another host.
         path = "/" + scope["path"].lstrip("/\\")
-        answer = RedirectResponse(path + (f"?{rest}" if rest else ""), status_code=303)
+        address = html.escape(quote(path) + (f"?{rest}" if rest else ""))
+        # Not a redirect: where a page of another site leads here, a browser follows redirects
+        # without a strict cookie. This page leads on by itself, from this server.
+        answer = HTMLResponse(_LEADS_ON.format(address=address))
         answer.set_cookie(
             _cookie_name(scope), self._cookie_value(), max_age=_COOKIE_LIFE_S, httponly=True,
             samesite="strict", path="/",

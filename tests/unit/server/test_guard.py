@@ -124,8 +124,9 @@ def test_without_a_token_the_host_and_the_origin_are_looked_at_all_the_same() ->
 def test_a_page_opened_with_the_token_goes_on_with_a_cookie_that_is_not_the_token() -> None:
     url = f"http://127.0.0.1:8765/runs?token={TOKEN}&page=2"
     entered = answer_to({}, url=url, is_for_browsers=True)
-    assert entered.status_code == 303
-    assert entered.headers["location"] == "/runs?page=2"
+    assert entered.status_code == 200
+    assert 'content="0;url=/runs?page=2"' in entered.text
+    assert TOKEN not in entered.text
     cookie = entered.headers["set-cookie"]
     assert TOKEN not in cookie
     assert "HttpOnly" in cookie
@@ -153,7 +154,14 @@ def test_the_token_in_an_address_is_for_opening_pages_only() -> None:
 
 def test_the_entrance_leads_to_no_other_server() -> None:
     url = f"http://127.0.0.1:8765//evil.example/x?token={TOKEN}"
-    assert answer_to({}, url=url, is_for_browsers=True).headers["location"] == "/evil.example/x"
+    led_on = answer_to({}, url=url, is_for_browsers=True)
+    assert 'url=/evil.example/x"' in led_on.text
+
+
+def test_the_entrance_is_no_way_to_write_on_its_page() -> None:
+    url = f"http://127.0.0.1:8765/%22%3E%3Cscript%3E?token={TOKEN}&a=%22%3E%3Cscript%3E"
+    led_on = answer_to({}, url=url, is_for_browsers=True)
+    assert "<script" not in led_on.text
 
 
 def test_a_web_socket_is_closed() -> None:

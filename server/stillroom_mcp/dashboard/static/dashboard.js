@@ -25,7 +25,8 @@
       }
       await new Promise((done) => setTimeout(done, POLL_MS));
     }
-    if (!stillroomCharts.drawAll(block, runs)) block.querySelector(".waiting").textContent = "Nothing was recorded step by step.";
+    // What recorded nothing step by step, such as an export, has no curves.
+    if (!stillroomCharts.drawAll(block, runs)) block.closest("section").hidden = true;
   }
 
   async function read(address) {
