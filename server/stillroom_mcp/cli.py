@@ -3,6 +3,7 @@
 import argparse
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,7 +32,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         hint = ""
         if "invalid choice: '" in message:
-            hint = nearest(message.split("'")[1], [o.command for o in OPERATIONS])
+            _, _, choices = message.rpartition("(choose from")
+            hint = nearest(message.split("'")[1], re.findall(r"[\w-]+", choices))
         elif message.startswith("unrecognized arguments: "):
             given = message.removeprefix("unrecognized arguments: ").split()[0]
             hint = nearest(given, sorted(self._option_string_actions))
@@ -124,6 +126,7 @@ def build_parser(
     by_command["dashboard"] = _add_dashboard(added)
     by_command["report"] = _add_report(added)
     by_command["wait"] = waiting.add_parser(added)
+    by_command["setup"] = _add_setup(added, is_given="setup" in given)
     by_command["chat"] = _add_chat(added, is_given="chat" in given)
     return parser, by_command
 
@@ -209,6 +212,23 @@ def _add_chat(added: Any, *, is_given: bool) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_setup(added: Any, *, is_given: bool) -> argparse.ArgumentParser:
+    text = "Enter the MCP server in an agent host's configuration; shows the difference first."
+    parser = added.add_parser("setup", help=text, description=text, allow_abbrev=False)
+    if is_given:
+        # Imported here, since no other command needs it.
+        from stillroom_mcp.host_setup.apply import add_flags
+
+        add_flags(parser)
+    return parser
+
+
+def _setup(options: argparse.Namespace) -> int:
+    from stillroom_mcp.host_setup.apply import run
+
+    return run(options)
+
+
 def _chat(options: argparse.Namespace) -> int:
     from stillroom_mcp import chat
 
@@ -292,6 +312,8 @@ def _run(options: argparse.Namespace) -> int:
             return _chat(options)
         case "wait":
             return waiting.run(options)
+        case "setup":
+            return _setup(options)
         case command:
             return _run_operation(command, options)
 

@@ -1,0 +1,198 @@
+"""Changes one entry in the text of a JSON file; comments, order and blanks stay as they are."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+# Hosts read JSON with comments and commas at the end, so those are passed over.
+_TOKEN = re.compile(
+    r"(?P<blank>(?:[\s\ufeff]|//[^\n]*|/\*.*?\*/)+)"
+    r'|(?P<text>"(?:[^"\\\n]|\\.)*")'
+    r"|(?P<sign>[{}\[\],:])"
+    r'|(?P<word>[^\s{}\[\],:"/]+)',
+    re.DOTALL,
+)
+_REST_OF_LINE = re.compile(
+    r"(?P<comma>[ \t]*,)?(?P<note>[ \t]*(?://[^\r\n]*|/\*[^\n]*?\*/))?[ \t\r]*$", re.MULTILINE
+)
+
+
+@dataclass(slots=True)
+class _Value:
+    """A value and where it stands; of an object also its members' values by their keys."""
+
+    value: Any
+    start: int
+    end: int
+    members: dict[str, "_Value"] | None = None
+
+
+@dataclass(slots=True)
+class _Reader:
+    text: str
+    position: int = 0
+    tokens: list[re.Match[str]] = field(default_factory=list[re.Match[str]])
+
+    def __post_init__(self) -> None:
+        position = 0
+        while position < len(self.text):
+            token = _TOKEN.match(self.text, position)
+            if token is None:
+                raise self.fault(position, "this is no JSON")
+            if token.lastgroup != "blank":
+                self.tokens.append(token)
+            position = token.end()
+
+    def fault(self, position: int, reason: str) -> ValueError:
+        return ValueError(f"line {self.text.count(chr(10), 0, position) + 1}: {reason}")
+
+    def next(self, expected: str = "") -> re.Match[str]:
+        if self.position == len(self.tokens):
+            raise self.fault(len(self.text), "the file ends too early")
+        token = self.tokens[self.position]
+        if expected and token.group() not in expected:
+            raise self.fault(token.start(), f"expected {' or '.join(expected)}")
+        self.position += 1
+        return token
+
+    def is_at(self, sign: str) -> bool:
+        return self.position < len(self.tokens) and self.tokens[self.position].group() == sign
+
+    def document(self) -> _Value:
+        value = self.value()
+        if self.position < len(self.tokens):
+            raise self.fault(self.tokens[self.position].start(), "something follows the end")
+        return value
+
+    def value(self) -> _Value:
+        token = self.next()
+        if token.group() == "{":
+            return self.object(token.start())
+        if token.group() == "[":
+            return self.array(token.start())
+        return _Value(self.scalar(token), token.start(), token.end())
+
+    def scalar(self, token: re.Match[str]) -> Any:
+        try:
+            return json.loads(token.group())
+        except ValueError:
+            raise self.fault(token.start(), "this is no JSON value") from None
+
+    def object(self, start: int) -> _Value:
+        members: dict[str, _Value] = {}
+        while not self.is_at("}"):
+            key = self.next()
+            if key.lastgroup != "text":
+                raise self.fault(key.start(), "expected a key in double quotes")
+            name = self.scalar(key)
+            if name in members:
+                raise self.fault(key.start(), f"the key {name!r} is here twice")
+            self.next(":")
+            members[name] = self.value()
+            if not self.is_at("}"):
+                self.next(",")
+        values = {name: member.value for name, member in members.items()}
+        return _Value(values, start, self.next("}").end(), members)
+
+    def array(self, start: int) -> _Value:
+        values: list[Any] = []
+        while not self.is_at("]"):
+            values.append(self.value().value)
+            if not self.is_at("]"):
+                self.next(",")
+        return _Value(values, start, self.next("]").end())
+
+
+def parse_json(text: str) -> Any:
+    """Returns the value of a JSON text, which may have comments and commas at the end.
+
+    Raises ValueError with the line and the reason.
+    """
+    return _read(text).value
+
+
+def json_with_entry(text: str, path: Sequence[str], entry: dict[str, Any]) -> str:
+    """Returns the text with `entry` at the keys of `path`; objects on the way are made.
+
+    An entry that is there keeps the keys that the new one lacks, such as its environment. Raises
+    ValueError for a text that cannot be read, or where a key on the way holds no object.
+    """
+    newline = "\r\n" if "\r\n" in text else "\n"
+    if not text.strip("\ufeff \t\r\n"):
+        text = "{}\n"
+    at = _read(text)
+    for depth, key in enumerate(path):
+        if at.members is None:
+            where = ".".join(path[:depth]) or "the file"
+            raise ValueError(f"{where} holds no object ({{…}}) in which {key!r} could stand")
+        if key not in at.members:
+            for outer in reversed(path[depth + 1 :]):
+                entry = {outer: entry}
+            return _with_member(text, at, key, entry, newline)
+        at = at.members[key]
+    merged = merged_entry(at.value, entry)
+    if merged == at.value:
+        return text
+    return (
+        text[: at.start]
+        + _rendered(merged, text, _indent_at(text, at.start), newline)
+        + text[at.end :]
+    )
+
+
+def merged_entry(present: Any, entry: dict[str, Any]) -> dict[str, Any]:
+    """Returns the entry with what the user has added to the present one, if that is of its kind."""
+    if not isinstance(present, dict) or any("url" in str(key).lower() for key in present):
+        return entry
+    return {**present, **entry}
+
+
+def _read(text: str) -> _Value:
+    try:
+        return _Reader(text).document()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _with_member(text: str, at: _Value, key: str, value: Any, newline: str) -> str:
+    outer = _indent_at(text, at.start)
+    members = list((at.members or {}).values())
+    inner = _indent_at(text, members[-1].start) if members else outer + _unit(text)
+    member = f"{json.dumps(key)}: {_rendered(value, text, inner, newline)}"
+    if not members:
+        inside = text[at.start + 1 : at.end - 1].rstrip()
+        ending = newline + outer
+        return f"{text[: at.start + 1]}{inside}{newline}{inner}{member}{ending}{text[at.end - 1 :]}"
+    end = members[-1].end
+    # A comment behind the last member stays beside it, a comma at the end stays at the end.
+    rest = _REST_OF_LINE.match(text, end)
+    comma, note = (rest["comma"] or "", rest["note"] or "") if rest else ("", "")
+    end_of_rest = end + len(comma) + len(note)
+    member = f"{newline}{inner}{member}{comma.strip()}"
+    return f"{text[:end]},{note}{member}{text[end_of_rest:]}"
+
+
+def _rendered(value: Any, text: str, indent: str, newline: str) -> str:
+    unit = _unit(text)
+    lines = json.dumps(value, indent=unit, ensure_ascii=False)
+    # Short lists, as those of arguments, stand in one line.
+    lines = re.sub(
+        r'\[\s+((?:"(?:[^"\\]|\\.)*"|[^\[\]{}"])*?)\s+\]',
+        lambda found: "[" + re.sub(r",\s*\n\s*", ", ", found[1]) + "]",
+        lines,
+    )
+    return lines.replace("\n", newline + indent)
+
+
+def _unit(text: str) -> str:
+    """Returns what the file indents by: the blanks before its first indented key."""
+    found = re.search(r'^([ \t]+)"', text, re.MULTILINE)
+    return found[1] if found else "  "
+
+
+def _indent_at(text: str, position: int) -> str:
+    """Returns the blanks at the beginning of the line in which a position stands."""
+    line = text[text.rfind("\n", 0, position) + 1 : position]
+    return line[: len(line) - len(line.lstrip(" \t"))]
