@@ -1,5 +1,5 @@
-"""Makes `python -m stillroom_mcp` run the command line."""
+"""Makes `python -m stillroom_mcp` run the program."""
 
-from stillroom_mcp.cli import main
+from stillroom_mcp.starting.entry import main
 
 main()

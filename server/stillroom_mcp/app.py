@@ -5,6 +5,7 @@ from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
+from mcp.server.context import ServerMiddleware
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, InputRequiredResult, Resource
@@ -41,26 +42,27 @@ def build_server(
     operations: Sequence[OfferedOperation] = OPERATIONS,
     *,
     more_tasks: Sequence[TaskSource] = (),
-) -> MCPServer:
+) -> "WholeServer":
     """Returns an MCP server whose tools work in this workspace.
 
     `more_tasks` are tasks beside runs, which only the tests of the protocol have.
     """
     listed = {operation.name for operation in operations}
     updates = RunUpdates(workspace)
-    server = _Server(
+    own_middleware = [writable_answers, updates.middleware]
+    server = WholeServer(
         "stillroom",
         title="Stillroom",
         version=__version__,
         instructions=INSTRUCTIONS + ("" if len(listed) == len(OPERATIONS) else _FEWER_TOOLS),
         tools=[tool_for(operation, workspace, listed=listed) for operation in operations],
         extensions=[Tasks(RunTasks(workspace, listed), *more_tasks), chat_views()],
-        middleware=[writable_answers, updates.middleware],
+        middleware=own_middleware,
         subscriptions=updates.bus,
         lifespan=updates.lifespan,
         log_level="WARNING",
     )
-    server.workspace = workspace
+    server.workspace, server.updates, server.own_middleware = workspace, updates, own_middleware
     updates.add_to(server)
     add_resources(server, workspace)
     add_prompts(server, workspace)
@@ -68,10 +70,18 @@ def build_server(
     return server
 
 
-class _Server(MCPServer[TaskGroup]):
-    """Lists the runs of its workspace among its resources, and says what an unknown tool is."""
+class WholeServer(MCPServer[TaskGroup]):
+    """The server of a workspace; it lists the runs there, and says what an unknown tool is."""
 
     workspace: Workspace
+    updates: RunUpdates
+    own_middleware: list[ServerMiddleware[Any]]
+    """Its middleware without the library's."""
+
+    @property
+    def methods(self) -> list[str]:
+        """The requests that it answers, sorted."""
+        return sorted(self._lowlevel_server._request_handlers)  # pyright: ignore[reportPrivateUsage]
 
     async def call_tool(
         self,

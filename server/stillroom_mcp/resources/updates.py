@@ -39,7 +39,7 @@ class RunUpdates:
     async def lifespan(self, _server: MCPServer) -> AsyncGenerator[TaskGroup]:
         """Watches as long as the server runs; its requests have the task group at hand."""
         async with background_tasks() as group:
-            group.start_soon(self._watch)
+            group.start_soon(self.watch)
             yield group
 
     async def middleware(
@@ -108,7 +108,8 @@ class RunUpdates:
         finally:
             self._watched -= Counter(runs)
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
+        """Publishes the changes of runs that somebody wants to hear of, until it is cancelled."""
         while True:
             if not self._watched:
                 self._is_wanted = anyio.Event()
