@@ -46,7 +46,11 @@ class OperationTool(Tool):
 
         Raises ToolError with a fix in its text.
         """
-        operation, redacted = self.operation, self.workspace.redactor().text
+        operation = self.operation
+
+        def redacted(text: str) -> str:
+            return self.workspace.redactor().text(text)
+
         try:
             request = await confirmed(
                 self.workspace, parse_arguments(operation, arguments), context
