@@ -1,5 +1,6 @@
 """Lets the evaluated model answer: its rollouts on a list of tasks, within a budget."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ class Answers:
     outcomes: Sequence[Outcome]
     stopped_by: str | None = None
     """The limit that ended the work before all of them were done."""
+    seconds: float = 0.0
+    """How long all of them took together, once the model was loaded and the tools were open."""
 
     @property
     def rollouts(self) -> list[Trajectory]:
@@ -61,6 +64,7 @@ class Answering:
         done: dict[RolloutKey, Outcome] = {}
         async with open_rollout_context(plan, sampling, tasks, spending=self.spending) as context:
             on_open(context.notes)
+            started = time.monotonic()
             unjudged = [task for task in tasks if not context.rewarder.can_judge(task)]
             if unjudged and self.must_judge:
                 raise InputError(
@@ -82,4 +86,5 @@ class Answering:
                 )
         stop_if_cancelled(reporter)
         keys = [spec.key for spec in self.specs]
-        return Answers([done[key] for key in keys if key in done], stopped_by)
+        seconds = time.monotonic() - started
+        return Answers([done[key] for key in keys if key in done], stopped_by, seconds)

@@ -46,7 +46,7 @@ def decide(student: Evaluation, others: Sequence[Evaluation], teacher: Evaluatio
         because = "the teacher solves fewer of these tasks than the student: take another teacher"
         return Decision(verdict="no_go", because=because, gap=gap)
     prompted = [one for one in others if _is_prompted(one, student)]
-    lead = f"the teacher solves {gap.value:.0%} more of the tasks"
+    lead = f"the teacher solves {_points(gap.value)} points more of the tasks"
     if not prompted:
         return Decision(
             verdict="go",
@@ -58,7 +58,7 @@ def decide(student: Evaluation, others: Sequence[Evaluation], teacher: Evaluatio
     closest, best = min(comparisons, key=lambda pair: pair[0].difference.value)
     left, name = closest.difference, best.result.name
     if excludes_zero(left) and left.value > 0:
-        because = f"{lead} than the student, and {left.value:.0%} more than it does as {name!r}"
+        because = f"{lead} than the student, and {_points(left.value)} more than it as {name!r}"
         decision = Decision(verdict="go", because=because, gap=gap)
     elif left.value <= 0 or _is_negligible(left):
         because = (
@@ -92,7 +92,7 @@ def _is_prompted(other: Evaluation, student: Evaluation) -> bool:
 
 def _undecided(gap: Estimate, whom: str) -> Decision:
     if _is_negligible(gap):
-        because = f"the teacher is at most {_NEGLIGIBLE:.0%} better than {whom} on these tasks"
+        because = f"the teacher is at most {_points(_NEGLIGIBLE)} points better than {whom} here"
         return Decision(verdict="no_go", because=because, gap=gap)
     needed = _tasks_needed(gap)
     more = f"evaluate all on about {needed} tasks" if needed else "evaluate all on more tasks"
@@ -102,6 +102,11 @@ def _undecided(gap: Estimate, whom: str) -> Decision:
         gap=gap,
         tasks_needed=needed,
     )
+
+
+def _points(share: float) -> str:
+    """Returns a difference of shares in percentage points."""
+    return f"{100 * share:.0f}"
 
 
 def _is_negligible(gap: Estimate) -> bool:

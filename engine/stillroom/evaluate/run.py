@@ -69,7 +69,6 @@ async def evaluate_model(
     answers = await parts.main.run(
         reporter, on_open=functools.partial(_begin, RunFolder(folder), reporter)
     )
-    answering_s = time.monotonic() - started
     rollouts = answers.rollouts
     if not rollouts:
         raise _nothing_answered(answers)
@@ -101,7 +100,7 @@ async def evaluate_model(
         cost_usd=_cost_usd(plan, [*rollouts, *more.rollouts]),
         per_task=task_cost(
             rollouts,
-            seconds=answering_s,
+            seconds=answers.seconds,
             is_local=_is_local(plan),
             usd_per_hour=machine_usd_per_hour(workspace),
         ),

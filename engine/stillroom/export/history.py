@@ -158,10 +158,10 @@ def read_history(
         evaluations=evaluations[:_MOST_EVALUATIONS],
         num_evaluations=len(evaluations),
     )
-    return replace(history, costs=_costs(workspace, history))
+    return replace(history, costs=costs_beside_teacher(workspace, history))
 
 
-def _costs(workspace: Workspace, history: History) -> str | None:
+def costs_beside_teacher(workspace: Workspace, history: History) -> str | None:
     """Returns the costs of the latest evaluation beside those of a teacher's on the same data."""
     if not history.evaluations or not history.teachers:
         return None

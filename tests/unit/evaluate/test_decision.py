@@ -48,12 +48,17 @@ PROMPTED = evaluation("with the policy", 88, instruction="system message")
     ("teacher", "others", "verdict", "because"),
     [
         (evaluation("t", 90, model="t"), [], "go", "no better prompt was tried"),
-        (evaluation("t", 90, model="t"), [evaluation("p", 50, instruction="p")], "go", "40% more"),
+        (
+            evaluation("t", 90, model="t"),
+            [evaluation("p", 50, instruction="p")],
+            "go",
+            "40 more than it as",
+        ),
         (evaluation("t", 88, model="t"), [PROMPTED], "no_go", "does as well as the teacher"),
         (evaluation("t", 90, model="t"), [PROMPTED], "unclear", "do not tell the teacher from"),
         (evaluation("t", 20, model="t"), [], "no_go", "take another teacher"),
         (evaluation("t", 43, model="t"), [], "unclear", "evaluate all on about"),
-        (evaluation("t", 40, 9000, model="t"), [], "no_go", "at most 2% better"),
+        (evaluation("t", 40, 9000, model="t"), [], "no_go", "at most 2 points better"),
         # Another student is no better prompt.
         (evaluation("t", 90, model="t"), [evaluation("sft", 90, model="s")], "go", "no better"),
     ],

@@ -2,6 +2,7 @@ import hashlib
 import json
 import resource
 import shutil
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -13,9 +14,11 @@ from fakes.run_folders import answer, write_evaluation
 from stillroom.errors import EngineError, InputError, RunCancelledError, RunError
 from stillroom.evaluate.files import GuardResult, TaskCost
 from stillroom.evaluate.intervals import share_estimate
+from stillroom.export.history import costs_beside_teacher, read_history
 from stillroom.export.request import ExportModel
 from stillroom.export.run import export_model
 from stillroom.lineage import read_manifest, record_folder
+from stillroom.models.resolve import adapter_base, locate_model
 from stillroom.settings import Workspace
 from stillroom.trace.request import ShowLineage
 from stillroom.trace.show import show_lineage
@@ -129,6 +132,25 @@ def test_the_card_says_what_a_task_costs_and_what_else_was_measured(project):
         "[59.6%, 98.2%] right, needless tool calls at 0.0% [0.0%, 27.8%]; a task: 2 s, $0.001, "
         "300 tokens."
     ) in card
+
+
+def test_the_costs_of_a_model_stand_beside_those_of_its_teacher_on_the_same_prompts(project):
+    right = [answer(i, is_right=True) for i in range(5)]
+
+    def measured(usd):
+        cost = TaskCost(usd=usd, seconds=2.0, machine_seconds=0.5, tokens=300, is_local=False)
+        return {"measured": {"per_task": cost}}
+
+    write_evaluation(project.runs, "evaluate-a", right, model="run-1", **measured(0.01))
+    write_evaluation(project.runs, "evaluate-b", right, model="big", **measured(0.02))
+    write_evaluation(project.runs, "evaluate-c", right, model="other", **measured(9))
+    checkpoint = locate_model(project, "run-1")
+    history = read_history(project, checkpoint, adapter_base(project, checkpoint))
+    assert history.costs is None
+    (stage,) = history.stages
+    taught = replace(history, stages=(replace(stage, teacher="big"),))
+    sentence = costs_beside_teacher(project, taught)
+    assert sentence.startswith("A task takes run-1 2 s and $0.01, big 2 s and $0.02; ")
 
 
 def test_an_evaluation_of_a_former_export_counts_for_the_checkpoint(project):

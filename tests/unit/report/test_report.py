@@ -12,6 +12,7 @@ import pytest
 
 from fakes.html_pages import parse, text_of
 from fakes.run_folders import answer, evaluate, write_evaluation, write_run, write_training
+from stillroom.evaluate.files import TaskCost
 from stillroom.evaluate.intervals import Estimate
 from stillroom.files import write_json
 from stillroom.report.write import write_report
@@ -55,6 +56,28 @@ def test_runs_say_what_they_took_and_cost_and_how_to_start_them_again(
     assert "30.5 s · $1.50" in text
     assert "30.5 s · $0.2500" in text
     assert "Command /w" in text
+
+
+def test_it_says_what_a_task_costs_with_student_and_teacher_and_when_that_pays(
+    runs: Path, written: Write
+) -> None:
+    def cost(usd: float) -> dict[str, object]:
+        one = TaskCost(usd=usd, seconds=2.0, machine_seconds=0.5, tokens=300, is_local=False)
+        return {"per_task": one, "cost_usd": 0.0}
+
+    right = [answer(i, is_right=i < 18) for i in range(20)]
+    wrong = [answer(i, is_right=False) for i in range(20)]
+    write_evaluation(runs, "evaluate-a", wrong, model="base", measured=cost(0.001))
+    write_evaluation(
+        runs, "evaluate-b", right, minute=1, model="sft-1", teacher="big", measured=cost(0.001)
+    )
+    write_evaluation(runs, "evaluate-c", right, minute=2, model="big", measured=cost(0.021))
+    write_run(runs, "rollouts-a", result={"cost_usd": 3.0})
+    text = text_of(written())
+    assert "a task: 2 s, $0.001, 300 tokens" in text
+    assert "A task takes sft-1 2 s and $0.001, big 2 s and $0.021; after 150 tasks" in text
+    (runs.parent / "prices.yml").write_text("- no mapping\n", encoding="utf-8")
+    assert "A task takes" not in text_of(written())
 
 
 def test_headline_compares_best_student_with_first_and_teacher(runs: Path, written: Write) -> None:
