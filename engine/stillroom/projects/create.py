@@ -24,7 +24,7 @@ class CreateProject(StrictModel):
 
     path: Annotated[str, Field(description="Folder, new or without these files")] = "."
     template: Annotated[
-        Literal["demo", "starter", "on-policy-agent", "refine"],
+        Literal["demo", "starter", "on-policy-agent", "refine", "other-tokenizer"],
         Field(description="starter: for your own prompts; the others run as they are"),
     ] = "demo"
     seed: Annotated[int, Field(description="Which demo tasks are drawn")] = 0

@@ -72,7 +72,9 @@ class ListedTokens:
         places_kK = np.where(ids_kK >= 0, place_V[ids_kK], -1)
         probabilities_kK = np.concatenate([np.exp(logprobs_kK), own_k[:, None]], 1)
         return cls(
-            *(torch.from_numpy(one).to(device) for one in (ids_kK, places_kK, probabilities_kK)),
+            torch.from_numpy(ids_kK).to(device),
+            torch.from_numpy(places_kK).to(device),
+            torch.from_numpy(probabilities_kK).to(device),
             len(trie.order),
         )
 
