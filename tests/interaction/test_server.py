@@ -146,7 +146,7 @@ BAD_CALLS = [
     (
         "create_project",
         {"template": "dmo"},
-        "template: input should be 'demo', 'starter', 'on-policy-agent', 'refine' or 'other-tokenizer'",
+        "input should be 'demo', 'starter', 'on-policy-agent', 'refine' or 'other-tokenizer'",
     ),
     ("create_project", {"path": "../elsewhere"}, "is outside the workspace"),
     ("check_setup", {"modle": "x"}, "did you mean 'model'?"),

@@ -12,6 +12,7 @@ from stillroom.data.validate import ValidateDataset, validate_dataset
 from stillroom.settings import Workspace
 from stillroom.tools.user.file import read_user_file
 from stillroom.tools.user.pool import UserPool
+from stillroom.train.config.file import load_config
 
 TEMPLATES = get_args(CreateProject.model_fields["template"].annotation)
 KINDS = ("tools", "rewards")
@@ -23,6 +24,15 @@ def test_a_project_keeps_its_keys_and_locks_out_of_git(tmp_path: Path, template:
 
     ignored = (tmp_path / ".gitignore").read_text(encoding="utf-8").splitlines()
     assert {".env", "runs/", ".*.jsonl/", ".*.lock"} <= set(ignored)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_every_configuration_of_a_project_is_one(tmp_path: Path, template: str) -> None:
+    create_project(Workspace(tmp_path), CreateProject.model_validate({"template": template}))
+
+    kinds = {path.name: load_config(path).dataset_type for path in tmp_path.glob("*.yml")}
+    assert kinds["sft.yml"] == "sft"
+    assert kinds.get("distill.yml", "distill") == "distill"
 
 
 def test_nobody_has_tools_or_rewards_that_they_did_not_write(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ async def _answer_more(
         from stillroom.evaluate.teacher_kl import measure_teacher_kl
 
         chosen = sampled[: plan.request.kl_prompts]
-        kl = measure_teacher_kl(plan.rollouts.workspace, plan.kl_models, chosen)
+        kl = measure_teacher_kl(plan.rollouts.workspace, plan.kl_models, chosen, note=reporter.note)
     return _More([*sampled, *guard], score_tasks(sampled, ()), kl, score_guard(guard), stopped_by)
 
 

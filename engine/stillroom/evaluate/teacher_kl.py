@@ -1,11 +1,13 @@
 """Measures the exact reverse KL per token between a model and a teacher, on the model's samples.
 
-Shapes: N sampled tokens of a batch, V columns of the vocabulary.
+Shapes: N sampled tokens of a batch, K tokens in which a teacher with others reads them, V columns
+of the vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from stillroom.errors import InputError, ModelError
 from stillroom.evaluate.intervals import Estimate, ratio_estimate
@@ -13,7 +15,10 @@ from stillroom.evaluate.request import KLModels
 from stillroom.models.batches import TokenSequence, microbatches, sampled_sequence
 from stillroom.models.divergence import reverse_kl, shared_logprobs
 from stillroom.models.load import load_model
-from stillroom.models.pairing import check_pair
+from stillroom.models.reread.byte_chain import NextSymbols, SortedSums, SummedSymbols, TriePlaces
+from stillroom.models.reread.checked_pair import open_pair
+from stillroom.models.reread.rereading import ByteReading
+from stillroom.models.reread.tile_divergence import ByteDivergences
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.types import Trajectory
@@ -21,37 +26,58 @@ from stillroom.types import Trajectory
 
 @torch.no_grad()
 def measure_teacher_kl(
-    workspace: Workspace, models: KLModels, rollouts: Sequence[Trajectory]
+    workspace: Workspace,
+    models: KLModels,
+    rollouts: Sequence[Trajectory],
+    note: Callable[[str], None] = lambda _: None,
 ) -> Estimate:
     """Returns KL(model || teacher) in nats per token, summed over the whole vocabulary.
 
-    The interval assumes that the rollouts are independent, not their tokens.
+    A teacher with another tokenizer or chat template reads the rollouts in its own tokens; then the
+    sum over the next bytes at each byte of a token counts, and tokens at which nothing can be
+    compared do not. `note` is told of it. The interval assumes that the rollouts are independent,
+    not their tokens.
 
     Raises:
-        InputError: no rollout has a sampled token.
-        ModelError: the two models differ in tokens, chat template or turn ends.
+        InputError: no rollout has a sampled token that can be compared.
+        ModelError: the teacher cannot read what the model writes.
     """
     student = load_model(workspace, models.student)
     teacher = load_model(workspace, models.teacher)
     try:
-        check_pair(student, teacher)
+        pair = open_pair(student, teacher)
     except ModelError as error:
         raise ModelError(
             error.problem,
-            "leave teacher out and compare accuracies (the KL is over tokens that both models "
-            "have), or take a teacher of the student's own family",
+            "leave teacher out and compare accuracies, or take a teacher of the student's own "
+            "family",
         ) from error
-    sequences = [
-        sampled_sequence(rollout.tokens)
+    sampled = [
+        (rollout, rollout.tokens)
         for rollout in rollouts
         if rollout.tokens is not None and any(rollout.tokens.sampled)
     ]
+    sequences = [sampled_sequence(tokens) for _, tokens in sampled]
     if not sequences:
         raise InputError(
             "no rollout holds a sampled token, so there is nothing to measure the KL on",
             "shorten the prompts: they fill the model's context; or leave teacher out",
         )
-    sums, sizes = _kl_of_each(sequences, LocalTeacher(student), LocalTeacher(teacher))
+    scoring = LocalTeacher(student), LocalTeacher(teacher)
+    if pair is None:
+        sums, sizes = _kl_of_each(sequences, *scoring)
+    else:
+        readings = [
+            pair.read(tokens, one.messages, one.tools, num_turns=one.turns)
+            for one, tokens in sampled
+        ]
+        sums, sizes = _byte_kl_of_each(sequences, readings, *scoring)
+        share = sum(sizes) / sum(sequence.num_trained for sequence in sequences)
+        note(
+            f"{pair.teacher.name} read the samples in its own tokens: teacher_kl is the reverse KL "
+            f"at each byte, summed over each of the model's tokens; {share:.1%} of these were "
+            "compared"
+        )
     if len(sums) == 1:
         # A single rollout shows no spread, so there is no interval.
         return Estimate(value=sums[0] / sizes[0], low=None, high=None, n=1)
@@ -75,3 +101,55 @@ def _kl_of_each(
         sums += [part.sum().item() for part in kl_N.split(counts)]
         sizes += counts
     return sums, sizes
+
+
+def _byte_kl_of_each(
+    sequences: Sequence[TokenSequence],
+    readings: Sequence[ByteReading],
+    student: LocalTeacher,
+    teacher: LocalTeacher,
+) -> tuple[list[float], list[int]]:
+    """Returns, for each sequence, the KL over its bytes, and its number of compared tokens.
+
+    Sequences without such a token are left out.
+    """
+    sums: list[float] = []
+    sizes: list[int] = []
+    pairs = list(zip(sequences, readings, strict=True))
+    lengths = [len(sequence.ids) + len(reading.tokens.ids) for sequence, reading in pairs]
+    for group in microbatches(lengths, max_tokens=4096):
+        members, read = [sequences[i] for i in group], [readings[i] for i in group]
+        counts = [member.num_trained for member in members]
+        kl_N = _byte_kl(members, read, student, teacher)
+        for reading, count, kl_n in zip(read, counts, kl_N.split(counts), strict=True):
+            if count > reading.num_left_out:
+                sums.append(kl_n.sum().item())
+                sizes.append(count - reading.num_left_out)
+    if not sizes:
+        raise InputError(
+            "the teacher's chat template can show no turn of the samples, so there is nothing to "
+            "measure the KL on",
+            "leave teacher out and compare accuracies",
+        )
+    return sums, sizes
+
+
+def _byte_kl(
+    sequences: Sequence[TokenSequence],
+    readings: Sequence[ByteReading],
+    student: LocalTeacher,
+    teacher: LocalTeacher,
+) -> Tensor:
+    """Returns the KL over the bytes of each sampled token, [N]."""
+    student_NV = student.logits(student.collate(sequences)).log_softmax(-1)
+    teacher_batch = teacher.collate([reading.tokens for reading in readings])
+    teacher_KV = teacher.logits(teacher_batch).softmax(-1).to(student_NV.device)
+    order_P = torch.from_numpy(readings[0].pair.teacher_trie.order).to(student_NV.device)
+
+    def symbols(part: slice, cuts: Sequence[TriePlaces]) -> NextSymbols:
+        return SummedSymbols(SortedSums(teacher_KV[part], order_P, cuts))
+
+    counts = [sequence.num_trained for sequence in sequences]
+    divergences = ByteDivergences(readings, counts, student_NV.device)
+    everything = slice(0, len(student_NV))
+    return divergences.of_tile(everything, student_NV, student_NV.exp(), symbols)[0].value_N

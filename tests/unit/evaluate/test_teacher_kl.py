@@ -4,10 +4,19 @@ import torch
 
 from fakes.decoding import random_prompts
 from fakes.rollout_rows import rollout_row
+from fakes.training import make_student
+from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import InputError, ModelError
 from stillroom.evaluate.request import KLModels
 from stillroom.evaluate.teacher_kl import measure_teacher_kl
+from stillroom.models.batches import sampled_sequence
+from stillroom.models.reread.checked_pair import open_pair
 from stillroom.models.resolve import locate_model
+from stillroom.teachers.local_hf import LocalTeacher
+from stillroom.train.config.distill_sections import AlgorithmSection
+from stillroom.train.on_policy.policy_update import accumulate_gradient
+from stillroom.train.on_policy.token_losses import UpdateStats
+from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.types import Trajectory
 
 
@@ -96,11 +105,58 @@ def test_nothing_to_measure_is_an_error_that_says_why(tiny_models):
     assert "leave teacher out" in caught.value.fix
 
 
-def test_a_teacher_with_another_template_is_refused(tiny_models, rollouts):
-    with pytest.raises(ModelError, match="different chat templates"):
+def conversation(loaded, index, text):
+    """Returns a rollout in which the model wrote the text."""
+    question = {"role": "user", "content": f"Item {index}?"}
+    answer = {"role": "assistant", "content": text}
+    renderer = ChatRenderer(loaded.tokenizer)
+    prompt = renderer.prompt_ids([question], [])
+    ids = loaded.tokenizer.encode(renderer.turn_text(answer, []), add_special_tokens=False)
+    sampled = [False] * len(prompt) + [True] * len(ids)
+    tokens = {"ids": prompt + ids, "sampled": sampled, "logprobs": [0.0] * len(sampled)}
+    row = rollout_row(task_id=f"task-{index}", messages=[question, answer], turns=1, tokens=tokens)
+    return msgspec.convert(row, Trajectory)
+
+
+def test_a_teacher_with_other_tokens_is_compared_at_each_byte(tiny_models):
+    loaded = tiny_models.load("llama", "clerk")
+    texts = ["The answer is 12.", "Red chair? No, größer!", "12 or 3.14159"]
+    samples = [conversation(loaded, index, text) for index, text in enumerate(texts)]
+    student = tiny_models.folder("llama", "clerk")
+    teacher = tiny_models.folder("llama", "llama3", seed=1)
+    workspace = tiny_models.workspace
+    models = KLModels(*(locate_model(workspace, str(one)) for one in (student, teacher)))
+    notes = []
+
+    found = measure_teacher_kl(workspace, models, samples, note=notes.append)
+
+    # A distillation's first iteration says the same of the same rollouts.
+    here = LocalTeacher(tiny_models.load("llama", "llama3", seed=1))
+    made = make_student(tiny_models, student)
+    pair = open_pair(made.loaded, here.loaded)
+    sequences = [
+        TrainingSequence(
+            sampled_sequence(one.tokens),
+            one.tokens.sampled_logprobs,
+            reading=pair.read(one.tokens, one.messages, [], num_turns=1),
+        )
+        for one in samples
+    ]
+    stats = UpdateStats()
+    algorithm = AlgorithmSection(loss_fn="byte_reverse_kl")
+    accumulate_gradient(made, {0: here}, sequences, algorithm, stats)
+    compared = sum(one.tokens.num_trained - one.reading.num_left_out for one in sequences)
+    assert found.value == pytest.approx(stats.loss / compared, rel=1e-5)
+    assert found.low < found.value < found.high
+    assert "at each byte" in notes[0]
+
+
+def test_a_teacher_that_cannot_read_the_model_is_refused(tiny_models, rollouts):
+    with pytest.raises(ModelError, match="think before each answer") as caught:
         measure(
             tiny_models,
             tiny_models.folder("llama", "chatml"),
-            tiny_models.folder("llama", "qwen3"),
+            tiny_models.folder("llama", "always-thinks"),
             rollouts,
         )
+    assert "compare accuracies" in caught.value.fix
