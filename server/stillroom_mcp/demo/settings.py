@@ -17,7 +17,7 @@ class DemoSettings:
     """The number of held-out prompts on which the KL to the teacher is measured."""
 
 
-FULL = DemoSettings(num_rollouts=300, num_heldout=300, num_iterations=40, num_kl_prompts=90)
+FULL = DemoSettings(num_rollouts=300, num_heldout=300, num_iterations=44, num_kl_prompts=90)
 SMOKE = DemoSettings(num_rollouts=160, num_heldout=120, num_iterations=8, num_kl_prompts=30)
 
 ACTING = {
