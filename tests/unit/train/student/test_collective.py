@@ -1,5 +1,8 @@
 """Two processes that train together do what one does: losses, weights, checkpoints, resumption."""
 
+import os
+import signal
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -8,6 +11,7 @@ from fakes.conversations import answer, user
 from fakes.ranks import in_processes
 from fakes.reporters import KeptReporter
 from fakes.training import make_project, write_run_files
+from fakes.waiting import wait_until
 from stillroom.errors import DivergedError, RunCancelledError
 from stillroom.train.config.request import StartTraining, plan_request
 from stillroom.train.in_process import train_in_process
@@ -29,6 +33,8 @@ DPO_ROWS = [
     for i in range(9)
 ]
 UNLIKE = {"tokens_per_s", "memory_gb"}
+OWN_PROMPT = {"system": "You sell lamps. Name the price at once."}
+"""What the teacher reads and the student does not."""
 WAYS = [
     ("sft", 0, False),
     ("sft", 0, True),
@@ -108,27 +114,28 @@ def test_two_processes_train_as_one_does(tmp_path, tiny_models, method, rank, is
         torch.testing.assert_close(ours[name], tensor, atol=WEIGHT_GAP, rtol=0)
 
 
-def distill_project(root, tiny_models, *, rank=0, substeps=1, prompts=5):
+def distill_project(root, tiny_models, *, rank=0, substeps=1, prompts=5, teacher=(), trainer=()):
     start = tiny_models.folder("llama", "clerk")
     project = make_project(
         root,
         "distill",
         start,
-        teacher={"path": str(tiny_models.folder("llama", "clerk", seed=1))},
+        teacher={"path": str(tiny_models.folder("llama", "clerk", seed=1)), **dict(teacher)},
         data={"batch_size": 2, "group_size": 2},
         model={"qlora_rank": rank},
         algorithm={"substeps": substeps},
         rollout={"max_tokens": 12},
+        trainer=dict(trainer),
     )
     project.write([{"prompt": f"Item {i}?"} for i in range(prompts)])
     project.write_config()
     return project
 
 
-@pytest.mark.parametrize(("rank", "substeps"), [(0, 2), (2, 1)])
-def test_two_processes_distil_as_one_does(tmp_path, tiny_models, rank, substeps):
+@pytest.mark.parametrize(("rank", "substeps", "teacher"), [(0, 2, {}), (2, 1, OWN_PROMPT)])
+def test_two_processes_distil_as_one_does(tmp_path, tiny_models, rank, substeps, teacher):
     # The last iteration has one prompt, so a process samples nothing.
-    project = distill_project(tmp_path, tiny_models, rank=rank, substeps=substeps)
+    project = distill_project(tmp_path, tiny_models, rank=rank, substeps=substeps, teacher=teacher)
     whole, reported = train_part(project, "one", ALONE)
 
     parts = in_processes(lambda peers: train_part(project, "two", peers), tmp_path / "ranks")
@@ -157,6 +164,57 @@ def test_processes_that_distil_stop_together_while_they_sample(tmp_path, tiny_mo
     in_processes(stop_early, tmp_path / "ranks")
 
     assert project.checkpoints("stopped") == ["step_000001"]
+
+
+class KilledTogether(KeptReporter):
+    """Kills its process after the second step, once all the others are there too."""
+
+    def __init__(self, folder, rank):
+        super().__init__()
+        self._folder, self._rank = folder, rank
+
+    def metrics(self, step, values):
+        super().metrics(step, values)
+        if step == 2:
+            (self._folder / f"{self._rank}.there").touch()
+            wait_until(lambda: len(list(self._folder.glob("*.there"))) == 2, timeout_s=60)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_processes_that_were_killed_while_they_learnt_a_prompt_go_on_as_if_not(
+    tmp_path, tiny_models
+):
+    project = distill_project(
+        tmp_path, tiny_models, teacher=OWN_PROMPT, trainer={"save_step": 1, "keep_checkpoints": 2}
+    )
+    folder = tmp_path / "a"
+
+    # A process that is killed leaves no result.
+    with pytest.raises(FileNotFoundError, match=r"\.pt"):
+        in_processes(
+            lambda peers: train_part(
+                project, "killed", peers, reporter=KilledTogether(folder, peers.rank)
+            ),
+            folder,
+        )
+    write_run(project, "killed")
+    (_, went_on), _ = in_processes(
+        lambda peers: train_part(project, "resumed", peers, resume="killed"), tmp_path / "b"
+    )
+    (_, unbroken), _ = in_processes(
+        lambda peers: train_part(project, "whole", peers), tmp_path / "c"
+    )
+
+    assert len(list(folder.glob("*.there"))) == 2
+    assert project.checkpoints("killed") == ["step_000001"]
+    timed = UNLIKE | {"sample_s", "update_s"}
+    ours, reference = (
+        [{name: value for name, value in step.items() if name not in timed} for step in steps]
+        for steps in (went_on, unbroken[1:])
+    )
+    assert ours == reference
+    weights, whole = weights_of(project, "resumed"), weights_of(project, "whole")
+    assert all(torch.equal(weights[name], tensor) for name, tensor in whole.items())
 
 
 def stopped_after(peers, steps):
