@@ -9,6 +9,8 @@
 #             one that said yes says no, in about ten minutes; FAMILIES="--only qwen3 --loud" for one
 # make conformance  MCP's own suites against our server over HTTP, in about three minutes; Node 22 and
 #             the suites come from npm into the user's cache folder
+# make package  the wheel, the sdist and the desktop bundle in dist/, each checked by its own
+#             validator, and the server started from the wheel in a fresh environment
 
 BIN := .venv/bin
 SEED ?= 1
@@ -19,7 +21,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Tests start some hundred processes, which take a second each to compile what they import.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo quick test check trust families conformance setup tools clean
+.PHONY: demo quick test check trust families conformance package setup tools clean
 
 demo:
 	@scripts/setup.sh demo
@@ -57,6 +59,9 @@ families: setup
 
 conformance: tools
 	$(BIN)/python benchmarks/mcp/conformance.py $(ARGS)
+
+package: tools
+	scripts/package/check.sh
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis
