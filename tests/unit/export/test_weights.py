@@ -43,7 +43,7 @@ def test_a_merged_model_says_what_adapter_and_base_say_to_a_hundred_prompts(
     tmp_path, tiny_models, shape, numbers, record_property
 ):
     start = in_numbers(tiny_models, shape, NUMBERS[numbers], tmp_path / "base")
-    project = trained(tmp_path, start, rank=8, epochs=10)
+    project = trained(tmp_path, start, rank=8, epochs=6)
 
     written = merge(project, tmp_path / "out")
 
