@@ -74,7 +74,7 @@ def page(context: BrowserContext, dashboard: ServedDashboard) -> Iterator[Page]:
 
 ADDRESSES = [
     "/", "/runs/sft-a", "/runs/dpo-b", "/evaluations", "/data", "/data/file?path=rows.jsonl",
-    "/rows?path=rows.jsonl", "/compare?a=sft-a&b=sft-b",
+    "/rows?path=rows.jsonl&row=121", "/compare?a=sft-a&b=sft-b",
     f"/compare?a=evaluate-base&b=evaluate-{ATTACK.replace('/', '|')}", "/lineage?path=rows.jsonl",
 ]  # fmt: skip
 

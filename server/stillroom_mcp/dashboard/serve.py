@@ -21,7 +21,7 @@ def serve_dashboard(workspace: Workspace, *, port: int, is_opened: bool) -> None
     Raises InputError if the port is taken.
     """
     token = secrets.token_urlsafe(24)
-    listening = _listen(port)
+    listening = listen(port)
     url = f"http://{_HOST}:{listening.getsockname()[1]}/?token={token}"
     sys.stdout.write(f"dashboard of {workspace.root}, read-only, for this machine alone:\n{url}\n")
     sys.stdout.write("stop it with Ctrl-C; runs go on without it\n")
@@ -37,11 +37,16 @@ def serve_dashboard(workspace: Workspace, *, port: int, is_opened: bool) -> None
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def _listen(port: int) -> socket.socket:
+def listen(port: int) -> socket.socket:
+    """Returns a socket that listens on a port of the loopback; 0 is any free one.
+
+    Raises InputError if another program listens there.
+    """
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((_HOST, port))
+        listening.listen()
     except OSError as error:
         listening.close()
         raise InputError(

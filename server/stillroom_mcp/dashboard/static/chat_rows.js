@@ -48,7 +48,7 @@
     const isMask = row.num_tokens !== null && row.num_tokens !== undefined;
     const body = isMask ? [marked(lines.join("\n"))] : messages(lines).map(part);
     const problem = row.problem ? make("p", "problem", row.problem.split("\n").filter((line) => !MARK.test(line)).join(" ")) : null;
-    return make("section", "row", make("h2", "", row.where), make("p", "verdict", ...facts.map((fact) => make("span", "", fact))), problem, make("div", "talk", ...body));
+    return make("section", "row", make("h2", "", row.where), make("p", "verdict", ...facts.map((fact) => make("span", "", fact))), problem, make("div", isMask ? "" : "talk", ...body));
   }
 
   function show(page) {

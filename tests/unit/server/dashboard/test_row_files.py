@@ -52,6 +52,24 @@ def test_lines_that_are_added_are_found_too(
     assert lines_read(files, path, 0, 5) == [(1, b"other")]
 
 
+def test_a_page_is_read_without_the_rows_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    line = b'{"prompt": "' + b"x" * 985 + b'"}\n'
+    path.write_bytes(line * 8000)
+    files = RowFiles(Workspace(tmp_path))
+    assert files.count(path) == 8000
+    starts: list[int] = []
+    read = row_files._lines_from
+    monkeypatch.setattr(row_files, "_lines_from", lambda *at: (starts.append(at[1]), read(*at))[1])
+    for first in (0, 4000, 7950):
+        assert [row.number for row in files.read(path, first, 50)] == [
+            *range(first + 1, first + 51)
+        ]
+        assert first * len(line) - starts[-1] <= 2 << 20
+
+
 def test_a_row_is_read_where_a_line_begins_and_nowhere_else(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("first\nsecond\n", encoding="utf-8")
