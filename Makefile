@@ -7,10 +7,10 @@
 #             hour; TRUST="--only 8 --full" for one promise in its long form
 # make families  runs every use of every family's tiny model, writes docs/families.md, and fails if
 #             one that said yes says no, in about ten minutes; FAMILIES="--only qwen3 --loud" for one
-# make conformance  MCP's own suites against our server over HTTP, in about three minutes; Node 22 and
-#             the suites come from npm into the user's cache folder
 # make package  the wheel, the sdist and the desktop bundle in dist/, each checked by its own
 #             validator, and the server started from the wheel in a fresh environment
+# make conformance  MCP's own suites and its inspector against our server, in about three minutes;
+#             they and Node 22 come from npm into the user's cache folder
 
 BIN := .venv/bin
 SEED ?= 1
@@ -59,6 +59,7 @@ families: setup
 
 conformance: tools
 	$(BIN)/python benchmarks/mcp/conformance.py $(ARGS)
+	$(BIN)/python benchmarks/mcp/inspector.py
 
 package: tools
 	scripts/package/check.sh

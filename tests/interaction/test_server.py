@@ -18,6 +18,7 @@ from fakes.projects import endpoint_project
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
 from stillroom_mcp.operations import OPERATIONS
+from stillroom_mcp.starting.early_server import LISTING, listing_of
 from stillroom_mcp.toolsets import ALL, TOOLSETS, chosen_operations
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tools.json"
@@ -84,6 +85,15 @@ def test_a_set_of_tools_is_offered_alone_and_explains_every_option_itself(
         for name, field in operation.request.model_fields.items():
             if field.description and not (field.json_schema_extra or name == "overwrite"):
                 assert (name, field.description) in said, (operation.name, name)
+
+
+def test_what_is_listed_before_the_engine_is_loaded_is_what_the_whole_server_says(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    expected = listing_of(build_server(Workspace(tmp_path)))
+    if request.config.getoption("--update-golden"):
+        LISTING.write_text(expected, encoding="utf-8")
+    assert LISTING.read_text(encoding="utf-8") == expected
 
 
 def test_an_option_that_two_tools_share_is_explained_by_the_tool_that_the_other_names() -> None:

@@ -97,13 +97,16 @@ async def _unloaded(_ctx: object, _params: object) -> None:
     raise AssertionError("a request reached the early server before the whole one was loaded")
 
 
-def listing_of(whole: Any) -> dict[str, Any]:
-    """Returns what listing.json must say about the whole server."""
+def listing_of(whole: Any) -> str:
+    """Returns what listing.json must hold for the whole server: a tool on each line."""
     low = whole._lowlevel_server
     tools = anyio.run(whole.list_tools)
-    return {
+    lines = [
+        tool.model_dump_json(by_alias=True, exclude_none=True, ensure_ascii=False) for tool in tools
+    ]
+    head = {
         "instructions": low.instructions,
         "methods": whole.methods,
         "extensions": low.extensions,
-        "tools": [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools],
     }
+    return json.dumps(head)[:-1] + ', "tools": [\n' + ",\n".join(lines) + "\n]}\n"
