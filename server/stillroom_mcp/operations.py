@@ -93,8 +93,8 @@ OPERATIONS = (
     OfferedOperation(
         name="generate_rollouts",
         title="Generate rollouts",
-        description="Let a teacher (or student) answer prompts with tools; starts a run. "
-        "The same call again resumes: nothing finished is paid for twice.",
+        description="Let a teacher or student answer prompts with tools; starts a run. The same "
+        "call resumes it: nothing is paid for twice.",
         next_step=next_steps.after_run,
         positional=("input",),
         is_open_world=True,
@@ -185,8 +185,7 @@ OPERATIONS = (
     OfferedOperation(
         name="compare_evaluations",
         title="Compare evaluations",
-        description="Paired differences of evaluations on the same tasks: is it better, is a "
-        "teacher worth distilling?",
+        description="Paired differences of evaluations: is it better, is a teacher worth it?",
         next_step=next_steps.after_compare_evaluations,
         positional=("baseline", "candidates"),
         is_read_only=True,

@@ -23,7 +23,7 @@ class CompareEvaluations(StrictModel):
     candidates: Annotated[tuple[str, ...], Field(description="Run ids to compare with it")] = ()
     teacher: Annotated[
         str | None,
-        Field(description="Run id of the teacher's evaluation: is it worth it, and costs"),
+        Field(description="The teacher's evaluation: also decides, and compares costs"),
     ] = None
 
     @model_validator(mode="after")

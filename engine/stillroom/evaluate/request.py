@@ -41,7 +41,7 @@ class EvaluateModel(RolloutOptions):
     ] = 0
     guard: Annotated[
         str | None,
-        Field(description="Other prompts, which need no tool: shows forgetting, overcalling"),
+        Field(description="Other prompts, none needs a tool: shows forgetting, needless calls"),
     ] = None
     budget_usd: Annotated[float | None, Field(gt=0, description="Spending cap")] = None
     dry_run: Annotated[

@@ -144,9 +144,7 @@ class GenerateRollouts(RefineOptions, RolloutOptions):
     """Ask for rollouts: the model answers each prompt, using tools; every conversation is kept."""
 
     input: Annotated[str, Field(description="Prompts: .txt (one a line) or .jsonl")]
-    output: Annotated[str, Field(description="Rows are appended; the same call again resumes")] = (
-        "rollouts/rollouts.jsonl"
-    )
+    output: Annotated[str, Field(description="Rows are appended")] = "rollouts/rollouts.jsonl"
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
     budget_usd: Annotated[
         float | None, Field(gt=0, description="Spending cap of this output, reruns included")
