@@ -32,6 +32,7 @@ def chat_views() -> Apps:
                 uri=uri,
                 name=script.removesuffix(".js"),
                 title=title,
+                description=f"{title}. For hosts that show MCP Apps.",
                 mime_type=APP_MIME_TYPE,
                 meta={"ui": _UI},
                 fn=functools.partial(view_html, script),
