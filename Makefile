@@ -2,7 +2,8 @@
 # make quick  in a minute: formatter, linter, layers, and the tests that load no heavy library
 #             (torch, transformers), open no browser and start no process
 # make test   the cheap checks and all tests, browser included, in WORKERS processes at once
-# make check  formatters, linters, types, layers
+# make check  formatters, linters, types, layers, and the site
+# make docs   the documentation as a site in build/site, strictly
 # make trust  shows every promise of docs/trust.md again and writes that page, in about half an
 #             hour; TRUST="--only 8 --full" for one promise in its long form
 # make families  runs every use of every family's tiny model, writes docs/families.md, and fails if
@@ -21,7 +22,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Tests start some hundred processes, which take a second each to compile what they import.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo quick test check trust families conformance package setup tools clean
+.PHONY: demo quick test check trust families conformance package docs setup tools clean
 
 demo:
 	@scripts/setup.sh demo
@@ -33,7 +34,7 @@ setup:
 tools:
 	@scripts/setup.sh quick
 
-check: tools
+check: tools docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
@@ -60,6 +61,9 @@ families: setup
 conformance: tools
 	$(BIN)/python benchmarks/mcp/conformance.py $(ARGS)
 	$(BIN)/python benchmarks/mcp/inspector.py
+
+docs: tools
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 package: tools
 	scripts/package/check.sh
