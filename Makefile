@@ -1,4 +1,5 @@
 # make demo   a whole distillation on the embedded world, through the MCP server
+# make dashboard  in a second terminal: waits for the demo's folder and shows it in the browser
 # make quick  in a minute: formatter, linter, layers, and the tests that load no heavy library
 #             (torch, transformers), open no browser and start no process
 # make test   the cheap checks and all tests, browser included, in WORKERS processes at once
@@ -22,11 +23,16 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Tests start some hundred processes, which take a second each to compile what they import.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo quick test check trust families conformance package docs setup tools clean
+.PHONY: demo dashboard quick test check trust families conformance package docs setup tools clean
 
 demo:
 	@scripts/setup.sh demo
 	@$(BIN)/stillroom demo --seed $(SEED) $(if $(SMOKE),--smoke) $(DEMO_FOLDER)
+
+dashboard:
+	@n=0; until [ -d demo-project/runs ] && [ -x $(BIN)/stillroom ]; do n=$$((n + 1)); \
+	  [ $$n -le 900 ] || { echo 'error: no demo-project here; run make demo first' >&2; exit 1; }; sleep 1; done
+	@$(BIN)/stillroom dashboard --workspace demo-project --open
 
 setup:
 	@scripts/setup.sh test
