@@ -18,6 +18,8 @@ if command -v npx >/dev/null; then
   npx --yes @anthropic-ai/mcpb@2 validate "$unpacked/manifest.json"
   rm -r "$unpacked"
   npx --yes @anthropic-ai/claude-code@2 plugin validate . --strict
+  # Not strictly: it warns that a plugin's users do not get our CLAUDE.md, which is meant so.
+  npx --yes @anthropic-ai/claude-code@2 plugin validate .claude-plugin/plugin.json
 else
   say "not checked: $bundle and the plugin, whose validators need Node (npx)"
 fi

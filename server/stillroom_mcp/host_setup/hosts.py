@@ -131,7 +131,7 @@ HOSTS = (
         user_file=_home(".codex", "config.toml", variable="CODEX_HOME"),
         section=("mcp_servers",),
         entry=_with_limits,
-        afterwards="start `codex` in this folder and trust it; `/mcp` shows the server",
+        afterwards="start `codex` in your project and trust its folder; `/mcp` shows the server",
         syntax="toml",
     ),
     Host(
@@ -141,7 +141,7 @@ HOSTS = (
         user_file=_home(".gemini", "settings.json"),
         section=("mcpServers",),
         entry=lambda command: {**_plain(command), "timeout": _CALL_S * 1000},
-        afterwards="start `gemini` in this folder and trust it; `/mcp` shows the server",
+        afterwards="start `gemini` in your project and trust its folder; `/mcp` shows the server",
     ),
     Host(
         name="opencode",
@@ -150,7 +150,7 @@ HOSTS = (
         user_file=_in_config("opencode", "opencode.json"),
         section=("mcp",),
         entry=_as_list,
-        afterwards="start `opencode` in this folder; `opencode mcp list` shows the server",
+        afterwards="start `opencode` in your project; `opencode mcp list` shows the server",
         other_project_files=("opencode.jsonc",),
     ),
     Host(
