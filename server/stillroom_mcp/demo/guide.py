@@ -1,7 +1,7 @@
 """The demo's MCP client, which makes the calls, waits for runs and prints what happens."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,7 +50,7 @@ class Guide:
             return await self.wait(await self.start(tool, **arguments))
 
     @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
+    def timed(self, stage: str) -> Generator[None]:
         """Notes the seconds that a stage takes."""
         started = time.monotonic()
         yield
