@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fakes.tiny_models import TinyModels
 from fakes.varlen import varlen_attn
 from stillroom.models.kernels import KernelChoice, choose_kernel
 from stillroom.train.student.model import computing_format
@@ -15,6 +16,7 @@ def train_as_on_cuda(
 
     A GPU computes in bf16. Tests take fp16, which rounds less, to see more.
     """
+    _load_anew(patch)
     patch.setattr("stillroom.models.kernels._varlen_attention", lambda: varlen_attn)
     patch.setattr("stillroom.models.probe.choose_kernel", lambda *_: KernelChoice("varlen"))
     patch.setattr("stillroom.models.heads.matrix_head", lambda *_args, **_more: None)
@@ -23,6 +25,7 @@ def train_as_on_cuda(
 
 def train_as_on_an_apple_gpu(patch: pytest.MonkeyPatch) -> None:
     """Has students make the choices of an Apple GPU, and use autograd throughout."""
+    _load_anew(patch)
     mps = torch.device("mps")
     patch.setattr(
         "stillroom.models.probe.choose_kernel", lambda _device, dtype: choose_kernel(mps, dtype)
@@ -32,3 +35,8 @@ def train_as_on_an_apple_gpu(patch: pytest.MonkeyPatch) -> None:
         "stillroom.train.student.model.computing_format",
         lambda _device, precision: computing_format(mps, precision),
     )
+
+
+def _load_anew(patch: pytest.MonkeyPatch) -> None:
+    """Keeps tests from getting copies of models that were loaded as for a processor."""
+    patch.setattr(TinyModels, "copy_of", lambda _self, _key, load: load())
