@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.errors import InputError, RunError
+from stillroom.export.program import running_program
 from stillroom.lines import last_line
 from stillroom.models.precision import Precision
 from stillroom.reporting import Reporter, stop_if_cancelled
-from stillroom.secrecy.environments import bare_environment
 from stillroom.settings import Workspace, llama_cpp_variable
 
 SCRIPT = "convert_hf_to_gguf.py"
@@ -21,7 +21,6 @@ _NAMES = (SCRIPT, "convert-hf-to-gguf.py")
 _MAGIC = b"GGUF"
 _TIMEOUT_S = 6 * 3600.0
 _POLL_S = 0.1
-_STOP_S = 10.0
 _LACKING = re.compile(r"No module named ['\"]([\w.]+)['\"]|requires the ([\w-]+) library")
 _PACKAGES = {"google": "protobuf", "mistral_common": "mistral-common", "yaml": "pyyaml"}
 _TOKENIZER = re.compile(
@@ -94,22 +93,8 @@ def convert(
     Raises RunError with the converter's last words and the command to try by hand.
     """
     command = converter.arguments(model, output, precision)
-    with log.open("wb") as stream:
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                cwd=output.parent,
-                env=bare_environment(),
-            )
-        except OSError as error:
-            raise _failure(command, log, f"could not be started: {error}") from error
-        try:
-            code = _wait(process, reporter)
-        finally:
-            _end(process)
+    with running_program(command, log=log, failure=_failure, cwd=output.parent) as process:
+        code = _wait(process, reporter)
     if code is None:
         raise _failure(command, log, f"took over {_TIMEOUT_S / 3600:g} hours")
     if code < 0:
@@ -129,16 +114,6 @@ def _wait(process: subprocess.Popen[bytes], reporter: Reporter) -> int | None:
         stop_if_cancelled(reporter)
         time.sleep(_POLL_S)
     return None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _failure(command: Sequence[str], log: Path, outcome: str) -> RunError:

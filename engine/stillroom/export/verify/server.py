@@ -11,13 +11,12 @@ from pathlib import Path
 import httpx
 
 from stillroom.errors import RunError
+from stillroom.export.program import running_program
 from stillroom.lines import last_line
 from stillroom.reporting import Reporter, stop_if_cancelled
-from stillroom.secrecy.environments import bare_environment
 
 _START_S = 900.0
 _POLL_S = 0.2
-_STOP_S = 10.0
 _HOST = "127.0.0.1"
 
 
@@ -29,23 +28,10 @@ def running_server(command: Sequence[str], *, log: Path, reporter: Reporter) -> 
     """
     port = _free_port()
     words = [*command, "--host", _HOST, "--port", str(port)]
-    with log.open("wb") as stream:
-        try:
-            process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                env=bare_environment(),
-            )
-        except OSError as error:
-            raise _failure(words, log, f"could not be started: {error}") from error
-        try:
-            address = f"http://{_HOST}:{port}/v1"
-            _wait_until_loaded(process, f"{address}/models", words, log, reporter)
-            yield address
-        finally:
-            _end(process)
+    address = f"http://{_HOST}:{port}/v1"
+    with running_program(words, log=log, failure=_failure) as process:
+        _wait_until_loaded(process, f"{address}/models", words, log, reporter)
+        yield address
 
 
 def _free_port() -> int:
@@ -82,12 +68,3 @@ def _failure(words: Sequence[str], log: Path, outcome: str) -> RunError:
         f"read its output in {log}; a newer version of it may know this model. To write the files "
         f"all the same, export without verify, then try `{shlex.join(words)}`",
     )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
