@@ -37,8 +37,7 @@ def gap(model, start, said, meant):
     return (logprobs[meant[first]] - logprobs[said[first]]).item()
 
 
-@pytest.mark.parametrize("numbers", list(NUMBERS))
-@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize(("shape", "numbers"), list(zip(SHAPES, NUMBERS, strict=True)))
 def test_a_merged_model_says_what_adapter_and_base_say_to_a_hundred_prompts(
     tmp_path, tiny_models, shape, numbers, record_property
 ):
