@@ -15,7 +15,7 @@ import msgspec
 
 from stillroom.errors import DataError, InputError, RunError
 from stillroom.files import FileLock, content_hash, read_json, write_atomic, write_json
-from stillroom.lineage import folder_files, now
+from stillroom.lineage import folder_files, now, seconds_between
 from stillroom.lines import read_lines
 from stillroom.places import make_folder, open_real
 from stillroom.settings import Workspace
@@ -77,6 +77,13 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     result: dict[str, Any] | None = None
     error: RunFailure | None = None
 
+    @property
+    def seconds(self) -> float | None:
+        """How long the run took, or has taken so far; None if it has not begun."""
+        if self.started_at is None:
+            return None
+        return seconds_between(self.started_at, self.ended_at or now())
+
 
 def ended_progress(progress: Progress | None, *, is_whole: bool = False) -> Progress | None:
     """Returns the last progress of a run that has ended: without an ETA.
@@ -118,6 +125,12 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     request: dict[str, Any]
     start_after: StartAfter | None = msgspec.field(default=None, name="turn")
     inputs: Sequence[FixedInput] = ()
+
+    @property
+    def given_name(self) -> str | None:
+        """What the run was named, or else its output or config file; None if none was given."""
+        named = (self.request.get(field) for field in ("name", "output", "config"))
+        return next((name for name in named if isinstance(name, str)), None)
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -173,6 +186,12 @@ class RunFolder:
         Raises DataError if request.json is damaged, and OSError if it is missing.
         """
         return read_json(self.request_file, RunRequest, fix=_FOREIGN)
+
+    def known_request(self) -> RunRequest | None:
+        """Returns the request that the run was started with; None if it cannot be read."""
+        with suppress(DataError, OSError):
+            return self.read_request()
+        return None
 
     def read_process_end(self) -> ProcessEnd | None:
         """Returns how the run's process ended, or None if nobody has noted it."""

@@ -18,7 +18,7 @@ from stillroom.fences import printable
 from stillroom.settings import open_workspace
 from stillroom.validation import describe_errors, nearest
 from stillroom_mcp import commands, waiting
-from stillroom_mcp.operations import OPERATIONS, OfferedOperation
+from stillroom_mcp.operations import OPERATIONS, OfferedOperation, offered_operation
 from stillroom_mcp.toolsets import ALL, TOOLSETS, chosen_operations
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -335,7 +335,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _run_operation(command: str, options: argparse.Namespace) -> int:
-    operation = next(o for o in OPERATIONS if o.command == command)
+    operation = offered_operation(command.replace("-", "_"))
     given = {k: v for k, v in vars(options).items() if k in operation.request.model_fields}
     request = _request(operation.request, operation.command, given)
     workspace = open_workspace(options.workspace)

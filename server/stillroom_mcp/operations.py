@@ -254,3 +254,9 @@ OPERATIONS = (
         is_idempotent=True,
     ),
 )
+_BY_NAME = {operation.name: operation for operation in OPERATIONS}
+
+
+def offered_operation(name: str) -> OfferedOperation:
+    """Returns the operation with a name of the engine's table; every one of them is offered."""
+    return _BY_NAME[name]

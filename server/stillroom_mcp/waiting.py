@@ -12,7 +12,7 @@ from stillroom.errors import EngineError
 from stillroom.fences import printable
 from stillroom.settings import Workspace, open_workspace
 from stillroom_mcp.answers import structured
-from stillroom_mcp.operations import OPERATIONS
+from stillroom_mcp.operations import offered_operation
 
 EXIT_OF = {"succeeded": 0, "failed": 1, "cancelled": 3, "interrupted": 4}
 """The exit code by the status of a run; of several runs, the highest."""
@@ -99,8 +99,7 @@ def _awaited(
 
 
 def _tell(workspace: Workspace, run: api.RunReport, reason: str, *, as_json: bool) -> None:
-    operation = next(one for one in OPERATIONS if one.name == "get_run")
-    answer = structured(workspace, operation, api.GetRun(run_id=run.run_id), run)
+    answer = structured(workspace, offered_operation("get_run"), api.GetRun(run_id=run.run_id), run)
     if as_json:
         sys.stdout.write(json.dumps({**answer, "answered_at": reason}, ensure_ascii=False) + "\n")
         return

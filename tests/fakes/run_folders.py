@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from stillroom.evaluate.files import Evaluation, EvaluationResult
+from fakes.evaluated import evaluation_result
+from stillroom.evaluate.files import Evaluation
 from stillroom.evaluate.scores import accuracy_of, score_tasks
 from stillroom.files import write_json
 from stillroom.types import (
@@ -117,21 +118,18 @@ def write_evaluation(
         }
         for field in GROUP_FIELDS
     }
-    result = EvaluationResult(
-        name=fields.pop("name", fields.get("model", "base")),
+    result = evaluation_result(
+        fields.pop("name", fields.get("model", "base")),
+        accuracy_of(scores, is_single=True),
         model=fields.pop("model", "base"),
         data=fields.pop("data", "heldout.jsonl"),
-        accuracy=accuracy_of(scores, is_single=True),
         by_group=by_group,
         mean_reward=0.5,
         mean_turns=2.0,
         tool_errors=1,
-        truncated=0,
-        failed=0,
         teacher=fields.pop("teacher", None),
         teacher_kl=fields.pop("teacher_kl", None),
         rollouts=f"runs/{run_id}/rollouts.jsonl",
-        seconds=1.0,
         **fields.pop("measured", {}),
     )
     folder = write_run(runs, run_id, minute=minute, result=msgspec.to_builtins(result), **fields)

@@ -15,6 +15,7 @@ from playwright.sync_api import BrowserContext, FrameLocator, Page
 from fakes.dashboards import kept_running
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_rows
 from fakes.run_folders import write_training
+from fakes.watched_pages import watched_page
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
 from stillroom_mcp.dashboard.chat_views import ROWS_VIEW, RUN_VIEW
@@ -88,12 +89,7 @@ async def _view(folder: Path, uri: str) -> str:
 @pytest.fixture
 def hosted(context: BrowserContext, folder: Path) -> Iterator[Any]:
     """Opens the view of a tool's result in a host, which lets nothing out."""
-    page = context.new_page()
-    asked: list[str] = []
-    wrong: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page, asked, wrong = watched_page(context)
     page.expose_function("readResource", lambda uri: _apart(_resource, folder, uri))
     page.expose_function("callTool", lambda name, given: _apart(_call, folder, name, given))
 

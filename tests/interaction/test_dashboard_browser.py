@@ -12,6 +12,7 @@ from playwright.sync_api import BrowserContext, Page
 from fakes.dashboards import ServedDashboard, kept_running, served
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_rows
 from fakes.run_folders import evaluate, write_run, write_training
+from fakes.watched_pages import watched_page
 
 pytestmark = pytest.mark.browser
 
@@ -56,12 +57,7 @@ def dashboard(folder: Path) -> Iterator[ServedDashboard]:
 @pytest.fixture
 def page(context: BrowserContext, dashboard: ServedDashboard) -> Iterator[Page]:
     """A page that is let in; at its end it has asked nobody else, and nothing went wrong in it."""
-    page = context.new_page()
-    asked: list[str] = []
-    wrong: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page, asked, wrong = watched_page(context)
     page.goto(dashboard.entrance)
     page.wait_for_url(f"{dashboard.base}/")
     yield page

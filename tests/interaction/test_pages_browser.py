@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page
 
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_rows
+from fakes.watched_pages import watched_page
 from stillroom import api
 from stillroom.settings import Workspace
 
@@ -57,12 +58,7 @@ def opened(context: BrowserContext, path: Path) -> Page:
 def test_a_page_makes_no_request_and_no_error(
     context: BrowserContext, folder: Path, name: str
 ) -> None:
-    requests: list[str] = []
-    errors: list[str] = []
-    page = context.new_page()
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: errors.append(message.text))
-    page.on("pageerror", lambda error: errors.append(str(error)))
+    page, requests, errors = watched_page(context)
     page.goto((folder / name).as_uri())
     page.wait_for_load_state("networkidle")
     assert [url for url in requests if not url.startswith("data:")] == [(folder / name).as_uri()]

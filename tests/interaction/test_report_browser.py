@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page
 
 from fakes.run_folders import evaluate, write_run, write_training
+from fakes.watched_pages import watched_page
 from stillroom import api
 from stillroom.report.write import write_report
 from stillroom.settings import Workspace
@@ -29,12 +30,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_page_makes_no_request_and_no_error(context: BrowserContext, report: str) -> None:
-    requests: list[str] = []
-    errors: list[str] = []
-    page = context.new_page()
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: errors.append(message.text))
-    page.on("pageerror", lambda error: errors.append(str(error)))
+    page, requests, errors = watched_page(context)
     page.goto(report)
     page.wait_for_load_state("networkidle")
     assert [url for url in requests if not url.startswith("data:")] == [report]

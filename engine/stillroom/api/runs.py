@@ -8,7 +8,6 @@ from pydantic import Field
 
 from stillroom.errors import DataError, InputError
 from stillroom.jobs import supervise
-from stillroom.lineage import now, seconds_between
 from stillroom.lines import Tail, read_tail
 from stillroom.run_folder import Progress, RunFailure, RunFolder, RunState, all_runs, find_run
 from stillroom.settings import Workspace
@@ -138,8 +137,8 @@ def get_run(workspace: Workspace, request: GetRun) -> RunReport:
     folder = find_run(workspace, request.run_id)
     state = supervise.read_run(folder)
     report = report_run(workspace, folder, state)
-    budget_usd = _request(folder).get("budget_usd")
-    report = msgspec.structs.replace(report, budget_usd=budget_usd)
+    if (started_with := folder.known_request()) is not None:
+        report = msgspec.structs.replace(report, budget_usd=started_with.request.get("budget_usd"))
     if not state.status.is_final or state.status is RunStatus.SUCCEEDED:
         return report
     return msgspec.structs.replace(report, resumed_by=_resumed_by(workspace, folder, state.kind))
@@ -230,31 +229,18 @@ def _resumed_by(workspace: Workspace, folder: RunFolder, kind: RunKind) -> str |
 
 
 def _summary(workspace: Workspace, state: RunState) -> RunSummary:
-    request = _request(RunFolder(workspace.runs / state.run_id))
-    named = [request.get(field) for field in ("name", "output", "config")]
+    request = RunFolder(workspace.runs / state.run_id).known_request()
+    name = request.given_name if request is not None else None
     return RunSummary(
         run_id=state.run_id,
         kind=state.kind,
         status=state.status,
         created_at=state.created_at,
-        name=next((name[:_MAX_NAME] for name in named if isinstance(name, str)), None),
-        duration_s=_duration_s(state),
+        name=name[:_MAX_NAME] if name is not None else None,
+        duration_s=state.seconds,
         progress=state.progress,
         problem=state.error.problem if state.error else None,
     )
-
-
-def _request(folder: RunFolder) -> dict[str, Any]:
-    """Returns the request that a run was started with; {} if it cannot be read."""
-    with suppress(DataError, OSError):
-        return folder.read_request().request
-    return {}
-
-
-def _duration_s(state: RunState) -> float | None:
-    if state.started_at is None:
-        return None
-    return seconds_between(state.started_at, state.ended_at or now())
 
 
 def _offset(cursor: str | None) -> int:

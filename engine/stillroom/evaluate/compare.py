@@ -1,13 +1,16 @@
 """Compares two evaluations on their shared tasks: paired differences with 95 % intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from stillroom.errors import InputError
-from stillroom.evaluate.files import Evaluation, TaskScore
+from stillroom.evaluate.files import Evaluation, GuardScore, TaskScore
 from stillroom.evaluate.intervals import Estimate, excludes_zero, mean_estimate, sign_test_p
 from stillroom.types import OthersText
+
+_Score = TypeVar("_Score", TaskScore, GuardScore)
 
 
 class GroupDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,16 +71,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare(baseline: Evaluation, candidate: Evaluation) -> Comparison:
     """Compares a candidate with a baseline. Raises InputError for fewer than two shared tasks."""
-    before = {score.task_id: score for score in baseline.tasks}
-    after = {score.task_id: score for score in candidate.tasks}
-    shared = [task_id for task_id in before if task_id in after]
+    pairs = shared_scores(baseline.tasks, candidate.tasks)
     names = f"{baseline.result.name!r} and {candidate.result.name!r}"
-    if len(shared) < 2:
+    if len(pairs) < 2:
         raise InputError(
-            f"the evaluations {names} share {len(shared)} tasks",
+            f"the evaluations {names} share {len(pairs)} tasks",
             "evaluate both on the same file with the same n and entries",
         )
-    pairs = [(before[task_id], after[task_id]) for task_id in shared]
     difference = _difference(pairs)
     won = sum(new.success > old.success for old, new in pairs)
     lost = sum(new.success < old.success for old, new in pairs)
@@ -90,8 +90,8 @@ def compare(baseline: Evaluation, candidate: Evaluation) -> Comparison:
         p_value=sign_test_p(won, lost),
         tasks_won=won,
         tasks_lost=lost,
-        tasks_shared=len(shared),
-        tasks_unshared=len(before.keys() ^ after.keys()),
+        tasks_shared=len(pairs),
+        tasks_unshared=len(baseline.tasks) + len(candidate.tasks) - 2 * len(pairs),
         prompts=_prompts(baseline, candidate),
         is_significant=excludes_zero(difference),
         by_group=_by_group(pairs),
@@ -100,15 +100,19 @@ def compare(baseline: Evaluation, candidate: Evaluation) -> Comparison:
     )
 
 
+def shared_scores(before: Iterable[_Score], after: Iterable[_Score]) -> list[tuple[_Score, _Score]]:
+    """Returns both scores of each task that has two, in the order of the first ones."""
+    later = {score.task_id: score for score in after}
+    return [(score, later[score.task_id]) for score in before if score.task_id in later]
+
+
 def _sampled(baseline: Evaluation, candidate: Evaluation) -> Estimate | None:
-    before = {score.task_id: score for score in baseline.sampled}
-    pairs = [(before[new.task_id], new) for new in candidate.sampled if new.task_id in before]
+    pairs = shared_scores(baseline.sampled, candidate.sampled)
     return _difference(pairs) if len(pairs) > 1 else None
 
 
 def _guard(baseline: Evaluation, candidate: Evaluation) -> GuardComparison | None:
-    before = {score.task_id: score for score in baseline.guard}
-    pairs = [(before[new.task_id], new) for new in candidate.guard if new.task_id in before]
+    pairs = shared_scores(baseline.guard, candidate.guard)
     if len(pairs) < 2:
         return None
     judged = [

@@ -11,8 +11,7 @@ import msgspec
 from stillroom.errors import DataError
 from stillroom.evaluate.files import EvaluationResult, TaskCost
 from stillroom.evaluate.words import dollars
-from stillroom.lineage import now, seconds_between
-from stillroom.run_folder import RunFolder, RunState, all_runs
+from stillroom.run_folder import RunFolder, all_runs
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import MACHINE, PRICES_FILE, machine_usd_per_hour
 from stillroom.teachers.providers import IN_PROCESS, PROFILES
@@ -76,7 +75,7 @@ def spent_on_runs(workspace: Workspace) -> Spent:
             if state.kind in _CALLING and not (is_local and "cost_usd" not in result):
                 calls.append(result.get("cost_usd", state.metrics.get("cost_usd", 0.0)))
             if state.kind in _TRAINING or (state.kind in _CALLING and is_local):
-                seconds += _seconds(state)
+                seconds += state.seconds or 0.0
     return Spent(total_usd(calls), seconds / 3600)
 
 
@@ -140,9 +139,3 @@ def _request(folder: RunFolder) -> Mapping[str, Any]:
 def _is_local(request: Mapping[str, Any]) -> bool:
     provider = request.get("provider", "hf")
     return provider in IN_PROCESS or (provider in PROFILES and PROFILES[provider].is_local)
-
-
-def _seconds(state: RunState) -> float:
-    if state.started_at is None:
-        return 0.0
-    return seconds_between(state.started_at, state.ended_at or now()) or 0.0

@@ -1,12 +1,10 @@
 """The list of runs: the kind, outcome and result of each in a line or two."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 
-from stillroom.errors import DataError
 from stillroom.evaluate.intervals import Estimate
 from stillroom.lineage import seconds_between
 from stillroom.report.folders import Run
@@ -176,9 +174,8 @@ def spent_usd(state: RunState) -> float | None:
 
 
 def _command(run: Run, command_of: Callable[[RunRequest], str]) -> str | None:
-    with suppress(DataError, OSError):
-        return command_of(RunFolder(run.folder).read_request())
-    return None
+    request = RunFolder(run.folder).known_request()
+    return command_of(request) if request is not None else None
 
 
 def _took(state: RunState) -> str:

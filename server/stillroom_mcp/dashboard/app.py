@@ -31,6 +31,7 @@ _FOLDER = Path(__file__).parent
 _STATIC = _FOLDER / "static"
 _SCRIPTS = ("htmx.min.js", "uPlot.iife.min.js", "charts.js", "dashboard.js")
 _LOG_LINES = 200
+_MOST_STUDENTS = 8
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -262,10 +263,14 @@ class _Pages:
             raise InputError(f"{name!r} is outside the workspace", "name a file inside it")
 
     def _students(self) -> list[str]:
-        """Returns the students that runs of this workspace trained, the newest first."""
-        runs = views.all_states(self._workspace)[::-1]
-        named = (views.student_of(run) for run in runs)
-        return list(dict.fromkeys(name for name in named if name))[:8]
+        """Returns the last students that runs of this workspace trained, the newest first."""
+        found: dict[str, None] = {}
+        for run in reversed(views.all_states(self._workspace)):
+            if name := views.student_of(run):
+                found[name] = None
+            if len(found) == _MOST_STUDENTS:
+                break
+        return list(found)
 
 
 def _whole_number(request: Request, name: str, *, default: int = 0) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from stillroom.lineage import now, seconds_between
 from stillroom.report.run_list import spent_usd
 from stillroom.report.wording import Figure, count, dollars, number, percent, span
 from stillroom.run_folder import Progress, RunEvent, RunState
@@ -112,9 +111,7 @@ def _time_figures(state: RunState) -> Iterator[Figure]:
     if progress is not None and progress.total and not state.status.is_final:
         note = f"{count(progress.done)} of {count(progress.total)} {progress.unit}"
         yield Figure("Done", percent(share_done(progress)), note)
-    if state.started_at is None:
-        return
-    elapsed = seconds_between(state.started_at, state.ended_at or now())
+    elapsed = state.seconds
     if elapsed is None:
         return
     if state.status.is_final:

@@ -5,14 +5,13 @@ import socket
 import sys
 import webbrowser
 
-import uvicorn
-
 from stillroom.errors import InputError
 from stillroom.settings import Workspace
 from stillroom_mcp.dashboard.app import build_dashboard
+from stillroom_mcp.http.running import bound_socket, run_app
 
 _HOST = "127.0.0.1"
-_STOP_WAIT_S = 2
+_STOP_S = 2
 
 
 def serve_dashboard(workspace: Workspace, *, port: int, is_opened: bool) -> None:
@@ -28,13 +27,8 @@ def serve_dashboard(workspace: Workspace, *, port: int, is_opened: bool) -> None
     sys.stdout.flush()
     if is_opened:
         webbrowser.open(url)
-    # Addresses in the access log would hold the token.
-    config = uvicorn.Config(
-        build_dashboard(workspace, token), log_level="warning", access_log=False,
-        server_header=False, timeout_graceful_shutdown=_STOP_WAIT_S,
-    )  # fmt: skip
     with listening:
-        uvicorn.Server(config).run(sockets=[listening])
+        run_app(build_dashboard(workspace, token), listening, stop_s=_STOP_S)
 
 
 def listen(port: int) -> socket.socket:
@@ -42,15 +36,10 @@ def listen(port: int) -> socket.socket:
 
     Raises InputError if another program listens there.
     """
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((_HOST, port))
-        listening.listen()
+        return bound_socket(socket.AF_INET, (_HOST, port))
     except OSError as error:
-        listening.close()
         raise InputError(
             f"port {port} of {_HOST} cannot be used: {error.strerror}",
             "choose another with --port, or 0 for any that is free",
         ) from error
-    return listening

@@ -20,7 +20,7 @@ from stillroom.report.run_list import RunRow, run_rows
 from stillroom.report.scoreboard import Scoreboard, scoreboard
 from stillroom.report.wording import Figure, plural, points
 from stillroom.report.write import costs_of
-from stillroom.run_folder import RunFolder, RunRequest, all_runs, find_run
+from stillroom.run_folder import RunFolder, all_runs, find_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind
 from stillroom_mcp.dashboard.live import Spending, figures, share_done, spending
@@ -114,27 +114,17 @@ def run_cards(runs: Sequence[Run]) -> list[RunCard]:
 
 
 def _card(row: RunRow) -> RunCard:
-    state, request = row.run.state, _request(row.run)
+    state, request = row.run.state, RunFolder(row.run.folder).known_request()
     values = request.request if request else {}
+    name = request.given_name if request else None
     is_open = not state.status.is_final and state.progress is not None
     share = share_done(state.progress) if is_open and state.progress else None
-    return RunCard(row, _name(values), share, spending(state, values))
-
-
-def _request(run: Run) -> RunRequest | None:
-    with suppress(DataError, OSError):
-        return RunFolder(run.folder).read_request()
-    return None
-
-
-def _name(request: Mapping[str, Any]) -> str | None:
-    named = (request.get(field) for field in ("name", "output", "config"))
-    return next((name for name in named if isinstance(name, str)), None)
+    return RunCard(row, name, share, spending(state, values))
 
 
 def run_view(workspace: Workspace, run: Run) -> RunView:
     """Returns all that a run's page shows, but for the values of its curves."""
-    reader, request = FolderReader(), _request(run)
+    reader, request = FolderReader(), RunFolder(run.folder).known_request()
     values = request.request if request else {}
     settings = read_settings(reader, [run]).get(run.run_id)
     rows, output = _outputs(workspace, run, values)
@@ -142,7 +132,7 @@ def run_view(workspace: Workspace, run: Run) -> RunView:
     return RunView(
         run=run,
         outcome=run_rows([run])[0].outcome,
-        name=_name(values),
+        name=request.given_name if request else None,
         figures=figures(state, values),
         share=share_done(state.progress) if state.progress else None,
         money=spending(state, values),

@@ -6,8 +6,6 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 
-import anyio
-import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp
@@ -16,12 +14,12 @@ from stillroom.errors import EngineError, InputError
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
 from stillroom_mcp.http.guard import Guard
+from stillroom_mcp.http.running import bound_socket, run_app
 from stillroom_mcp.http.tokens import TOKEN_VARIABLE, ServerToken, server_token
 from stillroom_mcp.operations import OfferedOperation
 
 MCP_PATH = "/mcp"
 _MOST_SESSIONS = 1000
-_STOP_S = 5
 
 
 def serve_http(
@@ -78,47 +76,19 @@ def listening_socket(host: str, port: int, token: ServerToken) -> socket.socket:
             f"TOKEN_FILE (or ${TOKEN_VARIABLE}); or leave --host away and use a tunnel "
             f"(ssh -L {port}:127.0.0.1:{port})",
         )
-    listener = socket.socket(family)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        return bound_socket(family, address)
     except OSError as error:
-        listener.close()
         raise EngineError(
             f"cannot listen at {host} port {port}: {error.strerror}",
             "give another port with --port (0 for any free one), or an address of this machine",
         ) from error
-    return listener
 
 
 def address_of(listener: socket.socket) -> str:
     """Returns the URL at which a listening socket is reached, without a slash at its end."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def run_app(app: ASGIApp, listener: socket.socket) -> None:
-    """Serves an application at a socket until SIGINT or SIGTERM."""
-    anyio.run(http_server(app).serve, [listener])
-
-
-def http_server(app: ASGIApp) -> uvicorn.Server:
-    """Returns the HTTP server of an application.
-
-    When it stops, requests that are being answered have five seconds to end.
-    """
-    config = uvicorn.Config(
-        app,
-        lifespan="on",
-        # The faster parser leaves blanks at the end of a header's value, where HTTP has none.
-        http="h11",
-        ws="none",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_STOP_S,
-    )
-    return uvicorn.Server(config)
 
 
 def _announce(url: str, token: ServerToken) -> None:

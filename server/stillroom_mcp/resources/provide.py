@@ -18,11 +18,10 @@ from stillroom.errors import EngineError, InputError, RunError
 from stillroom.settings import Workspace
 from stillroom_mcp.answers import structured, structured_result
 from stillroom_mcp.fencing import fenced_error
-from stillroom_mcp.operations import OPERATIONS
+from stillroom_mcp.operations import offered_operation
 from stillroom_mcp.resources.skills import skill_text, skill_texts
 
 _JSON, _MARKDOWN = "application/json", "text/markdown"
-_OPERATIONS = {operation.name: operation for operation in OPERATIONS}
 _MOST_RUNS = 20
 _ROWS = 5
 
@@ -107,7 +106,7 @@ def listed_resources(workspace: Workspace) -> list[ListedResource]:
 
 
 def _answer(workspace: Workspace, name: str, request: BaseModel) -> str:
-    operation = _OPERATIONS[name]
+    operation = offered_operation(name)
     result = _read(workspace, lambda: operation.call(workspace, request))
     return json.dumps(structured(workspace, operation, request, result), ensure_ascii=False)
 

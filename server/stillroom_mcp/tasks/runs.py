@@ -20,11 +20,11 @@ from stillroom.errors import EngineError
 from stillroom.settings import Workspace
 from stillroom_mcp.answers import structured
 from stillroom_mcp.next_steps import poll_after_s
-from stillroom_mcp.operations import OPERATIONS
+from stillroom_mcp.operations import OPERATIONS, offered_operation
 from stillroom_mcp.tasks.extension import RequestContext, Task
 
 _MAY_START_RUNS = frozenset(o.name for o in OPERATIONS if o.starts_run or o.may_become_run)
-_GET_RUN = next(operation for operation in OPERATIONS if operation.name == "get_run")
+_GET_RUN = offered_operation("get_run")
 
 
 class RunTasks:

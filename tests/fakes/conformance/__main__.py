@@ -9,7 +9,8 @@ from fakes.conformance.fixtures import add_fixtures
 from fakes.conformance.tasks import FakeTasks, add_task_tools
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
-from stillroom_mcp.http.serve import address_of, http_server, listening_socket, mcp_app
+from stillroom_mcp.http.running import http_server
+from stillroom_mcp.http.serve import address_of, listening_socket, mcp_app
 from stillroom_mcp.http.tokens import ServerToken
 
 

@@ -3,31 +3,18 @@ import random
 import msgspec
 import pytest
 
+from fakes.evaluated import evaluation_result
 from stillroom.data.instruction import Instruction
 from stillroom.errors import InputError
 from stillroom.evaluate.compare import Comparison, compare
-from stillroom.evaluate.files import Evaluation, EvaluationResult, TaskScore
+from stillroom.evaluate.files import Evaluation, TaskScore
 from stillroom.evaluate.intervals import share_estimate
 
 
 def evaluation(name: str, scores: dict[str, float], **groups: str) -> Evaluation:
     """An evaluation with the given success by task."""
-    result = EvaluationResult(
-        name=name,
-        model=name,
-        data="heldout.jsonl",
-        accuracy=share_estimate(round(sum(scores.values())), len(scores)),
-        by_group={},
-        mean_reward=0.0,
-        mean_turns=1.0,
-        tool_errors=0,
-        truncated=0,
-        failed=0,
-        teacher=None,
-        teacher_kl=None,
-        rollouts="runs/x/rollouts.jsonl",
-        seconds=1.0,
-    )
+    accuracy = share_estimate(round(sum(scores.values())), len(scores))
+    result = evaluation_result(name, accuracy)
     tasks = [
         TaskScore(
             task_id=task_id,

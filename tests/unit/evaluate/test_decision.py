@@ -3,11 +3,12 @@
 import msgspec
 import pytest
 
+from fakes.evaluated import evaluation_result
 from fakes.run_folders import write_run
 from stillroom.evaluate.compare import compare
 from stillroom.evaluate.costs import break_even, compare_costs, spent_on_runs
 from stillroom.evaluate.decision import decide, gap_closed
-from stillroom.evaluate.files import Evaluation, EvaluationResult, GuardScore, TaskCost, TaskScore
+from stillroom.evaluate.files import Evaluation, GuardScore, TaskCost, TaskScore
 from stillroom.evaluate.intervals import share_estimate
 from stillroom.evaluate.scores import guard_result
 from stillroom.files import write_json
@@ -20,23 +21,7 @@ def evaluation(name: str, right: int, of: int = 100, **fields: object) -> Evalua
         TaskScore(task_id=f"t{i}", success=float(i < right), reward=float(i < right), groups={})
         for i in range(of)
     ]
-    result = EvaluationResult(
-        name=name,
-        model=str(fields.pop("model", "student")),
-        data="heldout.jsonl",
-        accuracy=share_estimate(right, of),
-        by_group={},
-        mean_reward=0.0,
-        mean_turns=1.0,
-        tool_errors=0,
-        truncated=0,
-        failed=0,
-        teacher=None,
-        teacher_kl=None,
-        rollouts="r.jsonl",
-        seconds=1.0,
-        **fields,  # type: ignore[arg-type]
-    )
+    result = evaluation_result(name, share_estimate(right, of), **({"model": "student"} | fields))
     return Evaluation(result=result, tasks=tasks, sampled=tasks)
 
 

@@ -13,6 +13,7 @@ import torch
 
 from stillroom.errors import RunError
 from stillroom.evaluate.answers import Answering
+from stillroom.evaluate.compare import shared_scores
 from stillroom.evaluate.files import TaskScore
 from stillroom.evaluate.intervals import excludes_zero, mean_estimate
 from stillroom.evaluate.scores import score_tasks
@@ -87,9 +88,7 @@ def _verified(
     temperature = verification.request.temperature
     answering = Answering(plan.rollouts, specs, temperature, f"verify with {program}", None)
     answers = anyio.run(answering.run, reporter)
-    before = {score.task_id: score for score in verification.evaluation.tasks}
-    scores = score_tasks(answers.rollouts, ())
-    pairs = [(before[one.task_id], one) for one in scores if one.task_id in before]
+    pairs = shared_scores(verification.evaluation.tasks, score_tasks(answers.rollouts, ()))
     if len(pairs) < max(_LEAST_TASKS, len(specs) / 2):
         raise RunError(
             f"with {program} the written files answered {len(pairs)} of {len(specs)} prompts, so "

@@ -62,6 +62,10 @@ const stillroomChat = (() => {
       make("div", "", make("dt", "", label), make("dd", "value", value), make("dd", "note", note))));
   }
 
+  // A text that others wrote stands between two marks, which are for agents.
+  const MARK = /^----- (end of )?text [0-9a-f]{16} -----$/;
+  const unfenced = (text) => String(text ?? "").split("\n").filter((line) => !MARK.test(line)).join("\n");
+
   async function start({ onInput, onResult }) {
     addEventListener("message", (event) => {
       if (event.source !== parent || event.data?.jsonrpc !== "2.0") return;
@@ -87,5 +91,5 @@ const stillroomChat = (() => {
     }).observe(document.body);
   }
 
-  return { start, callTool, readJson, make, figures };
+  return { start, callTool, readJson, make, figures, unfenced };
 })();

@@ -1,7 +1,7 @@
 "use strict";
 // A run in a chat: what get_run says of it, and the curves of what it recorded.
 (() => {
-  const { start, callTool, readJson, make, figures } = stillroomChat;
+  const { start, callTool, readJson, make, figures, unfenced } = stillroomChat;
   const POLL_MS = 2000;
   const ENDED = ["succeeded", "failed", "cancelled", "interrupted"];
   const CURVES = [
@@ -30,9 +30,6 @@
     if (value < 60) return `${value.toFixed(0)} s`;
     return value < 3600 ? `${Math.floor(value / 60)} min ${Math.round(value % 60)} s` : `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
   }
-
-  // A text that others wrote stands between two marks, which are for agents.
-  const unfenced = (text) => String(text ?? "").split("\n").filter((line) => !/^----- (end of )?text [0-9a-f]{16} -----$/.test(line)).join("\n");
 
   function show(run) {
     const shown = [];

@@ -19,7 +19,6 @@
           isNew ||= part.steps.length > 0;
           runs[index].add(part);
           isOver[index] = part.is_final && !part.has_more;
-          if (part.has_more) continue;
         }
         if (isNew) stillroomCharts.drawAll(block, runs);
       }
