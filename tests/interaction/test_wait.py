@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fakes.dashboards import kept_running
 from stillroom.run_folder import RunFolder, create_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
@@ -60,16 +61,17 @@ def test_a_run_that_is_not_there_is_found_out_before_anything_is_waited_for(
 
 def test_it_gives_up_after_its_timeout_and_ends_at_an_alarm_if_asked(tmp_path, capsys) -> None:
     folder = _running(tmp_path)
-    assert exit_code(tmp_path, folder.run_id, "--timeout", "0.01") == 124
-    assert f"{folder.run_id} starting" in capsys.readouterr().out
 
     def alarm() -> None:
         folder.write(msgspec.structs.replace(folder.read(), alarms=["truncation: 30 %"]))
 
-    timer = threading.Timer(0.3, alarm)
-    timer.start()
-    assert exit_code(tmp_path, folder.run_id, "--alarms", "--timeout", "60") == 5
-    timer.join()
+    with kept_running(folder.path):
+        assert exit_code(tmp_path, folder.run_id, "--timeout", "0.01") == 124
+        assert f"{folder.run_id} starting" in capsys.readouterr().out
+        timer = threading.Timer(0.3, alarm)
+        timer.start()
+        assert exit_code(tmp_path, folder.run_id, "--alarms", "--timeout", "60") == 5
+        timer.join()
     assert "truncation" in capsys.readouterr().out
 
 
