@@ -1,0 +1,1 @@
+"""Rollouts from what people already have: traces, sessions, logs and other systems' files."""

@@ -1,0 +1,102 @@
+"""What the reader of a format yields for each row of a source."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stillroom.types import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a source row."""
+
+    path: Path
+    line: int
+    """The number of its line from 1; in files without lines, of its row."""
+    part: str = ""
+    """The row within the line, such as the id of one of many spans; empty if it is the line."""
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}{'#' if self.part else ''}{self.part}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedConversation:
+    """The messages of one source row: a model call with its history, or a whole conversation."""
+
+    place: Place
+    messages: list[dict[str, Any]]
+    """The messages in the OpenAI chat shape, contents as text or parts, `reasoning_content` beside
+    them; a call's last message is the model's reply. Nothing that the source does not hold."""
+    is_call: bool
+    """Whether it is one call, which repeats the history of the calls before it and is joined with
+    them; a whole conversation is never joined with another."""
+    tools: list[dict[str, Any]] | None = None
+    """The schemas of the offered tools; None if the source does not say which were offered."""
+    group: str | None = None
+    """The source's id of the session, thread or trace that the row belongs to. Rows of different
+    groups are never joined; rows without one are joined by their messages alone."""
+    id: str | None = None
+    """The row's id in the source, to which feedback may refer."""
+    parent: str | None = None
+    """The source's id of the row that this one continues or branches from."""
+    provider: str | None = None
+    model: str | None = None
+    """The model that answered, as the source names it."""
+    usage: Usage | None = None
+    cost_usd: float | None = None
+    started_at: str | None = None
+    """When the call began, in ISO 8601."""
+    duration_s: float | None = None
+    finish_reason: str | None = None
+    """Why the reply ended, in the words of chat completions: stop, length, tool_calls,
+    content_filter."""
+    error: str | None = None
+    """The failure that the source recorded instead of a reply."""
+    scores: dict[str, float] = field(default_factory=dict[str, float])
+    """The judgements of the row by name, such as an evaluator's or a person's thumb (0 or 1)."""
+    losses: tuple[str, ...] = ()
+    """What the source had and the messages lack, in a few fixed words such as `content truncated
+    by the log`."""
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Other facts that the source holds about the row, such as tags or an expected answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """A judgement that stands in a row of its own, about another row."""
+
+    place: Place
+    about: str
+    """The id of the judged row or of its group."""
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A source row that holds no conversation, or one that cannot be read."""
+
+    place: Place
+    reason: str
+    """The reason in a few fixed words, by which refusals are counted."""
+    detail: str = ""
+    """What is wrong with this row in particular, and what to do about it."""
+
+
+SourceRow = LoggedConversation | Feedback | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """One format: its name, how its files are recognised, and its reader."""
+
+    name: str
+    title: str
+    """The system and the kind of file, as a person calls them."""
+    is_recognised: Callable[[Path, bytes], bool]
+    """Whether a file has this format, judged by its path and its first 64 KiB."""
+    read: Callable[[Sequence[Path]], Iterator[SourceRow]]
+    """Yields every row of the files once, in constant memory but for what it must hold together."""
