@@ -40,6 +40,11 @@ class LoggedConversation:
     groups are never joined; rows without one are joined by their messages alone."""
     id: str | None = None
     """The row's id in the source, to which feedback may refer."""
+    judged_as: tuple[str, ...] = ()
+    """Further ids under which feedback may refer to it, such as its trace's."""
+    also_at: tuple[Place, ...] = ()
+    """The places of other rows that it is put together from, such as a batch's request where
+    `place` is that of the result; nothing else is yielded for these rows."""
     parent: str | None = None
     """The source's id of the row that this one continues or branches from."""
     provider: str | None = None
@@ -70,7 +75,7 @@ class Feedback:
 
     place: Place
     about: str
-    """The id of the judged row or of its group."""
+    """The id of the judged row, one of its `judged_as`, or its group."""
     name: str
     value: float
 
