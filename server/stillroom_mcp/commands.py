@@ -26,8 +26,9 @@ _ACTIVE = ("starting", "running")
 def serve(workspace: Workspace, offered: Sequence[OfferedOperation]) -> int:
     """Runs the MCP server over standard input and output until its client disconnects."""
     from stillroom_mcp.app import build_server
+    from stillroom_mcp.starting.pipes import run_stdio
 
-    anyio.run(build_server(workspace, offered).run_stdio_async)
+    anyio.run(run_stdio, build_server(workspace, offered))
     return 0
 
 

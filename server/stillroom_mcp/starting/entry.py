@@ -19,8 +19,9 @@ def main() -> None:
     import anyio
 
     from stillroom_mcp.starting.early_server import EarlyServer
+    from stillroom_mcp.starting.pipes import run_stdio
 
-    anyio.run(EarlyServer(folder).run_stdio_async)
+    anyio.run(run_stdio, EarlyServer(folder))
 
 
 def _plainly_served(given: Sequence[str]) -> Path | None:
