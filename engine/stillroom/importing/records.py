@@ -1,6 +1,6 @@
 """What the reader of a format yields for each row of a source."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,3 +105,6 @@ class TraceFormat:
     """Whether a file has this format, judged by its path and its first 64 KiB."""
     read: Callable[[Sequence[Path]], Iterator[SourceRow]]
     """Yields every row of the files once, in constant memory but for what it must hold together."""
+    read_columns: Callable[[Sequence[Path], Mapping[str, str]], Iterator[SourceRow]] | None = None
+    """The reader of a table, which is given the name of the column that holds each thing (see
+    `datasets/tables.py`); None if the format has no columns to choose."""

@@ -1,6 +1,19 @@
 """The one table of all formats that can be imported."""
 
+from stillroom.importing.formats.datasets.alpaca import ALPACA
+from stillroom.importing.formats.datasets.openai_files import EVAL_ITEMS, FINE_TUNING, PREFERENCES
+from stillroom.importing.formats.datasets.sharegpt import SHAREGPT
+from stillroom.importing.formats.datasets.tables import CSV, PAIRS, PARQUET
 from stillroom.importing.records import TraceFormat
 
-FORMATS: tuple[TraceFormat, ...] = ()
+FORMATS: tuple[TraceFormat, ...] = (
+    PREFERENCES,
+    EVAL_ITEMS,
+    SHAREGPT,
+    ALPACA,
+    FINE_TUNING,
+    PARQUET,
+    CSV,
+    PAIRS,
+)
 """All formats; the first one that recognises a file reads it, so the particular come first."""

@@ -1,0 +1,1 @@
+"""Readers of datasets of conversations: fine-tuning files, ShareGPT, Alpaca, tables."""

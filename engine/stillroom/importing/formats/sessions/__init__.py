@@ -1,0 +1,1 @@
+"""Readers of the sessions and trajectories that agents leave behind."""

@@ -1,0 +1,201 @@
+"""Reads the JSON rows of a source with their places; what cannot be read becomes a refusal."""
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from stillroom.data.checks import Problem, decode_row
+from stillroom.data.row_files import MAX_ROW_BYTES, TOO_LONG, decode_line, read_row_lines
+from stillroom.importing.records import Place, Refusal, SourceRow
+from stillroom.lines import BOM
+from stillroom.secrecy.readable import check_readable
+
+Row = dict[str, Any]
+_BLOCK = 1 << 20
+_BLANKS = b" \t\r\n"
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["\[\]{},]', re.DOTALL)
+"""A whole string, a bracket or a comma; a lone quote is a string whose end is not there."""
+_CLOSING = {b"{": b"}", b"[": b"]"}
+_MOST_HEAD_ROWS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRow:
+    """One JSON object of a source."""
+
+    place: Place
+    data: Row
+
+
+class UnreadableRowError(Exception):
+    """Raised by a converter for a row that holds no conversation, or one that cannot be read."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+
+def convert_rows(
+    paths: Sequence[Path], convert: Callable[[JsonRow], Iterable[SourceRow]]
+) -> Iterator[SourceRow]:
+    """Yields what a converter makes of each JSON row, and a refusal for each unreadable one.
+
+    A converter that raises UnreadableRowError has read nothing of its row.
+    """
+    for path in paths:
+        for row in read_json_rows(path):
+            if isinstance(row, Refusal):
+                yield row
+                continue
+            try:
+                converted = list(convert(row))
+            except UnreadableRowError as error:
+                yield Refusal(row.place, error.reason, error.detail)
+            else:
+                yield from converted
+
+
+def read_json_rows(path: Path) -> Iterator[JsonRow | Refusal]:
+    """Yields the objects of a file: its lines, the elements of a whole array, or one document.
+
+    Only one row is held at a time. Raises InputError for a file that must not be read.
+    """
+    check_readable(path)
+    if _is_array(path):
+        for number, data in enumerate(_array_elements(path), start=1):
+            problem_or_row = _too_long() if data is None else decode_row(data)
+            yield _row_of(Place(path, number), problem_or_row)
+        return
+    for line in read_row_lines(path):
+        yield _row_of(Place(path, line.number), decode_line(line))
+
+
+def _too_long() -> Problem:
+    return Problem("", TOO_LONG, "take it out, or split what it holds into rows")
+
+
+def _row_of(place: Place, row: Row | Problem) -> JsonRow | Refusal:
+    if isinstance(row, Problem):
+        return Refusal(place, "not a JSON object", f"the row {row.message}; {row.fix}")
+    return JsonRow(place, row)
+
+
+def _is_array(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(4096).removeprefix(BOM).lstrip(_BLANKS).startswith(b"[")
+
+
+def _array_elements(path: Path) -> Iterator[bytes | None]:
+    """Yields the bytes of each element of the array that a file holds; None if it is too long."""
+    scan = _ArrayScan()
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            yield from scan.elements_in(block)
+    yield from scan.rest()
+
+
+class _ArrayScan:
+    """Cuts an array into its elements, block by block, and holds one element at a time."""
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._place = self._begin = self._depth = 0
+        self._is_cut = False
+
+    def elements_in(self, block: bytes) -> Iterator[bytes | None]:
+        """Yields the elements that end in the next block."""
+        self._data += block
+        while (token := _TOKEN.search(self._data, self._place)) is not None:
+            kind = token[0]
+            if kind == b'"':
+                self._place = token.start()
+                break
+            self._place = token.end()
+            if kind in _CLOSING:
+                self._depth += 1
+                if self._depth == 1:
+                    self._begin = token.end()
+            elif kind == b"," or kind[:1] == b'"':
+                if kind == b"," and self._depth == 1:
+                    yield from self._element(token.start(), token.end())
+            else:
+                self._depth -= 1
+                if self._depth == 0:
+                    yield from self._element(token.start(), token.end())
+        else:
+            self._place = len(self._data)
+        self._drop_what_was_read()
+
+    def rest(self) -> Iterator[bytes | None]:
+        """Yields what stands after the last element that has an end."""
+        yield from self._element(len(self._data), len(self._data))
+
+    def _element(self, end: int, next_begin: int) -> Iterator[bytes | None]:
+        element = self._data[self._begin : end].strip(_BLANKS)
+        if self._is_cut or element:
+            yield None if self._is_cut else element
+        self._begin, self._is_cut = next_begin, False
+
+    def _drop_what_was_read(self) -> None:
+        if len(self._data) - self._begin > MAX_ROW_BYTES:
+            self._is_cut, self._begin = True, self._place
+            if len(self._data) - self._place > MAX_ROW_BYTES:  # a string without an end
+                self._data, self._place, self._begin = b'"', 0, 0
+        self._data = self._data[self._begin :]
+        self._place -= self._begin
+        self._begin = 0
+
+
+@functools.lru_cache(maxsize=4)
+def head_rows(head: bytes) -> tuple[Row, ...]:
+    """Returns the first JSON objects of a file of which only the first bytes are known.
+
+    The last of them lacks what comes after these bytes. Lines that are no objects are left out. A
+    recogniser must not change the rows, since others look at the same ones.
+    """
+    head = head.removeprefix(BOM).lstrip(_BLANKS)
+    if not head.startswith(b"["):
+        lines = head.split(b"\n")[:_MOST_HEAD_ROWS]
+        if rows := tuple(_objects(_decoded(line) for line in lines if line.startswith(b"{"))):
+            return rows
+    whole = _decoded(head)
+    whole = _decoded(_closed(head)) if whole is None else whole
+    elements = cast("list[Any]", whole) if isinstance(whole, list) else [whole]
+    return tuple(_objects(elements[:_MOST_HEAD_ROWS]))
+
+
+def _objects(values: Iterable[Any]) -> Iterator[Row]:
+    return (cast("Row", value) for value in values if isinstance(value, dict) and value)
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _closed(data: bytes) -> bytes:
+    """Returns the beginning of a JSON text as a whole one, without its last, unfinished value."""
+    opened: list[bytes] = []
+    end = 0
+    for token in _TOKEN.finditer(data):
+        kind = token[0]
+        if kind == b'"':
+            break
+        if kind in _CLOSING:
+            opened.append(_CLOSING[kind])
+            end = token.end()
+        elif kind == b",":
+            end = token.start()
+        elif opened and kind == opened[-1]:
+            opened.pop()
+            end = token.end()
+        if end and not opened:
+            break
+    return data[:end] + b"".join(reversed(opened))

@@ -1,0 +1,65 @@
+"""The samples of other systems' traces, and short ways to read them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stillroom.importing.formats.table import FORMATS
+from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
+
+SAMPLES = Path(__file__).parents[1] / "fixtures" / "traces"
+"""A folder for each format, with its name; `.seen.json` files say what the endpoint saw."""
+HEAD = 64 << 10
+
+
+def sample_files() -> list[Path]:
+    """The files of all samples, without notes about them."""
+    files = (path for path in SAMPLES.rglob("*") if path.is_file())
+    return sorted(path for path in files if not path.name.endswith(".seen.json"))
+
+
+def recognised_by(path: Path) -> list[str]:
+    """The names of the formats that recognise a file."""
+    with path.open("rb") as stream:
+        head = stream.read(HEAD)
+    return [form.name for form in FORMATS if form.is_recognised(path, head)]
+
+
+def format_named(name: str) -> TraceFormat:
+    return next(form for form in FORMATS if form.name == name)
+
+
+def read(name: str, *paths: Path, columns: Mapping[str, str] | None = None) -> list[SourceRow]:
+    form = format_named(name)
+    if columns is None:
+        return list(form.read(paths))
+    assert form.read_columns is not None
+    return list(form.read_columns(paths, columns))
+
+
+def conversations(rows: list[SourceRow]) -> list[LoggedConversation]:
+    """The conversations of rows, among which there is nothing else."""
+    assert all(isinstance(row, LoggedConversation) for row in rows), rows
+    return [row for row in rows if isinstance(row, LoggedConversation)]
+
+
+def refusals(rows: list[SourceRow]) -> list[tuple[int, str]]:
+    """The line and the reason of each refused row."""
+    return [(row.place.line, row.reason) for row in rows if isinstance(row, Refusal)]
+
+
+def shown(messages: list[dict[str, Any]]) -> list[str]:
+    """Each message as its role and text, calls as name and arguments."""
+    return [
+        " ".join(
+            (
+                message["role"],
+                message["content"],
+                *(
+                    f"{call['function']['name']}{call['function']['arguments']}"
+                    for call in message.get("tool_calls", ())
+                ),
+            )
+        ).strip()
+        for message in messages
+    ]

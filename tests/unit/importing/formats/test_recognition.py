@@ -1,0 +1,54 @@
+"""Each sample of a format is recognised by that format alone."""
+
+import pytest
+
+from fakes.trace_files import SAMPLES, recognised_by, sample_files
+from stillroom.importing.formats.table import FORMATS
+from stillroom.importing.json_rows import head_rows
+
+_HOSTILE = {
+    "empty": b"",
+    "blank": b" \n\n",
+    "text": b"Hello,\nworld\n",
+    "binary": bytes(range(256)) * 8,
+    "list of numbers": b"[1, 2, 3]",
+    "list of lists": b'[[{"messages": []}]]',
+    "other rows": b'{"a": 1}\n{"b": [1, {"c": 2}]}\n',
+    "wrong kinds": b'{"messages": 5, "conversations": {"from": 1}, "instruction": [], "prompt": 1}',
+    "deep": b"[" * 40_000,
+    "deep objects": b'{"messages":' * 5_000,
+    "bad UTF-8": b'{"messages": [{"role": "us\xff"}]}',
+    "half a character": b'{"prompt": "\\ud800", "completion": "\\udfff"}',
+}
+
+
+@pytest.mark.parametrize("path", sample_files(), ids=lambda p: str(p.relative_to(SAMPLES)))
+def test_a_sample_is_recognised_by_its_own_format_alone(path):
+    assert recognised_by(path) == [path.relative_to(SAMPLES).parts[0]]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".txt", ".eval", ".traj"])
+@pytest.mark.parametrize("data", _HOSTILE.values(), ids=_HOSTILE.keys())
+def test_a_file_that_is_none_of_them_is_recognised_by_none(data, suffix, tmp_path):
+    path = tmp_path / f"file{suffix}"
+    path.write_bytes(data)
+    assert recognised_by(path) == []
+
+
+def test_the_names_of_formats_differ():
+    names = [form.name for form in FORMATS]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("head", "rows"),
+    [
+        (b'{"a": 1}\n{"b": 2}\n{"c": "cut', [{"a": 1}, {"b": 2}]),
+        (b'{"a": {"b": [1, 2, {"c": "long te', [{"a": {"b": [1, 2, {}]}}]),
+        (b'\xef\xbb\xbf{\n "a": 1,\n "b": [{"c": tr', [{"a": 1, "b": [{}]}]),
+        (b'[{"a": "x\\"]},"}, {"b": [1, 2', [{"a": 'x"]},'}, {"b": [1]}]),
+        (b'broken\n{"a": 1}\n', [{"a": 1}]),
+    ],
+)
+def test_the_first_rows_are_seen_though_the_rest_of_the_file_is_not(head, rows):
+    assert list(head_rows(head)) == rows
