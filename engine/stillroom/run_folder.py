@@ -74,6 +74,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """The latest value of each metric; None where it was not finite."""
     alarms: list[str] = []
     """The current problems of the run, each with what to change."""
+    notes: list[str] = []
+    """The run's first notes to the user; all of them are in events.jsonl."""
     result: dict[str, Any] | None = None
     error: RunFailure | None = None
 

@@ -72,6 +72,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float | None]
     alarms: list[str]
     """The current problems of a distillation run, each with what to change; else empty."""
+    notes: list[OthersText]
+    """What the run has to say about its tools, data and settings; the rest is in its events."""
     result: dict[str, Any] | None
     error: RunFailure | None
     folder: str
@@ -204,6 +206,7 @@ def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunR
         progress=state.progress,
         metrics=state.metrics,
         alarms=state.alarms,
+        notes=state.notes,
         result=state.result,
         error=state.error,
         folder=workspace.shown(folder.path),

@@ -14,6 +14,7 @@ from stillroom.run_folder import Progress, RunEvent, RunFolder, RunState
 from stillroom.secrecy.redaction import NO_SECRETS, Redactor
 
 _WRITE_EVERY_S = 0.5
+_MAX_NOTES = 12
 _NUM_WRITES = 3
 """A step tells its metrics, alarms and progress, and may be the last for minutes."""
 
@@ -62,9 +63,11 @@ class JobReporter:
         self._update(metrics={**self.state.metrics, **finite})
 
     def note(self, text: str) -> None:
-        """Appends a note to events.jsonl."""
+        """Appends a note to events.jsonl, and the first ones to run.json."""
         text = self.redactor.text(text)
         self._events.append(RunEvent(time=now(), event="note", text=text))
+        if len(self.state.notes) < _MAX_NOTES and text not in self.state.notes:
+            self._update(notes=[*self.state.notes, text])
 
     def alarms(self, current: Sequence[str]) -> None:
         """Replaces the current problems in run.json and appends the new ones to events.jsonl."""

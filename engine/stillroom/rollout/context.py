@@ -28,7 +28,9 @@ from stillroom.teachers.limits.words import LimitSettings, LimitUnit
 from stillroom.teachers.providers import Endpoint
 from stillroom.tools.browser.tool import BrowseTools
 from stillroom.tools.containers.docker import PLAYWRIGHT, DockerTools
+from stillroom.tools.containers.engine import MCP_PORT
 from stillroom.tools.mcp.servers import MCPTools
+from stillroom.tools.mcp.spec import is_port_here
 from stillroom.tools.source import CombinedTools, RedactedTools, ToolSource
 from stillroom.tools.user.file import UserFile
 from stillroom.tools.user.pool import UserPool
@@ -79,7 +81,8 @@ async def open_tools_and_rewards(
         if tools is not None:
             tools = RedactedTools(tools, plan.redactor)
         _check_tools(tasks, tools)
-        yield ToolsAndRewards(pool, tools, sources.notes)
+        notes = [*(pool.notes if pool is not None else ()), *sources.notes]
+        yield ToolsAndRewards(pool, tools, notes)
 
 
 async def open_rewarder(
@@ -408,7 +411,7 @@ class _ToolSources:
         async with AsyncExitStack() as stack:
             if pool is not None and pool.schemas:
                 sources[self._options.tools] = pool
-            for server in self._options.mcp_servers:
+            for server in self._servers_outside():
                 tools = await stack.enter_async_context(self._mcp_tools(server))
                 sources[tools.name] = tools
             browser = await self._open_browser(stack)
@@ -422,6 +425,20 @@ class _ToolSources:
                 yield CombinedTools(sources)
             else:
                 yield next(iter(sources.values()), None)
+
+    def _servers_outside(self) -> list[str]:
+        """Returns the MCP servers without the one that runs in the rows' containers.
+
+        Others' configurations name that one as localhost:8931; its tools come with the containers.
+        """
+        servers = self._options.mcp_servers
+        inside = {one for one in servers if self._tasks and is_port_here(one, MCP_PORT)}
+        self.notes += [
+            f"mcp_url {one}: taken for the server in the rows' containers; write http://{one}/mcp "
+            "for one on this machine"
+            for one in sorted(inside)
+        ]
+        return [one for one in servers if one not in inside]
 
     def _mcp_tools(self, server: str) -> MCPTools:
         return MCPTools(

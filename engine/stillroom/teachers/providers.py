@@ -14,6 +14,17 @@ ProviderName = Literal[
     "demo", "hf", "openai", "openrouter", "anthropic", "google", "vllm", "sglang", "ollama"
 ]
 IN_PROCESS = frozenset({"demo", "hf"})
+_BY_NAME: tuple[tuple[ProviderName, re.Pattern[str]], ...] = (
+    (
+        "openai",
+        re.compile(r"(gpt-\d(?!.*oss)|o[134](-(mini|pro|preview))?(-\d|$)|chatgpt-)[\w.-]*"),
+    ),
+    ("anthropic", re.compile(r"claude-(\d|opus|sonnet|haiku|fable|mythos)[\w.-]*")),
+    ("google", re.compile(r"gemini-\d[\w.-]*")),
+    ("openrouter", re.compile(r"openai/(gpt-\d|o\d|chatgpt-)\S*|anthropic/claude-\S+")),
+    ("openrouter", re.compile(r"google/gemini-\S+|x-ai/grok-\S+|openrouter/\S+|\S+/\S+:free")),
+)
+"""Names of models that only one provider serves, and that no folder or hub id can be."""
 # OpenAI's reasoning models take no temperature and no top_p in the request.
 _REASONS = re.compile(r"gpt-5|o\d")
 
@@ -104,6 +115,14 @@ class Endpoint:
             return {}
         is_bearer = self.profile.key_header == "authorization"
         return {self.profile.key_header: f"Bearer {key}" if is_bearer else key}
+
+
+def provider_of(model: str) -> ProviderName | None:
+    """Returns the provider that a model's name alone tells; None if it may be of several.
+
+    `openai/gpt-4o` is a name at OpenRouter, and `openai/gpt-oss-20b` may be there or on the hub.
+    """
+    return next((name for name, pattern in _BY_NAME if pattern.fullmatch(model)), None)
 
 
 def endpoint_for(

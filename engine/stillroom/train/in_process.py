@@ -62,7 +62,8 @@ def train_in_process(
             resumed=point.checkpoint if point is not None else None,
         )
         RunFolder(folder).check_inputs()
-        notes = student.head.notes + router_notes(student.loaded.model.config)
+        router = router_notes(student.loaded.model.config)
+        notes = [*plan.notes, *student.head.notes, *router]
         for note in notes if peers.is_first else []:
             reporter.note(note)
         if peers.rank:

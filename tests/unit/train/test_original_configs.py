@@ -5,7 +5,8 @@ import json
 import pytest
 
 from fakes.training import PRICE_TOOL, make_project
-from stillroom.errors import EngineError
+from stillroom.errors import ConfigError, EngineError
+from stillroom.train.config.file import config_notes, load_config
 
 REWARDS = """
 from stillroom.tools import reward
@@ -107,6 +108,96 @@ trainer: {num_epochs: 1}
     project = project_of(tmp_path, tiny_models, text)
 
     assert project.train().steps == 1
+
+
+SKILL_CONFIGS = {
+    "whole": """
+dataset_type: distill  # <-- REQUIRED for on-policy distillation
+data:
+  train_file: train.jsonl
+  batch_size: 4
+  group_size: 4
+model:
+  path: STUDENT      # Student model
+  qlora_rank: 32
+teacher:
+  path: TEACHER     # Teacher model (larger than student)
+algorithm:
+  loss_fn: ppo
+  adv_estimator: grpo
+  kl_penalty_coef: 0.1
+rollout:
+  max_turns: 10
+  max_context_window: 4096
+  termination_policy: last_tool
+""",
+    "quick start": """
+dataset_type: distill
+data:
+  train_file: train.jsonl
+  batch_size: 4
+  group_size: 4
+model:
+  path: STUDENT
+teacher:
+  path: TEACHER
+algorithm:
+  loss_fn: ppo
+  kl_penalty_coef: 0.1
+""",
+}
+"""The configurations of rnow's skill on on-policy distillation, but for the models' names."""
+
+
+@pytest.mark.parametrize("name", SKILL_CONFIGS)
+def test_a_configuration_without_a_trainer_runs_and_says_its_defaults(tmp_path, tiny_models, name):
+    project = project_of(tmp_path, tiny_models, SKILL_CONFIGS[name])
+
+    result = project.train("run-1", "rollout.max_tokens=4", "rollout.max_turns=2")
+
+    assert (result.method, result.steps) == ("distill", 1)
+    assert project.reporter.notes[0] == (
+        "config.yml has no trainer; the defaults are taken: num_epochs 1, learning_rate 0.0001, "
+        "schedule linear, save_step -1"
+    )
+
+
+def test_what_only_a_hosted_service_reads_is_left_out_and_said(tmp_path, tiny_models):
+    text = DOCUMENTED.replace("LOSS", LOSSES[0]).replace("agentic: false", "agentic: true")
+    project_of(tmp_path, tiny_models, text + "organization_id: org_1\n").write_config()
+
+    config = load_config(tmp_path / "config.yml")
+    notes = config_notes(tmp_path / "config.yml")
+
+    assert config.teacher is not None
+    assert [note.partition(":")[2].partition(":")[0] for note in notes] == [
+        " organization_id is left out",
+        " teacher.agentic is left out",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "reason", "fix"),
+    [
+        ("trainer.max_billing=10", "nothing bills", "budget_usd"),
+        ("wandb_name=student", "it belongs to the trainer", "trainer.wandb_name"),
+        ("trainer.wandb_name=student", "trainer.wandb_project too", "mend"),
+        ("evals=[{eval_id: cmla1, step: 100, name: MATH}]", "a hosted service", "heldout.jsonl"),
+        ("evals=[{name: m, step: 1, pass1_temp: 1}]", "'pass1_temperature'", "mend"),
+        ("dataset_type=rl", "from rewards alone", "distill"),
+        ("dataset_type=midtrain", "plain text", "sft"),
+    ],
+)
+def test_a_key_that_asks_for_a_hosted_service_is_refused_with_its_reason(
+    tmp_path, tiny_models, key, reason, fix
+):
+    project_of(tmp_path, tiny_models, DOCUMENTED.replace("LOSS", LOSSES[0])).write_config()
+
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "config.yml", [key])
+
+    assert reason in caught.value.problem
+    assert fix in caught.value.fix
 
 
 @pytest.mark.parametrize(

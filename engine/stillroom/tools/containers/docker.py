@@ -161,8 +161,8 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
                 "of those rows and give their tools another way (an MCP server, tools.py)",
             ) from reason
         self.notes.append(
-            f"docker: {PLAYWRIGHT!r} was replaced by a browser on this machine, since there "
-            f"is no container engine: {reason}"
+            f"docker: {PLAYWRIGHT!r} was replaced by a browser on this machine, with tools of the "
+            f"same names, since there is no container engine: {reason}"
         )
 
     async def _prepare(self, engine: DockerEngine) -> None:

@@ -1,5 +1,6 @@
 """The address of an MCP server: its command or URL, its transport and protocol generation."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,9 @@ from stillroom.secrecy.environments import tool_environment
 
 _PORT = "{port}"
 """The placeholder in a command for the port on which the server must listen."""
+_BARE_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9][A-Za-z0-9.-]*):(\d{1,5})(/\S*)?")
+"""A host with its port, such as localhost:8931, in which no command line begins."""
+_THIS_MACHINE = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,9 @@ def parse_spec(
         common["environment"] = environment
     if isinstance(server, str) and server.strip().startswith(("http://", "https://")):
         return ServerSpec(url=server.strip(), **common)
+    bare = _BARE_ADDRESS.fullmatch(server.strip()) if isinstance(server, str) else None
+    if bare is not None:
+        return ServerSpec(url=f"http://{bare[1]}:{bare[2]}{bare[3] or '/mcp'}", **common)
     try:
         command = tuple(shlex.split(server)) if isinstance(server, str) else tuple(server)
     except ValueError as error:
@@ -73,6 +80,12 @@ def parse_spec(
             "give a command line (npx @playwright/mcp@latest) or a URL (http://localhost:8931/mcp)",
         )
     return ServerSpec(command=command, **common)
+
+
+def is_port_here(server: str, port: int) -> bool:
+    """Returns whether a server is given as a port of this machine and no more: localhost:8931."""
+    bare = _BARE_ADDRESS.fullmatch(server.strip())
+    return bare is not None and bare[1] in _THIS_MACHINE and bare[2] == str(port)
 
 
 @dataclass(frozen=True, slots=True)

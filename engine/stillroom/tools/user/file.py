@@ -14,7 +14,10 @@ import msgspec
 
 from stillroom.errors import ToolFileError
 from stillroom.secrecy.readable import check_readable
+from stillroom.tools.user.imports import how_to_install, names_not_imported
 from stillroom.tools.user.modules import FixedModules, read_modules
+from stillroom.tools.user.rnow_modules import RnowModules
+from stillroom.types import Message
 
 _MARK = "__stillroom__"
 
@@ -82,6 +85,21 @@ def reward(
     )
 
 
+def get_response(messages: list[Message]) -> str:
+    """Returns the text of the last assistant message, without its thinking; "" if there is none."""
+    for message in reversed(messages):
+        if message.get("role") == "assistant":
+            content = message.get("content")
+            if not isinstance(content, list):
+                return content or ""
+            return "".join(part.get("text") or "" for part in content if part.get("type") == "text")
+    return ""
+
+
+_OURS = {each.__name__: each for each in (tool, reward, ToolArgs, RewardArgs, get_response)}
+"""What a user's file may use without importing it."""
+
+
 def _marked(function: Any, mark: ToolMark | RewardMark) -> Any:
     def apply(target: Any) -> Any:
         setattr(target, _MARK, mark)
@@ -134,30 +152,65 @@ def read_user_file(path: Path) -> UserFile:
         raise ToolFileError(f"{path} cannot be read: {error}", "check the file") from error
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedFile:
+    """A user's Python file that has been run."""
+
+    module: ModuleType
+    note: str | None
+    """What the file was given that it did not import from us, for the user; None if nothing."""
+
+
 def load_user_file(file: UserFile) -> ModuleType:
     """Runs a user's Python file, with its folder first on the path, and returns the module.
 
     Raises ToolFileError, which names the file and line, if that fails.
     """
+    return run_user_file(file).module
+
+
+def run_user_file(file: UserFile) -> LoadedFile:
+    """Runs a user's Python file like load_user_file, and returns what was done for it too."""
     path = file.path
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    rnow = next((one for one in sys.meta_path if isinstance(one, RnowModules)), None)
+    if rnow is None:
+        rnow = RnowModules(_OURS)
+        sys.meta_path.insert(0, rnow)
     sys.meta_path.insert(0, FixedModules(path.parent, file.modules))
     spec = importlib.util.spec_from_file_location(f"_user_{path.stem}", path)
     if spec is None:
         raise ToolFileError(f"{path} is not a Python file", "give a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    bare = names_not_imported(file.code, frozenset(_OURS))
+    module.__dict__.update({name: _OURS[name] for name in bare})
     try:
         # Not the spec's loader, which would read the file again, or bytecode of another version.
         exec(compile(file.code, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102
-    except Exception as error:
+    except ToolFileError as error:
         raise ToolFileError(
-            f"{path}:{_line_of(error, path)}: loading failed: {type(error).__name__}: {error}",
-            "mend the file; run it with python to see the whole traceback",
+            f"{path}:{_line_of(error, path)}: {error.problem}", error.fix
         ) from error
-    return module
+    except Exception as error:
+        fix = "mend the file; run it with python to see the whole traceback"
+        if isinstance(error, ModuleNotFoundError) and error.name is not None:
+            fix = how_to_install(error.name, path.parent)
+        raise ToolFileError(
+            f"{path}:{_line_of(error, path)}: loading failed: {type(error).__name__}: {error}", fix
+        ) from error
+    codes = (file.code, *file.modules.values())
+    imports_rnow = rnow.is_used and any(b"rnow" in code for code in codes)
+    return LoadedFile(module, _note(path, bare, imports_rnow=imports_rnow))
+
+
+def _note(path: Path, bare: frozenset[str], *, imports_rnow: bool) -> str | None:
+    """Returns what a file was given that it did not import from us; None if nothing."""
+    given = ["what it imports from rnow"] if imports_rnow else []
+    given += [", ".join(sorted(bare)) + ", which it does not import"] if bare else []
+    return f"{path.name}: stillroom provides {' and '.join(given)}" if given else None
 
 
 def _line_of(error: BaseException, path: Path) -> int:

@@ -19,6 +19,7 @@ from anyio import AsyncContextManagerMixin
 
 from stillroom.concurrency import background_tasks
 from stillroom.errors import CallFailedError, FailureClass, ToolFileError
+from stillroom.secrecy.keys import tool_variables
 from stillroom.tools.source import ToolResult, ToolSource, ToolTask, error_result
 from stillroom.tools.user.file import UserFile
 from stillroom.tools.user.worker import (
@@ -62,7 +63,12 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         reward_timeout_s: float = 60.0,
         max_workers: int = 16,
     ) -> None:
-        self._files = UserFiles(tools=tools_file, rewards=rewards_file, parent=os.getpid())
+        self._files = UserFiles(
+            tools=tools_file,
+            rewards=rewards_file,
+            parent=os.getpid(),
+            secrets=sorted(tool_variables()),
+        )
         self._timeouts = (tool_timeout_s, reward_timeout_s)
         self._max_workers = max_workers
         self._workers: set[WorkerProcess] = set()
@@ -109,6 +115,11 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
     def rewards(self) -> list[RewardDescription]:
         """The rewards of rewards.py, in the order of the file."""
         return self._ready.rewards
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes for the user on what the files were given that they did not import."""
+        return self._ready.notes
 
     async def call(
         self, name: str, arguments: dict[str, Any], *, metadata: dict[str, Any]

@@ -12,7 +12,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 import msgspec
@@ -32,9 +32,9 @@ from stillroom.tools.user.file import (
     ToolArgs,
     ToolMark,
     UserFile,
-    load_user_file,
     mark_of,
     marked_functions,
+    run_user_file,
 )
 from stillroom.types import ToolSchema
 
@@ -63,6 +63,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
     tools: list[_ToolDescription]
     rewards: list[RewardDescription]
+    notes: list[str] = []
+    """What the files were given that they did not import, for the user."""
 
 
 class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
@@ -110,18 +112,61 @@ class UserFiles(msgspec.Struct, frozen=True, kw_only=True):
     rewards: UserFile | None
     parent: int
     """The pid of the process that has started the worker."""
+    secrets: list[str] = []
+    """The names of the variables that keys.yml gives to tools and rewards."""
+
+
+class _Secrets(dict[str, str]):
+    """The secrets that a reward may read; one that it may not is an error that says how."""
+
+    def __missing__(self, name: str) -> str:
+        raise ValueError(
+            f"the secret {name!r} is not given to rewards: the user sets the variable and adds "
+            f"- {{key: {name}, tools: true}} to keys.yml"
+        )
 
 
 class UserCode:
     """The loaded functions of tools.py and rewards.py."""
 
-    def __init__(self, tools_file: UserFile | None, rewards_file: UserFile | None) -> None:
-        self.tools = _load(tools_file, ToolMark, "@tool")
-        self.rewards = _load(rewards_file, RewardMark, "@reward")
+    def __init__(
+        self,
+        tools_file: UserFile | None,
+        rewards_file: UserFile | None,
+        secrets: Sequence[str] = (),
+    ) -> None:
+        """`secrets` are the names of the variables that rewards receive as their secrets."""
+        self._notes: list[str] = []
+        self._secrets = {name: os.environ[name] for name in secrets if name in os.environ}
+        self.tools = self._load(tools_file, ToolMark, "@tool")
+        self.rewards = self._load(rewards_file, RewardMark, "@reward")
         # Made before the checkers, since its error names the tool whose type is not supported.
         self._schemas = {name: tool_schema(tool, name=name) for name, tool in self.tools.items()}
         self._checkers = {name: ArgumentChecker(tool) for name, tool in self.tools.items()}
         self._names_wanting_task = {name for name, tool in self.tools.items() if wants_task(tool)}
+
+    def _load(
+        self, file: UserFile | None, kind: type[ToolMark] | type[RewardMark], decorator: str
+    ) -> dict[str, Callable[..., Any]]:
+        if file is None:
+            return {}
+        loaded = run_user_file(file)
+        path, functions = file.path, marked_functions(loaded.module, kind)
+        if not functions:
+            raise ToolFileError(
+                f"{path} holds no function marked with {decorator}",
+                f"write `from stillroom.tools import {decorator[1:]}` and {decorator} above a "
+                "function",
+            )
+        for name, function in functions.items():
+            if mark_of(function).sandbox:
+                raise ToolFileError(
+                    f"{path}: {name!r} has sandbox=True, which is not supported yet",
+                    "leave sandbox out; the function then runs in a child process with your rights",
+                )
+        if loaded.note is not None:
+            self._notes.append(loaded.note)
+        return functions
 
     def describe(self) -> Ready:
         """Returns the first line of a worker that has loaded these functions."""
@@ -138,6 +183,7 @@ class UserCode:
                 )
                 for name, function in self.rewards.items()
             ],
+            notes=self._notes,
         )
 
     def answer(self, call: CallTool | CallReward) -> Answer:
@@ -161,33 +207,14 @@ class UserCode:
         return Answer(content=_as_text(value))
 
     def _call_reward(self, call: CallReward) -> Answer:
-        args = RewardArgs(metadata=call.metadata, variables=call.variables, secrets={})
+        secrets = _Secrets(self._secrets)
+        args = RewardArgs(metadata=call.metadata, variables=call.variables, secrets=secrets)
         value = _run(self.rewards[call.name], args, call.messages)
         if not isinstance(value, int | float):
             return Answer(error=_short(f"a reward must return a number, not {value!r}"))
         if not math.isfinite(value):
             return Answer(error=f"a reward must return a finite number, not {value!r}")
         return Answer(reward=float(value))
-
-
-def _load(
-    file: UserFile | None, kind: type[ToolMark] | type[RewardMark], decorator: str
-) -> dict[str, Callable[..., Any]]:
-    if file is None:
-        return {}
-    path, functions = file.path, marked_functions(load_user_file(file), kind)
-    if not functions:
-        raise ToolFileError(
-            f"{path} holds no function marked with {decorator}",
-            f"write `from stillroom.tools import {decorator[1:]}` and {decorator} above a function",
-        )
-    for name, function in functions.items():
-        if mark_of(function).sandbox:
-            raise ToolFileError(
-                f"{path}: {name!r} has sandbox=True, which is not supported yet",
-                "leave sandbox out; the function then runs in a child process with your rights",
-            )
-    return functions
 
 
 def _run(function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
@@ -294,7 +321,7 @@ def main() -> None:
         end_with_parent(files.parent)
     limit_this_process(memory_bytes=memory_share())
     try:
-        code = UserCode(files.tools, files.rewards)
+        code = UserCode(files.tools, files.rewards, files.secrets)
         ready = code.describe()
     except ToolFileError as error:
         _send(replies, Broken(problem=error.problem, fix=error.fix))

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from stillroom.errors import ConfigError
 from stillroom.models.pairing import OFF_POLICY_ROUTE
 from stillroom.secrecy.readable import check_readable, unreadable
-from stillroom.train.config.schema import TrainConfig
+from stillroom.train.config.schema import TrainConfig, TrainerSection
 from stillroom.validation import describe_errors
 from stillroom.yaml_text import read_yaml
 
@@ -21,9 +21,14 @@ _UNREADABLE = (yaml.YAMLError, msgspec.DecodeError, ValueError, RecursionError)
 _HOSTED = "it belongs to a hosted service"
 _CHAT_ONLY = ("openai", "openrouter", "anthropic", "google", "ollama")
 
+_NO_BILL = (
+    "nothing bills a training run here, so no cap in dollars can end it",
+    "leave it out; trainer.num_epochs bounds the run, and budget_usd calls of generate_rollouts",
+)
+
 UNSUPPORTED: dict[str, tuple[str, str]] = {
-    "max_billing": (_HOSTED, "leave it out: training here runs on your own machine"),
-    "teacher.agentic": ("the student alone acts", "leave it out"),
+    "max_billing": _NO_BILL,
+    "trainer.max_billing": _NO_BILL,
     "data.packing": (
         "rows are packed wherever the model can run packs, and never attend to each other",
         "leave it out",
@@ -37,9 +42,16 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
         "leave it out; model.microbatch_tokens makes the passes smaller",
     ),
     "wandb_project": ("it belongs to the trainer", "write trainer.wandb_project"),
+    "wandb_name": ("it belongs to the trainer", "write trainer.wandb_name"),
 }
 """The reason and the fix for each refused key, by dotted key; null, false and [] are let
 through."""
+
+WITHOUT_EFFECT: dict[str, str] = {
+    "organization_id": "it names an account of a hosted service, which nothing here reads",
+    "teacher.agentic": "tools.py and rollout.max_turns say whether the student acts",
+}
+"""The reason for each key that is left out with a note, since it would change nothing here."""
 
 _NO_SCORES = (
     "its API does not return the log-probability of tokens that another model wrote",
@@ -71,6 +83,8 @@ def load_config(
     """
     raw = read_config(path, overrides, source=source)
     _refuse_unsupported(raw, path)
+    for dotted in WITHOUT_EFFECT:
+        _remove(raw, dotted)
     try:
         return TrainConfig.model_validate(raw)
     except ValidationError as error:
@@ -78,6 +92,29 @@ def load_config(
             f"{path}: {describe_errors(error, TrainConfig)}",
             "mend the file, or override the key with section.key=value",
         ) from error
+
+
+def config_notes(
+    path: Path, overrides: Sequence[str] = (), *, source: Path | None = None
+) -> list[str]:
+    """Returns notes for the user on what a readable config.yml leaves out, or says in vain."""
+    raw, name = read_config(path, overrides, source=source), path.name
+    notes = [
+        f"{name}: {dotted} is left out: {reason}"
+        for dotted, reason in WITHOUT_EFFECT.items()
+        if _value_at(raw, dotted) not in (None, "", False)
+    ]
+    if _value_at(raw, "trainer.num_epochs") is None:
+        fields = TrainerSection.model_fields
+        shown = ("num_epochs", "learning_rate", "schedule", "save_step")
+        defaults = ", ".join(
+            f"{key} {fields[key].get_default()}"
+            for key in shown
+            if _value_at(raw, f"trainer.{key}") is None
+        )
+        where = "trainer" if _value_at(raw, "trainer") is None else "trainer.num_epochs"
+        notes.append(f"{name} has no {where}; the defaults are taken: {defaults}")
+    return notes
 
 
 def read_config(
@@ -150,10 +187,8 @@ def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:
     for dotted, (reason, fix) in UNSUPPORTED.items():
         if _value_at(raw, dotted) not in (None, [], False):
             raise ConfigError(f"{path}: {dotted} is not supported: {reason}", fix)
-        section, _, key = dotted.rpartition(".")
-        holder = _value_at(raw, section) if section else raw
-        if isinstance(holder, dict):
-            cast("dict[str, Any]", holder).pop(key, None)
+        _remove(raw, dotted)
+    _refuse_hosted_evals(raw, path)
     for (dotted, value), (reason, fix) in REFUSED_VALUES.items():
         if _value_at(raw, dotted) == value:
             raise ConfigError(f"{path}: {dotted}: {value} is not supported: {reason}", fix)
@@ -162,6 +197,25 @@ def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:
             f"{path}: model.path is a list, and one run trains one model",
             "start one run for each with the override model.path=…",
         )
+
+
+def _refuse_hosted_evals(raw: dict[str, Any], path: Path) -> None:
+    evals = raw.get("evals")
+    for index, section in enumerate(cast("list[Any]", evals) if isinstance(evals, list) else []):
+        if isinstance(section, dict) and "eval_id" in section:
+            raise ConfigError(
+                f"{path}: evals.{index}.eval_id is not supported: it names an evaluation of a "
+                "hosted service",
+                "put its prompts beside config.yml, e.g. as heldout.jsonl, and write "
+                "- {name: heldout, step: 100} (pass1, pass4, pass8 stay)",
+            )
+
+
+def _remove(raw: dict[str, Any], dotted: str) -> None:
+    section, _, key = dotted.rpartition(".")
+    holder = _value_at(raw, section) if section else raw
+    if isinstance(holder, dict):
+        cast("dict[str, Any]", holder).pop(key, None)
 
 
 def _value_at(raw: dict[str, Any], dotted: str) -> Any:

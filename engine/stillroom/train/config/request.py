@@ -26,7 +26,7 @@ from stillroom.run_folder import RunFolder, given_config
 from stillroom.settings import Workspace
 from stillroom.tools.mcp.spec import parse_spec
 from stillroom.tools.user.file import UserFile, read_user_file
-from stillroom.train.config.file import load_config
+from stillroom.train.config.file import config_notes, load_config
 from stillroom.train.config.launcher import LauncherSection, split_address
 from stillroom.train.config.resume import TrainingState, find_resume_point, run_to_resume
 from stillroom.train.config.schema import EvalSection, TrainConfig
@@ -112,6 +112,8 @@ class TrainingPlan:
     context_file: Path | None = None
     """The file that the teacher reads before each conversation."""
     views: PromptViews = UNCHANGED
+    notes: tuple[str, ...] = ()
+    """Notes for the user on what config.yml leaves out, or says in vain."""
 
     @property
     def code_files(self) -> list[Path]:
@@ -229,6 +231,7 @@ def plan_request(
         models=tuple(models),
         context_file=context_file,
         views=_views(workspace, config, context_file),
+        notes=tuple(config_notes(config_file, request.overrides, source=source)),
     )
 
 

@@ -48,6 +48,7 @@ _FREE_KEYS = frozenset(
         "trainer.save_step",
         "trainer.tensorboard",
         "trainer.trackio_project",
+        "trainer.wandb_name",
         "trainer.wandb_project",
     }
 )

@@ -118,7 +118,7 @@ class DataSection(ConfigSection):
 class TrainerSection(ConfigSection):
     """The optimiser and how long it runs."""
 
-    num_epochs: Annotated[int, Field(ge=1)]
+    num_epochs: Annotated[int, Field(ge=1)] = 1
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     save_step: int = -1
     """The number of steps between two checkpoints; -1: a checkpoint at the end only."""
@@ -147,6 +147,14 @@ class TrainerSection(ConfigSection):
     trackio_project: str | None = None
     """The trackio project to write metrics to, in runs/trackio unless TRACKIO_DIR names another
     folder. None: trackio is not used."""
+    wandb_name: str | None = None
+    """The run's name in Weights & Biases; None: the run's id."""
+
+    @model_validator(mode="after")
+    def _a_name_needs_its_project(self) -> "TrainerSection":
+        if self.wandb_name is not None and self.wandb_project is None:
+            raise ValueError("wandb_name is the run's name in W&B: set trainer.wandb_project too")
+        return self
 
 
 class DpoSection(ConfigSection):
@@ -220,7 +228,7 @@ class TrainConfig(ConfigSection):
     curriculum: CurriculumSection = CurriculumSection()
     cold_start: ColdStartSection | None = None
     soft_targets: SoftTargetsSection | None = None
-    trainer: TrainerSection
+    trainer: TrainerSection = TrainerSection()
     evals: tuple[EvalSection, ...] = ()
     dpo: DpoSection = DpoSection()
     launcher: LauncherSection = LauncherSection()

@@ -35,7 +35,8 @@ def open_trackers(config: TrainConfig, run: Path) -> list[Tracker]:
         if trainer.tensorboard:
             trackers.append(_tensorboard(run))
         if trainer.wandb_project is not None:
-            trackers.append(_wandb(trainer.wandb_project, run, settings))
+            name = trainer.wandb_name or run.name
+            trackers.append(_wandb(trainer.wandb_project, name, run, settings))
         if trainer.trackio_project is not None:
             trackers.append(_trackio(trainer.trackio_project, run, settings))
     except ModuleNotFoundError as error:
@@ -55,14 +56,14 @@ def _tensorboard(run: Path) -> Tracker:
     return Tracker("TensorBoard", log, writer.close)
 
 
-def _wandb(project: str, run: Path, settings: dict[str, Any]) -> Tracker:
+def _wandb(project: str, name: str, run: Path, settings: dict[str, Any]) -> Tracker:
     import wandb
 
     library: Any = wandb
     # Without a key W&B would ask for one at the terminal and wait forever.
     mode = None if library.api.api_key else "offline"
     session = library.init(
-        project=project, name=run.name, id=run.name, dir=str(run), config=settings, mode=mode
+        project=project, name=name, id=run.name, dir=str(run), config=settings, mode=mode
     )
 
     def log(step: int, values: Mapping[str, float]) -> None:

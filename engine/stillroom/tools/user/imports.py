@@ -1,0 +1,61 @@
+"""The imports of a user's Python file: names that it did not import, modules not installed."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_PACKAGES = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python",
+    "dateutil": "python-dateutil",
+    "docx": "python-docx",
+    "dotenv": "python-dotenv",
+    "fitz": "pymupdf",
+    "github": "pygithub",
+    "jwt": "pyjwt",
+    "psycopg2": "psycopg2-binary",
+    "serpapi": "google-search-results",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""The packages whose modules have another name."""
+
+
+def names_not_imported(code: bytes, offered: frozenset[str]) -> frozenset[str]:
+    """Returns which of the offered names code uses without importing or defining them.
+
+    They are none if the code has a `from … import *`, which may define any name, or bad syntax.
+    """
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError):
+        return frozenset()  # whoever runs the code says what is wrong with it
+    used, bound = set[str](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        else:
+            bound.update(_bound_by(node))
+    return frozenset() if "*" in bound else offered & (used - bound)
+
+
+def _bound_by(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+
+
+def how_to_install(module: str, folder: Path) -> str:
+    """Returns the command that installs a missing module for this Python; `folder` imports it."""
+    name = module.partition(".")[0]
+    listed = folder / "requirements.txt"
+    package = _PACKAGES.get(name, name.replace("_", "-"))
+    wanted = f"-r {listed}" if listed.is_file() else package
+    return (
+        f"install it for the Python that runs it: `{sys.executable} -m pip install {wanted}` (or, "
+        f"if {name} is yours, put {name}.py beside the file)"
+    )
