@@ -141,8 +141,10 @@ class Workspace:
 
         These are the values of variables and of lines of the .env file whose names say so.
         """
-        variables = {**_dot_env(self.root / ".env"), **os.environ, **self.secrets}
-        return Redactor(value for name, value in variables.items() if is_secret_name(name))
+        sources = (_dot_env(self.root / ".env"), os.environ, self.secrets)
+        return Redactor(
+            source[name] for source in sources for name in source if is_secret_name(name)
+        )
 
     def command(self, command: str) -> str:
         """Returns the command line or URL of an MCP server with the secrets that were hidden.

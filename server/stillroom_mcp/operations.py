@@ -61,6 +61,11 @@ class OfferedOperation:
         """Whether the operation becomes a run if the files that it reads are large."""
         return api.operation_named(self.name).large is not None
 
+    @property
+    def has_child(self) -> bool:
+        """Whether the operation may start a child process and wait for it."""
+        return api.operation_named(self.name).child is not None
+
     def call(self, workspace: Workspace, request: BaseModel) -> msgspec.Struct:
         """Carries out the operation; returns its result, or the run that it has become."""
         return api.carry_out(workspace, api.operation_named(self.name), request)

@@ -60,7 +60,9 @@ class OperationTool(Tool):
             if isinstance(request, api.GetRun):
                 result = await wait_for_run(self.workspace, request, context)
             else:
-                result = await _called(functools.partial(operation.call, self.workspace, request))
+                call = functools.partial(operation.call, self.workspace, request)
+                run = _called if operation.has_child else anyio.to_thread.run_sync
+                result = await run(call)
         except EngineError as error:
             raise ToolError(redacted(fenced_error(error))) from error
         except OSError as error:

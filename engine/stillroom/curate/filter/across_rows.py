@@ -31,7 +31,7 @@ _WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, An
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class _Place:
     """The place of a row in its file, from which it can be read again."""
 
     path: Path
@@ -46,7 +46,7 @@ class Place:
 class Traits:
     """The traits of one row that are needed to compare it with others."""
 
-    place: Place
+    place: _Place
     category: str | None
     signature: Signature | None
     conversation: bytes | None
@@ -74,7 +74,7 @@ class TraitReader:
         if self._signer is not None:
             signature = self._signer.signature(spoken_text(row.messages))
         return Traits(
-            Place(row.path, line.number, line.offset, line.num_bytes, is_ours),
+            _Place(row.path, line.number, line.offset, line.num_bytes, is_ours),
             None if self._field is None else row.category(self._field),
             signature,
             conversation_digest(row) if self._is_exact else None,
@@ -98,7 +98,7 @@ class _Places:
         self._numbers, self._offsets, self._sizes = array("q"), array("q"), array("q")
         self._is_ours = array("b")
 
-    def add(self, place: Place) -> None:
+    def add(self, place: _Place) -> None:
         if not self._paths or self._paths[-1] != place.path:
             self._paths.append(place.path)
         self._files.append(len(self._paths) - 1)
