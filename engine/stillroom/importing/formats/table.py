@@ -1,5 +1,7 @@
 """The one table of all formats that can be imported."""
 
+from stillroom.importing.formats.api_logs.anthropic import ANTHROPIC_MESSAGES
+from stillroom.importing.formats.api_logs.responses import OPENAI_RESPONSES
 from stillroom.importing.formats.datasets.alpaca import ALPACA
 from stillroom.importing.formats.datasets.openai_files import EVAL_ITEMS, FINE_TUNING, PREFERENCES
 from stillroom.importing.formats.datasets.sharegpt import SHAREGPT
@@ -7,6 +9,8 @@ from stillroom.importing.formats.datasets.tables import CSV, PAIRS, PARQUET
 from stillroom.importing.records import TraceFormat
 
 FORMATS: tuple[TraceFormat, ...] = (
+    ANTHROPIC_MESSAGES,
+    OPENAI_RESPONSES,
     PREFERENCES,
     EVAL_ITEMS,
     SHAREGPT,

@@ -1,0 +1,1 @@
+"""Readers of what APIs and gateways log: one row for each call."""

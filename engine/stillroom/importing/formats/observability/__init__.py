@@ -1,0 +1,1 @@
+"""Readers of what observability tools export: spans, observations and runs."""

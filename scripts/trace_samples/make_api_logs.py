@@ -1,0 +1,68 @@
+"""Writes the samples of API logs with the official clients.
+
+`PYTHONPATH=scripts python -m trace_samples.make_api_logs`; needs openai and anthropic. Each row is
+what an application logs that keeps the arguments of its calls and what the client returned.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+
+from trace_samples import clients
+from trace_samples.conversation import REPLIES
+from trace_samples.scripted_endpoint import Json, ScriptedEndpoint, in_order
+
+SAMPLES = Path(__file__).parents[2] / "tests" / "fixtures" / "traces"
+KEY = "none"
+
+
+def write_rows(name: str, rows: list[Json]) -> None:
+    """Writes the rows of a sample."""
+    path = SAMPLES / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    path.write_text(text, encoding="utf-8")
+
+
+def _logged(calls: list[tuple[Json, Any]], session: str) -> list[Json]:
+    return [
+        {
+            "request": request,
+            "response": reply.model_dump(mode="json", exclude_unset=True),
+            "session_id": session,
+            "timestamp": f"2026-03-01T10:00:0{number}Z",
+            "duration_ms": 1500,
+        }
+        for number, (request, reply) in enumerate(calls)
+    ]
+
+
+def _anthropic(*, is_streamed: bool) -> list[Json]:
+    with ScriptedEndpoint(in_order(REPLIES)) as endpoint:
+        client = anthropic.Anthropic(base_url=endpoint.url, api_key=KEY, max_retries=0)
+        calls = clients.messages(client, is_streamed=is_streamed)
+    return _logged(calls, "streamed" if is_streamed else "whole")
+
+
+def _responses(*, is_chained: bool) -> list[Json]:
+    with ScriptedEndpoint(in_order(REPLIES)) as endpoint:
+        client = openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key=KEY, max_retries=0)
+        calls = clients.responses(client, is_chained=is_chained)
+    return _logged(calls, "chained" if is_chained else "whole")
+
+
+def main() -> None:
+    """Writes all samples of API logs."""
+    write_rows(
+        "anthropic_messages/calls.jsonl",
+        _anthropic(is_streamed=False) + _anthropic(is_streamed=True),
+    )
+    write_rows("openai_responses/calls.jsonl", _responses(is_chained=False))
+    write_rows("openai_responses/chained.jsonl", _responses(is_chained=True))
+
+
+if __name__ == "__main__":
+    main()
