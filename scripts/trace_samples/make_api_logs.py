@@ -54,6 +54,50 @@ def _responses(*, is_chained: bool) -> list[Json]:
     return _logged(calls, "chained" if is_chained else "whole")
 
 
+def _write_openai_batch() -> None:
+    """Writes the two files of a batch; the service writes the results in any order."""
+    with ScriptedEndpoint(in_order(REPLIES)) as endpoint:
+        client = openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key=KEY, max_retries=0)
+        calls = clients.chat(client)
+    requests = [
+        {"custom_id": f"task-{n}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for n, (body, _) in enumerate(calls, start=1)
+    ]
+    results = [
+        {
+            "id": f"batch_req_{n}",
+            "custom_id": f"task-{n}",
+            "response": {
+                "status_code": 200,
+                "request_id": f"req_{n}",
+                "body": reply.model_dump(mode="json", exclude_unset=True),
+            },
+            "error": None,
+        }
+        for n, (_, reply) in enumerate(calls, start=1)
+    ]
+    write_rows("openai_batch/requests.jsonl", requests)
+    write_rows("openai_batch/results.jsonl", results[-1:] + results[:-1])
+
+
+def _write_anthropic_batch() -> None:
+    with ScriptedEndpoint(in_order(REPLIES)) as endpoint:
+        client = anthropic.Anthropic(base_url=endpoint.url, api_key=KEY, max_retries=0)
+        calls = clients.messages(client)
+    requests = [
+        {"custom_id": f"task-{n}", "params": body} for n, (body, _) in enumerate(calls, start=1)
+    ]
+    results: list[Json] = []
+    for number, (_, reply) in enumerate(calls, start=1):
+        message = reply.model_dump(mode="json", exclude_unset=True)
+        row = {"custom_id": f"task-{number}", "result": {"type": "succeeded", "message": message}}
+        # As the client reads the results of a batch.
+        read = anthropic.types.messages.MessageBatchIndividualResponse.model_validate(row)
+        results.append(read.model_dump(mode="json", exclude_unset=True))
+    write_rows("anthropic_batch/requests.jsonl", requests)
+    write_rows("anthropic_batch/results.jsonl", results[-1:] + results[:-1])
+
+
 def main() -> None:
     """Writes all samples of API logs."""
     write_rows(
@@ -62,6 +106,8 @@ def main() -> None:
     )
     write_rows("openai_responses/calls.jsonl", _responses(is_chained=False))
     write_rows("openai_responses/chained.jsonl", _responses(is_chained=True))
+    _write_openai_batch()
+    _write_anthropic_batch()
 
 
 if __name__ == "__main__":

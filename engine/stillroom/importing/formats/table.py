@@ -1,6 +1,7 @@
 """The one table of all formats that can be imported."""
 
 from stillroom.importing.formats.api_logs.anthropic import ANTHROPIC_MESSAGES
+from stillroom.importing.formats.api_logs.batches import ANTHROPIC_BATCH, OPENAI_BATCH
 from stillroom.importing.formats.api_logs.responses import OPENAI_RESPONSES
 from stillroom.importing.formats.datasets.alpaca import ALPACA
 from stillroom.importing.formats.datasets.openai_files import EVAL_ITEMS, FINE_TUNING, PREFERENCES
@@ -11,6 +12,8 @@ from stillroom.importing.records import TraceFormat
 FORMATS: tuple[TraceFormat, ...] = (
     ANTHROPIC_MESSAGES,
     OPENAI_RESPONSES,
+    OPENAI_BATCH,
+    ANTHROPIC_BATCH,
     PREFERENCES,
     EVAL_ITEMS,
     SHAREGPT,

@@ -1,0 +1,223 @@
+"""Batches of OpenAI and Anthropic: the file of requests and the file of results, joined.
+
+A result names its request by `custom_id` only, and these ids are unique within one batch only. So
+each file of results is joined with the one file of requests that has all of its ids, or most.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stillroom.importing.bodies.envelopes import logged_calls
+from stillroom.importing.bodies.exchanges import NO_REQUEST, read_exchanges
+from stillroom.importing.bodies.facts import as_list, as_row, text_of, without_nothing
+from stillroom.importing.bodies.shelf import Shelf
+from stillroom.importing.json_rows import (
+    Row,
+    UnreadableRowError,
+    head_rows,
+    read_json_rows,
+)
+from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+
+_Key = tuple[int, str]
+"""The number of a file, and a custom_id of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchApi:
+    """Where one API's batches have the request and the response."""
+
+    provider: str
+    is_request: Callable[[Row], bool]
+    is_result: Callable[[Row], bool]
+    request: Callable[[Row], Any]
+    response: Callable[[Row], Any]
+    """The body of the response, or an object with an `error` in place of it."""
+
+
+@dataclass(slots=True)
+class _Requests:
+    """The requests of all files."""
+
+    bodies: Shelf[_Key]
+    places: dict[_Key, Place] = field(default_factory=dict[_Key, Place])
+    result_ids: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
+    """The custom_ids of the results of each file, by its number."""
+
+
+def _items(row: Row, place: Place) -> Iterator[tuple[Place, Row]]:
+    """Yields the requests of a row with their places: itself, or those of a whole API body."""
+    if "custom_id" in row or not as_list(row.get("requests")):
+        yield place, row
+        return
+    for number, item in enumerate(as_list(row["requests"]), start=1):
+        yield Place(place.path, place.line, f"request {number}"), as_row(item)
+
+
+def _read(paths: Sequence[Path], api: _BatchApi) -> Iterator[SourceRow]:
+    with Shelf[_Key]() as bodies:
+        requests = _Requests(bodies)
+        yield from _take_in(paths, api, requests)
+        used: set[_Key] = set()
+        for number, path in enumerate(paths):
+            if number in requests.result_ids:
+                yield from _join(number, path, api, requests, used, paths)
+        for key, place in requests.places.items():
+            if key not in used:
+                detail = f"no file that was given has the result of {key[1]!r}"
+                yield Refusal(place, "no result for this request", detail)
+
+
+def _take_in(paths: Sequence[Path], api: _BatchApi, requests: _Requests) -> Iterator[Refusal]:
+    """Keeps the requests of all files; yields the rows that are neither request nor result."""
+    for number, path in enumerate(paths):
+        for row in read_json_rows(path):
+            if isinstance(row, Refusal):
+                yield row
+                continue
+            for place, item in _items(row.data, row.place):
+                custom_id = text_of(item.get("custom_id"))
+                if custom_id is not None and api.is_result(item):
+                    requests.result_ids.setdefault(number, set()).add(custom_id)
+                elif custom_id is None or not api.is_request(item):
+                    yield Refusal(place, "neither a request nor a result of a batch")
+                elif requests.bodies.put((number, custom_id), api.request(item)):
+                    requests.places[number, custom_id] = place
+                else:
+                    detail = f"{custom_id!r} stands twice in this file"
+                    yield Refusal(place, "a custom_id that is not unique", detail)
+
+
+def _join(
+    number: int,
+    path: Path,
+    api: _BatchApi,
+    requests: _Requests,
+    used: set[_Key],
+    paths: Sequence[Path],
+) -> Iterator[SourceRow]:
+    """Yields the calls of a file's results."""
+    try:
+        source = _requests_of(number, requests, paths)
+        problem = None
+    except UnreadableRowError as error:
+        source, problem = None, error
+    for row in read_json_rows(path):
+        if isinstance(row, Refusal):
+            continue  # it was yielded when the requests were taken in
+        custom_id = text_of(row.data.get("custom_id"))
+        if custom_id is None or not api.is_result(row.data):
+            continue
+        try:
+            if problem is not None:
+                raise problem
+            key = (source if source is not None else -1, custom_id)
+            calls = list(_calls(row.place, row.data, key, api, requests, used))
+        except UnreadableRowError as error:
+            yield Refusal(row.place, error.reason, error.detail)
+            if (
+                source is not None
+                and (key := (source, custom_id)) in requests.places
+                and (key not in used)
+            ):
+                used.add(key)
+                yield Refusal(requests.places[key], error.reason, f"see {row.place}")
+        else:
+            yield from calls
+
+
+def _requests_of(number: int, requests: _Requests, paths: Sequence[Path]) -> int | None:
+    """Returns the number of the file that has the requests of a file's results; None if none has.
+
+    Raises UnreadableRowError if several could be the one.
+    """
+    ids = requests.result_ids[number]
+    num_ids = Counter(file for file, custom_id in requests.places if custom_id in ids)
+    if not num_ids:
+        return None
+    most = max(num_ids.values())
+    likely = [file for file, count in num_ids.items() if count == most]
+    beside = [file for file in likely if paths[file].parent == paths[number].parent]
+    likely = beside if len(beside) == 1 else likely
+    if len(likely) == 1:
+        return likely[0]
+    names = ", ".join(paths[file].name for file in likely)
+    detail = f"{names} have the same custom_ids: import each batch by itself"
+    raise UnreadableRowError("several files of requests have its custom_id", detail)
+
+
+def _calls(
+    place: Place, result: Row, key: _Key, api: _BatchApi, requests: _Requests, used: set[_Key]
+) -> Iterator[LoggedConversation]:
+    body = requests.bodies.get(key)
+    if body is None:
+        detail = f"no file that was given has the request {key[1]!r}"
+        raise UnreadableRowError(NO_REQUEST, detail)
+    if key in used:
+        raise UnreadableRowError("a second result of its request", repr(key[1]))
+    exchanges = [exchange.facts() for exchange in read_exchanges(body, api.response(result))]
+    metadata = without_nothing(custom_id=key[1])
+    first, *others = logged_calls(place, exchanges, {}, metadata, api.provider)
+    used.add(key)
+    yield dataclasses.replace(first, also_at=(requests.places[key],))
+    yield from others
+
+
+def _openai_response(row: Row) -> Any:
+    if row.get("error"):
+        return {"error": row["error"]}
+    response = as_row(row.get("response"))
+    body, status = response.get("body"), response.get("status_code")
+    if isinstance(status, int) and status >= 400 and not as_row(body).get("error"):
+        return {"error": f"status {status}"}
+    return body
+
+
+def _anthropic_response(row: Row) -> Any:
+    result = as_row(row["result"])
+    if result.get("type") == "succeeded":
+        return result.get("message")
+    error = as_row(result.get("error"))
+    return {"error": error.get("error") or error or result.get("type") or "no result"}
+
+
+_OPENAI = _BatchApi(
+    provider="openai",
+    is_request=lambda row: isinstance(row.get("body"), dict) and "url" in row,
+    is_result=lambda row: "response" in row or "error" in row,
+    request=lambda row: row["body"],
+    response=_openai_response,
+)
+_ANTHROPIC = _BatchApi(
+    provider="anthropic",
+    is_request=lambda row: isinstance(row.get("params"), dict),
+    is_result=lambda row: isinstance(row.get("result"), dict),
+    request=lambda row: row["params"],
+    response=_anthropic_response,
+)
+
+
+def _is_of(api: _BatchApi, head: bytes) -> bool:
+    for row in head_rows(head):
+        item = as_row(next(iter(as_list(row.get("requests"))), None)) or row
+        if "custom_id" in item and (api.is_request(item) or api.is_result(item)):
+            return True
+    return False
+
+
+OPENAI_BATCH = TraceFormat(
+    name="openai_batch",
+    title="OpenAI batches: files of requests and of results",
+    is_recognised=lambda _path, head: _is_of(_OPENAI, head),
+    read=lambda paths: _read(paths, _OPENAI),
+)
+ANTHROPIC_BATCH = TraceFormat(
+    name="anthropic_batch",
+    title="Anthropic message batches: requests and results",
+    is_recognised=lambda _path, head: _is_of(_ANTHROPIC, head),
+    read=lambda paths: _read(paths, _ANTHROPIC),
+)
