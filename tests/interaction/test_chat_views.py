@@ -15,7 +15,7 @@ from playwright.sync_api import BrowserContext, FrameLocator, Page
 from fakes.dashboards import kept_running
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_rows
 from fakes.run_folders import write_training
-from fakes.watched_pages import watched_page
+from fakes.watched_pages import accessibility_faults, watched_page
 from stillroom.settings import Workspace
 from stillroom_mcp.app import build_server
 from stillroom_mcp.dashboard.chat_views import ROWS_VIEW, RUN_VIEW
@@ -39,7 +39,7 @@ addEventListener("message", async ({data, source}) => {
   const {id, method, params} = data;
   if (method === "ui/initialize") post({id, result: {
     protocolVersion: params.protocolVersion, hostInfo: {name: "host", version: "1"},
-    hostCapabilities: {serverTools: {}, ...window.more}, hostContext: {theme: "dark"}}});
+    hostCapabilities: {serverTools: {}, ...window.more}, hostContext: {theme: window.theme}}});
   else if (method === "ui/notifications/initialized") {
     post({method: "ui/notifications/tool-input", params: {arguments: window.given}});
     const result = await callTool(window.tool, window.given);
@@ -94,14 +94,15 @@ def hosted(context: BrowserContext, folder: Path) -> Iterator[Any]:
     page.expose_function("callTool", lambda name, given: _apart(_call, folder, name, given))
 
     def opened(
-        uri: str, tool: str, *, can_read: bool = False, **given: Any
+        uri: str, tool: str, *, can_read: bool = False, theme: str = "dark", **given: Any
     ) -> tuple[Page, FrameLocator]:
         page.set_content(HOST)
         html = _apart(_view, folder, uri).replace(
             "<head>", f'<head><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         )
         page.evaluate("(given) => Object.assign(window, given)", {
-            "tool": tool, "given": given, "more": {"serverResources": {}} if can_read else {},
+            "tool": tool, "given": given, "theme": theme,
+            "more": {"serverResources": {}} if can_read else {},
         })  # fmt: skip
         page.evaluate("(html) => frame.srcdoc = html", html)
         return page, page.frame_locator("iframe")
@@ -113,11 +114,16 @@ def hosted(context: BrowserContext, folder: Path) -> Iterator[Any]:
     assert wrong == []
 
 
-@pytest.mark.parametrize("can_read", [True, False])
-def test_a_run_shows_curves_that_move(hosted: Any, folder: Path, can_read: bool) -> None:
+@pytest.mark.parametrize(
+    ("can_read", "theme", "background"),
+    [(True, "dark", "rgb(18, 20, 23)"), (False, "light", "rgb(251, 251, 249)")],
+)
+def test_a_run_shows_curves_that_move(
+    hosted: Any, folder: Path, can_read: bool, theme: str, background: str
+) -> None:
     run = write_training(folder / "runs", "sft-now", [{"loss": 2.0}], status="running")
     with kept_running(run):
-        page, view = hosted(RUN_VIEW, "get_run", run_id="sft-now", can_read=can_read)
+        page, view = hosted(RUN_VIEW, "get_run", run_id="sft-now", can_read=can_read, theme=theme)
         change = view.locator("figure[data-metric=loss] .change")
         change.get_by_text("2", exact=True).wait_for()
         with (run / "events.jsonl").open("a", encoding="utf-8") as events:
@@ -128,12 +134,13 @@ def test_a_run_shows_curves_that_move(hosted: Any, folder: Path, can_read: bool)
         change.get_by_text("2 → 0.5", exact=True).wait_for()
     assert view.locator("canvas").count() == 1
     colour = view.locator("body").evaluate("(body) => getComputedStyle(body).backgroundColor")
-    assert colour == "rgb(18, 20, 23)", "the theme of the host is dark"
+    assert colour == background
+    assert accessibility_faults(page, page.frames[1]) == ""
     assert page.evaluate("heights.at(-1)") > 200
 
 
 def test_rows_show_conversations_and_the_next_ones(hosted: Any) -> None:
-    _, view = hosted(ROWS_VIEW, "inspect_examples", path="rows.jsonl", n=2)
+    page, view = hosted(ROWS_VIEW, "inspect_examples", path="rows.jsonl", n=2)
     view.get_by_text("I look.").first.wait_for()
     said = view.locator("details.call .said").first
     assert not said.is_visible()
@@ -142,6 +149,7 @@ def test_rows_show_conversations_and_the_next_ones(hosted: Any) -> None:
     view.get_by_role("button", name="Next rows").click()
     view.get_by_role("heading", name="rows.jsonl:3").wait_for()
     assert view.locator("main img").count() == 0
+    assert accessibility_faults(page, page.frames[1]) == ""
 
 
 def test_tools_name_their_views_and_the_server_says_that_it_has_them(folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page
 
 from fakes.rollout_rows import assistant, rollout_row, tool_call, tool_reply, user, write_rows
-from fakes.watched_pages import watched_page
+from fakes.watched_pages import accessibility_faults, watched_page
 from stillroom import api
 from stillroom.settings import Workspace
 
@@ -55,12 +55,13 @@ def opened(context: BrowserContext, path: Path) -> Page:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_makes_no_request_and_no_error(
+def test_a_page_is_accessible_and_makes_no_request_and_no_error(
     context: BrowserContext, folder: Path, name: str
 ) -> None:
     page, requests, errors = watched_page(context)
     page.goto((folder / name).as_uri())
     page.wait_for_load_state("networkidle")
+    assert accessibility_faults(page) == ""
     assert [url for url in requests if not url.startswith("data:")] == [(folder / name).as_uri()]
     assert errors == []
     assert page.title() != "owned"

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page
 
 from fakes.run_folders import evaluate, write_run, write_training
-from fakes.watched_pages import watched_page
+from fakes.watched_pages import accessibility_faults, watched_page
 from stillroom import api
 from stillroom.report.write import write_report
 from stillroom.settings import Workspace
@@ -29,10 +29,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_report(runs, folder / "report.html", title=ATTACK).as_uri()
 
 
-def test_page_makes_no_request_and_no_error(context: BrowserContext, report: str) -> None:
+def test_page_is_accessible_and_makes_no_request_and_no_error(
+    context: BrowserContext, report: str
+) -> None:
     page, requests, errors = watched_page(context)
     page.goto(report)
     page.wait_for_load_state("networkidle")
+    assert accessibility_faults(page) == ""
     assert [url for url in requests if not url.startswith("data:")] == [report]
     assert errors == []
     assert page.title().startswith(ATTACK)
