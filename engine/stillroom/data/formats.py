@@ -25,6 +25,7 @@ from stillroom.data.layouts.nemo_gym import (
     row_metadata,
 )
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines
+from stillroom.data.tool_names import NamedTools, are_names, named_schemas
 from stillroom.errors import DataError
 from stillroom.files import content_hash
 from stillroom.lines import Line
@@ -79,31 +80,31 @@ class DpoRow(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[ToolSchema]
 
 
+_SYSTEM_KEYS = ("system", "system_prompt")
+"""The keys of a prompt row that hold the system message of its conversation."""
+
+
 def _prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
     """Yields everything wrong with a prompt row."""
-    if "messages" in row:
-        problems = list(message_problems(row["messages"]))
-        yield from problems
-        if not problems and row["messages"][-1]["role"] == "assistant":
-            yield Problem(
-                "messages",
-                "ends with an assistant message, so nothing is left to answer",
-                "end with the user's message; for rows with answers use dataset_type sft",
-            )
-    elif "prompt" in row:
-        if not isinstance(row["prompt"], str) or not row["prompt"].strip():
-            prompt = describe(row["prompt"])
-            is_list = isinstance(row["prompt"], list)
-            fix = "name a list of messages `messages`" if is_list else "write the prompt's text"
-            yield Problem("prompt", f"must be a text, not {prompt}", fix)
-    elif REQUEST in row:
-        yield from prompt_row_problems(row)
+    for field in ("messages", "prompt"):
+        if field in row and (field == "messages" or not isinstance(row["prompt"], str)):
+            yield from _conversation_problems(row[field], field)
+            break
     else:
-        yield Problem(
-            "", "has neither 'messages' nor 'prompt'", 'write {"prompt": "…"} or {"messages": […]}'
-        )
+        if "prompt" in row:
+            if not row["prompt"].strip():
+                prompt = describe(row["prompt"])
+                yield Problem("prompt", f"must be a text, not {prompt}", "write the prompt's text")
+        elif REQUEST in row:
+            yield from prompt_row_problems(row)
+        else:
+            yield Problem(
+                "",
+                "has neither 'messages' nor 'prompt'",
+                'write {"prompt": "…"} or {"messages": […]}',
+            )
     if REQUEST not in row:
-        yield from _unread_system_problems(row)
+        yield from _system_problems(row)
     yield from object_problems(row, "metadata")
     yield from object_problems(row, "variables")
     yield from name_list_problems(row, "tools")
@@ -111,20 +112,50 @@ def _prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
     yield from docker_problems(row)
 
 
-def _unread_system_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields a problem for a system message that no conversation would have."""
-    for field in ("system", "system_prompt"):
-        if isinstance(row.get(field), str):
-            yield Problem(
-                field,
-                "is not read, and no conversation would have it",
-                'write {"messages": [{"role": "system", …}, {"role": "user", …}]}, or give the '
-                "same system message for all rows as `system` of generate_rollouts",
-            )
+def _conversation_problems(messages: Any, field: str) -> Iterator[Problem]:
+    """Yields everything wrong with the messages of a prompt."""
+    if field == "prompt" and not isinstance(messages, list):
+        fix = "write the prompt's text, or a list of messages"
+        yield Problem("prompt", f"must be a text, not {describe(messages)}", fix)
+        return
+    problems = list(message_problems(messages, field))
+    yield from problems
+    if not problems and messages[-1]["role"] == "assistant":
+        yield Problem(
+            field,
+            "ends with an assistant message, so nothing is left to answer",
+            "end with the user's message; for rows with answers use dataset_type sft",
+        )
+
+
+def _system_problems(row: dict[str, Any]) -> Iterator[Problem]:
+    """Yields a problem for a system message beside others, of which one would not be read."""
+    given = [key for key in _SYSTEM_KEYS if row.get(key) and isinstance(row[key], str)]
+    if len(given) > 1:
+        yield Problem("system_prompt", "stands beside system", "write one of them")
+    elif given and _has_system_message(row):
+        yield Problem(
+            given[0],
+            "stands beside messages that begin with a system message, and only one is read",
+            f"take {given[0]} out of the row, or that message",
+        )
+
+
+def _has_system_message(row: dict[str, Any]) -> bool:
+    messages = row.get("messages") or row.get("prompt")
+    first = cast("list[Any]", messages)[0] if isinstance(messages, list) and messages else None
+    return isinstance(first, dict) and cast("dict[str, Any]", first).get("role") == "system"
+
+
+def _system_of(row: dict[str, Any]) -> str | None:
+    """Returns the system message that a prompt row holds beside its conversation; None if none."""
+    given = (row.get(key) for key in _SYSTEM_KEYS)
+    return next((text for text in given if isinstance(text, str) and text), None)
 
 
 _PROMPT_KEYS = (
-    "messages", "prompt", "metadata", "variables", "tools", "rewards", "docker", "docker_env", "id",
+    "messages", "prompt", *_SYSTEM_KEYS, "metadata", "variables", "tools", "rewards", "docker",
+    "docker_env", "id",
 )  # fmt: skip
 """What a prompt row may have. Of these `id` is read by nobody, but tells equal rows apart."""
 
@@ -136,12 +167,14 @@ def unread_key_problems(row: dict[str, Any]) -> Iterator[Problem]:
     """
     if REQUEST in row:
         return
-    unread_system = {problem.field: problem for problem in _unread_system_problems(row)}
+    for key in _SYSTEM_KEYS:
+        if row.get(key) is not None and not isinstance(row[key], str):
+            fix = "write the system message's text"
+            yield Problem(key, f"must be a text, not {describe(row[key])}, and is not read", fix)
     for key in row.keys() - set(_PROMPT_KEYS):
         put = f"put it into metadata: {{{key!r}: …}}, where rewards and tools see it, or remove it"
         similar = nearest(key, _PROMPT_KEYS)
-        problem = Problem(key, f"is no key of a prompt row and is not read{similar}", put)
-        yield unread_system.get(key, problem)
+        yield Problem(key, f"is no key of a prompt row and is not read{similar}", put)
 
 
 def _sft_problems(row: dict[str, Any]) -> Iterator[Problem]:
@@ -153,7 +186,8 @@ def _sft_problems(row: dict[str, Any]) -> Iterator[Problem]:
     elif not problems and not _has_trained_turn(row["messages"]):
         fix = "give the turns to train weight 1, or drop the row"
         yield Problem("messages", "holds no assistant message whose weight is not 0", fix)
-    yield from tool_schema_problems(row.get("tools"))
+    if not are_names(row.get("tools")):
+        yield from tool_schema_problems(row.get("tools"))
     yield from object_problems(row, "metadata")
 
 
@@ -209,8 +243,15 @@ def task_from_row(row: dict[str, Any]) -> Task:
     """
     if REQUEST in row and "messages" not in row and "prompt" not in row:
         return _task_from_request(row)
-    messages: list[Message] = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
-    identity = {key: value for key, value in row.items() if key not in ("prompt", "messages")}
+    prompt: Any = row.get("messages") or row["prompt"]
+    messages: list[Message] = (
+        prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    )
+    apart = {"prompt", "messages"}
+    if (system := _system_of(row)) is not None:
+        messages = [{"role": "system", "content": system}, *messages]
+        apart |= set(_SYSTEM_KEYS)
+    identity = {key: value for key, value in row.items() if key not in apart}
     return Task(
         task_id=content_hash({"messages": messages, **identity}),
         messages=messages,
@@ -291,11 +332,18 @@ def load_datasets(paths: Sequence[Path]) -> list[Task]:
     ]
 
 
-def load_sft_rows(path: Path) -> list[SftRow]:
-    """Returns the supervised rows of a file. Raises DataError at the first bad row."""
+def load_sft_rows(path: Path, named_tools: NamedTools | None = None) -> list[SftRow]:
+    """Returns the supervised rows of a file; `named_tools` are the tools of rows that name them.
+
+    Raises DataError at the first bad row, or at the first with a tool that is not known.
+    """
     return [
-        SftRow(messages=r["messages"], tools=r.get("tools") or [], metadata=r.get("metadata") or {})
-        for r in read_rows(path, RowFormat.SFT)
+        SftRow(
+            messages=row["messages"],
+            tools=named_schemas(row.get("tools") or [], named_tools, where=f"{path}:{line.number}"),
+            metadata=row.get("metadata") or {},
+        )
+        for line, row in checked_rows(path, RowFormat.SFT)
     ]
 
 

@@ -25,6 +25,7 @@ from stillroom.data.checks import Problem, as_number, decode_row
 from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_row
 from stillroom.data.layouts.detect import as_rollout
 from stillroom.data.row_files import count_rows, read_row_lines, rollout_files
+from stillroom.data.tool_names import NamedTools
 from stillroom.errors import DataError, InputError, ModelError
 from stillroom.outputs import ReplacingRequest
 from stillroom.settings import Workspace
@@ -81,16 +82,24 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect_examples(
-    workspace: Workspace, request: InspectExamples, *, tokenizer: Any = None
+    workspace: Workspace,
+    request: InspectExamples,
+    *,
+    tokenizer: Any = None,
+    named_tools: NamedTools | None = None,
 ) -> Inspection:
     """Returns the requested rows; with the student's `tokenizer`, also their training mask.
+
+    `named_tools` are the tools of rows that name them.
 
     Raises InputError if `start` is beyond the last row.
     """
     path = workspace.existing(request.path, label="path")
     renderer = None
     if tokenizer is not None:
-        renderer = ChatRenderer(tokenizer, include_thinking=request.include_thinking)
+        renderer = ChatRenderer(
+            tokenizer, include_thinking=request.include_thinking, named_tools=named_tools
+        )
     end = request.start + request.n
     limit = MAX_TOKENS_SHOWN if request.html else _MAX_TEXT
     views: list[tuple[Path, RowView]] = []

@@ -14,7 +14,8 @@ from stillroom.data.formats import RowFormat, task_from_row
 from stillroom.data.layouts.detect import as_rollout
 from stillroom.data.row_files import RowReader
 from stillroom.data.statistics import RowPlace
-from stillroom.errors import ModelError
+from stillroom.data.tool_names import NamedTools
+from stillroom.errors import DataError, ModelError
 from stillroom.validation import StrictModel
 
 _MAX_BYTES = 24 << 20
@@ -47,9 +48,11 @@ class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The number of rows that training would leave out, by reason."""
 
 
-def count_tokens(request: CountTokens, tokenizer: Any) -> TokenCounts:
+def count_tokens(
+    request: CountTokens, tokenizer: Any, *, named_tools: NamedTools | None = None
+) -> TokenCounts:
     """Returns how many tokens the rows have with a student's tokenizer and chat template."""
-    renderer = ChatRenderer(tokenizer)
+    renderer = ChatRenderer(tokenizer, named_tools=named_tools)
     tokens, trained = Distribution(), Distribution()
     left_out: Counter[str] = Counter()
     rows = num_bytes = 0
@@ -62,7 +65,7 @@ def count_tokens(request: CountTokens, tokenizer: Any) -> TokenCounts:
             row = _read(reader, place, request.format)
             try:
                 lengths = _lengths(row, request.format, renderer)
-            except ModelError as error:
+            except (ModelError, DataError) as error:
                 left_out[f"refused by the chat template: {error.problem}"] += 1
                 continue
             tokens.add(max(length for length, _ in lengths))

@@ -1,6 +1,7 @@
 """The functions that child processes run for operations, since they load heavy libraries."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 from stillroom.curate.filter.request import FilterDataset, FilterResult
@@ -12,6 +13,7 @@ from stillroom.data.token_counts import count_tokens as count_row_tokens
 from stillroom.errors import missing_extra
 from stillroom.models.tokenizer import tokenizer_for
 from stillroom.settings import Workspace
+from stillroom.tools.user.named import tools_named_in
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.planning.forecast import TrainingForecast
 
@@ -29,12 +31,19 @@ def filter_rows(workspace: Workspace, request: FilterDataset) -> FilterResult:
 def inspect_examples(workspace: Workspace, request: InspectExamples) -> Inspection:
     """Returns rows as text, with the mask of trained tokens if the request names a model."""
     tokenizer = _tokenizer(workspace, request.model, "showing a model's mask")
-    return inspect_rows(workspace, request, tokenizer=tokenizer)
+    named = None
+    if tokenizer is not None:
+        named = tools_named_in(workspace.existing(request.path, label="path"), workspace.root)
+    return inspect_rows(workspace, request, tokenizer=tokenizer, named_tools=named)
 
 
 def count_tokens(workspace: Workspace, request: CountTokens) -> TokenCounts:
     """Returns how many tokens the rows have in the chat template of the request's model."""
-    return count_row_tokens(request, _tokenizer(workspace, request.model, "counting tokens"))
+    tokenizer = _tokenizer(workspace, request.model, "counting tokens")
+    files = dict.fromkeys(Path(str(place[0])) for place in request.places)
+    named = (tools_named_in(file, workspace.root) for file in files)
+    known = next((tools for tools in named if tools is not None), None)
+    return count_row_tokens(request, tokenizer, named_tools=known)
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from stillroom.data.formats import load_datasets, load_dpo_rows, load_sft_rows
+from stillroom.data.formats import load_datasets, load_dpo_rows
 from stillroom.lineage import ModelRecord, Recording
 from stillroom.models.resolve import identify, locate_model
 from stillroom.reporting import Reporter
@@ -92,7 +92,7 @@ def _method(
     prepare = _prepare_targets(workspace, plan, models)
     match plan.config.dataset_type:
         case "sft":
-            sft_rows = load_sft_rows(plan.train_file)
+            sft_rows = plan.load_rows(plan.train_file)
             return lambda session: train_sft(
                 session,
                 sft_rows,
@@ -105,8 +105,8 @@ def _method(
             return lambda session: train_dpo(session, dpo_rows, max_length=_max_length(session))
         case "distill":
             tasks = load_datasets(plan.train_files)
-            cold_rows = load_sft_rows(plan.cold_start_file) if plan.cold_start_file else []
-            added = load_sft_rows(plan.added_rows_file) if plan.added_rows_file else []
+            cold_rows = plan.load_rows(plan.cold_start_file) if plan.cold_start_file else []
+            added = plan.load_rows(plan.added_rows_file) if plan.added_rows_file else []
             return lambda session: distill(
                 workspace, session, plan, tasks, cold_rows, added, prepare
             )

@@ -12,8 +12,8 @@ def run(done: int = 0, *, eta_s: float | None = None, phase: str = "train", **fi
     progress = Progress(phase=phase, done=done, total=200, unit="steps", eta_s=eta_s)
     given = {
         "run_id": "sft-1", "kind": RunKind.SFT, "status": RunStatus.RUNNING, "created_at": "",
-        "started_at": "", "ended_at": None, "progress": progress, "metrics": {}, "alarms": [], "notes": [],
-        "result": None, "error": None, "folder": "", "log_path": "",
+        "started_at": "", "ended_at": None, "progress": progress, "metrics": {}, "alarms": [],
+        "notes": [], "result": None, "error": None, "folder": "", "log_path": "",
     }  # fmt: skip
     return RunReport(**{**given, **fields})
 

@@ -23,6 +23,7 @@ from stillroom.errors import DataError
 
 SFT = {"messages": [user("a"), assistant("b")], "tools": None, "metadata": {"k": 1}}
 DPO = {"prompt": [user("a")], "chosen": [assistant("b")], "rejected": [assistant("c")]}
+SYSTEM = {"role": "system", "content": "Be brief."}
 PROMPTS: list[dict[str, Any]] = [
     {"prompt": "hello"},
     {"messages": [user("a"), assistant("b"), user("c")], "metadata": {"expected_answer": "7"}},
@@ -54,9 +55,11 @@ def test_a_rows_format_is_told_from_its_fields(row: dict, row_format: str | None
     [
         ("prompts", {}, ""),
         ("prompts", {"prompt": " "}, "prompt"),
-        ("prompts", {"prompt": ["a"]}, "prompt"),
-        ("prompts", {"prompt": "a", "system": "Be brief."}, "system"),
-        ("prompts", {"messages": [user("a")], "system_prompt": "Be brief."}, "system_prompt"),
+        ("prompts", {"prompt": 5}, "prompt"),
+        ("prompts", {"prompt": ["a"]}, "prompt[0]"),
+        ("prompts", {"prompt": [user("a"), assistant("b")]}, "prompt"),
+        ("prompts", {"prompt": [SYSTEM, user("a")], "system": "Be brief."}, "system"),
+        ("prompts", {"prompt": "a", "system": "b", "system_prompt": "c"}, "system_prompt"),
         ("prompts", {"messages": [user("a"), assistant("b")]}, "messages"),
         ("prompts", {"responses_create_params": 5}, "responses_create_params"),
         ("prompts", {"responses_create_params": {}}, "responses_create_params.input"),
@@ -92,6 +95,25 @@ def test_what_is_wrong_with_a_row_is_told_with_its_field(
     row_format: str, row: dict, field: str
 ) -> None:
     assert [problem.field for problem in CHECKS[RowFormat(row_format)](row)] == [field]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "a", "system": "Be brief."},
+        {"prompt": [user("a")], "system_prompt": "Be brief."},
+        {"messages": [user("a")], "system": "Be brief."},
+        {"prompt": [SYSTEM, user("a")], "system": ""},
+    ],
+)
+def test_a_prompt_may_be_a_list_and_have_its_system_message_beside_it(row: dict) -> None:
+    assert list(CHECKS[RowFormat.PROMPTS](row)) == []
+
+    task = task_from_row(row)
+
+    assert task.messages == [SYSTEM, user("a")]
+    if row.get("system") != "":
+        assert task.task_id == task_from_row({"messages": [SYSTEM, user("a")]}).task_id
 
 
 def test_the_answers_of_a_pair_may_go_on_with_a_tools_reply() -> None:
@@ -246,9 +268,3 @@ def test_a_row_is_either_loaded_or_refused(
             assert len(loaded) == 1
             continue
         assert f"{path}:1" in reported
-
-
-def test_a_list_of_messages_under_prompt_is_told_what_to_call_it() -> None:
-    (problem,) = CHECKS[RowFormat.PROMPTS]({"prompt": [user("a")]})
-
-    assert problem.fix == "name a list of messages `messages`"

@@ -301,7 +301,8 @@ def test_keys_of_prompts_that_nothing_reads_are_named_once_with_their_number(
     for row in rows[:4]:
         row["expected_answer"] = "b"
     rows[5]["rewrds"] = []
-    rows[6]["system_prompt"] = "Be brief."
+    rows[6]["system_prompt"] = ["Be brief."]
+    rows[7]["system"] = "Be brief."
     write_rows(tmp_path / "prompts.jsonl", rows)
     request = ValidateDataset(path="prompts.jsonl")
 
@@ -313,6 +314,6 @@ def test_keys_of_prompts_that_nothing_reads_are_named_once_with_their_number(
     assert "put it into metadata" in named["expected_answer"].fix
     assert named["expected_answer"].where.endswith("prompts.jsonl:1")
     assert "did you mean 'rewards'?" in named["rewrds"].problem
-    assert "`system` of generate_rollouts" in named["system_prompt"].fix
+    assert "must be a text" in named["system_prompt"].problem
     listed = (tmp_path / "reports" / "prompts.jsonl.problems.jsonl").read_text("utf-8")
     assert listed.count("\n") == 3

@@ -11,6 +11,7 @@ from typing import Any
 
 from stillroom.data.chat.template import PROBE, SENTINEL, ChatTemplate, plain_text
 from stillroom.data.chat.turns import Span, TurnFinder
+from stillroom.data.tool_names import NamedTools, named_schemas
 from stillroom.errors import ModelError
 from stillroom.types import Message, ToolSchema, is_trained_turn
 
@@ -39,8 +40,10 @@ class ChatRenderer:
         *,
         include_thinking: bool = False,
         variables: Mapping[str, Any] | None = None,
+        named_tools: NamedTools | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        """`named_tools` are the schemas for rows that name their tools."""
+        self._tokenizer, self._named_tools = tokenizer, named_tools
         self._template = ChatTemplate(
             tokenizer, include_thinking=include_thinking, variables=variables
         )
@@ -145,6 +148,8 @@ class ChatRenderer:
         with `weight` 0. What follows the last trained turn only because such a turn is there is
         left out.
         """
+        if any(isinstance(tool, str) for tool in tools):
+            tools = named_schemas(tools, self._named_tools)
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         untrained = [i for i in turns[num_given_turns:] if is_trained_turn(messages[i])]
         if not untrained:

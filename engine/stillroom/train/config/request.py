@@ -3,14 +3,14 @@
 import importlib.util
 import itertools
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from stillroom.data.formats import RowFormat, read_rows
+from stillroom.data.formats import RowFormat, SftRow, load_sft_rows, read_rows
 from stillroom.data.instruction import (
     UNCHANGED,
     UNINSTRUCTED,
@@ -18,6 +18,7 @@ from stillroom.data.instruction import (
     PromptViews,
     read_context,
 )
+from stillroom.data.tool_names import has_tool_names
 from stillroom.errors import ConfigError, DataError, missing_extra
 from stillroom.models.pairing import refuse_api_teacher
 from stillroom.models.precision import check_quantization
@@ -26,6 +27,7 @@ from stillroom.run_folder import RunFolder, given_config
 from stillroom.settings import Workspace
 from stillroom.tools.mcp.spec import parse_spec
 from stillroom.tools.user.file import UserFile, read_user_file
+from stillroom.tools.user.named import TOOLS_FILE, schemas_in
 from stillroom.train.config.file import config_notes, load_config
 from stillroom.train.config.launcher import LauncherSection, split_address
 from stillroom.train.config.resume import TrainingState, find_resume_point, run_to_resume
@@ -98,8 +100,8 @@ class TrainingPlan:
     train_files: tuple[Path, ...]
     """The files of rows to train on: one, or for distill several."""
     tools_file: UserFile | None
-    """tools.py beside config.yml; None if there is none or the run samples nothing (sft or dpo
-    without evals)."""
+    """tools.py beside config.yml; None if there is none, or if the run samples nothing (sft or dpo
+    without evals) and no supervised row names a tool."""
     rewards_file: UserFile | None
     eval_files: Mapping[str, Path]
     """The prompt file of each evaluation, by the evaluation's name."""
@@ -144,6 +146,16 @@ class TrainingPlan:
         """The files of supervised rows beside the training files, each once."""
         files = (self.cold_start_file, self.added_rows_file)
         return list(dict.fromkeys(file for file in files if file is not None))
+
+    def load_rows(self, path: Path) -> list[SftRow]:
+        """Returns the supervised rows of a file, with the schemas of tools that they name.
+
+        Raises DataError at the first bad row, or at the first with a tool that is not in tools.py.
+        """
+        named = None
+        if self.tools_file is not None and has_tool_names(path):
+            named = schemas_in(self.tools_file)
+        return load_sft_rows(path, named)
 
     @property
     def context_files(self) -> list[Path]:
@@ -218,12 +230,18 @@ def plan_request(
     _check_trackers(config)
     check_launcher(config.launcher)
     acts = config.dataset_type == "distill" or bool(config.evals)
+    supervised = [cold_start_file, added_rows_file]
+    supervised += train_files if config.dataset_type == "sft" else []
+    named = _file_with_tool_names(folder, supervised)
+    notes = config_notes(config_file, request.overrides, source=source)
+    if named is not None:
+        notes.append(f"{named.name} names tools: their schemas are those of {TOOLS_FILE}")
     return TrainingPlan(
         config,
         config_file,
         source,
         tuple(train_files),
-        tools_file=_beside(folder, "tools.py") if acts else None,
+        tools_file=_beside(folder, TOOLS_FILE) if acts or named is not None else None,
         rewards_file=_beside(folder, "rewards.py") if acts else None,
         eval_files={section.name: _eval_file(folder, section) for section in config.evals},
         cold_start_file=cold_start_file,
@@ -231,8 +249,22 @@ def plan_request(
         models=tuple(models),
         context_file=context_file,
         views=_views(workspace, config, context_file),
-        notes=tuple(config_notes(config_file, request.overrides, source=source)),
+        notes=tuple(notes),
     )
+
+
+def _file_with_tool_names(folder: Path, files: Sequence[Path | None]) -> Path | None:
+    """Returns the first file whose rows name their tools, which are looked up in the folder.
+
+    Raises DataError if there is no tools.py.
+    """
+    named = next((file for file in files if file and has_tool_names(file)), None)
+    if named is not None and not (folder / TOOLS_FILE).is_file():
+        raise DataError(
+            f"rows of {named} name their tools, and there is no {TOOLS_FILE} in {folder}",
+            f"put {TOOLS_FILE} beside the configuration, or write the tools' schemas into the rows",
+        )
+    return named
 
 
 def _views(workspace: Workspace, config: TrainConfig, context_file: Path | None) -> PromptViews:

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from stillroom.data.chat.render import ChatRenderer
-from stillroom.data.formats import Task, load_datasets, load_dpo_rows, load_sft_rows
+from stillroom.data.formats import Task, load_datasets, load_dpo_rows
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import context_length
 from stillroom.settings import Workspace
@@ -213,7 +213,7 @@ def _rendered(plan: TrainingPlan, unloaded: UnloadedStudent) -> _Rows:
     match config.dataset_type:
         case "sft":
             kept, apart = hold_out(
-                load_sft_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
+                plan.load_rows(plan.train_file), config.data.val_split, seed=config.trainer.seed
             )
             own = plan.rows_instruction
             sft = encode_sft(kept, renderer, max_length=max_length, teacher=own)
@@ -232,7 +232,7 @@ def _rendered(plan: TrainingPlan, unloaded: UnloadedStudent) -> _Rows:
             tasks = load_datasets(plan.train_files)
             if plan.cold_start_file is None:
                 return _Rows(RowTokens([], len(tasks)), tasks=tasks)
-            rows = load_sft_rows(plan.cold_start_file)
+            rows = plan.load_rows(plan.cold_start_file)
             cold = encode_sft(rows, renderer, max_length=max_length)
             num_steps = cold_start_steps(config, len(cold.sequences))
             tokens = RowTokens([], len(tasks), skipped=cold.skipped, num_first_steps=num_steps)

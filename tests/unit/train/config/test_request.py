@@ -1,8 +1,10 @@
 import pytest
 
 from fakes.conversations import answer, user
-from fakes.training import make_project
+from fakes.training import PRICE_TOOL, make_project
+from stillroom.data.inspect import InspectExamples
 from stillroom.errors import ConfigError, DataError, InputError, ModelError
+from stillroom.jobs.child_work import inspect_examples
 from stillroom.train.config.request import StartTraining, plan_request
 
 
@@ -92,3 +94,44 @@ def test_an_api_teacher_is_refused_with_the_off_policy_way(project):
 
     with pytest.raises(ConfigError, match="Unsupported teacher model 'gpt-5'"):
         plan(project, "dataset_type=distill", "teacher.path=gpt-5")
+
+
+NAMING_ROW = {
+    "messages": [user("What is a lamp?"), answer("12")],
+    "tools": ["price"],
+    "metadata": {"teacher": "openai/gpt-4o-mini"},
+}
+
+
+def test_rows_that_name_tools_get_those_of_tools_py_and_it_is_said(project, tmp_path):
+    project.write([NAMING_ROW])
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
+
+    found = plan(project)
+    (row,) = found.load_rows(found.train_file)
+
+    assert row.tools[0]["function"]["description"] == "The price of an item."
+    assert found.code_files == [tmp_path / "tools.py"]
+    assert found.notes == ("train.jsonl names tools: their schemas are those of tools.py",)
+
+
+def test_rows_that_name_tools_need_a_tools_py(project):
+    project.write([NAMING_ROW])
+
+    with pytest.raises(DataError, match=r"there is no tools\.py"):
+        plan(project)
+
+
+def test_the_mask_of_a_row_that_names_its_tools_shows_their_schemas(tmp_path, tiny_models):
+    clerk = tiny_models.folder("llama", "clerk")
+    project = make_project(tmp_path, "sft", clerk)
+    project.write([NAMING_ROW], name="rollouts.jsonl")
+    request = InspectExamples(path="rollouts.jsonl", model=str(clerk))
+
+    without = inspect_examples(project.workspace, request).page.examples[0]
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
+    example = inspect_examples(project.workspace, request).page.examples[0]
+
+    assert "no tools.py" in (without.problem or "")
+    assert example.problem is None
+    assert "The price of an item." in example.text
