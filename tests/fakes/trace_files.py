@@ -1,5 +1,6 @@
 """The samples of other systems' traces, and short ways to read them."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,3 +64,29 @@ def shown(messages: list[dict[str, Any]]) -> list[str]:
         ).strip()
         for message in messages
     ]
+
+
+def seen_calls(name: str, file: str) -> list[dict[str, Any]]:
+    """What the scripted endpoint saw of the calls of a sample, in our shape, in their order."""
+    return json.loads((SAMPLES / name / file).read_text(encoding="utf-8"))
+
+
+def compared(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages without weights, and with the arguments of calls as values: spaces may differ."""
+    return [
+        {key: value for key, value in message.items() if key not in ("weight", "tool_calls")}
+        | {
+            "calls": [
+                (call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
+                for call in message.get("tool_calls", ())
+            ]
+        }
+        for message in messages
+    ]
+
+
+def write_lines(path: Path, *rows: object) -> Path:
+    """A file with a JSON row a line; bytes are written as they are."""
+    lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return path

@@ -7,9 +7,11 @@ from stillroom.importing.formats.datasets.alpaca import ALPACA
 from stillroom.importing.formats.datasets.openai_files import EVAL_ITEMS, FINE_TUNING, PREFERENCES
 from stillroom.importing.formats.datasets.sharegpt import SHAREGPT
 from stillroom.importing.formats.datasets.tables import CSV, PAIRS, PARQUET
+from stillroom.importing.formats.sessions.claude_code import CLAUDE_CODE
 from stillroom.importing.records import TraceFormat
 
 FORMATS: tuple[TraceFormat, ...] = (
+    CLAUDE_CODE,
     ANTHROPIC_MESSAGES,
     OPENAI_RESPONSES,
     OPENAI_BATCH,

@@ -1,6 +1,6 @@
 """Writes the parquet samples of the tests.
 
-Run it in the repository: `python scripts/trace_samples/parquet_tables.py tests/fixtures/traces`.
+Run it in the repository: `python scripts/trace_samples/make_parquet.py tests/fixtures/traces`.
 """
 
 import sys

@@ -1,0 +1,293 @@
+"""Finds the conversations in messages that each name the one before: branches and compactions."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stillroom.importing.bodies.blocks import BlockReader
+from stillroom.importing.bodies.facts import as_list, as_row, finish_reason_of, first_text, usage_of
+from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow
+from stillroom.types import Usage
+
+CONTEXT_LOST = "system prompt and reminders that the agent adds are not in its file"
+HISTORY_LOST = "earlier messages are not in the file"
+NO_REPLY = "holds no reply of the model"
+_SYNTHETIC = "<synthetic>"
+"""The model of replies that the agent itself writes into the conversation."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """One message of a session, or several lines that are one message."""
+
+    place: Place
+    uuid: str
+    parent: str | None
+    is_side: bool
+    at: str | None
+    before: "Turn | None" = None
+    """The turn before it; None at the beginning."""
+    messages: list[Row] = field(default_factory=list[Row])
+    blocks: list[Any] = field(default_factory=list[Any])
+    """The blocks of a reply, from all of its lines."""
+    losses: tuple[str, ...] = ()
+    is_last: bool = True
+    """Whether no turn follows on it."""
+    is_answered: bool = False
+    """Whether a reply follows on it, directly or later."""
+    model: str | None = None
+    usage: Usage | None = None
+    ending: str | None = None
+    failure: str | None = None
+    """The failure that came instead of a reply to it."""
+    results: "Turn | None" = None
+    """The results of the calls of this reply."""
+    continued: "Turn | None" = None
+    """For a compaction, the last turn of what it sums up."""
+    kept: list["Turn"] = field(default_factory=list["Turn"])
+    """For a compaction, the turns that are kept as they were."""
+    kept_after: str | None = None
+    conversation: str | None = None
+    """The id of the first conversation that it belongs to."""
+
+    @property
+    def is_reply(self) -> bool:
+        """Whether the model wrote it."""
+        return bool(self.blocks) and self.model != _SYNTHETIC
+
+
+class MessageTree:
+    """The messages of one session file, in its order."""
+
+    def __init__(self, agent: str) -> None:
+        self._agent = agent
+        self._turns: list[Turn] = []
+        self._at: dict[str, Turn | None] = {}
+        """For the id of each line, the last turn up to it."""
+        self._replies: dict[str, Turn] = {}
+        self._callers: dict[str, Turn] = {}
+        self._problems: list[Refusal] = []
+        self._reader = BlockReader()
+        self._session: str | None = None
+        self._sub_agent: str | None = None
+        self._version: str | None = None
+        self._is_main_known = False
+
+    def has(self, uuid: str) -> bool:
+        """Returns whether the line was already added."""
+        return uuid in self._at
+
+    def note_session(
+        self, session: str | None, *, agent: str | None, is_side: bool, version: str | None
+    ) -> None:
+        """Notes the session that a line names, and the sub-agent if the file is one's own."""
+        if not self._turns:
+            self._session = session or self._session
+            self._sub_agent = agent if is_side else None
+        self._version = version or self._version
+
+    def text(self, content: Any) -> str:
+        """Returns the text of a content."""
+        return self._reader.text(content)
+
+    def add_note(self, turn: Turn) -> None:
+        """Adds a line that is no message; what follows on it follows on the turn before it."""
+        self._at[turn.uuid] = self._before(turn)
+
+    def add_failure(self, turn: Turn, text: str) -> None:
+        """Adds the failure of a call, which the model does not see."""
+        before = self._before(turn)
+        if before is not None:
+            before.failure = text or "the call failed"
+        self._at[turn.uuid] = before
+
+    def add_reply(self, turn: Turn, message: Row) -> None:
+        """Adds a line of a reply; the lines with the same message id are one reply."""
+        message_id = first_text(message, "id")
+        reply = self._replies.get(message_id) if message_id else None
+        if reply is None:
+            reply = self._add(turn)
+            reply.model = first_text(message, "model")
+            if message_id:
+                self._replies[message_id] = reply
+        self._at[turn.uuid] = reply
+        content = message.get("content")
+        blocks = [content] if isinstance(content, str) else as_list(content)
+        reply.blocks += blocks
+        reply.usage = usage_of(message.get("usage")) or reply.usage
+        reply.ending = finish_reason_of(message.get("stop_reason")) or reply.ending
+        for block in map(as_row, blocks):
+            if call_id := first_text(block, "id"):
+                self._callers[call_id] = reply
+
+    def add_messages(self, turn: Turn, message: Row) -> None:
+        """Adds a user's message or the results of tools.
+
+        Results of calls of the same reply belong together, though the lines that hold them name
+        different parts of the reply.
+        """
+        reader = BlockReader()
+        try:
+            turn.messages = reader.turn(message)
+        except UnreadableRowError as error:
+            self._problems.append(Refusal(turn.place, error.reason, error.detail))
+            self.add_note(turn)
+            return
+        turn.losses = tuple(reader.losses)
+        calls = [m["tool_call_id"] for m in turn.messages if "tool_call_id" in m]
+        caller = self._callers.get(calls[0]) if calls else None
+        results = caller.results if caller is not None else None
+        if results is not None and not {m.get("tool_call_id") for m in results.messages} & {*calls}:
+            results.messages += turn.messages
+            results.losses += turn.losses
+            self._at[turn.uuid] = results
+            return
+        added = self._add(turn)
+        if caller is not None:
+            caller.results = added
+
+    def add_compaction(
+        self, turn: Turn, *, continued: str | None, kept: Sequence[str], kept_after: str | None
+    ) -> None:
+        """Adds the point from which the model reads a summary in place of the turns before.
+
+        `kept` are the ids of the turns that it goes on to read, after the one with `kept_after`.
+        """
+        turn.parent = None
+        added = self._add(turn)
+        added.continued = self._at.get(continued) if continued else None
+        turns = [self._at.get(uuid) for uuid in kept]
+        added.kept = list({id(one): one for one in turns if one is not None}.values())
+        added.kept_after = kept_after
+
+    def conversations(self) -> Iterator[SourceRow]:
+        """Yields each conversation, those of branches too, and refuses branches without replies."""
+        yield from self._problems
+        # A turn stands after the one that it follows on.
+        for turn in reversed(self._turns):
+            if turn.before is not None and (turn.is_reply or turn.is_answered):
+                turn.before.is_answered = True
+        for turn in self._turns:
+            if turn.is_last:
+                yield self._conversation(turn)
+
+    def _before(self, turn: Turn) -> Turn | None:
+        return self._at.get(turn.parent) if turn.parent is not None else None
+
+    def _add(self, turn: Turn) -> Turn:
+        turn.before = self._before(turn)
+        if turn.before is not None:
+            turn.before.is_last = False
+        elif turn.parent is not None and turn.parent not in self._at:
+            turn.losses = (*turn.losses, HISTORY_LOST)
+        self._turns.append(turn)
+        self._at[turn.uuid] = turn
+        return turn
+
+    def _conversation(self, last: Turn) -> SourceRow:
+        path = _path(last)
+        own = [turn for turn in path if turn.conversation is None]
+        last_reply = next((turn for turn in reversed(own) if turn.is_reply), None)
+        if last_reply is None or last_reply.is_answered:
+            return Refusal(last.place, NO_REPLY, "it was interrupted, or went on elsewhere")
+        conversation_id = self._id_of(last, path)
+        parent = self._parent_of(path)
+        for turn in own:
+            turn.conversation = conversation_id
+        losses = dict.fromkeys((CONTEXT_LOST,))
+        try:
+            messages = list(_joined(_messages(path, losses)))
+        except UnreadableRowError as error:
+            return Refusal(last.place, error.reason, error.detail)
+        replies = [turn for turn in path if turn.is_reply and turn.model]
+        models = list(dict.fromkeys(turn.model for turn in replies))
+        usages = [turn.usage for turn in own if turn.usage is not None]
+        about = {"agent": self._agent, "agent_version": self._version}
+        about |= {"models": models} if len(models) > 1 else {}
+        return LoggedConversation(
+            place=path[0].place,
+            messages=messages,
+            is_call=False,
+            group=self._session,
+            id=conversation_id,
+            parent=parent,
+            provider="anthropic" if str(models[-1:]).startswith("['claude") else None,
+            model=models[-1] if models else None,
+            usage=sum(usages, Usage()) if usages else None,
+            started_at=next((turn.at for turn in path if turn.at), None),
+            finish_reason=next((turn.ending for turn in reversed(replies)), None),
+            error=last.failure,
+            losses=tuple(losses),
+            metadata={key: value for key, value in about.items() if value},
+        )
+
+    def _id_of(self, last: Turn, path: Sequence[Turn]) -> str:
+        """Returns the session's id for its first conversation, and longer ones for the others."""
+        session = self._session or self._turns[0].uuid
+        if self._sub_agent is not None:
+            session = f"{session}/agent-{self._sub_agent}"
+        is_side = self._sub_agent is None and path[0].is_side
+        if is_side or self._is_main_known:
+            return f"{session}/{last.uuid}"
+        self._is_main_known = True
+        return session
+
+    def _parent_of(self, path: Sequence[Turn]) -> str | None:
+        """Returns the id of the conversation that a path branches from or goes on from."""
+        shared = next((t.conversation for t in reversed(path) if t.conversation), None)
+        if shared is not None:
+            return shared
+        if path[0].continued is not None:
+            return path[0].continued.conversation
+        return self._session if path[0].is_side else None
+
+
+def _path(last: Turn) -> list[Turn]:
+    path, turn = list[Turn](), last
+    while turn is not None:
+        path.append(turn)
+        turn = turn.before
+    return path[::-1]
+
+
+def _messages(path: Sequence[Turn], losses: dict[str, None]) -> Iterator[Row]:
+    compaction = path[0]
+    for turn in path:
+        yield from _turn_messages(turn, losses)
+        if compaction.kept_after is not None and turn.uuid == compaction.kept_after:
+            for kept in compaction.kept:
+                # The model did not write these after the summary, so they are only read here.
+                yield from (_unweighted(m) for m in _turn_messages(kept, losses))
+
+
+def _turn_messages(turn: Turn, losses: dict[str, None]) -> list[Row]:
+    messages = turn.messages
+    if turn.blocks:
+        reader = BlockReader()
+        messages = reader.turn({"role": "assistant", "content": turn.blocks})
+        losses |= reader.losses
+        if turn.model == _SYNTHETIC:
+            messages = [_unweighted(message) for message in messages]
+    losses |= dict.fromkeys(turn.losses)
+    return messages
+
+
+def _unweighted(message: Row) -> Row:
+    return message | {"weight": 0} if message["role"] == "assistant" else message
+
+
+def _joined(messages: Iterator[Row]) -> Iterator[Row]:
+    """Yields the messages with successive ones of the user as one, as the model is sent them."""
+    held: Row | None = None
+    for message in messages:
+        if held is not None and message["role"] == "user":
+            held = held | {"content": f"{held['content']}\n{message['content']}"}
+            continue
+        if held is not None:
+            yield held
+        held = message if message["role"] == "user" else None
+        if held is None:
+            yield message
+    if held is not None:
+        yield held

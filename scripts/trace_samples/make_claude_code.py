@@ -1,0 +1,128 @@
+"""Has Claude Code work in a scratch project with a scripted endpoint, and keeps its session files.
+
+`PYTHONPATH=scripts python -m trace_samples.make_claude_code CLAUDE`, where CLAUDE is the program
+that npm's package `@anthropic-ai/claude-code` brings. The session has parallel tool calls, an
+image, a sub-agent, a compaction, and a second session a failed call. Paths of the scratch folder
+and the long lists that Claude Code adds to its calls are cut out of the kept files.
+"""
+
+import base64
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from trace_samples.conversation import IMAGE
+from trace_samples.scripted_endpoint import Call, Json, Reply, ScriptedEndpoint
+from trace_samples.seen import SAMPLES, anthropic_call, write_seen
+
+_SUB_TASK = "Say what the chair costs."
+_LISTS = ("skill_listing", "agent_listing_delta", "deferred_tools_delta")
+
+
+def _script(project: Path) -> object:
+    def reply(_path: str, body: Json) -> Reply:
+        messages = body["messages"]
+        num_replies = sum(message["role"] == "assistant" for message in messages)
+        if not body.get("tools"):
+            return Reply(text="Prices")
+        if _SUB_TASK in json.dumps(messages[0]):
+            return Reply(text="The chair costs 30.", prompt_tokens=11, completion_tokens=3)
+        if "TEXT ONLY" in json.dumps(messages[-1]):
+            return Reply(text="The lamp costs 12, the chair 30.", prompt_tokens=210)
+        if num_replies == 0:
+            paths = (str(project / "prices.txt"), str(project / "lamp.png"))
+            calls = [
+                Call(f"toolu_{number}", "Read", {"file_path": path})
+                for number, path in enumerate(paths, start=1)
+            ]
+            return Reply(
+                text="I look at both.",
+                reasoning="Two files are needed.",
+                calls=tuple(calls),
+                prompt_tokens=100,
+                cached_tokens=60,
+                completion_tokens=9,
+            )
+        if num_replies == 1:
+            task = {
+                "description": "chair",
+                "prompt": _SUB_TASK,
+                "subagent_type": "general-purpose",
+            }
+            call = Call("toolu_3", "Agent", task)
+            return Reply(calls=(call,), prompt_tokens=150, completion_tokens=8)
+        if "together" in json.dumps(messages[-4:]):
+            return Reply(text="42 €.", prompt_tokens=90, completion_tokens=4)
+        return Reply(text="12 and 30.", reasoning="Done.", prompt_tokens=200, completion_tokens=12)
+
+    return reply
+
+
+def _run(program: str, folder: Path, endpoint: ScriptedEndpoint) -> None:
+    environment = {
+        "HOME": str(folder / "home"),
+        "PATH": "/usr/bin:/bin",
+        "ANTHROPIC_BASE_URL": endpoint.url,
+        "ANTHROPIC_API_KEY": "none",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_AUTOUPDATER": "1",
+    }
+    for words in (
+        ["What do a lamp and a chair cost?", "--allowedTools", "Read,Agent"],
+        ["/compact", "--continue"],
+        ["And both together?", "--continue"],
+    ):
+        subprocess.run(
+            [program, "-p", *words],
+            cwd=folder / "project",
+            env=environment,
+            check=True,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
+        )
+
+
+def _kept_lines(path: Path, folder: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    text = _without_paths(text, folder)
+    lines = [json.loads(line) for line in text.splitlines()]
+    for line in lines:
+        attachment = line.get("attachment", {})
+        if attachment.get("type") in _LISTS:
+            line["attachment"] = {"type": attachment["type"]}
+        line.pop("toolUseResult", None)
+    encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    return "".join(f"{encode(line)}\n" for line in lines)
+
+
+def _without_paths(text: str, folder: Path) -> str:
+    for inner in ("project", "home"):
+        text = text.replace(str(folder / inner), f"/{inner}")
+    return text.replace(str(folder).replace("/", "-"), "")
+
+
+def main(program: str) -> None:
+    """Writes the session, its sub-agent's session and what the endpoint saw of both."""
+    sample = SAMPLES / "claude_code"
+    shutil.rmtree(sample, ignore_errors=True)
+    sample.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch).resolve()
+        for inner in ("project", "home"):
+            (folder / inner).mkdir()
+        (folder / "project" / "prices.txt").write_text("lamp 12\nchair 30\n", encoding="utf-8")
+        (folder / "project" / "lamp.png").write_bytes(base64.b64decode(IMAGE))
+        with ScriptedEndpoint(_script(folder / "project")) as endpoint:  # pyright: ignore[reportArgumentType]
+            _run(program, folder, endpoint)
+        for path in sorted((folder / "home" / ".claude" / "projects").rglob("*.jsonl")):
+            name = "agent-chair.jsonl" if path.name.startswith("agent-") else "session.jsonl"
+            (sample / name).write_text(_kept_lines(path, folder), encoding="utf-8")
+        calls = json.dumps([anthropic_call(seen) for seen in endpoint.seen])
+        write_seen(sample / "session.seen.json", json.loads(_without_paths(calls, folder)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

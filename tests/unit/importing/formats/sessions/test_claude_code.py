@@ -1,0 +1,214 @@
+"""Sessions of Claude Code: one written by the program itself, and others with its odd lines."""
+
+import pytest
+
+from fakes.trace_files import (
+    SAMPLES,
+    compared,
+    conversations,
+    read,
+    recognised_by,
+    refusals,
+    seen_calls,
+    shown,
+    write_lines,
+)
+from stillroom.types import Usage
+
+_FOLDER = SAMPLES / "claude_code"
+_CONTEXT = "system prompt and reminders that the agent adds are not in its file"
+
+
+def line(uuid, parent, content, *, reply=None, **more):
+    """A message's line; `reply` is the id of the reply that it is a part of."""
+    role = "user" if reply is None else "assistant"
+    message = {"role": role, "content": content}
+    if reply is not None:
+        usage = {"input_tokens": 10, "output_tokens": 2}
+        message |= {"id": reply, "model": "claude-x", "stop_reason": "end_turn", "usage": usage}
+    return {
+        "uuid": uuid,
+        "parentUuid": parent,
+        "sessionId": "s",
+        "type": role,
+        "isSidechain": False,
+        "message": message,
+        "timestamp": "2026-03-01T10:00:00Z",
+    } | more
+
+
+def text(words):
+    return [{"type": "text", "text": words}]
+
+
+def session(tmp_path, *rows):
+    return read("claude_code", write_lines(tmp_path / "session.jsonl", *rows))
+
+
+def test_a_session_that_claude_code_wrote_holds_what_the_endpoint_saw():
+    calls = seen_calls("claude_code", "session.seen.json")
+    main, later = conversations(read("claude_code", _FOLDER / "session.jsonl"))
+    (agent,) = conversations(read("claude_code", _FOLDER / "agent-chair.jsonl"))
+    last_of_main, last_of_agent, last = calls[3], calls[2], calls[-1]
+    assert compared(main.messages) == compared(last_of_main["messages"])
+    assert compared(agent.messages) == compared(last_of_agent["messages"])
+    assert compared(later.messages) == compared(last["messages"])
+    assert {main.model, agent.model, later.model} == {call["model"] for call in calls}
+    assert main.usage == Usage(
+        prompt_tokens=sum(calls[number]["prompt_tokens"] for number in (0, 1, 3)),
+        completion_tokens=sum(calls[number]["completion_tokens"] for number in (0, 1, 3)),
+    )
+    assert (later.usage, later.parent) == (Usage(prompt_tokens=90, completion_tokens=4), main.id)
+    assert (agent.parent, agent.group) == (main.id, main.group)
+    assert agent.id == f"{main.id}/agent-{agent.id.rpartition('-')[2]}"
+    assert main.losses == (_CONTEXT, "images left out")
+    assert [row.finish_reason for row in (main, later, agent)] == ["stop"] * 3
+
+
+def test_what_the_model_did_not_write_after_a_compaction_is_not_trained():
+    _, later = conversations(read("claude_code", _FOLDER / "session.jsonl"))
+    assert [
+        (m["content"], m.get("weight")) for m in later.messages if m["role"] == "assistant"
+    ] == [
+        ("12 and 30.", 0),
+        ("No response requested.", 0),
+        ("42 €.", None),
+    ]
+
+
+def test_a_question_that_was_asked_again_is_a_branch_and_tokens_count_once(tmp_path):
+    first, second = conversations(
+        session(
+            tmp_path,
+            line("a", None, "Hi"),
+            line("b", "a", text("Hello."), reply="m1"),
+            line("c", "b", "Price?"),
+            line("d", "c", text("12."), reply="m2"),
+            line("e", "b", "Price in euros?"),
+            line("f", "e", text("12 euros."), reply="m3"),
+        )
+    )
+    assert shown(first.messages)[2:] == ["user Price?", "assistant 12."]
+    assert shown(second.messages) == [
+        "user Hi",
+        "assistant Hello.",
+        "user Price in euros?",
+        "assistant 12 euros.",
+    ]
+    assert (first.id, second.id, second.parent) == ("s", "s/f", "s")
+    assert (first.usage.completion_tokens, second.usage.completion_tokens) == (4, 2)
+
+
+def test_a_branch_without_a_reply_is_refused_and_named(tmp_path):
+    rows = session(
+        tmp_path,
+        line("a", None, "Hi"),
+        line("b", "a", text("Hello."), reply="m1"),
+        line("c", "b", "Never mind"),
+        line("d", "b", "Price?"),
+        line("e", "d", text("12."), reply="m2"),
+    )
+    assert refusals(rows) == [(3, "holds no reply of the model")]
+    assert len(rows) == 2
+
+
+def test_a_sub_agent_in_the_same_file_is_a_conversation_of_its_own(tmp_path):
+    call = {"type": "tool_use", "id": "t", "name": "Task", "input": {"prompt": "Look"}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "Seen."}
+    main, side = conversations(
+        session(
+            tmp_path,
+            line("a", None, "Hi"),
+            line("b", "a", [call], reply="m1"),
+            line("x", None, "Look", isSidechain=True),
+            line("c", "b", [result]),
+            line("y", "x", text("Seen."), reply="m2", isSidechain=True),
+            line("d", "c", text("Done."), reply="m3"),
+        )
+    )[::-1]
+    assert (main.id, side.id, side.parent) == ("s", "s/y", "s")
+    assert shown(side.messages) == ["user Look", "assistant Seen."]
+    assert shown(main.messages)[1:] == [
+        'assistant  Task{"prompt": "Look"}',
+        "tool Seen.",
+        "assistant Done.",
+    ]
+
+
+def test_a_failed_call_is_the_conversations_error_and_no_message(tmp_path):
+    failed = line("b", "a", text("API Error: 529"), reply="x", isApiErrorMessage=True)
+    failed["message"]["model"] = "<synthetic>"
+    retried, given_up = (
+        session(
+            tmp_path,
+            line("a", None, "Hi"),
+            failed,
+            line("c", "b", "Again?"),
+            line("d", "c", text("Hello."), reply="m1"),
+            *more,
+        )
+        for more in ([], [line("e", "d", "More"), failed | {"uuid": "f", "parentUuid": "e"}])
+    )
+    assert shown(conversations(retried)[0].messages) == ["user Hi\nAgain?", "assistant Hello."]
+    assert conversations(retried)[0].error is None
+    assert conversations(given_up)[0].error == "API Error: 529"
+
+
+def test_prompts_that_waited_in_a_queue_are_the_users(tmp_path):
+    queued = {"type": "queued_command", "prompt": "And a chair?"}
+    note = {"uuid": "c", "parentUuid": "b", "type": "attachment", "sessionId": "s"}
+    (row,) = conversations(
+        session(
+            tmp_path,
+            line("a", None, "A lamp?"),
+            line("b", "a", text("Wait."), reply="m1"),
+            note | {"attachment": queued},
+            line("d", "c", text("30."), reply="m2"),
+        )
+    )
+    assert shown(row.messages)[2] == "user And a chair?"
+
+
+def test_hidden_thoughts_and_a_missing_beginning_are_named(tmp_path):
+    hidden = [{"type": "redacted_thinking", "data": "x"}, *text("Hello.")]
+    (row,) = conversations(
+        session(tmp_path, line("b", "gone", "Hi"), line("c", "b", hidden, reply="m1"))
+    )
+    assert row.losses == (
+        _CONTEXT,
+        "earlier messages are not in the file",
+        "reasoning is encrypted or redacted",
+    )
+
+
+def test_hostile_links_and_broken_lines_do_not_stop_the_reader(tmp_path):
+    rows = session(
+        tmp_path,
+        line("a", "b", "Hi"),
+        line("b", "a", text("Hello."), reply="m1"),
+        line("a", "a", "The same again"),
+        b"{not JSON",
+        b'{"uuid": "x", "parentUuid": "b", "type": "user", "message": 5}',
+        line("c", "b", [{"type": "tool_result"}, 7, {"type": "tool_use", "id": "t"}]),
+        line("d", "c", [{"type": "tool_use", "id": "t"}], reply="m2"),
+        {"uuid": 5, "type": "assistant"},
+    )
+    assert [reason for _, reason in refusals(rows)] == [
+        "not a JSON object",
+        "a message has no role",
+        "a tool call has no name",
+        "a tool call has no name",
+    ]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"type": "summary", "summary": "Prices", "leafUuid": "x"},
+        {"type": "file-history-snapshot", "messageId": "m", "snapshot": {}},
+        line("a", None, "x" * 100_000),
+    ],
+)
+def test_a_session_is_recognised_whatever_its_first_line(first, tmp_path):
+    path = write_lines(tmp_path / "s.jsonl", first)
+    assert recognised_by(path) == ["claude_code"]
