@@ -128,8 +128,10 @@ def test_the_live_part_of_a_run_asks_again_until_the_run_has_ended(
     with kept_running(tmp_path / "runs" / "sft-now"):
         open_client = client_of(tmp_path)
         assert "every 1s" in open_client.get("/runs/sft-now/live").text
+        assert "the curves appear by themselves" in open_client.get("/runs/sft-now").text
         assert open_client.get("/runs/sft-now/metrics").json()["is_final"] is False
     assert "every 1s" not in client.get("/runs/sft-a/live").text
+    assert "No steps were recorded" in client.get("/runs/evaluate-base").text
     metrics = client.get("/runs/sft-a/metrics").json()
     assert metrics["is_final"] is True
     assert metrics["values"]["loss"][:2] == [2.0, 1.0]
