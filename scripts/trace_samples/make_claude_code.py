@@ -15,14 +15,14 @@ import tempfile
 from pathlib import Path
 
 from trace_samples.conversation import IMAGE
-from trace_samples.scripted_endpoint import Call, Json, Reply, ScriptedEndpoint
+from trace_samples.scripted_endpoint import Call, Json, Reply, Script, ScriptedEndpoint
 from trace_samples.seen import SAMPLES, anthropic_call, write_seen
 
 _SUB_TASK = "Say what the chair costs."
 _LISTS = ("skill_listing", "agent_listing_delta", "deferred_tools_delta")
 
 
-def _script(project: Path) -> object:
+def _script(project: Path) -> Script:
     def reply(_path: str, body: Json) -> Reply:
         messages = body["messages"]
         num_replies = sum(message["role"] == "assistant" for message in messages)
@@ -115,7 +115,7 @@ def main(program: str) -> None:
             (folder / inner).mkdir()
         (folder / "project" / "prices.txt").write_text("lamp 12\nchair 30\n", encoding="utf-8")
         (folder / "project" / "lamp.png").write_bytes(base64.b64decode(IMAGE))
-        with ScriptedEndpoint(_script(folder / "project")) as endpoint:  # pyright: ignore[reportArgumentType]
+        with ScriptedEndpoint(_script(folder / "project")) as endpoint:
             _run(program, folder, endpoint)
         for path in sorted((folder / "home" / ".claude" / "projects").rglob("*.jsonl")):
             name = "agent-chair.jsonl" if path.name.startswith("agent-") else "session.jsonl"

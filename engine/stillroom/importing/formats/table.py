@@ -8,10 +8,13 @@ from stillroom.importing.formats.datasets.openai_files import EVAL_ITEMS, FINE_T
 from stillroom.importing.formats.datasets.sharegpt import SHAREGPT
 from stillroom.importing.formats.datasets.tables import CSV, PAIRS, PARQUET
 from stillroom.importing.formats.sessions.claude_code import CLAUDE_CODE
+from stillroom.importing.formats.sessions.codex import CODEX, CODEX_EXEC
 from stillroom.importing.records import TraceFormat
 
 FORMATS: tuple[TraceFormat, ...] = (
     CLAUDE_CODE,
+    CODEX,
+    CODEX_EXEC,
     ANTHROPIC_MESSAGES,
     OPENAI_RESPONSES,
     OPENAI_BATCH,

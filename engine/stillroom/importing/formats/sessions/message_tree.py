@@ -195,7 +195,7 @@ class MessageTree:
         parent = self._parent_of(path)
         for turn in own:
             turn.conversation = conversation_id
-        losses = dict.fromkeys((CONTEXT_LOST,))
+        losses: dict[str, None] = {CONTEXT_LOST: None}
         try:
             messages = list(_joined(_messages(path, losses)))
         except UnreadableRowError as error:

@@ -1,0 +1,273 @@
+"""Reads the rollout files of Codex: the items of each thread, as they were sent to the model."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stillroom.importing.bodies.blocks import BlockReader
+from stillroom.importing.bodies.exchanges import input_messages
+from stillroom.importing.bodies.facts import (
+    as_list,
+    as_row,
+    first_text,
+    text_of,
+    usage_of,
+    without_nothing,
+)
+from stillroom.importing.chat_messages import json_text
+from stillroom.importing.formats.sessions.message_tree import HISTORY_LOST, NO_REPLY
+from stillroom.importing.json_rows import (
+    JsonRow,
+    Row,
+    UnreadableRowError,
+    head_rows,
+    read_json_rows,
+)
+from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.types import Usage
+
+_ENVELOPES = frozenset(
+    ("session_meta", "response_item", "event_msg", "turn_context", "compacted", "world_state")
+)
+_UNSENT = frozenset(("ghost_snapshot", "compaction", "other"))
+_NO_PROMPT = "the output of `codex exec --json` lacks the prompts and the tools' calls"
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """The items that the model was sent from one place of a file on, until a compaction."""
+
+    place: Place
+    number: int
+    parent: str | None
+    items: list[Row] = field(default_factory=list[Row])
+    turns: list[int] = field(default_factory=list[int])
+    """The index of the item with which each of the user's turns begins."""
+    num_given: int = 0
+    """The number of items that an earlier conversation already has, or that sum it up."""
+    usage: Usage | None = None
+    at: str | None = None
+    losses: tuple[str, ...] = ()
+
+
+class _Thread:
+    """One thread: a rollout file, or what one says of it."""
+
+    def __init__(self, place: Place) -> None:
+        self.meta: Row = {}
+        self.model: str | None = None
+        self.stretch = _Stretch(place, 0, None)
+        self._total = Usage()
+
+    @property
+    def id(self) -> str | None:
+        """The id of the thread."""
+        return first_text(self.meta, "id", "session_id")
+
+    def add_usage(self, info: Row) -> None:
+        """Adds what the model has used since the totals that were last written down."""
+        total = usage_of(as_row(info.get("total_token_usage")))
+        if total is None:
+            return
+        before, self._total = self._total, total
+        used = Usage(
+            prompt_tokens=max(0, total.prompt_tokens - before.prompt_tokens),
+            completion_tokens=max(0, total.completion_tokens - before.completion_tokens),
+        )
+        self.stretch.usage = (self.stretch.usage or Usage()) + used
+
+    def begin_stretch(self, place: Place, items: list[Row], losses: tuple[str, ...] = ()) -> None:
+        """Begins a conversation that goes on from the one before it."""
+        number = self.stretch.number + 1
+        self.stretch = _Stretch(place, number, self._id_of(self.stretch), items)
+        self.stretch.num_given = len(items)
+        self.stretch.losses = losses
+
+    def _id_of(self, stretch: _Stretch) -> str | None:
+        return self.id if stretch.number == 0 else f"{self.id}/{stretch.number}"
+
+    def conversation(self) -> SourceRow:
+        """Returns the conversation up to here. Raises UnreadableRowError if it holds no reply."""
+        stretch, reader = self.stretch, BlockReader()
+        if not any(_is_reply(item) for item in stretch.items[stretch.num_given :]):
+            raise UnreadableRowError(NO_REPLY, "it was interrupted, or went on elsewhere")
+        given = input_messages(stretch.items[: stretch.num_given], reader)
+        messages = input_messages(stretch.items[stretch.num_given :], reader)
+        base = self.meta.get("base_instructions")
+        system = first_text(as_row(base), "text")
+        source = as_row(as_row(as_row(self.meta.get("source")).get("subagent")).get("thread_spawn"))
+        spawned_by = first_text(source, "parent_thread_id")
+        return LoggedConversation(
+            place=stretch.place,
+            messages=[
+                *([{"role": "system", "content": system}] if system else []),
+                *(m | {"weight": 0} if m["role"] == "assistant" else m for m in given),
+                *messages,
+            ],
+            is_call=False,
+            group=first_text(self.meta, "session_id", "id"),
+            id=self._id_of(stretch),
+            parent=stretch.parent or spawned_by or first_text(self.meta, "forked_from_id"),
+            provider=first_text(self.meta, "model_provider"),
+            model=self.model,
+            usage=stretch.usage,
+            started_at=stretch.at or first_text(self.meta, "timestamp"),
+            losses=tuple(dict.fromkeys((*stretch.losses, *reader.losses))),
+            metadata=without_nothing(
+                agent="codex", agent_version=text_of(self.meta.get("cli_version"))
+            ),
+        )
+
+
+def _is_reply(item: Row) -> bool:
+    return item.get("role") == "assistant" or item.get("type") == "function_call"
+
+
+def read_threads(paths: Sequence[Path]) -> Iterator[SourceRow]:
+    """Yields the conversations of rollout files, with one held at a time.
+
+    A compaction begins a new one, and so does going back to an earlier turn.
+    """
+    for path in paths:
+        thread = _Thread(Place(path, 1))
+        for row in read_json_rows(path):
+            if isinstance(row, Refusal):
+                yield row
+            else:
+                yield from _add_row(thread, row)
+        yield from _ended(thread)
+
+
+def _ended(thread: _Thread) -> Iterator[SourceRow]:
+    """Yields the conversation up to here, if anything was added to it."""
+    if len(thread.stretch.items) > thread.stretch.num_given:
+        try:
+            yield thread.conversation()
+        except UnreadableRowError as error:
+            yield Refusal(thread.stretch.place, error.reason, error.detail)
+
+
+def _add_row(thread: _Thread, row: JsonRow) -> Iterator[SourceRow]:
+    payload, stretch = as_row(row.data.get("payload")), thread.stretch
+    match row.data.get("type"):
+        case "session_meta":
+            # A copy of another thread's comes later in the file of a thread that was forked.
+            thread.meta = thread.meta or payload
+        case "turn_context":
+            thread.model = first_text(payload, "model") or thread.model
+        case "response_item":
+            _add_item(thread, payload)
+        case "compacted":
+            _drop_summary(stretch.items, text_of(payload.get("message")) or "")
+            yield from _ended(thread)
+            replaced = payload.get("replacement_history")
+            summary = {"type": "message", "role": "user", "content": payload.get("message") or ""}
+            items = [item for item in map(_sent_item, as_list(replaced)) if item is not None]
+            losses = () if isinstance(replaced, list) else (HISTORY_LOST,)
+            thread.begin_stretch(row.place, items or [summary], losses)
+        case "event_msg":
+            yield from _add_event(thread, row.place, payload)
+        case None if not thread.meta and "timestamp" in row.data:
+            thread.meta = row.data
+        case kind if kind not in _ENVELOPES and "payload" not in row.data and thread.meta:
+            _add_item(thread, row.data)
+        case _:
+            pass
+    if stretch is thread.stretch and stretch.at is None:
+        stretch.at = first_text(row.data, "timestamp")
+
+
+def _drop_summary(items: list[Row], message: str) -> None:
+    """Removes the summary that the model was asked for at the end, as the request is not there."""
+    last = items[-1] if items else {}
+    text = BlockReader().text(last.get("content"))
+    if last.get("role") == "assistant" and text and message.endswith(text):
+        items.pop()
+
+
+def _add_item(thread: _Thread, item: Row) -> None:
+    sent = _sent_item(item)
+    if sent is not None:
+        thread.stretch.items.append(sent)
+
+
+def _sent_item(value: object) -> Row | None:
+    """Returns an item of a request in the form that all APIs have; None if it is never sent."""
+    item = as_row(value)
+    match item.get("type"):
+        case "local_shell_call":
+            arguments = json_text(item.get("action"))
+            return {
+                "type": "function_call",
+                "name": "local_shell",
+                "arguments": arguments,
+                "call_id": item.get("call_id") or item.get("id"),
+            }
+        case "custom_tool_call":
+            arguments = json_text({"input": item.get("input")})
+            return item | {"type": "function_call", "arguments": arguments}
+        case "function_call_output" | "custom_tool_call_output":
+            output = item.get("output")
+            content = as_row(output).get("content", output)
+            return item | {"type": "function_call_output", "output": content}
+        case kind if isinstance(kind, str) and kind not in _UNSENT:
+            return item
+        case _:
+            return None
+
+
+def _add_event(thread: _Thread, place: Place, event: Row) -> Iterator[SourceRow]:
+    kind, stretch = event.get("type"), thread.stretch
+    is_user = as_row(event.get("item")).get("type") == "UserMessage"
+    if kind == "user_message" or (kind == "item_completed" and is_user):
+        users = [n for n, item in enumerate(stretch.items) if item.get("role") == "user"]
+        if users and users[-1] not in stretch.turns:
+            stretch.turns.append(users[-1])
+    elif kind == "token_count":
+        thread.add_usage(as_row(event.get("info")))
+    elif kind == "thread_rolled_back":
+        num_turns = event.get("num_turns")
+        count = num_turns if isinstance(num_turns, int) and num_turns > 0 else 1
+        kept = stretch.turns[-count] if len(stretch.turns) >= count else 0
+        yield from _ended(thread)
+        turns = stretch.turns[:-count]
+        thread.begin_stretch(place, stretch.items[:kept])
+        thread.stretch.turns = turns
+
+
+def _is_recognised(path: Path, head: bytes) -> bool:
+    rows = head_rows(head)
+    is_enveloped = any(
+        row.get("type") in _ENVELOPES and isinstance(row.get("payload"), dict) for row in rows
+    )
+    return is_enveloped or (path.name.startswith("rollout-") and _is_old(rows))
+
+
+def _is_old(rows: Sequence[Row]) -> bool:
+    first = rows[0] if rows else {}
+    return {"id", "timestamp"} <= first.keys() and bool({"instructions", "git"} & first.keys())
+
+
+def _is_exec_output(path: Path, head: bytes) -> bool:
+    return any(
+        row.get("type") == "thread.started" and "thread_id" in row for row in head_rows(head)
+    )
+
+
+def _refuse_exec_output(paths: Sequence[Path]) -> Iterator[SourceRow]:
+    detail = "import the same thread's rollout-*.jsonl in ~/.codex/sessions instead"
+    return (Refusal(Place(path, 1), _NO_PROMPT, detail) for path in paths)
+
+
+CODEX = TraceFormat(
+    name="codex",
+    title="Codex rollout files",
+    is_recognised=_is_recognised,
+    read=read_threads,
+)
+CODEX_EXEC = TraceFormat(
+    name="codex_exec",
+    title="Output of `codex exec --json` (refused: it lacks the prompts)",
+    is_recognised=_is_exec_output,
+    read=_refuse_exec_output,
+)
