@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -253,36 +254,48 @@ class RunFolder:
                 yield event.step or 0, event.values or {}
 
 
-def create_run(
-    workspace: Workspace,
-    kind: RunKind,
-    request: dict[str, Any],
-    *,
-    start_after: StartAfter | None = None,
-    inputs: Sequence[Path] = (),
-    copies: Mapping[str, bytes] | None = None,
-) -> RunFolder:
-    """Creates the folder of a new run, whose state is `starting`.
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """What a run begins with, beside its request."""
 
-    The files and folders in `inputs` are recorded as they are now, and `copies` are written into
-    the folder by their names.
-    """
+    start_after: StartAfter | None = None
+    """The runs that it waits for; None if it begins at once."""
+    inputs: Sequence[Path] = ()
+    """The files and folders that it reads, which are recorded as they are now."""
+    copies: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    """The files that are written into its folder, by their names."""
+    notes: Sequence[str] = ()
+    """Its first notes to the user."""
+
+
+def create_run(
+    workspace: Workspace, kind: RunKind, request: dict[str, Any], new: NewRun | None = None
+) -> RunFolder:
+    """Creates the folder of a new run, whose state is `starting`."""
+    new = new or NewRun()
     suffix = "".join(secrets.choice(_ALPHABET) for _ in range(_ID_LENGTH))
     folder = RunFolder(workspace.runs / f"{kind}-{suffix}")
     make_folder(folder.path)
-    for name, data in (copies or {}).items():
+    for name, data in new.copies.items():
         write_atomic(folder.path / name, data)
     run_request = RunRequest(
         kind=kind,
         workspace=str(workspace.root),
         request=request,
-        start_after=start_after,
-        inputs=[FixedInput(path=str(path), stamp=_stamp(path)) for path in dict.fromkeys(inputs)],
+        start_after=new.start_after,
+        inputs=[
+            FixedInput(path=str(path), stamp=_stamp(path)) for path in dict.fromkeys(new.inputs)
+        ],
     )
     write_json(folder.request_file, run_request)
-    folder.write(
-        RunState(run_id=folder.run_id, kind=kind, status=RunStatus.STARTING, created_at=now())
+    state = RunState(
+        run_id=folder.run_id,
+        kind=kind,
+        status=RunStatus.STARTING,
+        created_at=now(),
+        notes=list(new.notes),
     )
+    folder.write(state)
     return folder
 
 

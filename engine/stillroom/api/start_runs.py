@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from pydantic import BaseModel
 
+from stillroom.api.beside_prompts import complete_request
 from stillroom.api.operations import child_work
 from stillroom.api.runs import RunReport, report_run
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
@@ -19,7 +20,7 @@ from stillroom.jobs.child import run_in_child
 from stillroom.outputs import ReplacingRequest, check_at_once, check_free
 from stillroom.rollout.request import GenerateRollouts, plan_generation
 from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
-from stillroom.run_folder import StartAfter, find_run, given_config
+from stillroom.run_folder import NewRun, StartAfter, find_run, given_config
 from stillroom.secrecy.commands import hide_secrets
 from stillroom.secrecy.environments import SHARED_SECRETS, run_environment
 from stillroom.settings import Workspace, tracking_environment
@@ -39,14 +40,25 @@ _COMMAND_KEY = "rollout.mcp_url"
 
 
 def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunReport:
-    """Starts a rollout run. Raises an EngineError if the request is faulty, before any spending."""
+    """Starts a rollout run, with the tools.py and config.yml beside its prompts if it names none.
+
+    Raises an EngineError if the request is faulty, before any spending.
+    """
+    completed = complete_request(workspace, request)
+    request = completed.request
     plan = plan_generation(workspace, request)
     check_free(plan.output)
     keys = workspace.read_keys(plan.rollouts.key_names)
     # The processes of a cluster on this machine call the endpoints themselves.
     local = _shared(keys) if request.ray_address == "local" else {}
-    inputs = plan.rollouts.inputs
-    return _start(workspace, RunKind.ROLLOUTS, request, keys=keys, variables=local, inputs=inputs)
+    return _start(
+        workspace,
+        RunKind.ROLLOUTS,
+        request,
+        keys=keys,
+        variables=local,
+        new=NewRun(inputs=plan.rollouts.inputs, notes=completed.notes),
+    )
 
 
 def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
@@ -54,7 +66,7 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
     plan = plan_scoring(workspace, request)
     check_free(plan.output)
     keys = workspace.read_keys([plan.judge.endpoint.api_key_env if plan.judge else None])
-    return _start(workspace, RunKind.SCORE, request, keys=keys, inputs=plan.inputs)
+    return _start(workspace, RunKind.SCORE, request, keys=keys, new=NewRun(inputs=plan.inputs))
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
@@ -92,13 +104,13 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     copy, hidden = _without_secrets(plans[0])
     if config.launcher.kind != "local":
         variables |= _shared({**keys, **hidden})  # each of its processes may need them
-    start = functools.partial(
-        _start, workspace, kind, keys={**keys, **hidden}, variables=variables, copies=copy
-    )
-    report, then = start(first, inputs=plans[0].inputs), list[str]()
+    start = functools.partial(_start, workspace, kind, keys={**keys, **hidden}, variables=variables)
+    new = NewRun(inputs=plans[0].inputs, copies=copy, notes=plans[0].notes)
+    report, then = start(first, new=new), list[str]()
     for other, plan in zip(others, plans[1:], strict=True):
         queued = StartAfter(after=[report.run_id, *then])
-        then.append(start(other, start_after=queued, inputs=plan.inputs).run_id)
+        new = NewRun(start_after=queued, inputs=plan.inputs, copies=copy, notes=plan.notes)
+        then.append(start(other, new=new).run_id)
     return msgspec.structs.replace(report, then=then)
 
 
@@ -122,7 +134,7 @@ def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
     """Starts an evaluation. Raises an EngineError for a faulty request, before loading a model."""
     plan = plan_evaluation(workspace, request)
     keys = workspace.read_keys(plan.rollouts.key_names)
-    return _start(workspace, RunKind.EVALUATE, request, keys=keys, inputs=plan.inputs)
+    return _start(workspace, RunKind.EVALUATE, request, keys=keys, new=NewRun(inputs=plan.inputs))
 
 
 def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
@@ -131,7 +143,7 @@ def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
     check_free(plan.output)
     checked = plan.verification
     keys = workspace.read_keys(checked.plan.rollouts.key_names if checked is not None else [])
-    return _start(workspace, RunKind.EXPORT, request, keys=keys, inputs=plan.inputs)
+    return _start(workspace, RunKind.EXPORT, request, keys=keys, new=NewRun(inputs=plan.inputs))
 
 
 def start_large_run(
@@ -150,7 +162,7 @@ def start_large_run(
     if isinstance(request, ReplacingRequest) and isinstance(name, str):
         output = workspace.output_file(name, label="output")
         check_at_once(output, overwrite=request.overwrite)
-    return _start(workspace, kind, request, keys=keys, inputs=read)
+    return _start(workspace, kind, request, keys=keys, new=NewRun(inputs=read))
 
 
 def _plans(workspace: Workspace, request: PlanTraining) -> list[TrainingPlan]:
@@ -170,9 +182,7 @@ def _start(
     *,
     keys: Mapping[str, str] | None = None,
     variables: Mapping[str, str] | None = None,
-    start_after: StartAfter | None = None,
-    inputs: Sequence[Path] = (),
-    copies: Mapping[str, bytes] | None = None,
+    new: NewRun,
 ) -> RunReport:
     """Starts a run's process, and hands it `keys` and the secrets of MCP servers' command lines."""
     hidden = dict[str, str]()
@@ -193,8 +203,6 @@ def _start(
         document,
         environment=run_environment(workspace.root) | dict(variables or {}),
         secrets={**(keys or {}), **hidden},
-        start_after=start_after,
-        inputs=inputs,
-        copies=copies,
+        new=new,
     )
     return report_run(workspace, find_run(workspace, state.run_id), state)

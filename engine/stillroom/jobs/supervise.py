@@ -6,9 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, Any, cast
 
 import msgspec
@@ -20,10 +19,10 @@ from stillroom.lineage import now
 from stillroom.places import open_real
 from stillroom.processes import kill_family, process_start
 from stillroom.run_folder import (
+    NewRun,
     ProcessEnd,
     RunFolder,
     RunState,
-    StartAfter,
     create_run,
     ended_progress,
 )
@@ -58,20 +57,15 @@ def start_run(
     *,
     environment: dict[str, str],
     secrets: Mapping[str, str] | None = None,
-    start_after: StartAfter | None = None,
-    inputs: Sequence[Path] = (),
-    copies: Mapping[str, bytes] | None = None,
+    new: NewRun | None = None,
 ) -> RunState:
     """Starts a detached process for the request and returns the run's state within a second.
 
     It gets the `secrets` through a pipe, so that they are in no file and no environment. The
-    process begins its work once the runs in `start_after` have ended; at once if it is None. Of the
-    files in `inputs` it reads what they hold now, or else it fails; `copies` are put into its
-    folder.
+    process begins its work once the runs that it waits for have ended. Of its input files it reads
+    what they hold now, or else it fails.
     """
-    folder = create_run(
-        workspace, kind, request, start_after=start_after, inputs=inputs, copies=copies
-    )
+    folder = create_run(workspace, kind, request, new)
     with os.fdopen(open_real(folder.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
         process = subprocess.Popen(
             # -P: modules in a user's folder must not shadow ours.

@@ -1,12 +1,11 @@
 """The request for a rollout run, and its plan, in which all names are looked up and checked."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import msgspec
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from stillroom.data.formats import Task, load_tasks
 from stillroom.data.instruction import UNINSTRUCTED, Instruction, read_context
@@ -14,6 +13,7 @@ from stillroom.data.task_file import TaskFile
 from stillroom.errors import InputError
 from stillroom.files import content_hash, file_sha256
 from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.rollout.entries import chosen_numbers, select_entries
 from stillroom.rollout.rewards.judge_request import JudgeOptions, JudgePlan, plan_judge
 from stillroom.rollout.students import (
     FailedRollouts,
@@ -25,7 +25,14 @@ from stillroom.secrecy.commands import WITHOUT_SECRETS, secrets_in, without_secr
 from stillroom.secrecy.redaction import Redactor
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import FREE, Price, known_price, price_for
-from stillroom.teachers.providers import IN_PROCESS, PROFILES, Endpoint, ProviderName, endpoint_for
+from stillroom.teachers.providers import (
+    IN_PROCESS,
+    PROFILES,
+    Endpoint,
+    ProviderName,
+    endpoint_for,
+    provider_of,
+)
 from stillroom.tools.user.file import UserFile, read_user_file
 from stillroom.types import SamplingSettings
 
@@ -55,7 +62,9 @@ class RolloutOptions(JudgeOptions):
     ]
     provider: Annotated[
         ProviderName,
-        Field(description="demo and hf run in-process; with base_url: openai"),
+        Field(
+            description="By the model's name, else hf (in-process, as demo); with base_url: openai"
+        ),
     ] = "hf"
     base_url: Annotated[str | None, Field(description="Any OpenAI-compatible endpoint")] = None
     api_key_env: Annotated[
@@ -116,12 +125,25 @@ class RolloutOptions(JudgeOptions):
     reward_timeout: Annotated[float, Field(gt=0)] = 60.0
     rollout_timeout: Annotated[float | None, Field(gt=0)] = None
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _address_means_endpoint(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("base_url") is not None:
-            return {"provider": "openai", **cast("dict[str, Any]", given)}
-        return given
+    def _provider_is_told_by_others(
+        cls, given: Any, handler: ModelWrapValidatorHandler[Self]
+    ) -> Self:
+        """Sets a provider that is not given: of a base_url, or the only one with such a model."""
+        if not isinstance(given, dict) or "provider" in given:
+            return handler(given)
+        fields = cast("dict[str, Any]", given)
+        model, provider = fields.get("model"), None
+        if fields.get("base_url") is not None:
+            provider = "openai"
+        elif isinstance(model, str):
+            provider = provider_of(model)
+        if provider is None:
+            return handler(fields)
+        request = handler({**fields, "provider": provider})
+        request.model_fields_set.discard("provider")
+        return request
 
     @model_validator(mode="after")
     def _nudge_is_said(self) -> "RolloutOptions":
@@ -144,6 +166,10 @@ class GenerateRollouts(RefineOptions, RolloutOptions):
     """Ask for rollouts: the model answers each prompt, using tools; every conversation is kept."""
 
     input: Annotated[str, Field(description="Prompts: .txt (one a line) or .jsonl")]
+    tools: Annotated[
+        str,
+        Field(description="Python file with @tool functions, or none; not given: beside input"),
+    ] = NO_FILE
     output: Annotated[str, Field(description="Rows are appended")] = "rollouts/rollouts.jsonl"
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
     budget_usd: Annotated[
@@ -263,7 +289,7 @@ class GenerationPlan:
             failed = self.open_failed()
         if failed is None:
             tasks = TaskFile(self.rollouts.prompts_file, self._instructed)
-            return tasks.chosen(_chosen(len(tasks), n=request.n, entries=request.entries))
+            return tasks.chosen(chosen_numbers(len(tasks), n=request.n, entries=request.entries))
         wanted = failed.tasks if request.begins_inside else failed.hard_tasks
 
         def instructed(task: Task) -> Task:
@@ -273,7 +299,7 @@ class GenerationPlan:
             return msgspec.structs.replace(changed, task_id=task.task_id)
 
         tasks = TaskFile(self.rollouts.prompts_file, instructed)
-        chosen = _chosen(len(tasks), n=None, entries=request.entries)
+        chosen = chosen_numbers(len(tasks), n=None, entries=request.entries)
         numbers = [number for number in chosen if tasks.id_of(number) in wanted][: request.n]
         if not numbers:
             fix = (
@@ -408,35 +434,6 @@ def with_system(task: Task, system: str | None) -> Task:
     changed = Instruction(system).put_before_task(task)
     identity = content_hash({"task": task.task_id, "system": system})
     return msgspec.structs.replace(changed, task_id=identity)
-
-
-def select_entries(tasks: list[Task], *, n: int | None, entries: str | None) -> list[Task]:
-    """Returns the tasks that `entries` (e.g. "0,2,5-9", 0-based) and `n` choose."""
-    return [tasks[number] for number in _chosen(len(tasks), n=n, entries=entries)]
-
-
-def _chosen(length: int, *, n: int | None, entries: str | None) -> Sequence[int]:
-    return (range(length) if entries is None else _indices(entries, length))[:n]
-
-
-def _indices(entries: str, length: int) -> list[int]:
-    indices: list[int] = []
-    for part in entries.split(","):
-        begin, dash, last = part.strip().partition("-")
-        try:
-            start, end = int(begin), int(last) if dash else int(begin)
-        except ValueError:
-            raise InputError(
-                f"entries {entries!r}: {part.strip()!r} is not a number or a range",
-                "write numbers and ranges such as 0,2,5-9 (0 is the first prompt)",
-            ) from None
-        if not 0 <= start <= end < length:
-            raise InputError(
-                f"entries {entries!r}: {part.strip()!r} is outside the file's 0-{length - 1}",
-                f"choose among 0-{length - 1}",
-            )
-        indices += range(start, end + 1)
-    return indices
 
 
 # The options that shape a rollout as they are; `output_settings` adds the rest.

@@ -12,7 +12,7 @@ from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.errors import ConfigError, EngineError
 from stillroom.jobs.supervise import start_run
-from stillroom.run_folder import StartAfter, create_run, find_run, given_config
+from stillroom.run_folder import NewRun, StartAfter, create_run, find_run, given_config
 from stillroom.secrecy.environments import run_environment
 from stillroom.train.planning.forecast import TrainingForecast
 from stillroom.train.planning.per_model import combined_forecast, requests_per_model
@@ -65,16 +65,17 @@ def test_a_run_that_waits_trains_the_config_it_was_started_with_and_no_other_row
     assert lock.try_acquire()
     before.write(msgspec.structs.replace(before.read(), status=RunStatus.RUNNING))
     requested = api.StartTraining(overrides=(f"model.path={project.config['model']['path'][0]}",))
+    config = project.root / "config.yml"
     state = start_run(
         project.workspace,
         RunKind.SFT,
         requested.model_dump(mode="json"),
         environment=run_environment(),
-        start_after=StartAfter(after=[before.run_id]),
-        inputs=[project.root / "train.jsonl"],
-        copies={
-            given_config(project.root / "config.yml"): (project.root / "config.yml").read_bytes()
-        },
+        new=NewRun(
+            start_after=StartAfter(after=[before.run_id]),
+            inputs=[project.root / "train.jsonl"],
+            copies={given_config(config): config.read_bytes()},
+        ),
     )
     wait_until(lambda: report(project, state.run_id).progress is not None)
 

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from stillroom.data.formats import Task, task_from_row
 from stillroom.errors import InputError
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
+from stillroom.rollout.entries import select_entries
 from stillroom.rollout.request import (
     GenerateRollouts,
     GenerationPlan,
     output_settings,
     plan_generation,
     sampling_settings,
-    select_entries,
     user_file,
 )
 from stillroom.settings import Workspace

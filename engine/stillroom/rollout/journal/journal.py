@@ -65,6 +65,12 @@ def journal_path(output: Path) -> Path:
     return journal_folder(output) / "journal.jsonl"
 
 
+def begun_settings(output: Path) -> dict[str, Any] | None:
+    """Returns the settings that an output was begun with; None if it was not begun."""
+    path = journal_folder(output) / _SETTINGS
+    return msgspec.json.decode(path.read_bytes()) if _is_begun(output) and path.exists() else None
+
+
 def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
     """Raises InputError if an output was begun with other settings, or by another program."""
     if not _is_begun(output):

@@ -1,0 +1,136 @@
+"""What generate_rollouts takes from the files beside its prompts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.projects import endpoint_project
+from stillroom import api
+from stillroom.api.beside_prompts import complete_request
+from stillroom.errors import InputError
+from stillroom.files import write_json
+from stillroom.rollout.journal.journal import journal_folder
+from stillroom.rollout.request import output_settings, plan_generation
+from stillroom.settings import Workspace
+from stillroom.teachers.providers import provider_of
+
+CONFIG = """
+dataset_type: distill
+data: {batch_size: 4}
+rollout:
+  max_turns: 4
+  max_context_window: 4096
+  termination_policy: last_tool
+  tool_timeout: 120
+  mcp_url: localhost:8931
+  reasoning_mode: disabled
+  max_tool_response: 500
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(endpoint_project(tmp_path, num_prompts=3))
+
+
+def request(**given: Any) -> api.GenerateRollouts:
+    return api.GenerateRollouts(input="prompts.jsonl", model="demo/teacher", **given)
+
+
+def test_tools_and_the_rollout_section_beside_the_prompts_are_used_and_said(
+    workspace: Workspace,
+) -> None:
+    (workspace.root / "config.yml").write_text(CONFIG, encoding="utf-8")
+
+    found = complete_request(workspace, request(max_turns=7))
+
+    assert found.request.tools == "tools.py"
+    assert (found.request.max_turns, found.request.tool_timeout) == (7, 120)
+    assert found.request.mcp_servers == ("localhost:8931",)
+    assert found.request.reasoning_effort == "none"
+    assert found.notes == [
+        "tools.py beside the prompts is used (tools: none leaves it out)",
+        (
+            "config.yml beside the prompts says: termination_policy last_tool, tool_timeout 120.0, "
+            "mcp_servers localhost:8931, reasoning_effort none (options that are given win)"
+        ),
+        (
+            "config.yml: rollout.max_tool_response is not taken: it counts tokens there and "
+            "characters here"
+        ),
+        (
+            "config.yml: rollout.max_context_window is not taken: it bounds the student's "
+            "conversations"
+        ),
+    ]
+
+
+@pytest.mark.parametrize("text", ["just: settings\nrollout: {max_turns: 3}", "rollout: [", ""])
+def test_what_is_given_stays_and_other_programs_files_are_not_read(
+    workspace: Workspace, text: str
+) -> None:
+    (workspace.root / "config.yml").write_text(text, encoding="utf-8")
+    given = request(tools="none")
+
+    found = complete_request(workspace, given)
+
+    assert (found.request, found.notes) == (given, [])
+
+
+def test_a_section_that_cannot_be_read_is_refused_by_name(workspace: Workspace) -> None:
+    (workspace.root / "config.yml").write_text(CONFIG.replace("max_turns", "max_turn"))
+
+    with pytest.raises(InputError, match="did you mean 'max_turns'"):
+        complete_request(workspace, request())
+
+
+def test_an_output_that_was_begun_without_them_goes_on_without_them(workspace: Workspace) -> None:
+    plain = request(tools="none")
+    plan = plan_generation(workspace, plain)
+    plan.output.parent.mkdir()
+    plan.output.write_text("{}\n", encoding="utf-8")
+    journal_folder(plan.output).mkdir()
+    write_json(journal_folder(plan.output) / "settings.json", output_settings(plan, None))
+    (workspace.root / "config.yml").write_text(CONFIG, encoding="utf-8")
+
+    found = complete_request(workspace, request())
+
+    again = plan_generation(workspace, found.request)
+    assert output_settings(again, None) == output_settings(plan, None)
+    assert found.request.tool_timeout == 120
+
+
+@pytest.mark.parametrize(
+    ("model", "provider"),
+    [
+        ("gpt-5.2", "openai"),
+        ("gpt-4o-mini-2024-07-18", "openai"),
+        ("o3", "openai"),
+        ("claude-sonnet-4-5", "anthropic"),
+        ("gemini-2.5-pro", "google"),
+        ("openai/gpt-4o-mini", "openrouter"),
+        ("anthropic/claude-sonnet-4", "openrouter"),
+        ("google/gemini-2.5-pro", "openrouter"),
+        ("qwen/qwen3-32b:free", "openrouter"),
+        ("openai/gpt-oss-20b", None),
+        ("Qwen/Qwen3-8B", None),
+        ("google/gemma-3-4b-it", None),
+        ("gpt2", None),
+        ("sft-abc123", None),
+        ("o3-student", None),
+        ("demo/teacher", None),
+    ],
+)
+def test_a_models_name_tells_its_provider_where_only_one_has_it(
+    workspace: Workspace, model: str, provider: str | None
+) -> None:
+    assert provider_of(model) == provider
+
+    given = api.GenerateRollouts(input="prompts.jsonl", model=model, tools="none")
+
+    assert given.provider == (provider or "hf")
+    notes = complete_request(workspace, given).notes
+    assert [note.startswith(f"provider {provider},") for note in notes] == [True] * bool(provider)
+    assert api.GenerateRollouts(input="p", model=model, provider="vllm").provider == "vllm"
+    assert api.EvaluateModel(data="p", model=model, base_url="http://h/v1").provider == "openai"
