@@ -70,7 +70,9 @@ class RolloutOptions(JudgeOptions):
     api_key_env: Annotated[
         str | None, Field(description="NAME of the environment variable with the key")
     ] = None
-    tools: Annotated[str, Field(description="Python file with @tool functions, or none")] = NO_FILE
+    tools: Annotated[
+        str, Field(description="Python file with @tool functions, or none; rollouts find tools.py")
+    ] = NO_FILE
     mcp_servers: Annotated[
         tuple[str, ...],
         WITHOUT_SECRETS,
@@ -166,10 +168,6 @@ class GenerateRollouts(RefineOptions, RolloutOptions):
     """Ask for rollouts: the model answers each prompt, using tools; every conversation is kept."""
 
     input: Annotated[str, Field(description="Prompts: .txt (one a line) or .jsonl")]
-    tools: Annotated[
-        str,
-        Field(description="Python file with @tool functions, or none; not given: beside input"),
-    ] = NO_FILE
     output: Annotated[str, Field(description="Rows are appended")] = "rollouts/rollouts.jsonl"
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
     budget_usd: Annotated[
