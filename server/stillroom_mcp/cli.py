@@ -19,6 +19,15 @@ from stillroom.settings import open_workspace
 from stillroom.validation import describe_errors, nearest
 from stillroom_mcp import commands, waiting
 from stillroom_mcp.operations import OPERATIONS, OfferedOperation, offered_operation
+from stillroom_mcp.other_names import (
+    WORKSPACE_FLAGS,
+    JoinedEntries,
+    add_override_flags,
+    hint_for_command,
+    hint_for_option,
+    short_flag,
+    with_short_overrides,
+)
 from stillroom_mcp.toolsets import ALL, TOOLSETS, chosen_operations
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -33,10 +42,11 @@ class _Parser(argparse.ArgumentParser):
         hint = ""
         if "invalid choice: '" in message:
             _, _, choices = message.rpartition("(choose from")
-            hint = nearest(message.split("'")[1], re.findall(r"[\w-]+", choices))
+            given = message.split("'")[1]
+            hint = hint_for_command(given) or nearest(given, re.findall(r"[\w-]+", choices))
         elif message.startswith("unrecognized arguments: "):
             given = message.removeprefix("unrecognized arguments: ").split()[0]
-            hint = nearest(given, sorted(self._option_string_actions))
+            hint = hint_for_option(given) or nearest(given, sorted(self._option_string_actions))
         short = message.split(" (choose from", maxsplit=1)[0]
         self.exit(EXIT_USAGE, f"{self.prog}: {short}{hint}\nfix: see `{self.prog} --help`\n")
 
@@ -115,6 +125,8 @@ def build_parser(
         listed = text.replace("%", "%%")
         sub = added.add_parser(name, help=listed, description=text, allow_abbrev=False)
         _add_fields(sub, operation, given)
+        if "overrides" in operation.request.model_fields:
+            add_override_flags(sub)
         _add_common(sub)
         if operation.starts_run or operation.may_become_run:
             sub.add_argument(
@@ -132,7 +144,11 @@ def build_parser(
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
+    parser.add_argument(
+        "--workspace",
+        *WORKSPACE_FLAGS,
+        help="folder that holds the project (default: this folder)",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON line")
 
 
@@ -253,8 +269,8 @@ def _add_fields(
 ) -> None:
     for name, field in operation.request.model_fields.items():
         settings = _argument_settings(field)
-        flag = "--" + name.replace("_", "-")
-        is_flag = any(word == flag or word.startswith(f"{flag}=") for word in given)
+        flag, short = "--" + name.replace("_", "-"), short_flag(operation.command, name)
+        is_flag = any(word in (flag, short) or word.startswith(f"{flag}=") for word in given)
         if name in operation.positional and not is_flag:
             settings["help"] += f" (also {flag})"
             is_required = settings.pop("required", False)
@@ -263,7 +279,10 @@ def _add_fields(
             settings["metavar"] = name.upper()
             parser.add_argument(name, **settings)
         else:
-            parser.add_argument(flag, dest=name, **settings)
+            if name == "entries":
+                settings["action"] = JoinedEntries
+            flags = (flag,) if short is None else (short, flag)
+            parser.add_argument(*flags, dest=name, **settings)
 
 
 def _argument_settings(field: FieldInfo) -> dict[str, Any]:
@@ -337,6 +356,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _run_operation(command: str, options: argparse.Namespace) -> int:
     operation = offered_operation(command.replace("-", "_"))
     given = {k: v for k, v in vars(options).items() if k in operation.request.model_fields}
+    given = with_short_overrides(given, options)
     request = _request(operation.request, operation.command, given)
     workspace = open_workspace(options.workspace)
     is_waiting = not getattr(options, "detach", True)
