@@ -133,6 +133,17 @@ def _recorded(file: Path | FileRecord) -> FileRecord:
     return file if isinstance(file, FileRecord) else record_file(file)
 
 
+def _record_beginning(path: Path) -> FileRecord:
+    """Returns the record of the bytes that a growing file has now."""
+    num_bytes = rest = path.stat().st_size
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while rest and (block := stream.read(min(rest, 1 << 20))):
+            digest.update(block)
+            rest -= len(block)
+    return FileRecord(path=str(path), sha256=digest.hexdigest(), num_bytes=num_bytes - rest)
+
+
 def _times(file: Path) -> tuple[int, int]:
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns
@@ -141,8 +152,20 @@ def _times(file: Path) -> tuple[int, int]:
 class Recording:
     """Hashes files in a thread of its own, while other code reads them for something else."""
 
-    def __init__(self, files: Sequence[Path], *, copies: Mapping[Path, Path] | None = None) -> None:
-        """`copies` are files that are hashed in place of others."""
+    def __init__(
+        self,
+        files: Sequence[Path],
+        *,
+        copies: Mapping[Path, Path] | None = None,
+        may_grow: bool = False,
+    ) -> None:
+        """`copies` are files that are hashed in place of others.
+
+        With `may_grow`, a file to which somebody appends meanwhile is recorded as it is when it
+        has been read; `grown` then has it.
+        """
+        self._may_grow = may_grow
+        self.grown: list[Path] = []
         self._thread = ThreadPoolExecutor(1)
         self._is_over = self._is_checked = False
         self._begun = {file: _times(file) for file in files if file not in (copies or {})}
@@ -165,12 +188,20 @@ class Recording:
         records = self._records.result()
         if not self._is_checked:
             for file, times in self._begun.items():
-                if _times(file) != times:
+                if _times(file) == times:
+                    continue
+                if not self._may_grow or file.stat().st_size < times[0]:
                     raise DataError(
                         f"{file} has changed while it was read",
                         "do it again when nothing writes to the file any more",
                     )
+                self.grown.append(file)
             self._is_checked = True
+        if self.grown:
+            records = [
+                _record_beginning(Path(r.path)) if Path(r.path) in self.grown else r
+                for r in records
+            ]
         return records
 
     def __enter__(self) -> Self:

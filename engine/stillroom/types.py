@@ -87,6 +87,7 @@ class RunKind(StrEnum):
     PAIRS = "pairs"
     INSPECT = "inspect"
     LINEAGE = "lineage"
+    IMPORT = "import"
     PLAN = "plan"
 
 

@@ -51,6 +51,18 @@ def after_validate_dataset(request: object, result: api.ValidationReport) -> str
     }[result.format]
 
 
+def after_import_rollouts(request: object, result: api.ImportResult) -> str:
+    """Suggests looking at what was refused or lost, then at the rollouts, then SFT rows."""
+    look = f"inspect_examples(path={result.output})"
+    if result.refused > result.read / 10:
+        look = f"read why {result.refused} rows were refused ({result.refused_file}), then {look}"
+    notes = "; tell the user of the notes" if result.notes else ""
+    step = f"{look}{notes}; then filter_dataset and convert_rollouts(input={result.output})"
+    if result.heldout is not None and result.heldout.prompts is not None:
+        return f"{step}; evaluate_model(data={result.heldout.prompts}) shows the student today"
+    return step
+
+
 def after_sample_for_review(request: object, result: api.ReviewSample) -> str:
     """Suggests that the user judges the sample, then filtering by those verdicts."""
     return (
@@ -217,6 +229,7 @@ _AFTER_LARGE: dict[str, tuple[Any, Callable[[object, Any], str]]] = {
     "convert": (api.ConvertResult, after_convert_rollouts),
     "pairs": (api.PairsResult, after_make_dpo_pairs),
     "inspect": (api.ExamplesPage, after_inspect_examples),
+    "import": (api.ImportResult, after_import_rollouts),
     "lineage": (api.Lineage, after_show_lineage),
     "plan": (api.TrainingForecast, after_plan_training),
 }

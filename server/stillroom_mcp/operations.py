@@ -105,6 +105,16 @@ OPERATIONS = (
         is_open_world=True,
     ),
     OfferedOperation(
+        name="import_rollouts",
+        title="Import rollouts",
+        description="Turn API logs, traces, agent sessions or datasets into rollouts: calls become "
+        "conversations, secrets go.",
+        next_step=next_steps.after_import_rollouts,
+        positional=("input", "output"),
+        is_destructive=True,
+        is_idempotent=True,
+    ),
+    OfferedOperation(
         name="score_rollouts",
         title="Score rollouts again",
         description="Give finished rollouts new rewards (rewards.py, answer match or a judge); the "

@@ -18,6 +18,7 @@ TOOLSETS: dict[str, tuple[str, ...]] = {
     ),
     "data": (
         "validate_dataset",
+        "import_rollouts",
         "score_rollouts",
         "sample_for_review",
         "filter_dataset",

@@ -9,6 +9,7 @@ and a request model, for use as a library. Importing this module loads no heavy 
 from stillroom.api.curation import (
     convert_rollouts,
     filter_dataset,
+    import_rollouts,
     inspect_examples,
     make_dpo_pairs,
     sample_for_review,
@@ -53,6 +54,7 @@ from stillroom.data.inspect import ExamplesPage, InspectExamples
 from stillroom.data.validate import ValidateDataset, ValidationReport
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.export.request import ExportModel
+from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.jobs.child import stopped_by
 from stillroom.jobs.operations import Operation
 from stillroom.projects.create import CreateProject, ProjectResult, create_project

@@ -21,10 +21,19 @@ from stillroom.data.chat.views import RowView
 from stillroom.data.inspect import ExamplesPage, InspectExamples, Inspection
 from stillroom.data.token_counts import CountTokens, TokenCounts
 from stillroom.data.validate import ValidateDataset, ValidationReport
+from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.jobs.child import run_in_child
 from stillroom.models.resolve import locate_model
 from stillroom.outputs import check_page
 from stillroom.settings import Workspace
+
+
+def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResult:
+    """Writes the rollouts that logs, traces, sessions or datasets of other systems hold.
+
+    It runs in a child process, since some readers need heavy libraries.
+    """
+    return run_in_child(workspace, child_work("import_rollouts"), request, result=ImportResult)
 
 
 def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult:

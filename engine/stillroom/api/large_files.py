@@ -14,6 +14,8 @@ from stillroom.api.start_runs import planned_bytes, start_large_run
 from stillroom.data.inspect import InspectExamples
 from stillroom.data.row_files import rollout_files
 from stillroom.errors import EngineError
+from stillroom.importing.inputs import input_files
+from stillroom.importing.request import ImportRollouts
 from stillroom.jobs.operations import Operation
 from stillroom.lineage import read_manifest
 from stillroom.rollout.sources import source_files
@@ -58,6 +60,9 @@ def _num_bytes(workspace: Workspace, request: BaseModel) -> int:
 
 
 def _files(workspace: Workspace, request: BaseModel) -> Iterator[Path]:
+    if isinstance(request, ImportRollouts):
+        yield from input_files(workspace, request.inputs)
+        return
     for field in _SOURCES:
         given = getattr(request, field, None) or ()
         names: Iterable[str] = [given] if isinstance(given, str) else given

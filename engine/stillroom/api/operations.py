@@ -22,6 +22,7 @@ from stillroom.data.inspect import ExamplesPage, InspectExamples
 from stillroom.data.validate import ValidateDataset, ValidationReport
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.export.request import ExportModel
+from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.jobs.operations import ChildWork, Operation, RunWork
 from stillroom.projects.create import CreateProject, ProjectResult
 from stillroom.projects.setup import CheckSetup, SetupReport
@@ -74,6 +75,19 @@ OPERATIONS = (
             function="stillroom.rollout.run:generate_rollouts",
             on_ray="stillroom.rollout.ray.run:generate_on_ray",
             failure="stillroom.rollout.results:nothing_succeeded",
+        ),
+    ),
+    Operation(
+        name="import_rollouts",
+        request=ImportRollouts,
+        result=ImportResult,
+        function="stillroom.api.curation:import_rollouts",
+        large=RunKind.IMPORT,
+        child=ChildWork(
+            function="stillroom.importing.run:import_rollouts",
+            timeout_s=6 * 3600,
+            action="importing {input!r}",
+            fix="import a part of the files first",
         ),
     ),
     Operation(

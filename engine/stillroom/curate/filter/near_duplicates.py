@@ -28,6 +28,8 @@ _NUM_PERM = _BANDS * _BAND_ROWS
 _LEAST_EQUAL = int(_NUM_PERM * 0.655)
 _SEED = 42
 _CACHED_SETS = 512
+_MOST_COMPARED = 256
+"""The most rows with the same numbers in a band with which a row is compared for a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,13 @@ class Signer:
             raise missing_extra("curate", "finding near duplicates") from error
         self._minhash = rensa.RMinHash
 
-    def signature(self, text: str) -> Signature:
-        """Returns the signature of the text that a row says."""
+    def signature(self, text: str, shingles: frozenset[str] | None = None) -> Signature:
+        """Returns the signature of the text that a row says.
+
+        `shingles` are those of its shingles that count; by default all.
+        """
         minhash = self._minhash(_NUM_PERM, _SEED)
-        minhash.update(list(shingles_of(text)))
+        minhash.update(list(shingles_of(text) if shingles is None else shingles))
         # hash() would not do: it differs from process to process.
         spoken = text.encode("utf-8", errors="surrogatepass")
         digest = hashlib.blake2b(spoken, digest_size=8).digest()
@@ -105,6 +110,32 @@ class NearDuplicates:
                 dropped[row] = match
         return dropped
 
+    def clusters(self, words_at: Callable[[int], frozenset[str]]) -> list[int]:
+        """Returns the number of each row's cluster, which is that of its first row.
+
+        Rows are in one cluster if a chain of near duplicates links them, so that no row of one
+        cluster nearly repeats a row of another. `words_at` is as for `repeats`.
+        """
+        order = range(len(self._ranks))
+        links = [self._linked(order, band) for band in range(_BANDS)]
+        read = _Cached(words_at)
+        clusters = list(order)
+        for row in order:
+            candidates: set[int] = set()
+            for link in links:
+                other = link[row]
+                for _ in range(_MOST_COMPARED):
+                    if other < 0:
+                        break
+                    candidates.add(other)
+                    other = link[other]
+            for other in sorted(candidates):
+                if first_of(clusters, other) != first_of(clusters, row) and self._is_alike(
+                    row, other, read
+                ):
+                    join_clusters(clusters, row, other)
+        return [first_of(clusters, row) for row in order]
+
     def _linked(self, order: Iterable[int], band: int) -> "array[int]":
         """Returns, for each row, the next better row with the same numbers in a band, or -1."""
         numbers = memoryview(self._signatures_NP).cast("B")
@@ -120,19 +151,39 @@ class NearDuplicates:
         return link
 
     def _first_alike(self, row: int, candidates: set[int], read: "_Cached") -> int | None:
-        for kept in sorted(candidates, key=self._ranks.__getitem__):
-            if self._digests_N[row] == self._digests_N[kept]:
-                return kept
-            is_near = self._num_equal(row, kept) >= _LEAST_EQUAL
-            if is_near and jaccard(read(row), read(kept)) >= LEAST_JACCARD:
-                return kept
-        return None
+        best_first = sorted(candidates, key=self._ranks.__getitem__)
+        return next((kept for kept in best_first if self._is_alike(row, kept, read)), None)
+
+    def _is_alike(self, row: int, other: int, read: "_Cached") -> bool:
+        if self._digests_N[row] == self._digests_N[other]:
+            return True
+        is_near = self._num_equal(row, other) >= _LEAST_EQUAL
+        return is_near and jaccard(read(row), read(other)) >= LEAST_JACCARD
 
     def _num_equal(self, one: int, other: int) -> int:
         numbers = memoryview(self._signatures_NP)
         one_numbers = numbers[one * _NUM_PERM : (one + 1) * _NUM_PERM]
         other_numbers = numbers[other * _NUM_PERM : (other + 1) * _NUM_PERM]
         return sum(map(eq, one_numbers, other_numbers))
+
+
+def first_of(clusters: list[int], row: int) -> int:
+    """Returns the first row of a row's cluster; `clusters` has for each row one before it, or it.
+
+    The way there is made shorter.
+    """
+    first = row
+    while clusters[first] != first:
+        first = clusters[first]
+    while clusters[row] != first:
+        clusters[row], row = first, clusters[row]
+    return first
+
+
+def join_clusters(clusters: list[int], one: int, other: int) -> None:
+    """Makes the clusters of two rows one."""
+    one, other = sorted((first_of(clusters, one), first_of(clusters, other)))
+    clusters[other] = one
 
 
 def _kept_before(row: int, link: "array[int]", dropped: dict[int, int]) -> int:

@@ -1,4 +1,4 @@
-"""Finds which kinds of secrets and personal data a text holds, without returning the data itself.
+"""Finds which kinds of secrets and personal data a text holds, and replaces them if asked to.
 
 A kind is recognised by a fixed mark (a key's prefix, a header) or by a checksum, not by its looks
 alone: people stop using a filter that drops good rows for a random number.
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _Check = Callable[[str], bool]
+_End = Callable[[str, re.Match[str]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,32 @@ class SensitiveKind:
     marks: tuple[str, ...]
     """The pattern is tried only on texts with one of these; without marks, on every text."""
     pattern: re.Pattern[str]
-    is_real: _Check = bool
+    is_real: _Check
+    end: _End
+    """Returns where in the text the data ends of which the pattern matches the beginning."""
 
 
-def _kind(name: str, marks: str, pattern: str, is_real: _Check = bool) -> SensitiveKind:
-    return SensitiveKind(name, tuple(marks.split()), re.compile(pattern), is_real)
+def _match_end(_text: str, match: re.Match[str]) -> int:
+    return match.end()
+
+
+def _kind(
+    name: str, marks: str, pattern: str, is_real: _Check = bool, end: _End = _match_end
+) -> SensitiveKind:
+    return SensitiveKind(name, tuple(marks.split()), re.compile(pattern), is_real, end)
+
+
+_KEY_BEGIN = r"-----BEGIN (?:[A-Z]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+_KEY_END = re.compile(r"-----END (?:[A-Z]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_LINES = re.compile(r"[A-Za-z0-9+/=\s]*")
+_LONGEST_KEY = 1 << 15
+
+
+def _key_end(text: str, match: re.Match[str]) -> int:
+    """Returns where a private key ends; of a cut one, the last character that may be its."""
+    footer = _KEY_END.search(text, match.end(), match.end() + _LONGEST_KEY)
+    lines = footer or _KEY_LINES.match(text, match.end())
+    return lines.end() if lines else match.end()
 
 
 def _looks_random(key: str) -> bool:
@@ -35,7 +57,7 @@ def _looks_random(key: str) -> bool:
 _START, _END = r"(?<![A-Za-z0-9_-])", r"(?![A-Za-z0-9_-])"
 
 SECRETS = (
-    _kind("private key", "-----BEGIN", r"-----BEGIN (?:[A-Z]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"),
+    _kind("private key", "-----BEGIN", _KEY_BEGIN, end=_key_end),
     _kind("Anthropic key", "sk-ant-", _START + r"sk-ant-[A-Za-z0-9_-]{20,}", _looks_random),
     _kind("OpenRouter key", "sk-or-", _START + r"sk-or-v1-[0-9a-f]{32,}", _looks_random),
     _kind("OpenAI key", "sk-", _START + r"sk-(?!ant-|or-)[A-Za-z0-9_-]{20,}", _looks_random),
@@ -83,10 +105,17 @@ def is_card_number(number: str) -> bool:
     return _CARD.fullmatch(digits) is not None and passes_luhn(digits)
 
 
+def _card_length(text: str) -> int:
+    """Returns the length of the card number that a text begins with, 0 for none.
+
+    An expiry date may follow it.
+    """
+    ends = [*(match.start() for match in re.finditer(r"[ -]", text)), len(text)]
+    return max((end for end in ends if is_card_number(text[:end])), default=0)
+
+
 def _card_at(text: str) -> bool:
-    """Returns whether the text begins with a card number; an expiry date may follow it."""
-    ends = [match.start() for match in re.finditer(r"[ -]", text)]
-    return any(is_card_number(text[:end]) for end in [*ends, len(text)])
+    return _card_length(text) > 0
 
 
 _IBAN_LENGTHS = {
@@ -112,8 +141,14 @@ def is_iban(text: str) -> bool:
 
 def _iban_at(text: str) -> bool:
     """Returns whether the text begins with an IBAN; other words may follow it."""
-    plain = re.sub(r"\s", "", text)
-    return is_iban(plain[: _IBAN_LENGTHS.get(plain[:2], 0)])
+    return is_iban(text[: _iban_length(text)])
+
+
+def _iban_length(text: str) -> int:
+    """Returns how many characters a text's first two letters give to an IBAN, blanks included."""
+    places = [match.end() for match in re.finditer(r"\S", text)]
+    length = _IBAN_LENGTHS.get(text[:2], 0)
+    return places[length - 1] if 0 < length <= len(places) else 0
 
 
 _RESERVED = re.compile(
@@ -151,8 +186,10 @@ PERSONAL_DATA = (
         r"(?<![\w.+-])(?:\([2-9]\d\d\) ?|[2-9]\d\d[-.])[2-9]\d\d[-.]\d{4}(?![\w-]|\.\d)",
         _is_phone,
     ),
-    _kind("card number", "", r"[2-6](?<![\w.-].)(?:[ -]?\d){12,18}(?![\w-]|\.\d)", _card_at),
-    _kind("IBAN", "", r"[A-Z](?<![A-Za-z0-9].)[A-Z]\d{2}(?: ?[A-Z0-9]){11,30}", _iban_at),
+    _kind("card number", "", r"[2-6](?<![\w.-].)(?:[ -]?\d){12,18}(?![\w-]|\.\d)", _card_at,
+        lambda _text, match: match.start() + _card_length(match[0])),
+    _kind("IBAN", "", r"[A-Z](?<![A-Za-z0-9].)[A-Z]\d{2}(?: ?[A-Z0-9]){11,30}", _iban_at,
+        lambda _text, match: match.start() + _iban_length(match[0])),
     _kind(
         "US social security number",
         "-",
@@ -163,15 +200,45 @@ PERSONAL_DATA = (
 
 def kinds_in(text: str, kinds: tuple[SensitiveKind, ...]) -> list[str]:
     """Returns the names of the kinds found in a text, each once, in the order of `kinds`."""
-    names = (kind.name for kind in kinds if _holds(text, kind))
+    scanned = _unescaped(text)
+    names = (kind.name for kind in kinds if next(_places(scanned, kind), None) is not None)
     return list(dict.fromkeys(names))
 
 
-def _holds(text: str, kind: SensitiveKind) -> bool:
+def without_kinds(
+    text: str, kinds: tuple[SensitiveKind, ...], mark: Callable[[str, str], str]
+) -> str:
+    """Returns a text in which what is of these kinds is replaced by a mark.
+
+    `mark` is called with the kind's name and the text that is replaced.
+    """
+    scanned = _unescaped(text)
+    found = sorted((*place, kind.name) for kind in kinds for place in _places(scanned, kind))
+    if not found:
+        return text
+    parts, done = list[str](), 0
+    for start, end, name in found:
+        if start >= done:
+            parts += (text[done:start], mark(name, text[start:end]))
+            done = end
+    return "".join((*parts, text[done:]))
+
+
+_ESCAPES = re.compile(r"\\[nrt\"]")
+
+
+def _unescaped(text: str) -> str:
+    """Returns a text of the same length with blanks in place of JSON's escapes for blanks.
+
+    Texts often hold JSON, in which the letter of `\\n` would be taken for the beginning of a word.
+    """
+    return _ESCAPES.sub("  ", text) if "\\" in text else text
+
+
+def _places(text: str, kind: SensitiveKind) -> Iterator[tuple[int, int]]:
+    """Yields the start and end of everything of a kind in a text."""
     if kind.marks and not any(mark in text for mark in kind.marks):
-        return False
-    return any(kind.is_real(match) for match in _matches(text, kind.pattern))
-
-
-def _matches(text: str, pattern: re.Pattern[str]) -> Iterator[str]:
-    return (match[0] for match in pattern.finditer(text))
+        return
+    for match in kind.pattern.finditer(text):
+        if kind.is_real(match[0]):
+            yield match.start(), kind.end(text, match)

@@ -2,6 +2,7 @@
 
 from stillroom.importing.formats.api_logs.anthropic import ANTHROPIC_MESSAGES
 from stillroom.importing.formats.api_logs.batches import ANTHROPIC_BATCH, OPENAI_BATCH
+from stillroom.importing.formats.api_logs.openai_chat import OPENAI_CHAT
 from stillroom.importing.formats.api_logs.responses import OPENAI_RESPONSES
 from stillroom.importing.formats.datasets.alpaca import ALPACA
 from stillroom.importing.formats.datasets.openai_files import EVAL_ITEMS, FINE_TUNING, PREFERENCES
@@ -19,6 +20,7 @@ FORMATS: tuple[TraceFormat, ...] = (
     OPENAI_RESPONSES,
     OPENAI_BATCH,
     ANTHROPIC_BATCH,
+    OPENAI_CHAT,
     PREFERENCES,
     EVAL_ITEMS,
     SHAREGPT,

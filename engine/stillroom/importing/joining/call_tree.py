@@ -1,0 +1,131 @@
+"""Joins calls that repeat their history: a tree of messages in which each call is a path.
+
+A call whose messages begin with all of an earlier call's, its reply included, ends further down on
+the same path. So the calls that end where nothing follows are conversations, and the calls on the
+way there are parts of them. Two calls of a group agree in a message if its role, text and tool
+calls do; the tool that a result belongs to is known by the number of its call and not by its id.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+from stillroom.importing.joining.message_store import ASSISTANT, TOOL, USER, MessageStore
+from stillroom.importing.json_rows import UnreadableRowError
+
+NONE = -1
+ORPHAN = "a tool's message answers no tool call"
+
+
+class CallTree:
+    """The messages of all calls as a tree; a node is a message after exactly those before it."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._by_path: dict[int, int] = {}
+        self._parents, self._messages = array("i"), array("I")
+        self._results, self._has_user = array("i"), array("B")
+        self._first_rows, self._next_rows = array("i"), array("i")
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes."""
+        return len(self._parents)
+
+    def add(self, group: str | None, messages: Sequence[int], row: int) -> int:
+        """Adds a call, given by the numbers of its messages; returns the node where it ends.
+
+        Raises UnreadableRowError if a tool's message answers no call of the conversation.
+        """
+        store, path, node, has_user = self._store, hash(("group", group)), NONE, 0
+        numbers: dict[int, int] = {}
+        num_calls = 0
+        for message in messages:
+            role, result = store.roles[message], NONE
+            if role == TOOL:
+                result = self._number_of_call(message, numbers)
+            elif role == ASSISTANT:
+                for call in store.calls(message):
+                    numbers[call] = num_calls
+                    num_calls += 1
+            elif role == USER:
+                has_user = 1
+            path = hash((path, store.digest(message), result))
+            found = self._by_path.get(path)
+            if found is None:
+                found = self._by_path[path] = len(self._parents)
+                self._parents.append(node)
+                self._messages.append(message)
+                self._results.append(result)
+                self._has_user.append(has_user)
+                self._first_rows.append(NONE)
+            node = found
+        self._end_row(node, row)
+        return node
+
+    def _number_of_call(self, message: int, numbers: dict[int, int]) -> int:
+        """Returns which of the conversation's calls a tool's message answers; NONE if it is mute.
+
+        Raises UnreadableRowError if it names none of them.
+        """
+        answered = self._store.answered(message)
+        if answered == 0:
+            return NONE
+        number = numbers.get(answered)
+        if number is None:
+            raise UnreadableRowError(ORPHAN, "its call was cut off the history, or has another id")
+        return number
+
+    def _end_row(self, node: int, row: int) -> None:
+        while len(self._next_rows) <= row:
+            self._next_rows.append(NONE)
+        first = self._first_rows[node]
+        if first == NONE:
+            self._first_rows[node] = row
+            return
+        self._next_rows[row] = self._next_rows[first]
+        self._next_rows[first] = row
+
+    def rows_at(self, node: int) -> Iterator[int]:
+        """Yields the rows of the calls that end at a node: the first one, then the others."""
+        row = self._first_rows[node]
+        while row != NONE:
+            yield row
+            row = self._next_rows[row]
+
+    def path_to(self, node: int) -> list[int]:
+        """Returns the nodes from the first message to this one."""
+        path: list[int] = []
+        while node != NONE:
+            path.append(node)
+            node = self._parents[node]
+        return path[::-1]
+
+    def parent(self, node: int) -> int:
+        """Returns the node before a node; NONE for the first message."""
+        return self._parents[node]
+
+    def message(self, node: int) -> int:
+        """Returns the number of the message at a node, in the form that was seen first."""
+        return self._messages[node]
+
+    def result_of(self, node: int) -> int:
+        """Returns which of the conversation's calls the tool's message at a node answers."""
+        return self._results[node]
+
+    def has_user(self, node: int) -> bool:
+        """Returns whether a user has spoken up to a node."""
+        return bool(self._has_user[node])
+
+    def ends(self) -> list[int]:
+        """Returns the nodes where a call ends and that no later call has on its path."""
+        first, parents = self._first_rows, self._parents
+        is_passed = bytearray(len(parents))
+        ends: list[int] = []
+        # A node is added after the one before it, so that going back meets the ends first.
+        for node in range(len(parents) - 1, -1, -1):
+            has_call = first[node] != NONE
+            if has_call and not is_passed[node]:
+                ends.append(node)
+            if (has_call or is_passed[node]) and parents[node] != NONE:
+                is_passed[parents[node]] = 1
+        return ends

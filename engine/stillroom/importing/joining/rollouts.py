@@ -1,0 +1,134 @@
+"""Puts a rollout together from its calls: its messages, and what is known of each of its turns."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from stillroom.importing.joining.call_tree import NONE
+from stillroom.importing.joining.intake import Intake
+from stillroom.importing.joining.join import JoinedRows
+from stillroom.importing.joining.message_store import ASSISTANT, TOOL
+from stillroom.importing.joining.row_table import LoggedFacts
+
+_ASSISTANT, _USER = b'{"role":"assistant"', b'{"role":"user"'
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRollout:
+    """One rollout: its messages as JSON, and the rows that it is made of."""
+
+    row: int
+    """Its kept row."""
+    pieces: list[bytes]
+    """The messages as JSON objects in our shape."""
+    facts: list[LoggedFacts]
+    """What is known of its rows, in the order of the conversation; the kept row's is the last."""
+    losses: list[str] = field(default_factory=list[str])
+    num_turns: int = 0
+    """The number of assistant turns that were sampled for it."""
+    branch_of: int | None = None
+    num_unanswered: int = 0
+    """The number of assistant turns that no call of the sources answered."""
+
+    @property
+    def kept(self) -> LoggedFacts:
+        """What is known of the kept row."""
+        return self.facts[-1]
+
+    @property
+    def messages(self) -> bytes:
+        """The messages as a JSON array."""
+        return b"[" + b",".join(self.pieces) + b"]"
+
+    @property
+    def num_prompt(self) -> int:
+        """The number of messages up to the last one of a user that has an answer.
+
+        Without a user, that is the number before the first answer.
+        """
+        is_answered = False
+        for index in range(len(self.pieces) - 1, -1, -1):
+            if self.pieces[index].startswith(_ASSISTANT):
+                is_answered = True
+            elif is_answered and self.pieces[index].startswith(_USER):
+                return index + 1
+        answers = (i for i, piece in enumerate(self.pieces) if piece.startswith(_ASSISTANT))
+        return next(answers, len(self.pieces))
+
+
+class Composer:
+    """Composes the rollouts of an import, each when it is wanted."""
+
+    def __init__(self, intake: Intake, joined: JoinedRows) -> None:
+        self._intake, self._joined = intake, joined
+
+    def compose(self, row: int) -> ImportedRollout:
+        """Returns the rollout of a kept row."""
+        rows = self._intake.rows
+        branch_of = self._joined.branch_of.get(row)
+        if rows.nodes[row] != NONE:
+            return self._of_calls(row, branch_of)
+        facts = rows.facts(row)
+        turns = [piece for piece in facts.pieces if piece.startswith(_ASSISTANT)]
+        num_trained = sum(b'"weight":0' not in piece for piece in turns)
+        losses = list(facts.losses)
+        return ImportedRollout(row, facts.pieces, [facts], losses, num_trained, branch_of)
+
+    def _of_calls(self, row: int, branch_of: int | None) -> ImportedRollout:
+        store, tree, rows = self._intake.store, self._intake.tree, self._intake.rows
+        path = tree.path_to(rows.nodes[row])
+        messages, own, untrained = list[int](), list[int](), list[int]()
+        num_turns = num_unanswered = 0
+        for index, node in enumerate(path):
+            calls = list(tree.rows_at(node))
+            is_own = bool(calls) and self._joined.owners[calls[0]] == row
+            if is_own:
+                own += sorted(calls, key=lambda call: call == row)
+                num_turns += 1
+            replies = [rows.replies[call] for call in calls]
+            # The reply itself has what histories leave out, such as reasoning.
+            messages.append(max(replies, key=store.size) if replies else tree.message(node))
+            if store.roles[messages[-1]] == ASSISTANT and not is_own:
+                untrained.append(index)
+                num_unanswered += not calls
+        pieces = [store.data(message) for message in messages]
+        for index in untrained:
+            pieces[index] = pieces[index][:-1] + b',"weight":0}'
+        results = [tree.result_of(node) for node in path]
+        if not self._agree(messages, results):
+            pieces = list(_with_ids(pieces, results))
+        facts = [rows.facts(call) for call in own]
+        lost = [loss for message in messages for loss in store.losses(message)]
+        lost += [loss for each in facts for loss in each.losses]
+        losses = list(dict.fromkeys(lost))
+        return ImportedRollout(row, pieces, facts, losses, num_turns, branch_of, num_unanswered)
+
+    def _agree(self, messages: Sequence[int], results: Sequence[int]) -> bool:
+        """Returns whether each tool's message has the id of the call that it answers."""
+        store = self._intake.store
+        calls: list[int] = []
+        for message, result in zip(messages, results, strict=True):
+            role = store.roles[message]
+            if role == ASSISTANT:
+                calls += store.calls(message)
+            elif role == TOOL and result != NONE and calls[result] != store.answered(message):
+                return False
+        return True
+
+
+def _with_ids(pieces: Sequence[bytes], results: Sequence[int]) -> Iterator[bytes]:
+    """Yields the messages, in which tools' messages have the ids of the calls that they answer.
+
+    Systems give a call other ids when they send it back, and messages come from several calls.
+    """
+    ids: list[str] = []
+    for piece, result in zip(pieces, results, strict=True):
+        message = _ANY.decode(piece)
+        ids += [call["id"] for call in message.get("tool_calls", ())]
+        if result != NONE:
+            yield msgspec.json.encode({**message, "tool_call_id": ids[result]})
+        else:
+            yield piece

@@ -1,0 +1,69 @@
+"""What is to be known of an import before its rollouts are used."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from stillroom.importing.chat_messages import IMAGES_LOST
+from stillroom.importing.output.split import Split
+from stillroom.importing.output.terms import terms_notes
+from stillroom.importing.output.writing import UNKNOWN, RolloutCounts
+from stillroom.importing.request import ImportRollouts
+from stillroom.importing.sources import ImportSources
+
+_SHOWN = 3
+
+
+def import_notes(
+    request: ImportRollouts,
+    sources: ImportSources,
+    grown: Sequence[Path],
+    counts: RolloutCounts,
+    models: Mapping[tuple[str, str], int],
+    split: Split | None,
+) -> Iterator[str]:
+    """Yields the notes, the ones about a fault of the sources first."""
+    if sources.unread:
+        names = ", ".join(path.name for path in sources.unread[:_SHOWN])
+        more = len(sources.unread) - _SHOWN
+        yield (
+            f"{len(sources.unread)} files are of no known format: {names}"
+            + (f" and {more} more" if more > 0 else "")
+        )
+    if grown:
+        yield f"{len(grown)} files grew while they were read: import again for what was added"
+    yield from _notes_on_content(counts)
+    yield from _notes_on_scores(request, counts)
+    if split is not None:
+        yield from split.notes
+    yield from terms_notes(models)
+
+
+def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
+    if missing := counts.losses[IMAGES_LOST]:
+        yield (
+            f"{missing} rollouts lost images: their answers are about what a text model cannot see"
+        )
+    if unknown := counts.losses[UNKNOWN]:
+        yield (
+            f"{unknown} rollouts call tools whose schemas were not logged: infer_tools makes "
+            "schemas from the calls"
+        )
+    if counts.unanswered:
+        yield (
+            f"{counts.unanswered} assistant turns of histories were answered by no call that was "
+            "read (examples, edits, calls not logged): they have weight 0 and are not trained"
+        )
+
+
+def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator[str]:
+    if counts.scores and not request.reward_from:
+        names = ", ".join(name for name, _ in counts.scores.most_common(_SHOWN))
+        yield f"the sources have scores ({names}): reward_from makes them the reward"
+    if request.reward_from and counts.largest_score > 1:
+        yield (
+            f"scores go up to {counts.largest_score:g}, and success means a reward of at least "
+            "0.5: choose rows by min_reward of filter_dataset"
+        )
+    if request.reward_from and not counts.rewarded:
+        names = ", ".join(name for name, _ in counts.scores.most_common()) or "none"
+        yield f"no rollout has all of reward_from; the sources' scores are: {names}"

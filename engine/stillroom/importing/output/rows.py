@@ -1,0 +1,96 @@
+"""Writes an imported rollout as a row in our layout, with where it comes from."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from stillroom.data.layouts.foreign import ending
+from stillroom.errors import FailureClass
+from stillroom.files import content_hash
+from stillroom.importing.joining.rollouts import ImportedRollout
+from stillroom.importing.joining.row_table import LoggedFacts
+from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
+from stillroom.types import Answerer, StopReason, Usage, total_usd
+
+_LONGEST_ERROR = 500
+
+
+def rollout_id(facts: LoggedFacts) -> str:
+    """Returns the id of a rollout, which follows from the place of its kept row."""
+    return content_hash([facts.format, facts.source])
+
+
+def rollout_row(
+    rollout: ImportedRollout,
+    *,
+    tools: Sequence[Mapping[str, Any]],
+    scores: Mapping[str, float],
+    reward: float | None,
+    origin: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns the row of a rollout, but for its task; what its source does not say is left out."""
+    kept = rollout.kept
+    last = msgspec.json.decode(rollout.pieces[-1])
+    is_cut = kept.finish_reason == "length"
+    stop = ending([last], is_failed=kept.error is not None, is_truncated=is_cut)
+    if kept.finish_reason == "content_filter" and kept.error is None:
+        stop = StopReason.CONTENT_FILTER
+    row: dict[str, Any] = {
+        "id": rollout_id(kept),
+        "task_id": "",
+        "sample": 0,
+        "messages": msgspec.Raw(rollout.messages),
+        "tools": tools,
+        "metadata": msgspec.Raw(kept.metadata),
+        "reward": reward,
+        "rewards": scores,
+        "success": None if reward is None else reward >= SUCCESS_THRESHOLD,
+        "stop_reason": stop,
+        "turns": rollout.num_turns,
+        "truncated": is_cut or stop is StopReason.CONTENT_FILTER,
+        "error": _failure(kept.error),
+        "cost_usd": total_usd(facts.cost_usd for facts in rollout.facts),
+    }
+    return row | _known(rollout.facts) | {"origin": origin}
+
+
+def _failure(error: str | None) -> dict[str, str] | None:
+    if error is None:
+        return None
+    return {"class": FailureClass.INTERNAL, "message": error[:_LONGEST_ERROR]}
+
+
+def _known(facts: Sequence[LoggedFacts]) -> dict[str, Any]:
+    """Returns those fields of a row that only some sources know."""
+    usages = [each.usage for each in facts if each.usage is not None]
+    starts = sorted(each.started_at for each in facts if each.started_at is not None)
+    named = [each for each in facts if each.model is not None]
+    known: dict[str, Any] = {}
+    if usages:
+        known["usage"] = sum(usages, Usage())
+    if named:
+        last = named[-1]
+        teacher = {"provider": last.provider or last.format, "model": last.model, "settings": {}}
+        known["teacher"] = teacher
+        models = dict.fromkeys(each.model for each in named if each.model is not None)
+        known["answered_by"] = [Answerer(model=model) for model in models]
+    if starts:
+        known["started_at"] = starts[0]
+    if (duration := _duration(facts)) is not None:
+        known["duration_s"] = duration
+    return known
+
+
+def _duration(facts: Sequence[LoggedFacts]) -> float | None:
+    """Returns the seconds from the first call's beginning to the last one's end."""
+    first, last = facts[0], facts[-1]
+    if last.duration_s is None or len(facts) == 1:
+        return last.duration_s
+    try:
+        begin = datetime.fromisoformat(first.started_at or "")
+        passed = datetime.fromisoformat(last.started_at or "") - begin
+    except (ValueError, TypeError):
+        return None
+    return round(passed.total_seconds() + last.duration_s, 3)

@@ -1,0 +1,173 @@
+"""Splits rollouts into those to train on and those held out, so that nothing is on both sides."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from stillroom.curate.filter.near_duplicates import (
+    NearDuplicates,
+    Signer,
+    first_of,
+    join_clusters,
+)
+from stillroom.curate.rows.words import shingles_of, spoken_text, user_texts, words_of
+from stillroom.files import content_hash
+from stillroom.importing.joining.join import JoinedRows
+from stillroom.importing.joining.rollouts import Composer
+
+_SAMPLE = 400
+"""How many texts are looked at to find what they share."""
+_SHARED, _LEAST_SHARED = 0.2, 5
+"""A run of words in this share of the texts, and in this many, is a template and tells nothing."""
+_Text = Callable[[int], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The rollouts that are held out, by their kept rows."""
+
+    heldout: frozenset[int]
+    num_heldout_families: int
+    by: str
+    """`time` if the newest families are held out, `hash` where times are not known."""
+    notes: list[str] = field(default_factory=list[str])
+
+
+def split_rollouts(joined: JoinedRows, composer: Composer, *, share: float) -> Split:
+    """Holds out whole families of rollouts, up to a share of all rollouts.
+
+    A family are the rollouts of one group, those that branch from one another, those with the same
+    opening, and near duplicates. The newest families are held out where all times are known, else
+    those with the lowest hash of what their users say.
+    Raises MissingExtraError if the library that finds near duplicates is not installed.
+    """
+    texts = _Texts(joined.kept, composer)
+    families, times = _linked(joined, texts)
+    num_rollouts = len(joined.kept)
+    for text_at in (texts.questions, texts.turns):
+        for index, first in enumerate(_near_clusters(num_rollouts, text_at)):
+            join_clusters(families, index, first)
+    members: defaultdict[int, list[int]] = defaultdict(list)
+    for index in range(num_rollouts):
+        members[first_of(families, index)].append(index)
+    known = [time for time in times if time is not None]
+    is_by_time = len(known) == num_rollouts and len(set(known)) > 1
+
+    def rank(family: list[int]) -> tuple[float, str]:
+        newest = max(times[index] or 0.0 for index in family) if is_by_time else 0.0
+        return -newest, content_hash(texts.questions(family[0]))
+
+    ordered = sorted(members.values(), key=rank)
+    taken = _taken(ordered, num_rollouts, share)
+    heldout = frozenset(joined.kept[index] for family in taken for index in family)
+    notes = _notes(len(heldout), num_rollouts, share, max(map(len, ordered)))
+    return Split(heldout, len(taken), "time" if is_by_time else "hash", notes)
+
+
+def _taken(ordered: Sequence[list[int]], num_rollouts: int, share: float) -> list[list[int]]:
+    """Returns the first families that fit into the share; one rollout at least, but never all."""
+    most = max(1, round(share * num_rollouts))
+    taken: list[list[int]] = []
+    num_taken = 0
+    for family in ordered:
+        if num_taken + len(family) <= most and num_taken + len(family) < num_rollouts:
+            taken.append(family)
+            num_taken += len(family)
+    return taken
+
+
+def _notes(num_heldout: int, num_rollouts: int, share: float, largest: int) -> list[str]:
+    if num_heldout >= 0.5 * share * num_rollouts:
+        return []
+    note = (
+        f"only {num_heldout} of {num_rollouts} rollouts are held out, as families are not divided "
+        f"and the largest has {largest}"
+    )
+    return [note]
+
+
+class _Texts:
+    """The texts of rollouts, composed again whenever they are wanted."""
+
+    def __init__(self, kept: Sequence[int], composer: Composer) -> None:
+        self._kept, self._composer = kept, composer
+
+    def opening(self, index: int) -> str:
+        """Returns the words of the user's first message."""
+        texts = user_texts(self._messages(index))
+        return " ".join(words_of(texts[0])) if texts else ""
+
+    def questions(self, index: int) -> str:
+        """Returns what the user says."""
+        return "\n".join(user_texts(self._messages(index)))
+
+    def turns(self, index: int) -> str:
+        """Returns what the user and the assistant say."""
+        return spoken_text(self._messages(index))
+
+    def group_and_time(self, index: int) -> tuple[str | None, float | None]:
+        """Returns the group of a rollout, and when its last call began in seconds."""
+        kept = self._composer.compose(self._kept[index]).kept
+        return kept.group, _seconds(kept.started_at)
+
+    def _messages(self, index: int) -> list[dict[str, Any]]:
+        return msgspec.json.decode(self._composer.compose(self._kept[index]).messages)
+
+
+def _linked(joined: JoinedRows, texts: _Texts) -> tuple[list[int], list[float | None]]:
+    """Returns the families by branches, groups and openings, and the rollouts' times."""
+    families = list(range(len(joined.kept)))
+    index_of = {row: index for index, row in enumerate(joined.kept)}
+    for row, main in joined.branch_of.items():
+        join_clusters(families, index_of[row], index_of[main])
+    first_with: dict[Hashable, int] = {}
+    times: list[float | None] = []
+    for index in range(len(joined.kept)):
+        group, time = texts.group_and_time(index)
+        times.append(time)
+        for key in (("group", group), ("opening", texts.opening(index))):
+            if key[1]:
+                join_clusters(families, first_with.setdefault(key, index), index)
+    return families, times
+
+
+def _near_clusters(num_texts: int, text_at: _Text) -> list[int]:
+    """Returns the number of each text's cluster of near duplicates, which is its first text's."""
+    template = _template(num_texts, text_at)
+
+    def own_shingles(index: int) -> frozenset[str]:
+        shingles = shingles_of(text_at(index))
+        return shingles - template or shingles
+
+    signer, found = Signer(), NearDuplicates()
+    for index in range(num_texts):
+        # A rollout without a text is like no other one.
+        text = text_at(index) or f"(rollout {index})"
+        found.add(signer.signature(text, own_shingles(index)), worth=0.0, tie=b"")
+    return found.clusters(own_shingles)
+
+
+def _template(num_texts: int, text_at: _Text) -> frozenset[str]:
+    """Returns the shingles that many of the texts share: of instructions that an app adds to all.
+
+    With them every two prompts of such an app would be near duplicates.
+    """
+    step = max(1, num_texts // _SAMPLE)
+    sample = {text_at(index) for index in range(0, num_texts, step)}
+    counts = Counter(shingle for text in sample for shingle in shingles_of(text))
+    least = max(_LEAST_SHARED, _SHARED * len(sample))
+    return frozenset(shingle for shingle, count in counts.items() if count >= least)
+
+
+def _seconds(time: str | None) -> float | None:
+    if time is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(time)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,85 @@
+"""Which provider's model answered, and where its terms for the use of outputs stand."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from stillroom.lineage import AnsweringModel, ModelRecord
+
+WRITTEN = "2026-11"
+"""When the table of terms was written; terms change."""
+_MAX_MODELS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderTerms:
+    """A provider whose terms limit what may be trained on its models' outputs."""
+
+    title: str
+    url: str
+    says: str
+    """What the terms limit, in a few careful words; the terms themselves decide."""
+    providers: frozenset[str]
+    models: re.Pattern[str]
+
+
+def _terms(title: str, url: str, says: str, providers: str, models: str) -> ProviderTerms:
+    return ProviderTerms(title, url, says, frozenset(providers.split()), re.compile(models))
+
+
+_COMPETING = "limit training models on outputs that compete with its own"
+_TERMS = (
+    _terms("OpenAI", "https://openai.com/policies", _COMPETING, "openai azure azure_openai",
+           r"(?:chatgpt|gpt-(?!oss|neo|j)|o\d(?:-|$)|codex|davinci|ft:gpt)"),
+    _terms("Anthropic", "https://www.anthropic.com/legal", _COMPETING, "anthropic", "claude"),
+    _terms("Google", "https://ai.google.dev/gemini-api/terms", _COMPETING,
+           "google gemini vertex_ai gcp.gemini gcp.vertex_ai", "gemini"),
+    _terms("xAI", "https://x.ai/legal", _COMPETING, "xai x_ai", "grok"),
+    _terms("Cohere", "https://cohere.com/terms-of-use", _COMPETING, "cohere", "command"),
+    _terms("Meta", "https://www.llama.com/license/",
+           "ask that models trained on outputs be named and licensed in a certain way",
+           "meta", r"(?:meta-)?llama"),
+)  # fmt: skip
+"""The providers that are known to have such terms; another one may have them too."""
+
+
+def terms_for(provider: str, model: str) -> ProviderTerms | None:
+    """Returns the terms under which a model's outputs are, judged by its name and its provider."""
+    name = model.rpartition("/")[2].lower()
+    by_name = next((terms for terms in _TERMS if terms.models.match(name)), None)
+    if by_name is not None:
+        return by_name
+    return next((terms for terms in _TERMS if provider.lower() in terms.providers), None)
+
+
+def model_records(models: Counter[tuple[str, str]]) -> Iterator[ModelRecord]:
+    """Yields the records of the models that answered, the most frequent first.
+
+    `models` are the numbers of rows by provider (or else the format) and model.
+    """
+    for (provider, model), rows in models.most_common(_MAX_MODELS):
+        terms = terms_for(provider, model)
+        yield ModelRecord(
+            role="policy",
+            name=model,
+            location=provider,
+            answered_by=[AnsweringModel(model=model, rows=rows)],
+            terms=None if terms is None else terms.url,
+        )
+
+
+def terms_notes(models: Mapping[tuple[str, str], int]) -> Iterator[str]:
+    """Yields a note for each provider whose terms limit training on the outputs of its models."""
+    answered: dict[str, list[str]] = {}
+    by_title = {terms.title: terms for terms in _TERMS}
+    for provider, model in models:
+        if (terms := terms_for(provider, model)) is not None:
+            answered.setdefault(terms.title, []).append(model)
+    for title, names in answered.items():
+        terms, more = by_title[title], len(names) - 3
+        shown = ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
+        yield (
+            f"{shown} answered: the terms of {title}, as known in {WRITTEN}, {terms.says}; "
+            f"read them before training: {terms.url}"
+        )

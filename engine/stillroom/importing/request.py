@@ -1,0 +1,128 @@
+"""The request and the result of import_rollouts."""
+
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import BeforeValidator, Field, field_validator
+
+from stillroom.data.distribution import Quantiles
+from stillroom.importing.tally import FormatCount
+from stillroom.outputs import ReplacingRequest
+from stillroom.types import OthersText
+from stillroom.validation import nearest
+
+AUTO = "auto"
+
+
+def _as_assignments(value: Any) -> Any:
+    """Returns an object of columns as assignments, which the command line takes as well."""
+    if isinstance(value, dict):
+        return tuple(f"{thing}={name}" for thing, name in value.items())
+    return (value,) if isinstance(value, str) else value
+
+
+class ImportRollouts(ReplacingRequest):
+    """Ask for rollouts from what other systems recorded; nothing is added to it."""
+
+    input: Annotated[
+        str | tuple[str, ...],
+        Field(description="Files, folders, globs"),
+    ]
+    output: Annotated[str, Field(description="Rollouts (.jsonl)")]
+    format: Annotated[str, Field(description="If auto is wrong")] = AUTO
+    columns: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_as_assignments),
+        Field(description="Of tables: user=question, …"),
+    ] = ()
+    split_heldout: Annotated[
+        float | None,
+        Field(gt=0, lt=1, description="Share for .heldout.jsonl, by family"),
+    ] = None
+    prompts: Annotated[bool, Field(description="Also .prompts.jsonl")] = False
+    reward_from: Annotated[
+        tuple[str, ...], Field(description="Scores whose mean is the reward; none if one lacks")
+    ] = ()
+    infer_tools: Annotated[bool, Field(description="From calls, if none are logged")] = False
+    keep_secrets: Annotated[bool, Field(description="Else marks replace them")] = False
+    keep_personal: bool = False
+
+    @field_validator("format")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name == AUTO:
+            return name
+        # Imported here, so that the server does not load the readers.
+        from stillroom.importing.formats.table import FORMATS
+
+        names = [AUTO, *(known.name for known in FORMATS)]
+        if name not in names:
+            raise ValueError(f"{name!r} is none of {', '.join(names)}{nearest(name, names)}")
+        return name
+
+    @field_validator("columns")
+    @classmethod
+    def _are_assignments(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+        for column in columns:
+            thing, _, name = column.partition("=")
+            if not thing or not name:
+                raise ValueError(f"{column!r} is no assignment such as user=question")
+        return columns
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The files, folders and globs."""
+        return (self.input,) if isinstance(self.input, str) else self.input
+
+    @property
+    def chosen_columns(self) -> dict[str, str]:
+        """The name of the column that holds each thing."""
+        split = (column.partition("=") for column in self.columns)
+        return {thing: name for thing, _, name in split}
+
+
+class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
+    """What was put aside for evaluation."""
+
+    output: str
+    rollouts: int
+    families: int
+    """The number of families among them; a family is never on both sides."""
+    by: str
+    """How families were chosen: `time` (the newest) or `hash`."""
+    prompts: str | None = None
+
+
+class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of an import. Always read = kept + merged + refused, in all and per format."""
+
+    output: str
+    read: int
+    """The rows of the sources."""
+    kept: int
+    """The rows that are rollouts, in the output and held out together."""
+    merged: int
+    """The rows that went into the rollout of another row: earlier calls, copies, and feedback."""
+    refused: int
+    formats: dict[str, FormatCount]
+    refused_by_reason: dict[str, int]
+    refused_file: str
+    problems: list[OthersText]
+    """The first refused rows, at most 5, each with its place and what is wrong with it."""
+    losses: dict[str, int]
+    """The number of rollouts that lack something which their source had, by what it is."""
+    removed: dict[str, int]
+    """How often secrets and personal data were replaced by a mark, by kind."""
+    models: dict[OthersText, int]
+    """The number of rollouts by the model that answered."""
+    calls_per_rollout: Quantiles | None
+    branches: int
+    """The rollouts that begin as another one does, or were begun by it."""
+    scores: dict[OthersText, int]
+    """The number of rollouts by the name of a score that they have."""
+    rewarded: int
+    """The rollouts with a reward."""
+    prompts: str | None
+    heldout: HeldOut | None
+    notes: list[str]
+    """What to know before these rollouts are used."""

@@ -1,0 +1,224 @@
+"""import_rollouts: reads every source once, joins calls to conversations, and writes them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from stillroom.curate.rows.sources import check_output
+from stillroom.errors import DataError
+from stillroom.importing.joining.intake import Intake
+from stillroom.importing.joining.join import joined_rows
+from stillroom.importing.joining.rollouts import Composer
+from stillroom.importing.joining.spill import Spill
+from stillroom.importing.output.feedback import settled_feedback
+from stillroom.importing.output.notes import import_notes
+from stillroom.importing.output.split import Split, split_rollouts
+from stillroom.importing.output.terms import model_records
+from stillroom.importing.output.writing import RolloutSide, RolloutWriter
+from stillroom.importing.records import Place, Refusal, SourceRow
+from stillroom.importing.redaction import Redaction
+from stillroom.importing.request import HeldOut, ImportResult, ImportRollouts
+from stillroom.importing.sources import FormatFiles, ImportSources, import_sources
+from stillroom.importing.tally import ImportTally
+from stillroom.lineage import FileRecord, Recording
+from stillroom.outputs import NewOutput, new_output
+from stillroom.settings import Workspace
+
+OPERATION = "import_rollouts"
+_NO_FORMAT = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOutputs:
+    """The paths of the files that an import writes; None for those that are not asked for."""
+
+    rollouts: Path
+    refused: Path
+    prompts: Path | None
+    heldout: Path | None
+    heldout_prompts: Path | None
+
+    @classmethod
+    def of(cls, workspace: Workspace, request: ImportRollouts) -> "ImportOutputs":
+        """Returns the paths for a request."""
+        output = workspace.output_file(request.output, label="output")
+        is_split = request.split_heldout is not None
+        return cls(
+            rollouts=output,
+            refused=output.with_name(output.name + ".refused"),
+            prompts=_beside(output, "prompts") if request.prompts else None,
+            heldout=_beside(output, "heldout") if is_split else None,
+            heldout_prompts=_beside(output, "heldout.prompts")
+            if is_split and request.prompts
+            else None,
+        )
+
+    @property
+    def of_rows(self) -> list[Path]:
+        """The paths of those with rows, which each have a manifest."""
+        paths = (self.rollouts, self.prompts, self.heldout, self.heldout_prompts)
+        return [path for path in paths if path is not None]
+
+
+def _beside(output: Path, word: str) -> Path:
+    return output.with_name(f"{output.name.removesuffix('.jsonl')}.{word}.jsonl")
+
+
+def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResult:
+    """Writes the rollouts that the sources hold, and returns the counts.
+
+    Raises InputError for sources that cannot be read, and DataError if they hold no rollout.
+    """
+    outputs = ImportOutputs.of(workspace, request)
+    written = [*outputs.of_rows, outputs.refused]
+    sources = import_sources(workspace, request, outputs=set(written))
+    for path in written:
+        check_output(path, sources.files)
+    with (
+        ExitStack() as stack,
+        Spill(outputs.rollouts.parent) as spill,
+        Recording(sources.files, may_grow=True) as recording,
+    ):
+        new = {
+            path: stack.enter_context(_writing(path, outputs, request)) for path in outputs.of_rows
+        }
+        importing = _Import(workspace, request, outputs, new, spill)
+        importing.read(sources)
+        importing.write()
+        records = recording.records()
+        importing.record(records)
+        return importing.result(sources, recording.grown)
+
+
+def _writing(
+    path: Path, outputs: ImportOutputs, request: ImportRollouts
+) -> AbstractContextManager[NewOutput]:
+    side = [outputs.refused] if path == outputs.rollouts else []
+    return new_output(path, *side, operation=OPERATION, overwrite=request.overwrite)
+
+
+class _Import:
+    """One import, from its sources to its outputs."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        request: ImportRollouts,
+        outputs: ImportOutputs,
+        new: dict[Path, NewOutput],
+        spill: Spill,
+    ) -> None:
+        self._workspace, self._request, self._outputs, self._new = workspace, request, outputs, new
+        self._redaction = Redaction(
+            workspace.redactor(),
+            keep_secrets=request.keep_secrets,
+            keep_personal=request.keep_personal,
+        )
+        refused = new[outputs.rollouts].side[outputs.refused]
+        self._tally = ImportTally(refused, workspace.shown, self._redaction.text)
+        self._intake = Intake(spill, self._redaction, self._tally)
+        self._writer = RolloutWriter(request, self._intake, self._tally)
+        self._train = self._side(outputs.rollouts, outputs.prompts)
+        self._heldout = (
+            self._side(outputs.heldout, outputs.heldout_prompts) if outputs.heldout else None
+        )
+        self._split: Split | None = None
+
+    def _side(self, rollouts: Path, prompts: Path | None) -> RolloutSide:
+        return RolloutSide(
+            self._new[rollouts].rows, None if prompts is None else self._new[prompts].rows
+        )
+
+    def read(self, sources: ImportSources) -> None:
+        """Takes in every row of the sources."""
+        for each in sources.formats:
+            for row in _rows_of(each, self._request):
+                self._intake.take(row, each.format.name)
+        for path in sources.unread:
+            self._tally.refuse(_NO_FORMAT, Refusal(Place(path, 1), "a file of no known format"))
+
+    def write(self) -> None:
+        """Joins the rows, and writes the rollouts. Raises DataError if there is none."""
+        joined = joined_rows(self._intake.rows, self._intake.tree)
+        if not joined.kept:
+            raise self._nothing_kept()
+        composer = Composer(self._intake, joined)
+        if self._request.split_heldout is not None:
+            self._split = split_rollouts(joined, composer, share=self._request.split_heldout)
+        feedback = settled_feedback(self._intake, joined, self._tally)
+        for row in joined.kept:
+            is_heldout = self._split is not None and row in self._split.heldout
+            side = self._heldout if is_heldout and self._heldout is not None else self._train
+            self._writer.write(composer.compose(row), feedback.get(row, {}), side)
+
+    def _nothing_kept(self) -> DataError:
+        why = ", ".join(f"{count} {reason}" for reason, count in self._tally.reasons.items())
+        first = self._tally.first_refused
+        return DataError(
+            f"none of the {self._tally.total.read} rows holds a conversation ({why})"
+            + (f"; the first: {first[0]}" if first else ""),
+            "give format if the files were taken for another one; docs/traces.md shows each",
+        )
+
+    def record(self, inputs: Sequence[FileRecord]) -> None:
+        """Writes the manifests of all outputs."""
+        outputs, total = self._outputs, self._tally.total
+        counts = {"read": total.read, "merged": total.merged, "refused": total.refused}
+        for path, new in self._new.items():
+            is_heldout = path in (outputs.heldout, outputs.heldout_prompts)
+            side = self._heldout if is_heldout and self._heldout is not None else self._train
+            new.record(
+                inputs=[*inputs, *model_records(side.models)],
+                request=self._request,
+                counts={"rows": new.rows.num_rows, **counts},
+            )
+
+    def result(self, sources: ImportSources, grown: Sequence[Path]) -> ImportResult:
+        """Returns all counts."""
+        tally, counts, shown = self._tally, self._writer.counts, self._workspace.shown
+        total, outputs = tally.total, self._outputs
+        models = self._train.models + (self._heldout.models if self._heldout else {})
+        by_model: dict[str, int] = {}
+        for (_, model), rows in models.most_common():
+            by_model[model] = by_model.get(model, 0) + rows
+        return ImportResult(
+            output=shown(outputs.rollouts),
+            read=total.read,
+            kept=total.kept,
+            merged=total.merged,
+            refused=total.refused,
+            formats=tally.formats,
+            refused_by_reason=dict(tally.reasons.most_common()),
+            refused_file=shown(outputs.refused),
+            problems=tally.first_refused,
+            losses=dict(counts.losses.most_common()),
+            removed=dict(self._redaction.found.most_common()),
+            models=by_model,
+            calls_per_rollout=counts.calls.quantiles(),
+            branches=counts.branches,
+            scores=dict(counts.scores.most_common()),
+            rewarded=counts.rewarded,
+            prompts=shown(outputs.prompts) if outputs.prompts else None,
+            heldout=self._held_out(),
+            notes=list(import_notes(self._request, sources, grown, counts, models, self._split)),
+        )
+
+    def _held_out(self) -> HeldOut | None:
+        split, outputs = self._split, self._outputs
+        if split is None or outputs.heldout is None:
+            return None
+        shown, prompts = self._workspace.shown, outputs.heldout_prompts
+        return HeldOut(
+            output=shown(outputs.heldout),
+            rollouts=len(split.heldout),
+            families=split.num_heldout_families,
+            by=split.by,
+            prompts=shown(prompts) if prompts else None,
+        )
+
+
+def _rows_of(each: FormatFiles, request: ImportRollouts) -> Iterator[SourceRow]:
+    if each.format.read_columns is not None:
+        return each.format.read_columns(each.files, request.chosen_columns)
+    return each.format.read(each.files)
