@@ -140,6 +140,7 @@ def build_parser(
     by_command["wait"] = waiting.add_parser(added)
     by_command["setup"] = _add_setup(added, is_given="setup" in given)
     by_command["chat"] = _add_chat(added, is_given="chat" in given)
+    by_command["record"] = _add_record(added, is_given="record" in given)
     return parser, by_command
 
 
@@ -239,6 +240,23 @@ def _add_setup(added: Any, *, is_given: bool) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_record(added: Any, *, is_given: bool) -> argparse.ArgumentParser:
+    text = "Pass a program's model calls on to their endpoint and record them, or replay them."
+    parser = added.add_parser("record", help=text, description=text, allow_abbrev=False)
+    if is_given:
+        # Imported here, since no other command needs it.
+        from stillroom_mcp.http.record import add_flags
+
+        add_flags(parser)
+    return parser
+
+
+def _record(options: argparse.Namespace) -> int:
+    from stillroom_mcp.http.record import run
+
+    return run(options)
+
+
 def _setup(options: argparse.Namespace) -> int:
     from stillroom_mcp.host_setup.apply import run
 
@@ -333,6 +351,8 @@ def _run(options: argparse.Namespace) -> int:
             return waiting.run(options)
         case "setup":
             return _setup(options)
+        case "record":
+            return _record(options)
         case command:
             return _run_operation(command, options)
 

@@ -17,7 +17,7 @@ import pytest
 from fakes.http_server import TOKEN, ServedWorkspace, client_at, served
 from stillroom.errors import EngineError, InputError
 from stillroom_mcp.cli import main
-from stillroom_mcp.http.serve import listening_socket
+from stillroom_mcp.http.listening import listening_socket
 from stillroom_mcp.http.tokens import ServerToken
 from stillroom_mcp.operations import OPERATIONS
 

@@ -7,7 +7,8 @@ from typing import Any
 
 SHORTEST_SECRET = 8
 """A shorter key, such as the `EMPTY` that local servers take, is a word and no secret."""
-_MARK = "[key]"
+MARK = "[key]"
+"""The text in place of a secret."""
 _ENCODED = re.compile(rb"%([0-9a-fA-F]{2})|\\+u00([0-9a-fA-F]{2})|\\+/")
 """An escape in which a character of a key may be hidden."""
 _PERCENT = re.compile(rb"%[0-9a-fA-F]{2}")
@@ -47,7 +48,13 @@ class Redactor:
         pattern = self._pattern
         if pattern is None:
             return data
-        return pattern.sub(_MARK.encode(), data) if self._is_in(data) else data
+        return pattern.sub(MARK.encode(), data) if self._is_in(data) else data
+
+    def spans(self, data: bytes) -> list[tuple[int, int]]:
+        """Returns the start and end of each secret in bytes, for what must be replaced in parts."""
+        if self._pattern is None or not self._is_in(data):
+            return []
+        return [found.span() for found in self._pattern.finditer(data)]
 
     def _is_in(self, data: bytes) -> bool:
         for _ in range(_MOST_ESCAPES):

@@ -8,15 +8,16 @@ makes resolve to 127.0.0.1 it could read the answers too. So a request must name
 import hashlib
 import hmac
 import html
-import ipaddress
 from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stillroom.secrecy.own_host import is_own_host, is_own_page
 
 _LEADS_ON = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>stillroom</title>
 <link rel="icon" href="data:,"><meta http-equiv="refresh" content="0;url={address}"></head>
@@ -65,8 +66,7 @@ class Guard:
                 "it printed, or start it with --allow-host and the name that leads to it"
             )  # fmt: skip
         for origin in headers.getlist("origin"):
-            # Pages of other ports of this machine are others' pages too, and may have its cookies.
-            if urlsplit(origin).netloc.lower() != named[0].lower():
+            if not is_own_page(origin, named[0]):
                 return _refusal(
                     403, f"a page of {origin!r} may not call this server",
                     "open the page from this server's own address, or call it from no browser"
@@ -82,20 +82,7 @@ class Guard:
         )  # fmt: skip
 
     def _is_own_host(self, named: str, scope: Scope) -> bool:
-        """Returns whether a Host header names this server, on whichever port.
-
-        An address must be the one the request came in at; ports differ behind a tunnel.
-        """
-        try:
-            host = urlsplit(f"//{named}").hostname or ""
-        except ValueError:
-            return False
-        if host in self._hosts:
-            return True
-        own = _address((scope.get("server") or ("",))[0])
-        if own is None:
-            return False
-        return own.is_loopback if host == "localhost" else _address(host) == own
+        return is_own_host(named, (scope.get("server") or ("",))[0], self._hosts)
 
     def _is_shown(self, headers: Headers, scope: Scope) -> bool:
         scheme, _, shown = headers.get("authorization", "").partition(" ")
@@ -153,12 +140,3 @@ def _cookie_name(scope: Scope) -> str:
     """Returns a name with the port in it: a browser sends a host's cookies to all its ports."""
     server: Any = scope.get("server") or ("", 0)
     return f"stillroom-{server[1]}"
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-    mapped = getattr(address, "ipv4_mapped", None)
-    return mapped or address

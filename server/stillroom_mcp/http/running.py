@@ -1,26 +1,12 @@
 """Runs an application over HTTP at a socket: that of the MCP server, and the dashboard."""
 
 import socket
-from typing import Any
 
 import anyio
 import uvicorn
 from starlette.types import ASGIApp
 
 STOP_S = 5
-
-
-def bound_socket(family: socket.AddressFamily, address: Any) -> socket.socket:
-    """Returns a socket that listens at an address. Raises OSError if it cannot."""
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def run_app(app: ASGIApp, listener: socket.socket, *, stop_s: int = STOP_S) -> None:

@@ -1,0 +1,312 @@
+"""One request that is passed on to its upstream, and the reply that is passed back."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stillroom.recording.capture import CallCapture, Kept
+from stillroom.recording.client_side import ClientConnection
+from stillroom.recording.encodings import known_encodings
+from stillroom.recording.heads import (
+    Header,
+    RequestHead,
+    end_to_end,
+    reply_bytes,
+    request_bytes,
+)
+from stillroom.recording.journal import Outcome
+from stillroom.recording.records import CallEnd
+from stillroom.recording.refusals import Refused
+from stillroom.recording.upstream_side import UpstreamConnection
+from stillroom.recording.upstreams import Upstream
+
+if TYPE_CHECKING:
+    from stillroom.recording.proxy import RecordingProxy
+
+_WAIT_FOR_END_S = 0.025
+"""Seconds for which the last event of a stream waits for the end of the reply behind it."""
+_MOST_KEPT_TO_REPEAT = 1 << 20
+_NO_CONTENT = (204, 304)
+
+
+class Exchange:
+    """Passes one request and its reply on, block by block.
+
+    The reply of a recorded call ends for the client only once the call is on the disk: its last
+    block, or the block with the event after which clients read no more, is held back until then.
+    """
+
+    def __init__(
+        self,
+        proxy: "RecordingProxy",
+        client: ClientConnection,
+        head: RequestHead,
+        upstream: Upstream,
+        capture: CallCapture | None,
+    ) -> None:
+        self.client = client
+        self._proxy, self._head, self._upstream, self._capture = proxy, head, upstream, capture
+        self._request = Kept(capture.limit if capture else _MOST_KEPT_TO_REPEAT)
+        self._is_request_whole = False
+        self._connection: UpstreamConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._parts: list[bytes] = []
+        """What has come of the reply and not been passed on, ready to be written."""
+        self._held: list[bytes] = []
+        self._is_held = False
+        """Whether the end of the reply waits for the journal."""
+        self._has_reply = False
+        self._is_chunked = self._closes = self._is_framed = False
+        self._ends_with_connection = False
+        self._is_ended = self._is_recorded = self._is_durable = self._is_over = False
+        self._is_reusable = self._is_broken = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    # The request.
+
+    def start(self) -> None:
+        """Sends the request's head to the upstream, on an open connection if there is one."""
+        connection = self._proxy.pool.take(self._upstream)
+        if connection is not None:
+            self._begin_on(connection)
+        else:
+            self._connect()
+
+    def request_block(self, data: bytes) -> None:
+        """Sends a part of the request's content."""
+        self._request.add(data)
+        if self._connection is not None:
+            self._connection.write(self._framed(data))
+
+    def request_end(self) -> None:
+        """Ends the request."""
+        self._is_request_whole = True
+        if self._connection is not None and self._head.is_chunked:
+            self._connection.write(b"0\r\n\r\n")
+
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._head.is_chunked else data
+
+    def _connect(self) -> None:
+        # What has come in the same block as the head is kept until there is a connection.
+        self.client.pause_reading()
+        self._connecting = self._proxy.loop.create_task(self._connect_and_begin())
+
+    async def _connect_and_begin(self) -> None:
+        try:
+            connection = await self._proxy.pool.connect(self._upstream)
+        except (OSError, TimeoutError) as error:
+            reason = "it did not answer in time" if isinstance(error, TimeoutError) else str(error)
+            self._fail(reason)
+            return
+        finally:
+            self._connecting = None
+        if self._is_over:
+            connection.transport.abort()
+            return
+        self.client.resume_reading()
+        self._begin_on(connection)
+
+    def _begin_on(self, connection: UpstreamConnection) -> None:
+        self._connection = connection
+        connection.begin(self)
+        accepted = None
+        if self._capture is not None and (offered := self._head.get(b"accept-encoding")):
+            accepted = known_encodings(offered.decode("latin-1")).encode("latin-1")
+        sent = [request_bytes(self._head, self._upstream.host_header, accepted=accepted)]
+        sent += [self._framed(part) for part in self._request.parts]
+        if self._is_request_whole and self._head.is_chunked:
+            sent.append(b"0\r\n\r\n")
+        connection.write(b"".join(sent))
+
+    # The reply.
+
+    def reply_head(self, status: int, reason: bytes, headers: Sequence[Header]) -> None:
+        """Takes the head of the reply."""
+        self._has_reply = True
+        if self._capture is not None:
+            self._capture.begin_reply(status, reason, headers)
+        names = {key.lower() for key, _ in headers}
+        has_length = b"content-length" in names
+        has_content = self._head.method != "HEAD" and status not in _NO_CONTENT
+        is_chunked = has_content and not has_length
+        self._ends_with_connection = is_chunked and b"transfer-encoding" not in names
+        self._is_chunked = is_chunked and self.client.takes_chunks
+        self._is_framed = has_length or self._is_chunked
+        self._closes = self.client.closes or (is_chunked and not self._is_chunked)
+        self._parts.append(
+            reply_bytes(
+                status, reason, end_to_end(headers),
+                is_chunked=self._is_chunked, closes=self._closes,
+            )
+        )  # fmt: skip
+        if self._head.method == "HEAD":
+            # The parser waits for a content that will not come.
+            self.reply_end(is_reusable=False)
+
+    def reply_block(self, data: bytes) -> None:
+        """Takes a part of the reply's content."""
+        if self._capture is not None and not self._is_recorded:
+            self._is_held = self._capture.add(data) or self._is_held
+        self._parts.append(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+
+    def reply_end(self, *, is_reusable: bool) -> None:
+        """Takes note that the reply has come whole."""
+        self._is_ended, self._is_reusable = True, is_reusable
+        if self._is_chunked:
+            self._parts.append(b"0\r\n\r\n")
+
+    def pass_on(self) -> None:
+        """Writes what has come to the client, except for an end that must be recorded first."""
+        if self._capture is None or self._is_durable:
+            self._write(self._parts)
+            self._parts = []
+            if self._is_ended:
+                self._finish()
+            return
+        if not (self._is_held or self._is_ended):
+            self._write(self._parts)
+            self._parts = []
+            return
+        self._is_held = True
+        self._held += self._parts
+        self._parts = []
+        if self._is_ended:
+            self._release_upstream()
+            self._record("whole")
+        elif self._timer is None:
+            self._timer = self._proxy.loop.call_later(_WAIT_FOR_END_S, self._record, "whole")
+
+    def upstream_lost(self, error: Exception | None, *, problem: str | None = None) -> None:
+        """Ends the reply where the upstream has left."""
+        connection, self._connection = self._connection, None
+        if self._is_over or self._is_ended:
+            return
+        if self._ends_with_connection and error is None and problem is None:
+            self.reply_end(is_reusable=False)
+            self.pass_on()
+            return
+        if connection is not None and self._may_be_repeated(connection):
+            self._connect()
+            return
+        self._fail(problem or (str(error) if error else "it closed the connection"))
+
+    def _may_be_repeated(self, connection: UpstreamConnection) -> bool:
+        """Returns whether a request may be sent again: only if the upstream closed an idle
+        connection just as the request was sent on it."""
+        return connection.is_used and not self._has_reply and self._request.is_whole
+
+    # Both ends.
+
+    def client_lost(self) -> None:
+        """Breaks off, as the upstream would see it without the proxy."""
+        if not self._is_ended:
+            self._record("client_left")
+        self._end()
+
+    def stop(self) -> None:
+        """Breaks off, since the proxy stops."""
+        if not self._is_ended:
+            self._record("proxy_stopped")
+        self._end()
+        self.client.broken()
+
+    def pause(self) -> None:
+        """Reads no more of the reply while the client does not read."""
+        if self._connection is not None:
+            self._connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Reads on."""
+        if self._connection is not None:
+            self._connection.transport.resume_reading()
+
+    def _fail(self, problem: str) -> None:
+        """Ends a call that the upstream has not answered, or not to its end."""
+        problem = f"{self._upstream.origin}: {problem}"
+        if not self._has_reply:
+            self._proxy.complain(f"no reply from {problem}")
+            refused = Refused(
+                502, "no_reply", f"the upstream gave no reply: {problem}",
+                "check the address that `stillroom record --upstream` was given, and the network",
+            )  # fmt: skip
+            self._held = [refused.reply()]
+        self._is_broken = True
+        if self._capture is None or self._is_durable:
+            self._cut_off()
+        else:
+            self._record("upstream_left", problem)
+
+    def _record(self, end: CallEnd, problem: str | None = None) -> None:
+        """Puts the call into the journal, which calls `_recorded` once it is on the disk."""
+        if self._timer is not None:
+            self._timer.cancel()
+        capture, request = self._capture, self._request
+        if capture is None or self._is_recorded:
+            return
+        self._is_recorded = True
+        ended, loop, secrets = time.perf_counter(), self._proxy.loop, self._proxy.secrets
+
+        def encode() -> bytes:
+            return capture.line(end, ended, request, problem, secrets)
+
+        def done(outcome: Outcome) -> None:
+            loop.call_soon_threadsafe(self._recorded, outcome)
+
+        self._proxy.journal.append(encode, done)
+
+    def _recorded(self, outcome: Outcome) -> None:
+        self._proxy.note(outcome)
+        if self._is_over:
+            return
+        if outcome is not None:
+            self._end()
+            self.client.broken()
+            return
+        self._is_durable = True
+        if self._is_broken:
+            self._cut_off()
+            return
+        self._write(self._held)
+        self._held = []
+        if self._is_ended:
+            self._finish()
+
+    def _cut_off(self) -> None:
+        """Ends a reply in its middle, or with an error of our own if it has not begun."""
+        if self._has_reply:
+            self._write([*self._held, *self._parts])
+            self._end()
+            self.client.cut_off(is_framed=self._is_framed)
+        else:
+            self._write(self._held)
+            self._end()
+            self.client.end_gently()
+
+    def _write(self, parts: Sequence[bytes]) -> None:
+        if parts and not self.client.transport.is_closing():
+            self.client.transport.write(b"".join(parts) if len(parts) > 1 else parts[0])
+
+    def _release_upstream(self) -> None:
+        """Lets another exchange use the connection, while this one waits for the journal."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.end(is_reusable=self._is_reusable and self._is_request_whole)
+
+    def _finish(self) -> None:
+        """Ends an exchange whose reply the client has whole."""
+        self._release_upstream()
+        self._is_over = True
+        self._proxy.exchanges.discard(self)
+        self.client.done(is_request_whole=self._is_request_whole, closes=self._closes)
+
+    def _end(self) -> None:
+        """Ends an exchange that was broken off."""
+        self._is_over = True
+        self._proxy.exchanges.discard(self)
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.end(is_reusable=False)

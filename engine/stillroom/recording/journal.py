@@ -1,0 +1,156 @@
+"""The journal of recorded calls: a call is on the disk before its reply ends for the client."""
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from stillroom.errors import InputError
+from stillroom.files import FileLock, cut_torn_line, wait_for_disk
+from stillroom.places import make_folder, open_real
+from stillroom.recording.records import JOURNAL_NAME
+
+LOCK_NAME = ".recording.lock"
+_FULL = 256 << 20
+"""The size in bytes at which a journal is followed by the next one."""
+_PROBE = bytes(1 << 16)
+
+Outcome = Exception | None
+"""Why a call is not on the disk; None if it is."""
+_sync = getattr(os, "fdatasync", os.fsync)
+
+
+class CallJournal:
+    """Writes calls into numbered files of a folder; one process at a time writes there.
+
+    A thread writes all calls that wait at once, and then syncs the file once for all of them. A
+    write that fails leaves the file as it was before.
+    """
+
+    def __init__(self, folder: Path, *, full_at: int = _FULL) -> None:
+        self.folder, self._full_at = folder, full_at
+        self._lock = _locked(folder)
+        self.num_cut = 0
+        """The number of bytes of torn lines that a killed process had left."""
+        try:
+            number = 1
+            for path in journals_in(folder):
+                self.num_cut += cut_torn_line(path)
+                number = int(path.stem.partition("-")[2])
+            self._open(number)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._waiting: list[tuple[Callable[[], bytes], Callable[[Outcome], None]]] = []
+        self._wakes, self._file = threading.Condition(), threading.Lock()
+        self._is_closing = False
+        self.num_calls = 0
+        self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
+        self._thread.start()
+
+    @property
+    def path(self) -> Path:
+        """The file that is written now."""
+        return self.folder / f"calls-{self._number:04d}.jsonl"
+
+    def append(self, encode: Callable[[], bytes], done: Callable[[Outcome], None]) -> None:
+        """Puts a call in the queue; `encode` gives its line, and runs in the journal's thread.
+
+        `done` is called from that thread once the line is on the disk, or could not be written.
+        """
+        with self._wakes:
+            self._waiting.append((encode, done))
+            self._wakes.notify()
+
+    def can_write(self) -> bool:
+        """Returns whether some bytes can be written now, after a write that failed."""
+        with self._file:
+            try:
+                try:
+                    self._is_torn = True
+                    os.ftruncate(self._handle, self._size)
+                    return os.write(self._handle, _PROBE) == len(_PROBE)
+                finally:
+                    os.ftruncate(self._handle, self._size)
+            except OSError:
+                return False
+
+    def close(self) -> None:
+        """Writes all that waits, and lets another process write to the folder."""
+        with self._wakes:
+            self._is_closing = True
+            self._wakes.notify()
+        self._thread.join()
+        os.close(self._handle)
+        self._lock.release()
+
+    def _open(self, number: int) -> None:
+        self._number = number
+        self._handle = open_real(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        # The calls of a person's programs are nobody else's business.
+        os.fchmod(self._handle, 0o600)
+        self._size = os.fstat(self._handle).st_size
+        self._is_torn = False
+        wait_for_disk(self.folder)
+
+    def _write_all(self) -> None:
+        while True:
+            with self._wakes:
+                self._wakes.wait_for(lambda: self._waiting or self._is_closing)
+                batch, self._waiting = self._waiting, []
+            if not batch:
+                return
+            lines = [_line(encode) for encode, _ in batch]
+            data = b"".join(line for line in lines if isinstance(line, bytes))
+            with self._file:
+                written = self._write(data)
+            for line, (_, done) in zip(lines, batch, strict=True):
+                outcome = written if isinstance(line, bytes) else line
+                self.num_calls += outcome is None
+                done(outcome)
+
+    def _write(self, data: bytes) -> Outcome:
+        try:
+            if self._is_torn:
+                os.ftruncate(self._handle, self._size)
+            elif self._size >= self._full_at:
+                os.close(self._handle)
+                self._open(self._number + 1)
+            self._is_torn = True
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self._handle, rest) :]
+            _sync(self._handle)
+        except OSError as error:
+            # Neither a torn line may stay, nor calls whose clients saw no end.
+            with suppress(OSError):
+                os.ftruncate(self._handle, self._size)
+            return error
+        self._size += len(data)
+        self._is_torn = False
+        return None
+
+
+def _line(encode: Callable[[], bytes]) -> bytes | Exception:
+    try:
+        return encode()
+    except Exception as error:  # the rim of one call: the others that wait must be written
+        return error
+
+
+def _locked(folder: Path) -> FileLock:
+    make_folder(folder)
+    lock = FileLock(folder / LOCK_NAME)
+    if not lock.try_acquire():
+        raise InputError(
+            f"another `stillroom record` writes into {folder}",
+            "stop it, or give another folder with --output",
+        )
+    return lock
+
+
+def journals_in(folder: Path) -> list[Path]:
+    """Returns the journals of a folder in the order in which they were written."""
+    found = [path for path in folder.iterdir() if JOURNAL_NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.stem.partition("-")[2]))

@@ -1,0 +1,122 @@
+"""The line that a recorded call becomes in a journal."""
+
+import base64
+import re
+from typing import Literal
+
+import msgspec
+
+CallKind = Literal["chat", "responses", "messages"]
+"""The API of a call: OpenAI's chat completions or Responses, or Anthropic's Messages."""
+CallEnd = Literal["whole", "client_left", "upstream_left", "proxy_stopped"]
+"""Whether a reply came to its end, or else who broke it off."""
+
+BEGINNING = b'{"stillroom_record":1,'
+"""The first bytes of every line."""
+JOURNAL_NAME = re.compile(r"calls-\d{4,}\.jsonl")
+
+_KINDS: dict[str, CallKind] = {
+    "/chat/completions": "chat",
+    "/responses": "responses",
+    "/messages": "messages",
+}
+
+
+def kind_of(method: str, path: str) -> CallKind | None:
+    """Returns the API of a request by its path; None for one that is not recorded."""
+    if method != "POST":
+        return None
+    path = path.partition("?")[0].rstrip("/")
+    return next((kind for end, kind in _KINDS.items() if path.endswith(end)), None)
+
+
+class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The content of a request or reply, without its transfer and content encodings."""
+
+    text: str | None = None
+    """The content, where it is UTF-8."""
+    base64: str | None = None
+    """The content in base64, where it is not."""
+    cut: str | None = None
+    """Why a part of the content is missing; None if it is whole."""
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the content."""
+        if self.base64 is not None:
+            return base64.b64decode(self.base64)
+        return (self.text or "").encode()
+
+    @property
+    def num_bytes(self) -> int:
+        """The number of the bytes."""
+        return len(self.data)
+
+
+def content_of(data: bytes, *, cut: str | None = None) -> Content:
+    """Returns the content that holds these bytes."""
+    try:
+        return Content(text=data.decode(), cut=cut)
+    except UnicodeDecodeError:
+        return Content(base64=base64.b64encode(data).decode(), cut=cut)
+
+
+class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request, without its keys."""
+
+    content: Content
+    headers: dict[str, str] = {}
+    """The few headers that change what a model answers, or say which program has called."""
+
+
+class RecordedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A reply, as far as it came."""
+
+    status: int
+    reason: str = ""
+    headers: list[tuple[str, str]] = []
+    """The headers in their order, without those of the connection, of encodings and of cookies."""
+    content: Content
+    blocks: list[int] = []
+    """The numbers of bytes of `content` that came at once, if it is a stream."""
+
+
+class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One call, which is one line of a journal. The keys never change."""
+
+    stillroom_record: Literal[1]
+    """The version of the layout."""
+    id: str
+    kind: CallKind
+    path: str
+    """The path and query at the upstream, without keys."""
+    upstream: str
+    """The scheme, host and port that the call went to."""
+    started_at: str
+    """When the request came, in ISO 8601."""
+    duration_s: float
+    """Seconds from the request to the end of the reply."""
+    first_block_s: float | None = None
+    """Seconds from the request to the first bytes of the reply's content."""
+    end: CallEnd
+    provider: str | None = None
+    session: str | None = None
+    """What the client named the conversation in the header `x-stillroom-session`."""
+    problem: str | None = None
+    """Why there is no reply, or not all of it."""
+    request: RecordedRequest
+    reply: RecordedReply | None = None
+
+
+_DECODER = msgspec.json.Decoder(RecordedCall)
+
+
+def decoded_call(line: bytes | memoryview) -> RecordedCall:
+    """Returns the call in a journal's line. Raises ValueError (msgspec's too) if it holds none."""
+    return _DECODER.decode(line)
+
+
+def encoded_call(call: RecordedCall) -> bytes:
+    """Returns the line of a call, with its newline."""
+    # `omit_defaults` would leave nothing out that the beginning needs: the version has no default.
+    return msgspec.json.encode(call) + b"\n"

@@ -1,0 +1,55 @@
+"""Takes keys out of recorded contents, also those that a stream holds in pieces."""
+
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from stillroom.secrecy.redaction import MARK, Redactor
+
+_STRINGS = re.compile(rb'"(\w{1,40})": ?"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
+"""The fields of a stream's events that are strings; their values are the pieces of texts."""
+_MOST_REDACTORS = 256
+
+Span = tuple[int, int]
+
+
+@functools.lru_cache(maxsize=_MOST_REDACTORS)
+def redactor_of(keys: tuple[str, ...]) -> Redactor:
+    """Returns what takes these keys out of texts; it is costly to make, and calls share keys."""
+    return Redactor(keys)
+
+
+def scrubbed(data: bytes, redactor: Redactor, *, is_stream: bool) -> bytes:
+    """Returns a content without keys; it is the same object if there were none."""
+    data = redactor.data(data)
+    if not is_stream or not redactor.secrets:
+        return data
+    pieces = defaultdict[bytes, list[Span]](list)
+    for found in _STRINGS.finditer(data):
+        pieces[found[1]].append(found.span(2))
+    cuts = [cut for spans in pieces.values() for cut in _cuts(data, spans, redactor)]
+    if not cuts:
+        return data
+    parts: list[bytes] = []
+    place = 0
+    for (start, end), mark in sorted(cuts):
+        parts += [data[place:start], mark]
+        place = end
+    return b"".join([*parts, data[place:]])
+
+
+def _cuts(data: bytes, pieces: Sequence[Span], redactor: Redactor) -> list[tuple[Span, bytes]]:
+    """Returns which bytes of a text's pieces belong to keys, and what stands in their place."""
+    text = b"".join([data[start:end] for start, end in pieces])
+    found = redactor.spans(text)
+    cuts: list[tuple[Span, bytes]] = []
+    for key_start, key_end in found:
+        place, mark = 0, MARK.encode()
+        for start, end in pieces:
+            first, last = max(key_start, place), min(key_end, place + end - start)
+            if first < last:
+                cuts.append(((start + first - place, start + last - place), mark))
+                mark = b""
+            place += end - start
+    return cuts

@@ -1,0 +1,128 @@
+"""The command `stillroom record`: the proxy that records model calls, and their replay."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from stillroom.errors import InputError
+from stillroom.recording.admission import Admission
+from stillroom.recording.journal import CallJournal
+from stillroom.recording.proxy import MOST_KEPT, RecordingProxy
+from stillroom.recording.serving import run_until_stopped
+from stillroom.recording.upstreams import Upstream, client_settings, upstreams_of
+from stillroom.settings import Workspace, open_workspace
+from stillroom_mcp.http.listening import address_of, listening_socket
+from stillroom_mcp.http.tokens import TOKEN_VARIABLE, ServerToken, server_token
+
+_PORT = 8788
+_NO_TOKEN = ServerToken("", "", is_made=True)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
+    parser.add_argument("--workspace", help="folder that holds the project (default: this folder)")
+    parser.add_argument(
+        "--upstream", nargs="+", action="extend", default=[], metavar="WHERE",
+        help="where calls go: openai, anthropic, openrouter, google, vllm, sglang, ollama, a URL, "
+        "or NAME=URL; several are told apart by /NAME before the path",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", default="traces", help="folder of the journal (default: traces)"
+    )
+    parser.add_argument(
+        "--replay", nargs="+", metavar="PATH",
+        help="answer from these recorded folders or files, and call no upstream",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-body-mb", type=int, default=MOST_KEPT >> 20, metavar="N",
+        help="the most that is recorded of a request or reply; all of it is passed on "
+        f"(default: {MOST_KEPT >> 20})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=_PORT, help=f"port, 0 for any free one (default: {_PORT})"
+    )
+    parser.add_argument("--token-file", help="file (mode 0600) with a token that callers must show")
+    parser.add_argument(
+        "--allow-host", nargs="*", default=[], metavar="NAME",
+        help="other host names that lead here, such as host.docker.internal",
+    )  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    """Records, or replays, until the process gets SIGINT or SIGTERM."""
+    workspace = open_workspace(options.workspace)
+    if options.max_body_mb < 1:
+        raise InputError("--max-body-mb is less than 1", "give 1 or more, or leave it away")
+    if not options.upstream:
+        raise InputError(
+            "no upstream was given, so there is nowhere to pass calls on to",
+            "give --upstream openai, anthropic, openrouter or a URL; or --replay with a folder",
+        )
+    token = _token(options.token_file)
+    admission = Admission(token.value or None, frozenset(map(str.lower, options.allow_host)))
+    return _record(workspace, options, token, admission)
+
+
+def _token(file: str | None) -> ServerToken:
+    """Returns the token that the user gave; without one, none is asked for on this machine."""
+    is_given = file is not None or os.environ.get(TOKEN_VARIABLE, "").strip()
+    return server_token(file) if is_given else _NO_TOKEN
+
+
+def _record(
+    workspace: Workspace, options: argparse.Namespace, token: ServerToken, admission: Admission
+) -> int:
+    upstreams = upstreams_of(options.upstream)
+    folder = workspace.writable(options.output, label="output")
+    secrets = [*workspace.redactor().secrets, *([token.value] if token.value else [])]
+    with listening_socket(options.host, options.port, token) as listener:
+        journal = CallJournal(folder)
+        try:
+            _announce(address_of(listener), upstreams, workspace.shown(folder), token)
+            run_until_stopped(
+                lambda loop: RecordingProxy(
+                    loop, journal, upstreams, admission,
+                    secrets=secrets, most_kept=options.max_body_mb << 20,
+                ),
+                listener,
+            )  # fmt: skip
+        finally:
+            journal.close()
+    sys.stderr.write(f"recorded {journal.num_calls} calls in {workspace.shown(folder)}\n")
+    return 0
+
+
+def _announce(address: str, upstreams: Sequence[Upstream], folder: str, token: ServerToken) -> None:
+    """Prints what programs set: as one line of JSON, and for a person on standard error."""
+    is_alone = len(upstreams) == 1
+    shown = f"{address}/token/TOKEN" if token.value else address
+    listed: list[dict[str, Any]] = []
+    for upstream in upstreams:
+        settings = client_settings(upstream, address, is_alone=is_alone)
+        for_people = client_settings(upstream, shown, is_alone=is_alone)
+        sys.stderr.write(
+            f"{upstream.name}: calls go to {upstream.origin}\n"
+            f"  OpenAI clients: base_url={for_people.openai} (OPENAI_BASE_URL)\n"
+            f"  Anthropic clients: base_url={for_people.anthropic} (ANTHROPIC_BASE_URL)\n"
+        )
+        listed.append(
+            {
+                "name": upstream.name,
+                "upstream": upstream.origin,
+                "openai_base_url": settings.openai,
+                "anthropic_base_url": settings.anthropic,
+            }
+        )
+    if token.value:
+        sys.stderr.write(f"TOKEN is that of {token.place}; or send it as x-stillroom-token\n")
+    sys.stderr.write(f"recording into {folder}; stop with Ctrl-C\n")
+    sys.stderr.flush()
+    line = {"recording": address, "output": folder, "token": token.place or None}
+    sys.stdout.write(json.dumps({**line, "upstreams": listed}) + "\n")
+    sys.stdout.flush()

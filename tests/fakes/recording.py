@@ -1,0 +1,159 @@
+"""The recording proxy in a thread of the test's process, and clients that see raw bytes."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from stillroom.recording.admission import Admission
+from stillroom.recording.client_side import ClientConnection
+from stillroom.recording.journal import CallJournal, journals_in
+from stillroom.recording.proxy import RecordingProxy
+from stillroom.recording.records import RecordedCall, decoded_call
+from stillroom.recording.upstreams import upstreams_of
+
+CHAT = "/v1/chat/completions"
+
+
+@contextmanager
+def in_thread(make, host: str = "127.0.0.1") -> Iterator[tuple[str, object]]:
+    """Serves what `make` returns for a loop, and yields its address."""
+    listener = socket.create_server((host, 0))
+    loop, ready, made = uvloop.new_event_loop(), threading.Event(), []
+
+    async def serve() -> None:
+        served = make(loop)
+        server = await loop.create_server(lambda: ClientConnection(served), sock=listener)
+        made.append((served, server))
+        ready.set()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(serve())
+        loop.run_forever()
+        loop.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    served, server = made[0]
+
+    def stop() -> None:
+        server.close()
+        served.stop()
+        loop.call_later(0.01, loop.stop)
+
+    try:
+        yield f"http://{host}:{listener.getsockname()[1]}", served
+    finally:
+        loop.call_soon_threadsafe(stop)
+        thread.join(10)
+
+
+@contextmanager
+def recording(
+    folder: Path, *upstreams: str, token: str | None = None, hosts=(), **options
+) -> Iterator[str]:
+    """Records into a folder, and yields the proxy's address."""
+    journal = CallJournal(folder)
+
+    def make(loop: asyncio.AbstractEventLoop) -> RecordingProxy:
+        return RecordingProxy(
+            loop, journal, upstreams_of(upstreams), Admission(token, hosts), **options
+        )
+
+    try:
+        with in_thread(make) as (url, _):
+            yield url
+    finally:
+        journal.close()
+
+
+def calls_in(folder: Path) -> list[RecordedCall]:
+    """The calls of a folder's journals."""
+    lines = [line for path in journals_in(folder) for line in path.read_bytes().splitlines()]
+    return [decoded_call(line) for line in lines]
+
+
+@dataclass(frozen=True)
+class RawReply:
+    """A reply as it came."""
+
+    head: bytes
+    body: bytes
+    blocks: list[bytes]
+    """The content's chunks, if it came in chunks."""
+    is_whole: bool
+
+    @property
+    def status(self) -> int:
+        return int(self.head.split()[1])
+
+    @property
+    def headers(self) -> dict[str, str]:
+        lines = self.head.decode("latin-1").split("\r\n")[1:]
+        return {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+
+
+class RawClient:
+    """One connection to a server, on which requests are written by hand."""
+
+    def __init__(self, url: str) -> None:
+        self.host = url.removeprefix("http://")
+        address, _, port = self.host.rpartition(":")
+        self.socket = socket.create_connection((address, int(port)), timeout=10)
+        self._stream = self.socket.makefile("rb")
+
+    def send(self, method: str, path: str, body: bytes = b"", *headers: str) -> None:
+        lines = [f"{method} {path} HTTP/1.1", *headers]
+        if not any(header.lower().startswith("host:") for header in headers):
+            lines.append(f"Host: {self.host}")
+        if body or method == "POST":
+            lines.append(f"Content-Length: {len(body)}")
+        self.socket.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+
+    def read_head(self) -> bytes:
+        lines: list[bytes] = []
+        while (line := self._stream.readline()) not in (b"\r\n", b""):
+            lines.append(line)
+        return b"".join(lines)
+
+    def read(self, *, has_body: bool = True) -> RawReply:
+        head = self.read_head()
+        reply = RawReply(head, b"", [], is_whole=True)
+        if not has_body:
+            return reply
+        if reply.headers.get("transfer-encoding") == "chunked":
+            blocks: list[bytes] = []
+            while line := self._stream.readline():
+                block = self._stream.read(int(line, 16))
+                self._stream.readline()
+                if not block:
+                    return RawReply(head, b"".join(blocks), blocks, is_whole=True)
+                blocks.append(block)
+            return RawReply(head, b"".join(blocks), blocks, is_whole=False)
+        length = int(reply.headers.get("content-length", -1))
+        body = self._stream.read(length)
+        return RawReply(head, body, [], is_whole=length < 0 or len(body) == length)
+
+    def close(self) -> None:
+        self._stream.close()
+        self.socket.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def request(url: str, method: str, path: str, body: bytes = b"", *headers: str) -> RawReply:
+    """One request on a connection of its own."""
+    with RawClient(url) as client:
+        client.send(method, path, body, *headers)
+        return client.read(has_body=method != "HEAD")
