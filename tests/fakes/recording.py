@@ -80,6 +80,15 @@ def calls_in(folder: Path) -> list[RecordedCall]:
     return [decoded_call(line) for line in lines]
 
 
+def wait_until(is_so) -> None:
+    """Returns once something is so, within 10 seconds."""
+    for _ in range(1000):
+        if is_so():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not happen in 10 seconds")
+
+
 @dataclass(frozen=True)
 class RawReply:
     """A reply as it came."""

@@ -33,7 +33,7 @@ from stillroom.secrecy.redaction import Redactor
 
 _STREAM = b"text/event-stream"
 _LAST_EVENT = re.compile(
-    rb"(?:\A|\n)(?:data: ?\[DONE\]"
+    rb"\n(?:data: ?\[DONE\]"
     rb"|event: ?(?:message_stop|error|response\.(?:completed|incomplete|failed))\r?\n"
     rb'|data: ?\{"type": ?"(?:message_stop|response\.(?:completed|incomplete|failed))")'
 )
@@ -94,7 +94,7 @@ class CallCapture:
     is_stream: bool = False
     _status: tuple[int, bytes] = (0, b"")
     _headers: Sequence[Header] = ()
-    _tail: bytes = b""
+    _tail: bytes = b"\n"
 
     def begin_reply(self, status: int, reason: bytes, headers: Sequence[Header]) -> None:
         """Takes the head of the reply."""
@@ -118,9 +118,9 @@ class CallCapture:
         if not self.is_stream or not data:
             return False
         window = self._tail + data
-        line = window[window.rfind(b"\n") :]
+        start = window.rfind(b"\n")
         # A long line is none of the events, and what follows is not the beginning of one.
-        self._tail = line if len(line) <= _TAIL else b"-"
+        self._tail = window[start:] if start >= 0 and len(window) - start <= _TAIL else b"-"
         return _LAST_EVENT.search(window) is not None
 
     def line(

@@ -1,15 +1,13 @@
 """A client's connection to the proxy: requests come in here, and replies go out."""
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import httptools
 
+from stillroom.recording.answering import Front, RequestAnswer
 from stillroom.recording.heads import Header, RequestHead
 from stillroom.recording.refusals import Refused
-
-if TYPE_CHECKING:
-    from stillroom.recording.answering import Answering, Front
 
 _MOST_HEAD_BYTES = 256 << 10
 _IDLE_S = 300.0
@@ -21,10 +19,10 @@ class ClientConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, front: "Front") -> None:
+    def __init__(self, front: Front) -> None:
         self._front = front
         self._parser = httptools.HttpRequestParser(self)
-        self._answering: Answering | None = None
+        self._answering: RequestAnswer | None = None
         """The answer to the request that has come, while it is not finished."""
         self._headers: list[Header] = []
         self._target = b""
@@ -39,12 +37,12 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begins to wait for a request."""
         self.transport = cast("asyncio.Transport", transport)
-        self._front.clients.add(self)
+        self._front.joined(self)
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Breaks off what is being answered."""
-        self._front.clients.discard(self)
+        self._front.left(self)
         self._stop_waiting()
         if self._answering is not None:
             self._answering.client_lost()

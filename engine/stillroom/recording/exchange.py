@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from stillroom.recording.answering import Caller
 from stillroom.recording.capture import CallCapture, Kept
-from stillroom.recording.client_side import ClientConnection
 from stillroom.recording.encodings import known_encodings
 from stillroom.recording.heads import (
     Header,
@@ -15,19 +15,34 @@ from stillroom.recording.heads import (
     reply_bytes,
     request_bytes,
 )
-from stillroom.recording.journal import Outcome
+from stillroom.recording.journal import CallJournal, Outcome
 from stillroom.recording.records import CallEnd
 from stillroom.recording.refusals import Refused
-from stillroom.recording.upstream_side import UpstreamConnection
+from stillroom.recording.upstream_side import ConnectionPool, UpstreamConnection
 from stillroom.recording.upstreams import Upstream
-
-if TYPE_CHECKING:
-    from stillroom.recording.proxy import RecordingProxy
 
 _WAIT_FOR_END_S = 0.025
 """Seconds for which the last event of a stream waits for the end of the reply behind it."""
 _MOST_KEPT_TO_REPEAT = 1 << 20
 _NO_CONTENT = (204, 304)
+
+
+class ExchangeOwner(Protocol):
+    """What all exchanges share."""
+
+    loop: asyncio.AbstractEventLoop
+    pool: ConnectionPool
+    journal: CallJournal
+    secrets: Sequence[str]
+
+    def ended(self, exchange: "Exchange") -> None:
+        """Takes note of an exchange that has ended."""
+
+    def note(self, outcome: Outcome) -> None:
+        """Takes note of whether a call could be recorded."""
+
+    def complain(self, problem: str) -> None:
+        """Tells the user of a problem."""
 
 
 class Exchange:
@@ -39,16 +54,18 @@ class Exchange:
 
     def __init__(
         self,
-        proxy: "RecordingProxy",
-        client: ClientConnection,
+        owner: ExchangeOwner,
+        client: Caller,
         head: RequestHead,
         upstream: Upstream,
         capture: CallCapture | None,
     ) -> None:
         self.client = client
-        self._proxy, self._head, self._upstream, self._capture = proxy, head, upstream, capture
+        self._owner, self._head, self._upstream, self._capture = owner, head, upstream, capture
         self._request = Kept(capture.limit if capture else _MOST_KEPT_TO_REPEAT)
         self._is_request_whole = False
+        self._unsent: list[bytes] = []
+        """What has come of the request's content before there is a connection."""
         self._connection: UpstreamConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._parts: list[bytes] = []
@@ -67,7 +84,7 @@ class Exchange:
 
     def start(self) -> None:
         """Sends the request's head to the upstream, on an open connection if there is one."""
-        connection = self._proxy.pool.take(self._upstream)
+        connection = self._owner.pool.take(self._upstream)
         if connection is not None:
             self._begin_on(connection)
         else:
@@ -76,7 +93,9 @@ class Exchange:
     def request_block(self, data: bytes) -> None:
         """Sends a part of the request's content."""
         self._request.add(data)
-        if self._connection is not None:
+        if self._connection is None:
+            self._unsent.append(data)
+        else:
             self._connection.write(self._framed(data))
 
     def request_end(self) -> None:
@@ -91,11 +110,11 @@ class Exchange:
     def _connect(self) -> None:
         # What has come in the same block as the head is kept until there is a connection.
         self.client.pause_reading()
-        self._connecting = self._proxy.loop.create_task(self._connect_and_begin())
+        self._connecting = self._owner.loop.create_task(self._connect_and_begin())
 
     async def _connect_and_begin(self) -> None:
         try:
-            connection = await self._proxy.pool.connect(self._upstream)
+            connection = await self._owner.pool.connect(self._upstream)
         except (OSError, TimeoutError) as error:
             reason = "it did not answer in time" if isinstance(error, TimeoutError) else str(error)
             self._fail(reason)
@@ -115,7 +134,8 @@ class Exchange:
         if self._capture is not None and (offered := self._head.get(b"accept-encoding")):
             accepted = known_encodings(offered.decode("latin-1")).encode("latin-1")
         sent = [request_bytes(self._head, self._upstream.host_header, accepted=accepted)]
-        sent += [self._framed(part) for part in self._request.parts]
+        sent += [self._framed(part) for part in self._unsent]
+        self._unsent = []
         if self._is_request_whole and self._head.is_chunked:
             sent.append(b"0\r\n\r\n")
         connection.write(b"".join(sent))
@@ -176,7 +196,7 @@ class Exchange:
             self._release_upstream()
             self._record("whole")
         elif self._timer is None:
-            self._timer = self._proxy.loop.call_later(_WAIT_FOR_END_S, self._record, "whole")
+            self._timer = self._owner.loop.call_later(_WAIT_FOR_END_S, self._record, "whole")
 
     def upstream_lost(self, error: Exception | None, *, problem: str | None = None) -> None:
         """Ends the reply where the upstream has left."""
@@ -188,6 +208,7 @@ class Exchange:
             self.pass_on()
             return
         if connection is not None and self._may_be_repeated(connection):
+            self._unsent = [*self._request.parts]
             self._connect()
             return
         self._fail(problem or (str(error) if error else "it closed the connection"))
@@ -226,7 +247,7 @@ class Exchange:
         """Ends a call that the upstream has not answered, or not to its end."""
         problem = f"{self._upstream.origin}: {problem}"
         if not self._has_reply:
-            self._proxy.complain(f"no reply from {problem}")
+            self._owner.complain(f"no reply from {problem}")
             refused = Refused(
                 502, "no_reply", f"the upstream gave no reply: {problem}",
                 "check the address that `stillroom record --upstream` was given, and the network",
@@ -246,7 +267,7 @@ class Exchange:
         if capture is None or self._is_recorded:
             return
         self._is_recorded = True
-        ended, loop, secrets = time.perf_counter(), self._proxy.loop, self._proxy.secrets
+        ended, loop, secrets = time.perf_counter(), self._owner.loop, self._owner.secrets
 
         def encode() -> bytes:
             return capture.line(end, ended, request, problem, secrets)
@@ -254,10 +275,10 @@ class Exchange:
         def done(outcome: Outcome) -> None:
             loop.call_soon_threadsafe(self._recorded, outcome)
 
-        self._proxy.journal.append(encode, done)
+        self._owner.journal.append(encode, done)
 
     def _recorded(self, outcome: Outcome) -> None:
-        self._proxy.note(outcome)
+        self._owner.note(outcome)
         if self._is_over:
             return
         if outcome is not None:
@@ -298,13 +319,13 @@ class Exchange:
         """Ends an exchange whose reply the client has whole."""
         self._release_upstream()
         self._is_over = True
-        self._proxy.exchanges.discard(self)
+        self._owner.ended(self)
         self.client.done(is_request_whole=self._is_request_whole, closes=self._closes)
 
     def _end(self) -> None:
         """Ends an exchange that was broken off."""
         self._is_over = True
-        self._proxy.exchanges.discard(self)
+        self._owner.ended(self)
         if self._connecting is not None:
             self._connecting.cancel()
         if self._connection is not None:

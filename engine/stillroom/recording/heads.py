@@ -113,6 +113,8 @@ def keys_in(head: RequestHead) -> Iterator[str]:
             text = value.decode("latin-1")
             yield text
             yield _SCHEME.sub(b"", value).decode("latin-1")
+            if name == b"cookie":
+                yield from (part.partition("=")[2] for part in text.split("; "))
     for field in _secret_fields(head.target):
         yield field["value"]
         yield unquote_plus(field["value"])

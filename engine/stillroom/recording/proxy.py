@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stillroom.recording.admission import Admission
+from stillroom.recording.answering import Caller
 from stillroom.recording.capture import CallCapture
-from stillroom.recording.client_side import ClientConnection
 from stillroom.recording.exchange import Exchange
 from stillroom.recording.heads import RequestHead
 from stillroom.recording.journal import CallJournal, Outcome
@@ -36,16 +36,16 @@ class RecordingProxy:
     ) -> None:
         self.loop, self.journal = loop, journal
         self.pool = ConnectionPool(loop)
-        self.clients: set[ClientConnection] = set()
-        self.exchanges: set[Exchange] = set()
+        self._clients: set[Caller] = set()
+        self._exchanges: set[Exchange] = set()
         self.is_stopping = False
-        self.secrets = tuple(secrets)
+        self.secrets: Sequence[str] = tuple(secrets)
         """What is taken out of all records, beside the keys of each request."""
         self._upstreams, self._admission, self._most_kept = upstreams, admission, most_kept
         self._is_failing = False
         self._complaints = Counter[str]()
 
-    def answer(self, client: ClientConnection, head: RequestHead) -> Exchange | Refused:
+    def answer(self, client: Caller, head: RequestHead) -> Exchange | Refused:
         """Returns what passes a request on, or why it is refused."""
         target = self._admission.admitted(head, client.own_address)
         if isinstance(target, Refused):
@@ -70,8 +70,20 @@ class RecordingProxy:
         head = replace(head, target=path)
         capture = None if kind is None else CallCapture(kind, upstream, head, self._most_kept)
         exchange = Exchange(self, client, head, upstream, capture)
-        self.exchanges.add(exchange)
+        self._exchanges.add(exchange)
         return exchange
+
+    def joined(self, client: Caller) -> None:
+        """Takes note of a client's connection."""
+        self._clients.add(client)
+
+    def left(self, client: Caller) -> None:
+        """Takes note of a connection that has ended."""
+        self._clients.discard(client)
+
+    def ended(self, exchange: Exchange) -> None:
+        """Takes note of an exchange that has ended."""
+        self._exchanges.discard(exchange)
 
     def note(self, outcome: Outcome) -> None:
         """Takes note of whether a call could be recorded."""
@@ -91,12 +103,12 @@ class RecordingProxy:
     @property
     def num_open(self) -> int:
         """The number of requests that are being answered."""
-        return len(self.exchanges)
+        return len(self._exchanges)
 
     def stop(self) -> None:
         """Breaks off what is still being answered, and records it as that."""
-        for exchange in [*self.exchanges]:
+        for exchange in [*self._exchanges]:
             exchange.stop()
-        for client in [*self.clients]:
+        for client in [*self._clients]:
             client.transport.abort()
         self.pool.close()

@@ -6,8 +6,9 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
+from stillroom.recording.answering import Front
 from stillroom.recording.client_side import ClientConnection
 
 _LOOK_EVERY_S = 0.02
@@ -15,28 +16,8 @@ _STOP_S = 10.0
 """Seconds that calls have to end once the process is asked to stop."""
 
 
-class Served(Protocol):
-    """What can be run: the recording proxy, or a replay."""
-
-    loop: asyncio.AbstractEventLoop
-    clients: set[ClientConnection]
-    is_stopping: bool
-
-    @property
-    def num_open(self) -> int:
-        """The number of requests that are being answered."""
-        ...
-
-    def answer(self, client: ClientConnection, head: Any) -> Any:
-        """Returns what answers a request."""
-        ...
-
-    def stop(self) -> None:
-        """Breaks off what is still being answered."""
-
-
 def run_until_stopped(
-    make: Callable[[asyncio.AbstractEventLoop], Served],
+    make: Callable[[asyncio.AbstractEventLoop], Front],
     listener: socket.socket,
     *,
     stop_s: float = _STOP_S,
@@ -57,7 +38,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _serve(
-    make: Callable[[asyncio.AbstractEventLoop], Served], listener: socket.socket, stop_s: float
+    make: Callable[[asyncio.AbstractEventLoop], Front], listener: socket.socket, stop_s: float
 ) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_report)

@@ -4,15 +4,13 @@ import asyncio
 import ssl
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import httptools
 
+from stillroom.recording.answering import ReplyTaker
 from stillroom.recording.heads import Header
 from stillroom.recording.upstreams import Upstream
-
-if TYPE_CHECKING:
-    from stillroom.recording.exchange import Exchange
 
 CONNECT_S = 30.0
 _MOST_IDLE_S = 60.0
@@ -29,7 +27,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.upstream = upstream
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
-        self._exchange: Exchange | None = None
+        self._exchange: ReplyTaker | None = None
         self._headers: list[Header] = []
         self._reason = b""
         self._is_in_head, self._num_head_bytes = True, 0
@@ -38,7 +36,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Whether an earlier exchange was made on it, so that the upstream may just close it."""
         self.idle_since = 0.0
 
-    def begin(self, exchange: "Exchange") -> None:
+    def begin(self, exchange: ReplyTaker) -> None:
         """Makes an exchange the one that the next reply belongs to."""
         self._exchange = exchange
         self._headers, self._reason = [], b""

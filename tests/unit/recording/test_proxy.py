@@ -1,9 +1,19 @@
 """What goes through the recording proxy, and what is recorded of it."""
 
+import gzip
 import json
+import random
+import threading
+import tracemalloc
+import zlib
+from itertools import count
 
-from fakes.raw_endpoint import RawEndpoint, json_reply, stream_reply
-from fakes.recording import CHAT, RawClient, calls_in, recording, request
+import brotli
+import pytest
+from backports import zstd
+
+from fakes.raw_endpoint import CHUNK_END, STREAM_HEAD, RawEndpoint, chunk, json_reply, stream_reply
+from fakes.recording import CHAT, RawClient, calls_in, recording, request, wait_until
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hé"}]}).encode()
 REPLY = b'{"choices":[{"message":{"role":"assistant","content":"yes"}}]}'
@@ -52,3 +62,325 @@ def test_a_stream_comes_in_the_blocks_in_which_it_was_sent(tmp_path):
     assert endpoint.num_connections == 1
     assert [call.reply.blocks for call in calls] == [[len(e) for e in EVENTS]] * 2
     assert calls[0].reply.content.data == b"".join(EVENTS)
+
+
+def test_what_follows_the_head_at_once_or_in_chunks_reaches_the_upstream(tmp_path):
+    with (
+        RawEndpoint(lambda r: json_reply(r.body)) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+        RawClient(url) as client,
+    ):
+        client.socket.sendall(
+            f"POST {CHAT} HTTP/1.1\r\nHost: {client.host}\r\nTransfer-Encoding: chunked\r\n\r\n"
+            "3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n".encode()
+        )
+        assert client.read().body == b"abcde"
+        assert endpoint.requests[0].headers["transfer-encoding"] == "chunked"
+        big = random.Random(1).randbytes(3 << 20)
+        client.send("POST", CHAT, big)
+        assert client.read().body == big
+        client.send("POST", "/v1/files", big)
+        assert client.read().body == big
+
+
+def gzipped(data: bytes) -> bytes:
+    return gzip.compress(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "encode"),
+    [
+        ("gzip", gzipped),
+        ("deflate", zlib.compress),
+        ("br", brotli.compress),
+        ("zstd", zstd.compress),
+        ("gzip, br", lambda data: brotli.compress(gzip.compress(data))),
+    ],
+)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_encoded_reply_passes_as_it_is_and_is_recorded_in_plain(
+    tmp_path, name, encode, is_stream
+):
+    plain = b"".join(EVENTS) if is_stream else REPLY * 50
+    data = encode(plain)
+    head = f"content-encoding: {name}".encode()
+
+    def script(_):
+        if not is_stream:
+            return json_reply(data, head)
+        start = STREAM_HEAD.replace(b"x-request-id: req_1", head)
+        pieces = [chunk(data[i : i + 7]) for i in range(0, len(data), 7)]
+        return [start, *pieces, CHUNK_END]
+
+    with RawEndpoint(script) as endpoint, recording(tmp_path, endpoint.url) as url:
+        reply = request(url, "POST", CHAT, BODY, "Accept-Encoding: gzip, deflate, br, zstd")
+        (call,) = calls_in(tmp_path)
+
+    assert reply.body == data
+    assert reply.headers["content-encoding"] == name
+    assert endpoint.requests[0].headers["accept-encoding"] == "gzip, deflate, br, zstd"
+    assert call.reply.content.data == plain
+    assert "content-encoding" not in dict(call.reply.headers)
+
+
+def test_a_reply_in_an_unknown_encoding_is_marked_and_holds_nothing(tmp_path):
+    with (
+        RawEndpoint(lambda _: json_reply(b"?", b"content-encoding: rot13")) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+    ):
+        assert request(url, "POST", CHAT, BODY, "Accept-Encoding: gzip, rot13").body == b"?"
+        (call,) = calls_in(tmp_path)
+    assert call.reply.content.data == b""
+    assert "rot13" in call.reply.content.cut
+    assert endpoint.requests[0].headers["accept-encoding"] == "gzip"
+
+
+@pytest.mark.parametrize(
+    ("status", "header"),
+    [
+        (b"429 Too Many Requests", b"retry-after: 7"),
+        (b"500 Oh no", b"x-a: 1"),
+        (b"307 Temporary Redirect", b"location: http://example.com/"),
+        (b"401 Unauthorized", b"www-authenticate: Bearer"),
+    ],
+)
+def test_errors_and_redirects_pass_with_their_headers(tmp_path, status, header):
+    body = b'\xff\xfe{"error":'
+    with (
+        RawEndpoint(lambda _: json_reply(body, header, status=status)) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+    ):
+        reply = request(url, "POST", CHAT, BODY)
+        (call,) = calls_in(tmp_path)
+    assert reply.head.startswith(b"HTTP/1.1 " + status)
+    assert reply.body == call.reply.content.data == body
+    name, _, value = header.decode().partition(": ")
+    assert reply.headers[name] == value == dict(call.reply.headers)[name]
+    assert len(endpoint.requests) == 1
+
+
+def test_other_requests_pass_through_and_are_not_recorded(tmp_path):
+    replies = {
+        "GET": json_reply(b'{"data":[]}'),
+        "HEAD": b"HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n",
+        "DELETE": b"HTTP/1.1 204 No Content\r\n\r\n",
+        "OPTIONS": b"HTTP/1.1 304 Not Modified\r\netag: x\r\n\r\n",
+    }
+
+    def script(sent):
+        return replies[sent.first_line.split()[0]]
+
+    with (
+        RawEndpoint(script) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+        RawClient(url) as client,
+    ):
+        for method, reply in replies.items():
+            client.send(method, "/v1/models?a=%20b&c")
+            got = client.read(has_body=method == "GET")
+            assert got.head.split(b"\r\n")[0] == reply.split(b"\r\n")[0]
+        assert endpoint.requests[-1].first_line == "OPTIONS /v1/models?a=%20b&c HTTP/1.1"
+        assert calls_in(tmp_path) == []
+
+
+def test_headers_of_one_connection_and_those_for_the_proxy_go_no_further(tmp_path):
+    hops = (b"Connection: keep-alive, X-Hop", b"X-Hop: 1", b"Keep-Alive: 5")
+    answer = json_reply(REPLY, *hops, b"X-Empty:", b"X-On: 1")
+    with (
+        RawEndpoint(lambda _: answer) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+    ):
+        reply = request(
+            url, "POST", CHAT, BODY, "Connection: keep-alive, X-Own", "X-Own: 1", "TE: trailers",
+            "X-Stillroom-Session: chat-7", "Proxy-Authorization: Basic abcdefghi", "X-Two: 1",
+            "X-Two: 2", "X-Empty:", "X-Last: é",
+        )  # fmt: skip
+        (call,) = calls_in(tmp_path)
+    sent = endpoint.requests[0]
+    assert sent.headers.keys() == {"host", "x-two", "x-empty", "x-last", "content-length"}
+    assert sent.head.count(b"X-Two") == 2
+    assert (sent.headers["x-empty"], sent.headers["x-last"]) == ("", "é")
+    assert reply.headers["x-on"] == "1"
+    assert "x-hop" not in reply.headers
+    assert "keep-alive" not in reply.headers
+    assert call.session == "chat-7"
+
+
+def test_a_stream_that_the_upstream_breaks_off_is_recorded_as_broken(tmp_path):
+    with (
+        RawEndpoint(lambda _: [STREAM_HEAD, chunk(EVENTS[0]), 0.01, None]) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+    ):
+        reply = request(url, "POST", CHAT, BODY)
+        (call,) = calls_in(tmp_path)
+    assert not reply.is_whole
+    assert reply.body == call.reply.content.data == EVENTS[0]
+    assert call.end == "upstream_left"
+
+
+def test_a_body_without_a_length_ends_with_its_connection(tmp_path):
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"
+    with (
+        RawEndpoint(lambda _: [head, REPLY, None]) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+    ):
+        reply = request(url, "POST", CHAT, BODY)
+        (call,) = calls_in(tmp_path)
+    assert reply.is_whole
+    assert reply.body == REPLY
+    assert call.end == "whole"
+
+
+def test_a_client_that_leaves_breaks_the_call_off_at_the_upstream_too(tmp_path):
+    more = [step for _ in range(400) for step in (chunk(EVENTS[1]), 0.01)]
+    with (
+        RawEndpoint(lambda _: [STREAM_HEAD, chunk(EVENTS[0]), *more]) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+    ):
+        with RawClient(url) as client:
+            client.send("POST", CHAT, BODY)
+            client.read_head()
+        assert endpoint.hung_up.wait(10)
+        wait_until(lambda: calls_in(tmp_path))
+        (call,) = calls_in(tmp_path)
+    assert call.end == "client_left"
+    assert call.reply.content.data.startswith(EVENTS[0])
+
+
+def test_a_request_goes_again_if_the_upstream_closed_the_connection_it_was_sent_on(tmp_path):
+    num = count(1)
+
+    def script(_):
+        # The second request on a connection finds it closed.
+        return [None] if next(num) == 2 else json_reply(REPLY)
+
+    with (
+        RawEndpoint(script) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+        RawClient(url) as client,
+    ):
+        for _ in range(2):
+            client.send("POST", CHAT, BODY)
+            assert client.read().body == REPLY
+        assert [sent.body for sent in endpoint.requests] == [BODY] * 3
+        assert endpoint.num_connections == 2
+        assert [call.end for call in calls_in(tmp_path)] == ["whole"] * 2
+
+
+def test_a_request_that_is_refused_on_a_new_connection_is_not_repeated(tmp_path):
+    with (
+        RawEndpoint(lambda _: [None]) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+    ):
+        reply = request(url, "POST", CHAT, BODY)
+        (call,) = calls_in(tmp_path)
+    assert (reply.status, len(endpoint.requests)) == (502, 1)
+    assert "closed the connection" in json.loads(reply.body)["error"]["message"]
+    assert (call.end, call.reply) == ("upstream_left", None)
+
+
+def test_what_is_longer_than_the_limit_passes_whole_and_is_cut_in_the_record(tmp_path):
+    body, answer = b"a" * 5000, b"b" * 70_000
+    with (
+        RawEndpoint(lambda _: json_reply(answer)) as endpoint,
+        recording(tmp_path, endpoint.url, most_kept=1 << 16) as url,
+    ):
+        assert request(url, "POST", CHAT, body).body == answer
+        (call,) = calls_in(tmp_path)
+    assert call.request.content.data == body
+    assert answer.startswith(call.reply.content.data)
+    assert "longer than 65536 bytes" in call.reply.content.cut
+
+
+def test_a_few_bytes_that_stand_for_very_many_are_cut_before_they_fill_the_memory(tmp_path):
+    data = gzip.compress(bytes(40 << 20))
+    with (
+        RawEndpoint(lambda _: json_reply(data, b"content-encoding: gzip")) as endpoint,
+        recording(tmp_path, endpoint.url, most_kept=1 << 20) as url,
+    ):
+        tracemalloc.start()
+        assert request(url, "POST", CHAT, BODY).body == data
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        (call,) = calls_in(tmp_path)
+    assert call.reply.content.cut
+    assert most < 24 << 20
+
+
+COMPLETED = b'event: response.completed\ndata: {"type":"response.completed"}\n\n'
+STOPPED = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+
+@pytest.mark.parametrize("last", [EVENTS[-1], STOPPED, COMPLETED, COMPLETED.split(b"\n", 1)[1]])
+def test_the_event_after_which_clients_read_no_more_comes_once_the_call_is_recorded(tmp_path, last):
+    """The upstream keeps the stream open behind the event, which comes in two pieces."""
+    events = [*EVENTS[:2], last]
+    pieces = [*map(chunk, EVENTS[:2]), chunk(last[:3]), 0.005, chunk(last[3:])]
+    ended = threading.Event()
+
+    def script(_):
+        yield from [STREAM_HEAD, *pieces]
+        ended.wait(10)
+        yield CHUNK_END
+
+    with (
+        RawEndpoint(script) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+        RawClient(url) as client,
+    ):
+        client.send("POST", CHAT, BODY)
+        data = b""
+        while last[3:] not in data:
+            data += client.socket.recv(1 << 16)
+        (call,) = calls_in(tmp_path)
+        assert call.end == "whole"
+        assert call.reply.content.data == b"".join(events)
+        ended.set()
+        while CHUNK_END not in data:
+            data += client.socket.recv(1 << 16)
+        assert len(calls_in(tmp_path)) == 1
+
+
+def test_a_text_that_mentions_the_last_event_does_not_end_the_call(tmp_path):
+    text = b'data: {"choices":[{"delta":{"content":"say\\ndata: [DONE]\\n"}}]}\n\n'
+    steps = [STREAM_HEAD, chunk(text[:-20]), chunk(text[-20:]), 0.05]
+    steps += [*map(chunk, EVENTS[1:]), CHUNK_END]
+    with RawEndpoint(lambda _: steps) as endpoint, recording(tmp_path, endpoint.url) as url:
+        body = request(url, "POST", CHAT, BODY).body
+        (call,) = calls_in(tmp_path)
+    assert body == call.reply.content.data == text + b"".join(EVENTS[1:])
+
+
+def test_slow_readers_hold_the_stream_back_instead_of_filling_the_memory(tmp_path):
+    size = 64 << 20
+    answer = json_reply(bytes(size))
+    with (
+        RawEndpoint(lambda _: answer) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+        RawClient(url) as client,
+    ):
+        tracemalloc.start()
+        client.send("GET", "/v1/files/f/content")
+        client.read_head()
+        threading.Event().wait(0.3)
+        now, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert now < 16 << 20
+        assert len(client._stream.read(size)) == size
+
+
+def test_of_several_upstreams_each_is_reached_by_its_name(tmp_path):
+    with (
+        RawEndpoint(lambda _: json_reply(b'"a"')) as first,
+        RawEndpoint(lambda _: json_reply(b'"b"')) as second,
+        recording(tmp_path, f"one={first.url}/v1", f"two={second.url}/api/v1") as url,
+    ):
+        assert request(url, "POST", "/one/v1/chat/completions", BODY).body == b'"a"'
+        assert request(url, "POST", "/two/api/v1/messages?x=1", BODY).body == b'"b"'
+        refused = request(url, "POST", CHAT, BODY)
+        calls = calls_in(tmp_path)
+    assert first.requests[0].first_line == f"POST {CHAT} HTTP/1.1"
+    assert second.requests[0].first_line == "POST /api/v1/messages?x=1 HTTP/1.1"
+    assert [call.upstream for call in calls] == [first.url, second.url]
+    assert refused.status == 404
+    assert b"/one, /two" in refused.body

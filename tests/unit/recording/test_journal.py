@@ -1,0 +1,152 @@
+"""When a call is on the disk, and what is there after a fault."""
+
+import os
+import threading
+
+import pytest
+
+from fakes.raw_endpoint import RawEndpoint, json_reply
+from fakes.recording import CHAT, RawClient, calls_in, recording, request
+from stillroom.errors import InputError
+from stillroom.recording.journal import CallJournal, journals_in
+
+
+class Waiting:
+    """Lets a test wait for the outcomes of calls."""
+
+    def __init__(self) -> None:
+        self.outcomes, self._came = [], threading.Semaphore(0)
+
+    def done(self, outcome) -> None:
+        self.outcomes.append(outcome)
+        self._came.release()
+
+    def wait(self, num: int = 1) -> None:
+        for _ in range(num):
+            assert self._came.acquire(timeout=10)
+
+
+def test_calls_that_wait_together_share_one_sync(tmp_path, monkeypatch):
+    syncs, first_began, go_on = [], threading.Event(), threading.Event()
+
+    def sync(handle: int) -> None:
+        syncs.append(os.fstat(handle).st_size)
+        first_began.set()
+        go_on.wait(10)
+
+    monkeypatch.setattr("stillroom.recording.journal._sync", sync)
+    journal, waiting = CallJournal(tmp_path), Waiting()
+    journal.append(lambda: b"0\n", waiting.done)
+    assert first_began.wait(10)
+    for number in range(1, 100):
+        journal.append(lambda number=number: b"%d\n" % number, waiting.done)
+    assert waiting.outcomes == []
+    go_on.set()
+    waiting.wait(100)
+    journal.close()
+    assert len(syncs) == 2
+    assert waiting.outcomes == [None] * 100
+    assert journal.path.read_bytes().split() == [b"%d" % n for n in range(100)]
+
+
+def test_no_client_sees_the_end_of_a_reply_before_the_call_is_synced(tmp_path, monkeypatch):
+    began, go_on = threading.Event(), threading.Event()
+
+    def sync(_: int) -> None:
+        began.set()
+        go_on.wait(10)
+
+    monkeypatch.setattr("stillroom.recording.journal._sync", sync)
+    with (
+        RawEndpoint(lambda _: json_reply(b'"whole"')) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+        RawClient(url) as client,
+    ):
+        client.send("POST", CHAT, b"{}")
+        assert began.wait(10)
+        client.socket.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            client.socket.recv(1)
+        go_on.set()
+        client.socket.settimeout(10)
+        assert client.socket.recv(1 << 16).endswith(b'"whole"')
+
+
+def test_a_torn_last_line_is_cut_off_at_the_next_start(tmp_path):
+    (tmp_path / "calls-0001.jsonl").write_bytes(b"a\nb\nc")
+    journal, waiting = CallJournal(tmp_path), Waiting()
+    assert journal.num_cut == 1
+    journal.append(lambda: b"d\n", waiting.done)
+    waiting.wait()
+    journal.close()
+    assert journal.path.read_bytes() == b"a\nb\nd\n"
+    assert journal.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_full_journal_is_followed_by_the_next(tmp_path):
+    journal, waiting = CallJournal(tmp_path, full_at=10), Waiting()
+    for number in range(5):
+        journal.append(lambda number=number: b"%d-----\n" % number, waiting.done)
+        waiting.wait()
+    journal.close()
+    assert [path.name for path in journals_in(tmp_path)] == [
+        "calls-0001.jsonl", "calls-0002.jsonl", "calls-0003.jsonl",
+    ]  # fmt: skip
+    text = b"".join(path.read_bytes() for path in journals_in(tmp_path))
+    assert text == b"".join(b"%d-----\n" % number for number in range(5))
+    again = CallJournal(tmp_path, full_at=10)
+    again.close()
+    assert again.path.name == "calls-0003.jsonl"
+
+
+def test_a_second_recorder_is_kept_out_of_the_folder(tmp_path):
+    journal = CallJournal(tmp_path)
+    with pytest.raises(InputError, match=r"another `stillroom record` writes into"):
+        CallJournal(tmp_path)
+    journal.close()
+    CallJournal(tmp_path).close()
+
+
+def test_a_line_that_cannot_be_made_costs_no_other_call(tmp_path):
+    journal, waiting = CallJournal(tmp_path), Waiting()
+
+    def fail() -> bytes:
+        raise ValueError("this one")
+
+    journal.append(fail, waiting.done)
+    journal.append(lambda: b"next\n", waiting.done)
+    waiting.wait(2)
+    journal.close()
+    assert [type(outcome) for outcome in waiting.outcomes] == [ValueError, type(None)]
+    assert journal.path.read_bytes() == b"next\n"
+
+
+def test_on_a_full_disk_replies_break_off_and_no_further_call_is_paid_for(
+    tmp_path, monkeypatch, capsys
+):
+    """Half of a line reaches the disk before it is full."""
+    write, is_full = os.write, True
+
+    def fill(handle: int, data) -> int:
+        if not is_full or os.fstat(handle).st_size > 1 << 40:
+            return write(handle, data)
+        if len(data) > 100 and os.fstat(handle).st_size == 0:
+            return write(handle, bytes(data[:100]))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("stillroom.recording.journal.os.write", fill)
+    with (
+        RawEndpoint(lambda _: json_reply(b'"x"')) as endpoint,
+        recording(tmp_path, endpoint.url) as url,
+    ):
+        with pytest.raises((ConnectionError, IndexError)):
+            request(url, "POST", CHAT, b"{}").status  # noqa: B018
+        assert (tmp_path / "calls-0001.jsonl").read_bytes() == b""
+        refused = request(url, "POST", CHAT, b"{}")
+        assert refused.status == 503
+        assert b"make room on the disk" in refused.body
+        assert len(endpoint.requests) == 1
+        is_full = False
+        assert request(url, "POST", CHAT, b"{}").body == b'"x"'
+        assert len(calls_in(tmp_path)) == 1
+    assert "No space left on device" in capsys.readouterr().err
