@@ -7,8 +7,12 @@ from collections.abc import Sequence
 
 from stillroom.secrecy.redaction import MARK, Redactor
 
-_STRINGS = re.compile(rb'"(\w{1,40})": ?"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
-"""The fields of a stream's events that are strings; their values are the pieces of texts."""
+_PIECES = re.compile(
+    rb'"(content|text|arguments|partial_json|delta|thinking|reasoning|reasoning_content|refusal'
+    rb'|summary|input|output|code|transcript|name)": ?"([^"\\]*(?:\\.[^"\\]*)*)"',
+    re.DOTALL,
+)
+"""The fields in which the events of a stream hold the pieces of texts."""
 _MOST_REDACTORS = 256
 
 Span = tuple[int, int]
@@ -25,12 +29,16 @@ def scrubbed(data: bytes, redactor: Redactor, *, is_stream: bool) -> bytes:
     data = redactor.data(data)
     if not is_stream or not redactor.secrets:
         return data
-    pieces = defaultdict[bytes, list[Span]](list)
-    for found in _STRINGS.finditer(data):
-        pieces[found[1]].append(found.span(2))
-    cuts = [cut for spans in pieces.values() for cut in _cuts(data, spans, redactor)]
-    if not cuts:
+    texts = defaultdict[bytes, list[bytes]](list)
+    for name, piece in _PIECES.findall(data):
+        texts[name].append(piece)
+    names = {name for name, parts in texts.items() if redactor.spans(b"".join(parts))}
+    if not names:
         return data
+    pieces = defaultdict[bytes, list[Span]](list)
+    for found in _PIECES.finditer(data):
+        pieces[found[1]].append(found.span(2))
+    cuts = [cut for name in names for cut in _cuts(data, pieces[name], redactor)]
     parts: list[bytes] = []
     place = 0
     for (start, end), mark in sorted(cuts):

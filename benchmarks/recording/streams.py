@@ -1,0 +1,175 @@
+"""What `stillroom record` adds to a call, and what many streams at once cost it. streams.py [--streams 500] [--peer]
+
+A scripted endpoint streams the same reply to all. In one run, half of the clients call it directly and half through the proxy, at the same
+time, so that whatever else the machine does slows both. `added_ms` is the difference of the medians: to the first event, and of the whole call,
+which the proxy ends only once the call is on the disk. First at a moderate load (--moderate clients on each side), then --streams clients
+through the proxy alone. Exits with 1 if a call that a client saw whole is not in the journal. --peer measures a bare aiohttp proxy too.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+
+import psutil
+import uvloop
+
+HERE = Path(__file__).parent
+BODY = json.dumps({"model": "scripted", "stream": True, "messages": [{"role": "user", "content": "Tell me a story. " * 100}]}).encode()  # fmt: skip
+
+
+@contextmanager
+def process(*command: str) -> Iterator[tuple[dict, psutil.Process]]:
+    """Starts a program, and yields the JSON of its first line and the process."""
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield json.loads(started.stdout.readline()), psutil.Process(started.pid)
+    finally:
+        started.terminate()
+        started.wait(20)
+
+
+class Client(asyncio.Protocol):
+    """Makes calls one after another on one connection, and times each."""
+
+    def __init__(self, num_calls: int, done: asyncio.Future, start_s: float) -> None:
+        self.left, self.done, self.start_s = num_calls, done, start_s
+        self.first_ms: list[float] = []
+        self.whole_ms: list[float] = []
+        self.num_blocks = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        asyncio.get_running_loop().call_later(self.start_s, self.call)
+
+    def call(self) -> None:
+        self.is_first, self.began = True, time.perf_counter()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sk-of-this-benchmark\r\n"
+        self.transport.write(
+            head
+            + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+        )
+
+    def data_received(self, data: bytes) -> None:
+        self.num_blocks += 1
+        if self.is_first and b"data: " in data:
+            self.is_first = False
+            self.first_ms.append(1000 * (time.perf_counter() - self.began))
+        # Servers send the end with the last block, or by itself.
+        if data.endswith(b"\r\n0\r\n\r\n") or data == b"0\r\n\r\n":
+            self.whole_ms.append(1000 * (time.perf_counter() - self.began))
+            self.left -= 1
+            if self.left:
+                self.call()
+            else:
+                self.transport.close()
+                self.done.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error or ConnectionError("broken off"))
+
+
+async def load(ports: dict[str, int], num_clients: int, num_calls: int) -> dict[str, list[Client]]:
+    """Runs so many clients of each port at once, whose calls begin evenly spread over a second."""
+    loop, clients, ends = asyncio.get_running_loop(), {}, []
+    for number, (name, port) in enumerate(ports.items()):
+        clients[name] = []
+        for i in range(num_clients):
+            start_s = (i + number / len(ports)) / num_clients
+            end = loop.create_future()
+            client = Client(num_calls, end, start_s)
+            await loop.create_connection(lambda c=client: c, "127.0.0.1", port)
+            clients[name].append(client)
+            ends.append(end)
+    await asyncio.gather(*ends)
+    return clients
+
+
+def figures(clients: list[Client]) -> dict:
+    first = [ms for client in clients for ms in client.first_ms]
+    whole = [ms for client in clients for ms in client.whole_ms]
+    return {
+        "calls": len(whole),
+        "first_ms_p50": round(median(first), 3),
+        "first_ms_p95": round(quantiles(first, n=20)[-1], 3),
+        "whole_ms_p50": round(median(whole), 3),
+        "whole_ms_p95": round(quantiles(whole, n=20)[-1], 3),
+    }
+
+
+def measured(ports: dict[str, int], proxy: psutil.Process, clients: int, calls: int) -> dict:
+    """Loads the ports at once; says what each saw, what the proxy added and what it cost."""
+    before, began = proxy.cpu_times(), time.perf_counter()
+    seen = uvloop.run(load(ports, clients, calls))
+    after, wall_s = proxy.cpu_times(), time.perf_counter() - began
+    cpu_s = after.user + after.system - before.user - before.system
+    row: dict = {name: figures(found) for name, found in seen.items()}
+    blocks = sum(client.num_blocks for client in seen["proxied"])
+    num_calls = row["proxied"]["calls"]
+    if "direct" in row:
+        row["added_ms"] = {
+            what: round(row["proxied"][f"{what}_ms_p50"] - row["direct"][f"{what}_ms_p50"], 3)
+            for what in ("first", "whole")
+        }
+    row["proxy"] = {
+        "cores": round(cpu_s / wall_s, 3),
+        "cpu_ms_per_call": round(1000 * cpu_s / num_calls, 3),
+        "of_it_in_the_kernel": round((after.system - before.system) / cpu_s, 2) if cpu_s else 0.0,
+        "cpu_us_per_block": round(1e6 * cpu_s / blocks, 2),
+        "blocks_per_s": round(blocks / wall_s),
+        "rss_mb": round(proxy.memory_info().rss / 1e6, 1),
+    }
+    return row
+
+
+def num_recorded(folder: Path) -> int:
+    lines = (line for path in folder.glob("calls-*.jsonl") for line in path.open("rb"))
+    return sum(json.loads(line)["end"] == "whole" for line in lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--moderate", type=int, default=20)
+    parser.add_argument("--calls", type=int, default=5)
+    parser.add_argument("--events", type=int, default=100)
+    parser.add_argument("--gap-ms", type=float, default=20)
+    parser.add_argument("--peer", action="store_true")
+    options = parser.parse_args()
+    script = ["--events", str(options.events), "--gap-ms", str(options.gap_ms)]
+    row: dict = {"events": options.events, "gap_ms": options.gap_ms}
+    lost = 0
+    with (
+        tempfile.TemporaryDirectory(dir=".") as name,
+        process(sys.executable, str(HERE / "endpoint.py"), *script) as (upstream, _),
+    ):
+        url = f"http://127.0.0.1:{upstream['port']}"
+        ours = (sys.executable, "-m", "stillroom_mcp", "record", "--upstream", url, "--port", "0", "--workspace", name)  # fmt: skip
+        peer = (sys.executable, str(HERE / "aiohttp_peer.py"), url)
+        kinds = {"ours": ours} | ({"aiohttp": peer} if options.peer else {})
+        for kind, command in kinds.items():
+            with process(*command) as (said, proxy):
+                port = int(said["recording"].rpartition(":")[2])
+                both = {"direct": upstream["port"], "proxied": port}
+                uvloop.run(load({"proxied": port}, options.moderate, 1))
+                moderate = measured(both, proxy, options.moderate, options.calls)
+                many = measured({"proxied": port}, proxy, options.streams, options.calls)
+            row[kind] = {f"{options.moderate} streams": moderate, f"{options.streams} streams": many}  # fmt: skip
+            if kind == "ours":
+                seen = sum(part["proxied"]["calls"] for part in (moderate, many))
+                lost = seen + options.moderate - num_recorded(Path(name) / "traces")
+                row["lost"] = lost
+    print(json.dumps(row), flush=True)
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
