@@ -137,6 +137,7 @@ def build_parser(
     by_command["demo"] = _add_demo(added)
     by_command["dashboard"] = _add_dashboard(added)
     by_command["report"] = _add_report(added)
+    by_command["prices"] = _add_prices(added)
     by_command["wait"] = waiting.add_parser(added)
     by_command["setup"] = _add_setup(added, is_given="setup" in given)
     by_command["chat"] = _add_chat(added, is_given="chat" in given)
@@ -270,6 +271,19 @@ def _chat(options: argparse.Namespace) -> int:
     return chat.run(options, _request(chat.ChatWithModel, "chat", given))
 
 
+def _add_prices(added: Any) -> argparse.ArgumentParser:
+    text = "Show what models cost per million tokens; --refresh fetches the current list."
+    parser = added.add_parser("prices", help=text, description=text, allow_abbrev=False)
+    _add_common(parser)
+    parser.add_argument("models", nargs="*", help="names at the provider, e.g. gpt-5-mini")
+    parser.add_argument(
+        "--refresh",
+        action="store_true",
+        help="fetch OpenRouter's public list into list_prices.yml (no key is sent)",
+    )
+    return parser
+
+
 def _add_report(added: Any) -> argparse.ArgumentParser:
     text = "Write report.html: learning curves, accuracy, example conversations of all runs."
     parser = added.add_parser("report", help=text, description=text)
@@ -345,6 +359,13 @@ def _run(options: argparse.Namespace) -> int:
             workspace = open_workspace(options.workspace)
             given = {"output": options.output, "overwrite": options.overwrite, "png": options.png}
             return commands.report(workspace, api.WriteReport(**given), as_json=options.json)
+        case "prices":
+            return commands.prices(
+                open_workspace(options.workspace),
+                options.models,
+                is_refreshed=options.refresh,
+                as_json=options.json,
+            )
         case "chat":
             return _chat(options)
         case "wait":

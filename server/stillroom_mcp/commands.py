@@ -73,6 +73,28 @@ def report(workspace: Workspace, request: api.WriteReport, *, as_json: bool) -> 
     return 0
 
 
+def prices(
+    workspace: Workspace, models: Sequence[str], *, is_refreshed: bool, as_json: bool
+) -> int:
+    """Prints what models cost, after fetching the current list if wanted; 1 if one is unknown."""
+    shown = api.show_prices(workspace, models, refresh=is_refreshed)
+    if as_json:
+        _print(json.dumps(msgspec.to_builtins(shown)))
+    else:
+        if shown.written is not None:
+            _print(f"written: {shown.written}")
+        _print(f"list of {shown.as_of}, {shown.num_models} models; prices.yml wins over it")
+        for one in shown.prices:
+            price = one.price
+            text = (
+                "unknown: write it into prices.yml"
+                if price is None
+                else f"input {price.prompt:g}, output {price.completion:g} US dollars per million"
+            )
+            _print(f"{one.model}: {text}")
+    return 1 if any(one.price is None for one in shown.prices) else 0
+
+
 def operate(
     workspace: Workspace,
     operation: OfferedOperation,

@@ -36,7 +36,7 @@ from stillroom.api.runs import (
     get_run_logs,
     list_runs,
 )
-from stillroom.api.spending import UnlimitedSpending, unlimited_spending
+from stillroom.api.spending import ShownPrices, UnlimitedSpending, show_prices, unlimited_spending
 from stillroom.api.start_runs import (
     evaluate_model,
     export_model,

@@ -1,7 +1,14 @@
-"""Looks up the price of a model's tokens, in a built-in table and in the workspace's prices.yml."""
+"""Looks up the price of a model's tokens: in the workspace's prices.yml, or else in a dated list.
 
+The list is the file beside this module, or a newer one that `stillroom prices --refresh` wrote into
+the workspace.
+"""
+
+import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,9 +19,9 @@ from stillroom.settings import Workspace
 from stillroom.types import Usage
 from stillroom.yaml_text import read_yaml
 
-PRICES_AS_OF = "2025-12"
-"""The month in which the table below was compiled; prices.yml in the workspace overrides it."""
 PRICES_FILE = "prices.yml"
+LIST_FILE = "list_prices.yml"
+"""The name of the dated list of providers' prices, in this package and in a workspace."""
 MACHINE = "machine"
 """The line of prices.yml with the price of this machine: `machine: {usd_per_hour: 1.2}`."""
 _MILLION = 1_000_000
@@ -35,27 +42,50 @@ class Price:
 
 FREE = Price(0.0, 0.0)
 
-_LISTED: dict[str, Price] = {
-    "gpt-4o": Price(2.5, 10),
-    "gpt-4o-2024-05-13": Price(5, 15),
-    "gpt-4o-mini": Price(0.15, 0.6),
-    "gpt-4.1": Price(2, 8),
-    "gpt-4.1-mini": Price(0.4, 1.6),
-    "gpt-4.1-nano": Price(0.1, 0.4),
-    "gpt-5": Price(1.25, 10),
-    "gpt-5-mini": Price(0.25, 2),
-    "gpt-5-nano": Price(0.05, 0.4),
-    "gpt-5-pro": Price(15, 120),
-    "o3": Price(2, 8),
-    "o4-mini": Price(1.1, 4.4),
-    "claude-opus-4-5": Price(5, 25),
-    "claude-sonnet-4-5": Price(3, 15),
-    "claude-haiku-4-5": Price(1, 5),
-    "gemini-2.5-pro": Price(2.5, 15),
-    "gemini-2.5-flash": Price(0.3, 2.5),
-    "gemini-2.5-flash-lite": Price(0.1, 0.4),
-}
-"""Providers' list prices by model; the highest one if the price depends on the prompt's length."""
+
+@dataclass(frozen=True, slots=True)
+class PriceList:
+    """A dated list of what providers ask for their models; the highest price where it varies."""
+
+    as_of: str
+    models: Mapping[str, Price]
+
+    def find(self, model: str) -> Price | None:
+        """Returns the price of a model, by its whole name or without its maker and date."""
+        # Some dated models have their own price, so the name with its date is looked up first.
+        names = (model, model.rpartition("/")[2], plain_name(model))
+        return next((self.models[name] for name in names if name in self.models), None)
+
+
+def price_list(workspace: Workspace) -> PriceList:
+    """Returns the newer of the shipped list and the workspace's own.
+
+    Raises DocumentError if the workspace's own is malformed.
+    """
+    path, shipped = workspace.root / LIST_FILE, _shipped()
+    if not path.exists():
+        return shipped
+    own = read_price_list(path)
+    return own if own.as_of >= shipped.as_of else shipped
+
+
+@functools.cache
+def _shipped() -> PriceList:
+    return read_price_list(Path(__file__).with_name(LIST_FILE))
+
+
+def read_price_list(path: Path) -> PriceList:
+    """Returns the list in a file. Raises DocumentError if it is malformed."""
+    check_readable(path)
+    try:
+        read: dict[str, Any] = dict(read_yaml(path.read_text(encoding="utf-8")))
+        models: dict[Any, Any] = dict(read["models"])
+        prices = {str(name): _own_price(entry) for name, entry in models.items()}
+        return PriceList(str(read["as_of"]), prices)
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
+        raise DocumentError(
+            unreadable(path, error), "write it again with `stillroom prices --refresh`"
+        ) from error
 
 
 def price_for(workspace: Workspace, model: str) -> Price | None:
@@ -64,9 +94,7 @@ def price_for(workspace: Workspace, model: str) -> Price | None:
     Raises InputError if prices.yml exists and is malformed.
     """
     own = _read_prices(workspace).models
-    # Some dated models have their own price, so the name with its date is looked up first.
-    dated = model.rpartition("/")[2]
-    return own.get(model) or _LISTED.get(dated) or _LISTED.get(_plain_name(model))
+    return own.get(model) or price_list(workspace).find(model)
 
 
 def known_price(workspace: Workspace, model: str) -> Price:
@@ -78,8 +106,10 @@ def known_price(workspace: Workspace, model: str) -> Price:
     if price is not None:
         return price
     raise InputError(
-        f"budget_usd needs the price of {model!r}, which is not in the table of {PRICES_AS_OF}",
-        f"write it to {workspace.root / PRICES_FILE}, in US dollars per million tokens: "
+        f"budget_usd needs the price of {model!r}, which is not in the list of "
+        f"{price_list(workspace).as_of}",
+        "get a newer list with `stillroom prices --refresh`, or write it to "
+        f"{workspace.root / PRICES_FILE}, in US dollars per million tokens: "
         f'"{model}": {{input: 0.15, output: 0.60}}',
     )
 
@@ -92,7 +122,7 @@ def machine_usd_per_hour(workspace: Workspace) -> float | None:
     return _read_prices(workspace).usd_per_hour
 
 
-def _plain_name(model: str) -> str:
+def plain_name(model: str) -> str:
     """Returns a model's name without maker and date, e.g. openai/gpt-5-2025-08-07 -> gpt-5."""
     name = model.rpartition("/")[2]
     name = re.sub(r"-(\d{8}|\d{4}-\d{2}-\d{2}|latest)$", "", name)

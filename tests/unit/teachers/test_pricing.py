@@ -1,12 +1,15 @@
 from pathlib import Path
 
+import httpx
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillroom.errors import InputError
+from stillroom.errors import InputError, TeacherError
 from stillroom.settings import Workspace
-from stillroom.teachers.pricing import PRICES_AS_OF, Price, known_price, price_for
+from stillroom.teachers.pricing import Price, known_price, price_for, price_list
+from stillroom.teachers.refreshed_prices import refresh_prices
 from stillroom.types import Usage
 
 
@@ -135,13 +138,66 @@ def test_a_price_that_is_needed_and_unknown_is_told_with_the_line_to_write(
     with pytest.raises(InputError) as caught:
         known_price(workspace, "maker/new")
     assert "'maker/new'" in caught.value.problem
-    assert PRICES_AS_OF in caught.value.problem
+    assert f"the list of {price_list(workspace).as_of}" in caught.value.problem
+    assert "stillroom prices --refresh" in caught.value.fix
     assert str(workspace.root / "prices.yml") in caught.value.fix
     line = caught.value.fix.partition("tokens: ")[2]
 
     write_prices(workspace, line)
     assert known_price(workspace, "maker/new") == Price(0.15, 0.6)
     assert known_price(workspace, "gpt-4o") == Price(2.5, 10)
+
+
+LISTED = {
+    "data": [
+        {"id": "anthropic/claude-sonnet-9.5",
+         "pricing": {"prompt": "0.000002", "completion": "0.00001"}},
+        {"id": "qwen/qwen9-32b", "pricing": {"prompt": "0", "completion": "0.0000005"}},
+        {"id": "openrouter/auto", "pricing": {"prompt": "-1", "completion": "-1"}},
+        {"id": "bad\nname", "pricing": {"prompt": "1", "completion": "1"}},
+        {"id": "maker/none"},
+    ]
+}  # fmt: skip
+
+
+def listing(data: bytes, status: int = 200) -> httpx.MockTransport:
+    return httpx.MockTransport(lambda _request: httpx.Response(status, content=data))
+
+
+def test_a_refreshed_list_is_dated_and_prices_yml_wins_over_it(workspace: Workspace) -> None:
+    shipped = price_list(workspace)
+    data = msgspec.json.encode(LISTED)
+
+    written = refresh_prices(workspace, transport=listing(data))
+
+    assert (written.path.name, written.num_without) == ("list_prices.yml", 3)
+    assert price_list(workspace).as_of >= shipped.as_of
+    for name in ("claude-sonnet-9-5", "anthropic/claude-sonnet-9.5", "claude-sonnet-9-5-20270101"):
+        assert price_for(workspace, name) == Price(2, 10)
+    assert price_for(workspace, "qwen/qwen9-32b") == Price(0, 0.5)
+    assert price_for(workspace, "openrouter/auto") is None
+    write_prices(workspace, "claude-sonnet-9-5: {input: 7, output: 8}\n")
+    assert price_for(workspace, "claude-sonnet-9-5") == Price(7, 8)
+
+
+def test_a_list_older_than_the_shipped_one_is_not_used(workspace: Workspace) -> None:
+    text = "as_of: 2020-01-01\nmodels:\n  gpt-4o: {input: 0, output: 0}\n"
+    (workspace.root / "list_prices.yml").write_text(text, encoding="utf-8")
+
+    assert price_for(workspace, "gpt-4o") == Price(2.5, 10)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [(b"{}", 200), (b"<html>", 200), (b'{"data": []}', 200), (b"[" * 100_000, 200), (b"", 503)],
+)
+def test_a_list_that_cannot_be_read_changes_nothing(
+    workspace: Workspace, data: bytes, status: int
+) -> None:
+    with pytest.raises(TeacherError):
+        refresh_prices(workspace, transport=listing(data, status))
+
+    assert not (workspace.root / "list_prices.yml").exists()
 
 
 PRICES, COUNTS = st.floats(0, 1000), st.integers(0, 1 << 40)
