@@ -3,9 +3,8 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import httpx
 import msgspec
 
 from stillroom.errors import TeacherError
@@ -13,6 +12,9 @@ from stillroom.files import write_atomic
 from stillroom.lineage import now
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import LIST_FILE, Price, PriceList, plain_name
+
+if TYPE_CHECKING:
+    import httpx
 
 SOURCE = "https://openrouter.ai/api/v1/models"
 _TIMEOUT_S = 30.0
@@ -35,7 +37,7 @@ class RefreshedPrices:
 
 
 def refresh_prices(
-    workspace: Workspace, *, source: str = SOURCE, transport: httpx.BaseTransport | None = None
+    workspace: Workspace, *, source: str = SOURCE, transport: "httpx.BaseTransport | None" = None
 ) -> RefreshedPrices:
     """Writes the current prices into the workspace; sends no key and nothing else.
 
@@ -55,7 +57,10 @@ def refresh_prices(
     return RefreshedPrices(path, prices, num_without)
 
 
-def _fetched(source: str, transport: httpx.BaseTransport | None) -> bytes:
+def _fetched(source: str, transport: "httpx.BaseTransport | None") -> bytes:
+    # Imported here, since no other call of the server needs it at once.
+    import httpx
+
     fix = "check the connection and try again; the prices stay as they are"
     try:
         with (
