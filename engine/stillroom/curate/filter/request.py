@@ -132,7 +132,8 @@ class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
     contamination: dict[str, int] = {}
     """The number of rows dropped for an evaluation prompt: exact, contained and near ones."""
     warnings: list[str] = []
-    """The reasons that took over a fifth of all rows, or over half of a category."""
+    """The reasons that took over a fifth of all rows, or over half of a category; and what the
+    system that wrote the rows counts otherwise."""
 
 
 class DroppedRow(msgspec.Struct, frozen=True, gc=False):

@@ -28,6 +28,7 @@ from stillroom.curate.rows.sources import check_output
 from stillroom.curate.verdicts import RowVerdicts, find_reviewed_rows, read_verdicts
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.distribution import Distribution
+from stillroom.data.layouts.detect import RolloutLayout
 from stillroom.data.row_files import rollout_files
 from stillroom.data.row_names import RowNames
 from stillroom.files import LineWriter
@@ -294,6 +295,8 @@ class FilterTally:
     def __init__(self, request: FilterDataset) -> None:
         self._category_field = request.category_field
         self._is_decontaminated = bool(request.decontaminate)
+        self._counts_turns = request.min_turns is not None or request.max_turns is not None
+        self._num_gym_rows = 0
         self._kept_rows, self._dropped_rows = _RowStatistics(), _RowStatistics()
         self._success_derived = 0
         self._dropped: Counter[str] = Counter()
@@ -314,6 +317,7 @@ class FilterTally:
     def add(self, row: CuratedRow, reasons: Reasons, renderer: ChatRenderer | None) -> None:
         """Adds a row with the reasons to drop it; with a renderer, also counts its tokens."""
         facts = row.facts
+        self._num_gym_rows += row.layout is RolloutLayout.NEMO_GYM
         if facts is not None:
             if facts.success is None:
                 self._success_derived += 1
@@ -333,6 +337,7 @@ class FilterTally:
     def take(self, other: "FilterTally") -> None:
         """Adds the counts of rows that come after those counted here."""
         self._success_derived += other._success_derived
+        self._num_gym_rows += other._num_gym_rows
         self._kept_rows = self._kept_rows.joined(other._kept_rows)
         self._dropped_rows = self._dropped_rows.joined(other._dropped_rows)
         self._dropped.update(other._dropped)
@@ -372,8 +377,17 @@ class FilterTally:
         )
 
     def _warnings(self, before: _RowStatistics) -> list[str]:
-        """Returns what took a large share of all rows, and then what took most of a category."""
-        warnings = [
+        """Returns what is counted otherwise elsewhere, and what took a large share of the rows.
+
+        The shares of all rows come first, then those of a category.
+        """
+        warnings: list[str] = []
+        if self._counts_turns and self._num_gym_rows:
+            warnings.append(
+                "turns are the assistant's messages; NeMo Gym's tutorial counts a row's output "
+                f"items, with calls and their replies ({self._num_gym_rows} rows are of that kind)"
+            )
+        warnings += [
             f"{text!r} took {count} of {self.read} rows"
             for text, count in self._dropped.most_common()
             if count > _LARGE_SHARE * self.read

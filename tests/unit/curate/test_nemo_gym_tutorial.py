@@ -1,0 +1,152 @@
+"""The steps of NeMo Gym's tutorial on offline training: filter, sample, SFT rows, pairs."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.rollout_rows import read_rows, write_rows
+from stillroom.curate.convert import ConvertRollouts, convert_rollouts
+from stillroom.curate.filter.request import FilterDataset, FilterResult
+from stillroom.curate.filter.run import filter_dataset
+from stillroom.curate.pairs import MakeDpoPairs, make_dpo_pairs
+from stillroom.curate.review import SampleForReview, sample_for_review
+from stillroom.settings import Workspace
+
+REWARDS = (1.0, 0.9, 0.8, 0.75, 0.7, 0.6, 0.4, 0.2, 0.0)
+
+
+def output(num_calls: int, answer: str) -> list[dict[str, Any]]:
+    """The items of a response that makes so many calls: 2 for each call, and the answer."""
+    items: list[dict[str, Any]] = []
+    for index in range(num_calls):
+        call = {"call_id": f"c{index}", "name": "price", "arguments": "{}"}
+        items += [
+            {"type": "function_call", **call},
+            {"type": "function_call_output", "call_id": f"c{index}", "output": "7"},
+        ]
+    text = {"type": "output_text", "text": answer, "annotations": []}
+    return [*items, {"type": "message", "role": "assistant", "content": [text]}]
+
+
+def rollouts() -> Iterator[dict[str, Any]]:
+    """Two rollouts of each task, of several rewards and lengths."""
+    for task in range(60):
+        for sample in range(2):
+            reward = REWARDS[(task * (sample + 1) + sample) % len(REWARDS)]
+            yield {
+                "responses_create_params": {"input": f"What is {task}?"},
+                "task_id": f"task-{task}",
+                "output": output(task % 4, f"{task}-{sample}"),
+                "reward": reward,
+                "success": reward >= 0.5 and task % 7 > 0,
+                "metadata": {"task_type": "price" if task % 2 else "stock"},
+            }
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> list[dict[str, Any]]:
+    written = list(rollouts())
+    write_rows(tmp_path / "raw.jsonl", written)
+    return written
+
+
+def filtered(folder: Path, **options: Any) -> FilterResult:
+    request = FilterDataset(input="raw.jsonl", output="filtered.jsonl", **options)
+    return filter_dataset(Workspace(folder), request)
+
+
+def test_the_filter_keeps_what_the_tutorials_does(
+    tmp_path: Path, rows: list[dict[str, Any]]
+) -> None:
+    expected = [
+        row for row in rows
+        if row["reward"] >= 0.7 and row["success"] and 3 <= len(row["output"]) <= 15
+    ]  # fmt: skip
+
+    # 3 items are a call, its reply and the answer: 2 turns of the assistant.
+    result = filtered(tmp_path, min_reward=0.7, success=True, min_turns=2, max_turns=8)
+
+    assert read_rows(tmp_path / "filtered.jsonl") == expected
+    assert 0 < len(expected) == result.kept < len(rows)
+    assert "NeMo Gym's tutorial counts a row's output items" in result.warnings[0]
+    assert "(120 rows are" in result.warnings[0]
+
+
+def test_the_difference_in_turns_is_not_said_where_none_are_counted(
+    tmp_path: Path, rows: list[dict[str, Any]]
+) -> None:
+    assert not any("items" in text for text in filtered(tmp_path, min_reward=0.7).warnings)
+
+
+def test_rows_without_success_are_judged_by_their_reward_and_counted(
+    tmp_path: Path, rows: list[dict[str, Any]]
+) -> None:
+    write_rows(tmp_path / "raw.jsonl", [{**row, "success": None} for row in rows])
+
+    result = filtered(tmp_path, success=True)
+
+    # The tutorial's filter would keep none of them.
+    assert result.kept == sum(row["reward"] >= 0.5 for row in rows)
+    assert result.success_derived == len(rows)
+
+
+def test_the_sample_has_as_many_rows_of_each_reward(
+    tmp_path: Path, rows: list[dict[str, Any]]
+) -> None:
+    sample_for_review(
+        Workspace(tmp_path), SampleForReview(input="raw.jsonl", output="review.jsonl")
+    )
+
+    found = [row["reward"] for row in read_rows(tmp_path / "review.jsonl")]
+    bands = [
+        sum(low <= reward < high for reward in found)
+        for low, high in ((0, 0.5), (0.5, 0.8), (0.8, 2))
+    ]
+    assert bands == [10, 20, 20]
+
+
+def test_an_sft_row_has_the_prompt_too(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    filtered(tmp_path, min_reward=0.7, success=True)
+
+    convert_rollouts(
+        Workspace(tmp_path), ConvertRollouts(input="filtered.jsonl", output="sft.jsonl")
+    )
+
+    kept = read_rows(tmp_path / "filtered.jsonl")
+    for row, trained in zip(kept, read_rows(tmp_path / "sft.jsonl"), strict=True):
+        first, *answer = trained["messages"]
+        assert first == {"role": "user", "content": row["responses_create_params"]["input"]}
+        assert answer[-1]["content"] == row["output"][-1]["content"][0]["text"]
+        assert sum(m["role"] == "tool" for m in answer) == (len(row["output"]) - 1) // 2
+        assert (trained["reward"], trained["metadata"]) == (row["reward"], row["metadata"])
+
+
+def test_the_pairs_are_the_tutorials(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    by_task: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_task[row["task_id"]].append(row)
+    expected: dict[str, tuple[str, str]] = {}
+    for first, second in by_task.values():
+        better, worse = (first, second) if first["reward"] > second["reward"] else (second, first)
+        # The tutorial compares floats: 1.0 and 0.9 are not 0.1 apart there, and are here.
+        if better["reward"] - worse["reward"] >= 0.1 - 1e-9:
+            expected[better["responses_create_params"]["input"]] = (
+                better["output"][-1]["content"][0]["text"],
+                worse["output"][-1]["content"][0]["text"],
+            )
+
+    result = make_dpo_pairs(
+        Workspace(tmp_path), MakeDpoPairs(input="raw.jsonl", output="pairs.jsonl", cut="none")
+    )
+
+    found = {
+        row["prompt"][0]["content"]: (row["chosen"][-1]["content"], row["rejected"][-1]["content"])
+        for row in read_rows(tmp_path / "pairs.jsonl")
+    }
+    assert found == expected
+    assert result.pairs == len(expected) > 20
+    assert json.loads((tmp_path / "pairs.jsonl").read_text("utf-8").splitlines()[0])["chosen"]
