@@ -1,7 +1,8 @@
 """Has the official clients hold the samples' conversation with a scripted endpoint.
 
-Each function makes the three calls as an application would, and returns what a log of the
-application would hold: the arguments of each call and the reply that the client returned.
+Each function makes the three calls, or the first of them, as an application would, and returns what
+a log of the application would hold: the arguments of each call and the reply that the client
+returned.
 """
 
 import json
@@ -71,7 +72,9 @@ def chat(client: Any, *, is_streamed: bool = False, **more: Any) -> list[tuple[J
     return calls
 
 
-def responses(client: Any, *, is_chained: bool, **more: Any) -> list[tuple[Json, Any]]:
+def responses(
+    client: Any, *, is_chained: bool, num_calls: int = 3, **more: Any
+) -> list[tuple[Json, Any]]:
     """Holds the conversation through the Responses API.
 
     Chained, each call names the one before it and sends only what is new.
@@ -88,7 +91,7 @@ def responses(client: Any, *, is_chained: bool, **more: Any) -> list[tuple[Json,
     ]
     history: list[Any] = []
     calls: list[tuple[Json, Any]] = []
-    for items in new:
+    for items in new[:num_calls]:
         request: Json = {"model": MODEL, "instructions": SYSTEM, "tools": tools}
         if is_chained:
             request |= {"input": items}
@@ -103,7 +106,9 @@ def responses(client: Any, *, is_chained: bool, **more: Any) -> list[tuple[Json,
     return calls
 
 
-def messages(client: Any, *, is_streamed: bool = False, **more: Any) -> list[tuple[Json, Any]]:
+def messages(
+    client: Any, *, is_streamed: bool = False, num_calls: int = 3, **more: Any
+) -> list[tuple[Json, Any]]:
     """Holds the conversation through Anthropic's Messages; `client` is one of anthropic's."""
     tools = [
         {"name": name, "description": DESCRIPTIONS[name], "input_schema": PARAMETERS[name]}
@@ -120,7 +125,7 @@ def messages(client: Any, *, is_streamed: bool = False, **more: Any) -> list[tup
     ]
     history: list[Json] = []
     calls: list[tuple[Json, Any]] = []
-    for content in new:
+    for content in new[:num_calls]:
         history.append({"role": "user", "content": content})
         request: Json = {
             "model": MODEL,

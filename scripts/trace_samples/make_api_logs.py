@@ -4,8 +4,6 @@
 what an application logs that keeps the arguments of its calls and what the client returned.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -13,18 +11,8 @@ import openai
 
 from trace_samples import clients
 from trace_samples.conversation import REPLIES
+from trace_samples.files import KEY, write_rows
 from trace_samples.scripted_endpoint import Json, ScriptedEndpoint, in_order
-
-SAMPLES = Path(__file__).parents[2] / "tests" / "fixtures" / "traces"
-KEY = "none"
-
-
-def write_rows(name: str, rows: list[Json]) -> None:
-    """Writes the rows of a sample."""
-    path = SAMPLES / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path.write_text(text, encoding="utf-8")
 
 
 def _logged(calls: list[tuple[Json, Any]], session: str) -> list[Json]:

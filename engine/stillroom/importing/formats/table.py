@@ -8,6 +8,12 @@ from stillroom.importing.formats.datasets.alpaca import ALPACA
 from stillroom.importing.formats.datasets.openai_files import EVAL_ITEMS, FINE_TUNING, PREFERENCES
 from stillroom.importing.formats.datasets.sharegpt import SHAREGPT
 from stillroom.importing.formats.datasets.tables import CSV, PAIRS, PARQUET
+from stillroom.importing.formats.observability.phoenix import PHOENIX
+from stillroom.importing.formats.observability.spans import (
+    OPENINFERENCE_SPANS,
+    OPENROUTER,
+    OTEL_GENAI,
+)
 from stillroom.importing.formats.sessions.claude_code import CLAUDE_CODE
 from stillroom.importing.formats.sessions.codex import CODEX, CODEX_EXEC
 from stillroom.importing.records import TraceFormat
@@ -21,6 +27,10 @@ FORMATS: tuple[TraceFormat, ...] = (
     OPENAI_BATCH,
     ANTHROPIC_BATCH,
     OPENAI_CHAT,
+    OPENINFERENCE_SPANS,
+    OPENROUTER,
+    OTEL_GENAI,
+    PHOENIX,
     PREFERENCES,
     EVAL_ITEMS,
     SHAREGPT,

@@ -1,0 +1,95 @@
+"""The call that a span holds, in no convention's own shape, and its messages in ours."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from stillroom.importing.bodies.blocks import BlockReader
+from stillroom.importing.bodies.facts import as_list, as_row, parsed
+from stillroom.importing.formats.observability.otlp import Span
+from stillroom.importing.json_rows import Row
+
+_BLOCK_KINDS = frozenset(
+    {
+        "text",
+        "image_url",
+        "image",
+        "input_text",
+        "input_image",
+        "tool_use",
+        "tool_result",
+        "thinking",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanCall:
+    """One reply of a model, with the messages before it."""
+
+    messages: list[Row]
+    tools: list[Row] | None = None
+    model: str | None = None
+    provider: str | None = None
+    usage: Row = field(default_factory=dict[str, Any])
+    """The tokens, in the fields of an API's usage object."""
+    cost_usd: float | None = None
+    finish_reason: str | None = None
+    losses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """How the attributes of spans name a model call and its messages."""
+
+    is_followed: Callable[[Span], bool]
+    """Whether a span follows the convention."""
+    is_model_call: Callable[[Span], bool]
+    read_call: Callable[[Span], Iterator[SpanCall]]
+    """Yields the call of a span, or one for each choice. Raises UnreadableRowError if the span
+    holds no messages."""
+
+
+def read_messages(value: Any, reader: BlockReader) -> list[Row]:
+    """Returns messages in our shape; contents that were written as JSON text are read as blocks.
+
+    Parts of one turn that stand in messages of their own are joined again. Raises
+    UnreadableRowError if the value is no list of messages.
+    """
+    items = [_with_blocks(item) for item in as_list(value)]
+    return joined_turns(reader.turns(items if isinstance(value, list) else value))
+
+
+def joined_turns(messages: list[Row]) -> list[Row]:
+    """Returns messages with the reasoning, the text and the calls of one turn in one message."""
+    joined: list[Row] = []
+    for message in messages:
+        last = joined[-1] if joined else {"role": ""}
+        if message["role"] == last["role"] == "assistant" and _continues(last, message):
+            text = message["content"] or last["content"]
+            calls = [*last.get("tool_calls", ()), *message.get("tool_calls", ())]
+            joined[-1] = (
+                last | message | {"content": text} | ({"tool_calls": calls} if calls else {})
+            )
+        else:
+            joined.append(message)
+    return joined
+
+
+def _continues(last: Row, message: Row) -> bool:
+    if message.get("reasoning_content"):
+        return not last["content"] and "tool_calls" not in last
+    return not (message["content"] and last["content"])
+
+
+def _with_blocks(item: Any) -> Any:
+    message = as_row(item)
+    content = message.get("content")
+    if not isinstance(content, str):
+        return item
+    blocks = as_list(parsed(content))
+    kinds = [as_row(block).get("type") for block in blocks]
+    is_blocks = bool(kinds) and all(
+        isinstance(kind, str) and kind in _BLOCK_KINDS for kind in kinds
+    )
+    return message | {"content": blocks} if is_blocks else item

@@ -1,0 +1,249 @@
+"""Model calls in spans of OpenTelemetry's conventions for generative AI, of today and of before.
+
+Source: the semantic conventions' `gen_ai.*` attributes; before them `gen_ai.prompt.N.*`
+(OpenLLMetry), one event for each message (`gen_ai.user.message`, `gen_ai.choice`), and two events
+with all of them.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from stillroom.data.checks import describe
+from stillroom.importing.bodies.blocks import BlockReader
+from stillroom.importing.bodies.exchanges import system_message
+from stillroom.importing.bodies.facts import (
+    as_list,
+    as_row,
+    finish_reason_of,
+    first_text,
+    parsed,
+    text_of,
+)
+from stillroom.importing.chat_messages import NO_MESSAGES, TRUNCATED, tool_schemas
+from stillroom.importing.formats.observability.calls import Convention, SpanCall, read_messages
+from stillroom.importing.formats.observability.otlp import Span, SpanEvent, nested
+from stillroom.importing.json_rows import Row, UnreadableRowError
+
+_OTHER_OPERATIONS = frozenset(
+    {
+        "create_agent",
+        "embeddings",
+        "execute_tool",
+        "invoke_agent",
+        "invoke_workflow",
+        "retrieval",
+        "rerank",
+    }
+)
+DETAILS = "gen_ai.client.inference.operation.details"
+_MESSAGE_EVENTS = {
+    "gen_ai.system.message": "system",
+    "gen_ai.user.message": "user",
+    "gen_ai.assistant.message": "assistant",
+    "gen_ai.tool.message": "tool",
+}
+CHOICE = "gen_ai.choice"
+_WHOLE_EVENTS = ("gen_ai.content.prompt", "gen_ai.content.completion")
+EVENT_NAMES = frozenset((*_MESSAGE_EVENTS, CHOICE, DETAILS, *_WHOLE_EVENTS))
+"""The names of the events and log records that hold messages."""
+_MODEL_KEYS = ("gen_ai.response.model", "gen_ai.request.model")
+_CALL_MARKS = ("gen_ai.request.model", "gen_ai.system", "gen_ai.provider.name", "llm.request.type")
+
+
+def _is_model_call(span: Span) -> bool:
+    """Returns whether a span is one call of a chat model."""
+    attributes = span.attributes
+    operation = attributes.get("gen_ai.operation.name")
+    kind = attributes.get("llm.request.type")
+    if operation in _OTHER_OPERATIONS or kind in ("embedding", "rerank"):
+        return False
+    return any(name in attributes for name in _CALL_MARKS)
+
+
+def _read_call(span: Span) -> Iterator[SpanCall]:
+    """Yields the call of a span, or one for each of its choices; without a reply if it failed.
+
+    Raises UnreadableRowError if the span holds no messages.
+    """
+    attributes = span.attributes
+    for event in span.events:
+        if event.name == DETAILS:
+            attributes = event.fields | attributes
+    reader = BlockReader()
+    prompt = _prompt(attributes, span.events, reader)
+    endings = [finish_reason_of(item) for item in _finish_reasons(attributes)]
+    facts = call_facts(attributes)
+    replies = [*_replies(attributes, span.events, reader, len(endings))] or [_Reply([], None)]
+    for number, reply in enumerate(replies):
+        ending = reply.ending or (endings[number] if number < len(endings) else None)
+        yield SpanCall(
+            messages=[*prompt, *reply.messages],
+            finish_reason=ending,
+            losses=tuple(reader.losses),
+            **facts,
+        )
+
+
+def call_facts(attributes: Row) -> Row:
+    """Returns what the attributes of a span say of its call beside the messages."""
+    return {
+        "tools": _tools(attributes),
+        "model": first_text(attributes, *_MODEL_KEYS),
+        "provider": _provider(attributes),
+        "usage": _usage(attributes),
+    }
+
+
+class _Reply:
+    """The messages of one choice, and why it ended."""
+
+    def __init__(self, messages: list[Row], ending: str | None) -> None:
+        self.messages, self.ending = messages, ending
+
+
+def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: BlockReader) -> list[Row]:
+    system = parsed(attributes.get("gen_ai.system_instructions"))
+    first = _system(system, reader)
+    given = parsed(attributes.get("gen_ai.input.messages"))
+    if given is None:
+        given = _whole_event(events, "gen_ai.content.prompt", "gen_ai.prompt")
+    if given is None:
+        given = nested(attributes, "gen_ai.prompt")
+    if given is None:
+        given = [_event_message(event) for event in events if event.name in _MESSAGE_EVENTS]
+    if isinstance(given, str):
+        raise UnreadableRowError(NO_MESSAGES, f"its messages are {describe(given)}")
+    if not as_list(given) and not first:
+        detail = "have the application record the contents of messages; see docs/traces.md"
+        raise UnreadableRowError("contents were not recorded", detail)
+    for message in map(as_row, as_list(given)):
+        is_empty = not any(message.get(key) for key in ("content", "parts", "tool_calls"))
+        if is_empty and message.get("role") in ("user", "system"):
+            reader.lose(TRUNCATED)
+    return [*first, *read_messages(as_list(given), reader)]
+
+
+def _system(value: Any, reader: BlockReader) -> list[Row]:
+    """Returns the system message of instructions, whose parts have their text as `content`."""
+    if isinstance(value, list):
+        parts = reader.turn({"role": "system", "parts": value}, "gen_ai.system_instructions")
+        return [message for message in parts if message["content"]]
+    return system_message(value, reader)
+
+
+def _whole_event(events: tuple[SpanEvent, ...], name: str, key: str) -> Any:
+    for event in events:
+        if event.name == name:
+            return parsed(event.fields.get(key))
+    return None
+
+
+def _event_message(event: SpanEvent) -> Row:
+    fields = event.fields
+    content = as_row(parsed(fields.get("gen_ai.event.content"))) or fields
+    role = text_of(content.get("role")) or _MESSAGE_EVENTS.get(event.name, "assistant")
+    message = {key: content[key] for key in ("content", "tool_calls") if key in content}
+    if role == "tool" and isinstance(content.get("id"), str):
+        message["tool_call_id"] = content["id"]
+    return message | {"role": role}
+
+
+def _replies(
+    attributes: Row, events: tuple[SpanEvent, ...], reader: BlockReader, num_endings: int
+) -> Iterator[_Reply]:
+    """Yields the replies of a call; several output messages with one ending are one reply."""
+    given = parsed(attributes.get("gen_ai.output.messages"))
+    if given is None:
+        given = _whole_event(events, "gen_ai.content.completion", "gen_ai.completion")
+    if given is None:
+        given = nested(attributes, "gen_ai.completion")
+    if given is None:
+        given = [_choice_message(event) for event in events if event.name == CHOICE]
+    items = [as_row(item) | {"role": "assistant"} for item in as_list(given)]
+    if not items:
+        return
+    if num_endings <= 1 and len(items) > 1 and not any("index" in item for item in items):
+        ending = next((e for item in items if (e := _ending(item))), None)
+        yield _Reply(read_messages(items, reader), ending)
+        return
+    for item in items:
+        yield _Reply(read_messages([item], reader), _ending(item))
+
+
+def _choice_message(event: SpanEvent) -> Row:
+    fields = as_row(parsed(event.fields.get("gen_ai.event.content"))) or event.fields
+    message = as_row(parsed(fields.get("message"))) or _event_message(event)
+    known = {key: fields[key] for key in ("finish_reason", "index") if key in fields}
+    calls = {"tool_calls": fields["tool_calls"]} if "tool_calls" in fields else {}
+    return calls | message | known
+
+
+def _ending(message: Row) -> str | None:
+    return finish_reason_of(message.get("finish_reason"))
+
+
+def _finish_reasons(attributes: Row) -> list[Any]:
+    reasons = parsed(attributes.get("gen_ai.response.finish_reasons"))
+    if reasons is None:
+        reasons = attributes.get("gen_ai.response.finish_reason")
+    return as_list(reasons) or ([reasons] if isinstance(reasons, str) else [])
+
+
+def _tools(attributes: Row) -> list[Row] | None:
+    tools = parsed(attributes.get("gen_ai.tool.definitions"))
+    if tools is None:
+        tools = parsed(attributes.get("gen_ai.request.tools"))
+    if tools is None:
+        tools = nested(attributes, "llm.request.functions")
+    whole = [as_row(parsed(tool)) for tool in as_list(tools)]
+    return tool_schemas(
+        [
+            tool | {"parameters": parsed(tool["parameters"])} if "parameters" in tool else tool
+            for tool in whole
+        ]
+    )
+
+
+def _provider(attributes: Row) -> str | None:
+    provider = first_text(attributes, "gen_ai.provider.name", "gen_ai.system")
+    return None if provider is None else provider.lower()
+
+
+def _usage(attributes: Row) -> Row:
+    """Returns the usage in the fields of an API's usage object."""
+    names = {
+        "prompt_tokens": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
+        "completion_tokens": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+    }
+    usage = {
+        ours: next((attributes[key] for key in keys if attributes.get(key) is not None), None)
+        for ours, keys in names.items()
+    }
+    details = {
+        "cache_read": _first(
+            attributes,
+            "gen_ai.usage.cache_read.input_tokens",
+            "gen_ai.usage.cache_read_input_tokens",
+            "gen_ai.usage.input_tokens.cached",
+        ),
+        "cache_creation": _first(
+            attributes,
+            "gen_ai.usage.cache_creation.input_tokens",
+            "gen_ai.usage.cache_creation_input_tokens",
+            "gen_ai.usage.input_tokens.cache_write",
+        ),
+        "reasoning": _first(
+            attributes,
+            "gen_ai.usage.reasoning.output_tokens",
+            "gen_ai.usage.reasoning_tokens",
+            "gen_ai.usage.output_tokens.reasoning",
+        ),
+    }
+    return usage | {"prompt_tokens_details": details}
+
+
+def _first(attributes: Row, *names: str) -> Any:
+    return next((attributes[name] for name in names if name in attributes), None)
+
+
+GENAI = Convention(lambda _span: True, _is_model_call, _read_call)

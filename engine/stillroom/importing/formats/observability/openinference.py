@@ -1,0 +1,175 @@
+"""Model calls in spans of the OpenInference conventions, which Phoenix and Arize use.
+
+Source: the OpenInference semantic conventions, `llm.input_messages.N.message.*` and so on.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from stillroom.importing.bodies.blocks import BlockReader
+from stillroom.importing.bodies.exchanges import read_exchanges
+from stillroom.importing.bodies.facts import (
+    as_list,
+    as_row,
+    decimal_number,
+    finish_reason_of,
+    first_text,
+    parsed,
+    text_of,
+)
+from stillroom.importing.chat_messages import TRUNCATED, tool_schemas
+from stillroom.importing.formats.observability.calls import Convention, SpanCall, joined_turns
+from stillroom.importing.formats.observability.otlp import Span, nested
+from stillroom.importing.json_rows import Row, UnreadableRowError
+
+KIND = "openinference.span.kind"
+_REDACTED = "__REDACTED__"
+
+
+def _is_model_call(span: Span) -> bool:
+    return str(span.attributes.get(KIND)).upper() == "LLM"
+
+
+def _read_call(span: Span) -> Iterator[SpanCall]:
+    """Yields the call of a span.
+
+    The bodies of the request and the response, which most instrumentations keep beside the
+    attributes, say what the attributes leave out: reasoning, and why the reply ended. Raises
+    UnreadableRowError if the span holds no messages.
+    """
+    attributes = span.attributes
+    reader = BlockReader()
+    messages = _messages(nested(attributes, "llm.input_messages"), reader)
+    reply = _messages(nested(attributes, "llm.output_messages"), reader)
+    bodies = _from_bodies(attributes)
+    if bodies is not None and (not messages or not reply or _says_more(bodies, messages, reply)):
+        messages, reply = bodies.messages[:-1], bodies.messages[-1:]
+    if not messages:
+        detail = "have the application record the contents of messages; see docs/traces.md"
+        raise UnreadableRowError("contents were not recorded", detail)
+    losses = dict.fromkeys([*reader.losses, *(bodies.losses if bodies else ())])
+    ending = finish_reason_of(attributes.get("llm.finish_reason"))
+    yield SpanCall(
+        messages=[*messages, *reply],
+        tools=_tools(attributes) or (bodies.tools if bodies else None),
+        model=first_text(attributes, "llm.response.model_name", "llm.model_name"),
+        provider=first_text(attributes, "llm.provider", "llm.system"),
+        usage=_usage(attributes),
+        cost_usd=decimal_number(attributes.get("llm.cost.total")),
+        finish_reason=ending or (bodies.finish_reason if bodies else None),
+        losses=tuple(losses),
+    )
+
+
+def _messages(value: Any, reader: BlockReader) -> list[Row]:
+    items = [undotted(item) for item in as_list(value)]
+    messages: list[Row] = []
+    for number, item in enumerate(items):
+        message = as_row(item.get("message")) or item
+        if message.get("content") == _REDACTED:
+            reader.lose(TRUNCATED)
+        messages += reader.turn(_plain(message), f"message {number}")
+    return joined_turns(messages)
+
+
+def undotted(value: Any) -> Row:
+    """Returns an object whose keys with dots are objects in objects."""
+    fields = as_row(value)
+    if not any("." in key for key in fields):
+        return fields
+    flat: Row = {f"x.{key}": item for key, item in fields.items()}
+    return as_row(nested(flat, "x"))
+
+
+def _plain(message: Row) -> Row:
+    """Returns a message in the shape of chat completions, with blocks as its content."""
+    blocks: list[Any] = []
+    for item in as_list(message.get("contents")):
+        content = undotted(item)
+        blocks.append(_block(as_row(content.get("message_content")) or content))
+    calls = [_call(undotted(call)) for call in as_list(message.get("tool_calls"))]
+    if name := text_of(message.get("function_call_name")):
+        arguments = message.get("function_call_arguments_json")
+        calls.append({"function": {"name": name, "arguments": arguments}})
+    ours: Row = {"role": message.get("role"), "content": message.get("content")}
+    ours |= {"content": [block for block in blocks if block]} if blocks else {}
+    ours |= {"tool_calls": calls} if calls else {}
+    return ours | {key: message[key] for key in ("tool_call_id", "name") if key in message}
+
+
+def _block(content: Row) -> Row:
+    match content.get("type"):
+        case "text":
+            return {"type": "text", "text": content.get("text") or ""}
+        case "reasoning":
+            return {"type": "reasoning", "content": content.get("text")}
+        case "image":
+            return {"type": "image_url"}
+        case "tool_use" | "tool_call":
+            return {}  # it stands among the message's tool calls
+        case _:
+            return content
+
+
+def _call(item: Row) -> Row:
+    call = as_row(item.get("tool_call")) or item
+    function = as_row(call.get("function"))
+    return {"id": call.get("id"), "function": function}
+
+
+def _from_bodies(attributes: Row) -> Any:
+    """Returns what the request and the response say, if the span keeps both; else None."""
+    request, response = (
+        parsed(attributes.get("input.value")),
+        parsed(attributes.get("output.value")),
+    )
+    if not as_row(request) or not as_row(response):
+        return None
+    try:
+        return read_exchanges(request, response)[0]
+    except UnreadableRowError:
+        return None
+
+
+def _says_more(bodies: Any, messages: list[Row], reply: list[Row]) -> bool:
+    """Returns whether the bodies hold the same messages, and reasoning that these lack."""
+    whole: list[Row] = bodies.messages
+    read = [*messages, *reply]
+    same = [_without_reasoning(m) for m in whole] == [_without_reasoning(m) for m in read]
+    return same and sum("reasoning_content" in m for m in whole) > sum(
+        "reasoning_content" in m for m in read
+    )
+
+
+def _without_reasoning(message: Row) -> Any:
+    calls = [as_row(call.get("function")).get("name") for call in message.get("tool_calls", ())]
+    return message["role"], message["content"], calls
+
+
+def _tools(attributes: Row) -> list[Row] | None:
+    tools = (undotted(item) for item in as_list(nested(attributes, "llm.tools")))
+    schemas = [
+        as_row(parsed(as_row(tool.get("tool")).get("json_schema", tool.get("json_schema"))))
+        for tool in tools
+    ]
+    return tool_schemas([schema for schema in schemas if schema])
+
+
+def _usage(attributes: Row) -> Row:
+    start = "llm.token_count."
+    return {
+        "prompt_tokens": attributes.get(f"{start}prompt"),
+        "completion_tokens": attributes.get(f"{start}completion"),
+        "prompt_tokens_details": {
+            "cache_read": attributes.get(f"{start}prompt_details.cache_read"),
+            "cache_creation": attributes.get(f"{start}prompt_details.cache_write"),
+            "reasoning": attributes.get(f"{start}completion_details.reasoning"),
+        },
+    }
+
+
+OPENINFERENCE = Convention(
+    is_followed=lambda span: KIND in span.attributes,
+    is_model_call=_is_model_call,
+    read_call=_read_call,
+)

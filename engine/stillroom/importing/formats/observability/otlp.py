@@ -1,0 +1,232 @@
+"""Reads spans and log records of OTLP JSON, and spans as Phoenix's API lists them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from stillroom.data.checks import as_number
+from stillroom.importing.bodies.facts import as_list, as_row, first_text, parsed, text_of
+from stillroom.importing.json_rows import Row
+from stillroom.importing.records import Place
+
+_VALUES = ("stringValue", "boolValue", "doubleValue", "bytesValue")
+_MOST_LEVELS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanEvent:
+    """An event of a span."""
+
+    name: str
+    fields: Row
+    """Its attributes, and the fields of its body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedEvent(SpanEvent):
+    """A log record that is an event of a span, with its own place."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One span, with the values of its attributes as plain JSON."""
+
+    place: Place
+    trace_id: str
+    id: str
+    name: str = ""
+    attributes: Row = field(default_factory=dict[str, Any])
+    resource: Row = field(default_factory=dict[str, Any])
+    """The attributes of what emitted it, such as the name of the service."""
+    events: tuple[SpanEvent, ...] = ()
+    begin: Any = None
+    end: Any = None
+    error: str | None = None
+    """The failure that it ended with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRecord:
+    """One log record, and the span within which it was written."""
+
+    trace_id: str
+    span_id: str
+    event: SpanEvent
+    place: Place
+
+
+def telemetry_of(row: Row, place: Place) -> Iterator[Span | LogRecord]:
+    """Yields the spans and log records that a row holds."""
+    for group in _both(row, "resourceSpans", "resource_spans"):
+        resource = attributes_of(as_row(as_row(group).get("resource")))
+        for scope in _both(as_row(group), "scopeSpans", "scope_spans"):
+            for span in as_list(as_row(scope).get("spans")):
+                yield _span(as_row(span), place, resource)
+    for group in _both(row, "resourceLogs", "resource_logs"):
+        for scope in _both(as_row(group), "scopeLogs", "scope_logs"):
+            for number, record in enumerate(_both(as_row(scope), "logRecords", "log_records")):
+                yield _log_record(as_row(record), place, number)
+
+
+def attributes_of(value: Row) -> Row:
+    """Returns the attributes of a span, event or resource as plain values."""
+    attributes = value.get("attributes")
+    if isinstance(attributes, dict):
+        return cast("Row", attributes)
+    return {
+        key: plain_value(as_row(item).get("value"))
+        for item in as_list(attributes)
+        if (key := text_of(as_row(item).get("key"))) is not None
+    }
+
+
+def plain_value(value: Any, levels: int = _MOST_LEVELS) -> Any:
+    """Returns what a typed value of OTLP holds; None if it is nested too deeply."""
+    fields = as_row(value)
+    for name in _VALUES:
+        if name in fields:
+            return fields[name]
+    if "intValue" in fields:
+        number = fields["intValue"]
+        try:
+            return int(number)
+        except (TypeError, ValueError):
+            return None
+    if levels == 0:
+        return None
+    if "arrayValue" in fields:
+        values = as_list(as_row(fields["arrayValue"]).get("values"))
+        return [plain_value(item, levels - 1) for item in values]
+    if "kvlistValue" in fields:
+        pairs = map(as_row, as_list(as_row(fields["kvlistValue"]).get("values")))
+        return {
+            pair["key"]: plain_value(pair.get("value"), levels - 1)
+            for pair in pairs
+            if isinstance(pair.get("key"), str)
+        }
+    return None
+
+
+def nested(attributes: Row, prefix: str) -> Any:
+    """Returns the attributes below a prefix as a tree: `p.0.role` is `[{"role": …}]`.
+
+    Objects whose keys are all numbers become lists. None if there are none; an attribute that has
+    the prefix itself as its name is read as JSON.
+    """
+    whole = parsed(attributes.get(prefix))
+    if whole is not None and not isinstance(whole, str):
+        return whole
+    tree: Row = {}
+    start = prefix + "."
+    for key, value in attributes.items():
+        if not key.startswith(start):
+            continue
+        node = tree
+        *way, last = key[len(start) :].split(".", _MOST_LEVELS)
+        for step in way:
+            below = node.get(step)
+            if not isinstance(below, dict):
+                below = node[step] = {}
+            node = cast("Row", below)
+        node.setdefault(last, value)
+    return _as_lists(tree) if tree else None
+
+
+def _as_lists(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    fields = {key: _as_lists(value) for key, value in cast("Row", node).items()}
+    if all(key.isdecimal() and key.isascii() for key in fields):
+        return [fields[key] for key in sorted(fields, key=lambda key: (len(key), key))]
+    return fields
+
+
+def _flat(attributes: Row, start: str = "", levels: int = _MOST_LEVELS) -> Row:
+    """Returns attributes that stand in objects in objects under their names with dots."""
+    flat: Row = {}
+    for key, value in attributes.items():
+        if isinstance(value, dict) and value and levels:
+            flat |= _flat(cast("Row", value), f"{start}{key}.", levels - 1)
+        else:
+            flat[start + key] = value
+    return flat
+
+
+def _both(row: Row, name: str, other: str) -> list[Any]:
+    return as_list(row.get(name, row.get(other)))
+
+
+def _span(span: Row, place: Place, resource: Row) -> Span:
+    span_id = first_text(span, "spanId", "span_id") or ""
+    return Span(
+        place=Place(place.path, place.line, span_id),
+        trace_id=first_text(span, "traceId", "trace_id") or "",
+        id=span_id,
+        name=text_of(span.get("name")) or "",
+        attributes=attributes_of(span),
+        resource=resource,
+        events=tuple(_events(span)),
+        begin=_nanoseconds(span.get("startTimeUnixNano", span.get("start_time_unix_nano"))),
+        end=_nanoseconds(span.get("endTimeUnixNano", span.get("end_time_unix_nano"))),
+        error=_failure(as_row(span.get("status")), span),
+    )
+
+
+def plain_span(span: Row, place: Place) -> Span:
+    """Returns a span as Phoenix's API and the SDKs' consoles write it, with its `context`."""
+    context = as_row(span["context"])
+    span_id = text_of(context.get("span_id")) or ""
+    status = as_row(span.get("status"))
+    code = status.get("status_code", span.get("status_code"))
+    message = first_text(span, "status_message") or first_text(status, "description")
+    return Span(
+        place=Place(place.path, place.line, span_id),
+        trace_id=text_of(context.get("trace_id")) or "",
+        id=span_id,
+        name=text_of(span.get("name")) or "",
+        attributes=_flat(as_row(span["attributes"])),
+        resource=as_row(as_row(span.get("resource")).get("attributes")),
+        events=tuple(_events(span)),
+        begin=span.get("start_time"),
+        end=span.get("end_time"),
+        error=_failure({"code": code, "message": message}, span),
+    )
+
+
+def _nanoseconds(value: Any) -> float | None:
+    """Returns a time in seconds, without the loss of a number with 19 digits."""
+    try:
+        number = int(value) if isinstance(value, str) else as_number(value)
+    except ValueError:
+        return None
+    return None if number is None else round(number / 1000) / 1e6
+
+
+def _events(span: Row) -> Iterator[SpanEvent]:
+    for event in map(as_row, as_list(span.get("events"))):
+        yield SpanEvent(name=text_of(event.get("name")) or "", fields=attributes_of(event))
+
+
+def _failure(status: Row, span: Row) -> str | None:
+    if status.get("code") not in (2, "STATUS_CODE_ERROR", "ERROR"):
+        return None
+    raised = (attributes_of(as_row(event)) for event in as_list(span.get("events")))
+    texts = (first_text(fields, "exception.message", "exception.type") for fields in raised)
+    return text_of(status.get("message")) or next((text for text in texts if text), "unknown")
+
+
+def _log_record(record: Row, place: Place, number: int) -> LogRecord:
+    fields = attributes_of(record)
+    body = plain_value(record.get("body"))
+    name = first_text(record, "eventName", "event_name") or first_text(fields, "event.name") or ""
+    span_id = first_text(record, "spanId", "span_id") or ""
+    own = Place(place.path, place.line, f"{span_id or 'record'}.{number}")
+    more = as_row(parsed(body)) or ({"body": body} if body is not None else {})
+    return LogRecord(
+        trace_id=first_text(record, "traceId", "trace_id") or "",
+        span_id=span_id,
+        event=SpanEvent(name=name, fields=fields | more),
+        place=own,
+    )

@@ -1,0 +1,238 @@
+"""Traces as files of spans: OpenTelemetry, OpenInference, Phoenix, OpenRouter's broadcast.
+
+Spans of one trace may stand far apart, in several files. What a call needs of others is looked for
+first: the session of its trace, and the log records that hold its messages.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stillroom.importing.bodies.exchanges import NO_REPLY
+from stillroom.importing.bodies.facts import (
+    first_text,
+    iso_time,
+    seconds_between,
+    usage_details,
+    usage_of,
+    without_nothing,
+)
+from stillroom.importing.bodies.shelf import Shelf
+from stillroom.importing.formats.observability.calls import SpanCall
+from stillroom.importing.formats.observability.genai import EVENT_NAMES, GENAI
+from stillroom.importing.formats.observability.openinference import OPENINFERENCE
+from stillroom.importing.formats.observability.openrouter import OPENROUTER_SPANS
+from stillroom.importing.formats.observability.otlp import (
+    LogRecord,
+    PlacedEvent,
+    Span,
+    telemetry_of,
+)
+from stillroom.importing.json_rows import (
+    Row,
+    UnreadableRowError,
+    head_rows,
+    read_json_rows,
+)
+from stillroom.importing.records import (
+    Feedback,
+    LoggedConversation,
+    Place,
+    Refusal,
+    SourceRow,
+    TraceFormat,
+)
+
+NO_CALL = "no model call"
+_SESSIONS = ("session.id", "langfuse.session.id")
+_CONVERSATION = "gen_ai.conversation.id"
+_AMBIGUOUS = ""
+_CONVENTIONS = (OPENINFERENCE, OPENROUTER_SPANS, GENAI)
+_HEAD_PLACE = Place(Path(), 1)
+
+
+Telemetry = Span | LogRecord | Feedback | Refusal
+TelemetryOf = Callable[[Row, Place], Iterator[Telemetry]]
+
+
+@dataclass(slots=True)
+class _Others:
+    """What calls need of other spans and of log records."""
+
+    records: Shelf[tuple[str, int]]
+    """The log records with messages, by the id of their span and their number within it."""
+    num_records: dict[str, int] = field(default_factory=dict[str, int])
+    sessions: dict[str, str] = field(default_factory=dict[str, str])
+    """The session of each trace that has one."""
+    conversations: dict[str, str] = field(default_factory=dict[str, str])
+    """The conversation of each trace that has one; ambiguous if its spans name several."""
+
+    def group_of(self, span: Span) -> str | None:
+        """Returns the session or the conversation of a span, else that of its trace."""
+        own = first_text(span.attributes, *_SESSIONS, _CONVERSATION)
+        known = (self.sessions.get(span.trace_id), self.conversations.get(span.trace_id))
+        return own or next((group for group in known if group), None)
+
+    def look_at(self, span: Span) -> None:
+        """Notes the session and the conversation that a span names."""
+        if session := first_text(span.attributes, *_SESSIONS):
+            self.sessions.setdefault(span.trace_id, session)
+        if conversation := first_text(span.attributes, _CONVERSATION):
+            known = self.conversations.setdefault(span.trace_id, conversation)
+            if known != conversation:
+                self.conversations[span.trace_id] = _AMBIGUOUS
+
+
+def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[SourceRow]:
+    """Yields the calls and judgements of files, and a refusal for each span that is no call.
+
+    `telemetry_of` yields what a row holds; it refuses rows that hold nothing.
+    """
+    with Shelf[tuple[str, int]]() as records:
+        others = _Others(records)
+        yield from _take_in(paths, telemetry_of, others)
+        used: set[str] = set()
+        for item in _telemetry(paths, telemetry_of):
+            if isinstance(item, Span):
+                yield from _rows_of(item, others, used, paths)
+        for span_id, number in records:
+            if span_id not in used:
+                event = _record(others, (span_id, number), paths)
+                yield Refusal(event.place, "a message without its span", f"span {span_id!r}")
+
+
+def _telemetry(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Telemetry]:
+    for path in paths:
+        for row in read_json_rows(path):
+            if isinstance(row, Refusal):
+                yield row
+            else:
+                yield from telemetry_of(row.data, row.place)
+
+
+def _take_in(
+    paths: Sequence[Path], telemetry_of: TelemetryOf, others: _Others
+) -> Iterator[Feedback | Refusal]:
+    """Keeps what calls need of others; yields the rows that hold neither spans nor messages."""
+    for item in _telemetry(paths, telemetry_of):
+        if isinstance(item, Span):
+            others.look_at(item)
+        elif not isinstance(item, LogRecord):
+            yield item
+        elif item.event.name in EVENT_NAMES and item.span_id:
+            number = others.num_records.get(item.span_id, 0)
+            others.num_records[item.span_id] = number + 1
+            place = [paths.index(item.place.path), item.place.line, item.place.part]
+            others.records.put((item.span_id, number), [item.event.name, item.event.fields, place])
+        else:
+            yield Refusal(item.place, NO_CALL, "a log record without messages")
+
+
+def _otlp_of(row: Row, place: Place) -> Iterator[Telemetry]:
+    found = list(telemetry_of(row, place))
+    yield from found or [Refusal(place, "neither spans nor log records")]
+
+
+def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
+    return read_spans(paths, _otlp_of)
+
+
+def _record(others: _Others, key: tuple[str, int], paths: Sequence[Path]) -> PlacedEvent:
+    name, fields, (number, line, part) = others.records.get(key)
+    return PlacedEvent(name=name, fields=fields, place=Place(paths[number], line, part))
+
+
+def _rows_of(
+    span: Span, others: _Others, used: set[str], paths: Sequence[Path]
+) -> Iterator[SourceRow]:
+    """Yields the call of a span, or its refusal with those of its log records."""
+    convention = next(each for each in _CONVENTIONS if each.is_followed(span))
+    if not convention.is_model_call(span):
+        yield Refusal(span.place, NO_CALL, span.name)
+        return
+    num_records = 0 if span.id in used else others.num_records.get(span.id, 0)
+    records = [_record(others, (span.id, number), paths) for number in range(num_records)]
+    used.update([span.id] if records else [])
+    places = tuple(record.place for record in records)
+    span = dataclasses.replace(span, events=(*span.events, *records))
+    group = others.group_of(span)
+    try:
+        calls = [_logged(span, call, group) for call in convention.read_call(span)]
+        if any(call.messages[-1]["role"] != "assistant" and not call.error for call in calls):
+            raise UnreadableRowError(NO_REPLY, "the span holds no output messages")
+    except UnreadableRowError as error:
+        yield Refusal(span.place, error.reason, error.detail)
+        for place in places:
+            yield Refusal(place, error.reason, f"see {span.place}")
+        return
+    yield dataclasses.replace(calls[0], also_at=places)
+    for number, call in enumerate(calls[1:], start=1):
+        place = Place(span.place.path, span.place.line, f"{span.id} choice {number}")
+        yield dataclasses.replace(call, place=place, id=f"{span.id}#{number}")
+
+
+def _logged(span: Span, call: SpanCall, group: str | None) -> LoggedConversation:
+    """Returns a span's call; a call without a reply has the failure of its span."""
+    has_reply = call.messages[-1]["role"] == "assistant"
+    return LoggedConversation(
+        place=span.place,
+        messages=call.messages,
+        is_call=True,
+        tools=call.tools,
+        group=group,
+        id=span.id or None,
+        judged_as=(span.trace_id,) if span.trace_id else (),
+        provider=call.provider,
+        model=call.model,
+        usage=usage_of(call.usage),
+        cost_usd=call.cost_usd,
+        started_at=iso_time(span.begin),
+        duration_s=seconds_between(span.begin, span.end),
+        finish_reason=call.finish_reason,
+        error=None if has_reply else span.error,
+        losses=call.losses,
+        metadata=usage_details(call.usage) | without_nothing(trace_id=span.trace_id),
+    )
+
+
+def _convention_of(head: bytes) -> str | None:
+    """Returns the conventions that the first spans of an OTLP file follow; None if it is none.
+
+    A file whose first spans are no calls is taken for one of OpenTelemetry's, whose reader reads
+    spans of all conventions.
+    """
+    is_otlp = any(
+        isinstance(row.get(name), list)
+        for row in head_rows(head)
+        for name in ("resourceSpans", "resource_spans", "resourceLogs", "resource_logs")
+    )
+    if not is_otlp:
+        return None
+    items = (item for row in head_rows(head) for item in telemetry_of(row, _HEAD_PLACE))
+    spans = [item for item in items if isinstance(item, Span)]
+    if any(OPENROUTER_SPANS.is_followed(span) for span in spans):
+        return "openrouter"
+    return (
+        "openinference" if any(OPENINFERENCE.is_followed(span) for span in spans) else "otel_genai"
+    )
+
+
+OTEL_GENAI = TraceFormat(
+    name="otel_genai",
+    title="OpenTelemetry GenAI spans and log records (OTLP JSON)",
+    is_recognised=lambda _path, head: _convention_of(head) == "otel_genai",
+    read=_read,
+)
+OPENINFERENCE_SPANS = TraceFormat(
+    name="openinference",
+    title="OpenInference spans (OTLP JSON)",
+    is_recognised=lambda _path, head: _convention_of(head) == "openinference",
+    read=_read,
+)
+OPENROUTER = TraceFormat(
+    name="openrouter",
+    title="OpenRouter's broadcast to a bucket or collector (OTLP JSON)",
+    is_recognised=lambda _path, head: _convention_of(head) == "openrouter",
+    read=_read,
+)

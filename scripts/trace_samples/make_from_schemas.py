@@ -1,0 +1,102 @@
+"""Writes the samples of exports that only a service writes, after their public descriptions.
+
+`PYTHONPATH=scripts python -m trace_samples.make_from_schemas`.
+"""
+
+import json
+from typing import Any
+
+from trace_samples.files import SAMPLES, write_rows
+from trace_samples.scripted_endpoint import Json
+
+
+def _pair(key: str, value: Any) -> Json:
+    kinds = {str: "stringValue", int: "intValue", float: "doubleValue", bool: "boolValue"}
+    return {"key": key, "value": {kinds[type(value)]: value}}
+
+
+def _openrouter() -> Json:
+    """Returns a file that OpenRouter's broadcast writes to a bucket: the call and an attempt."""
+    tool = {"type": "function", "function": {"name": "price", "parameters": {"type": "object"}}}
+    function = {"name": "price", "arguments": '{"item":"lamp"}'}
+    prompt = {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Price of the lamp? ☂"}]},
+        ]
+    }
+    completion = {
+        "completion": "Let me look.",
+        "reasoning": "A tool is needed.",
+        "toolCalls": [{"id": "call_1", "type": "function", "function": function}],
+        "rawRequest": {"model": "anthropic/claude-sonnet-4", "tools": [tool]},
+    }
+    question, answer = json.dumps(prompt), json.dumps(completion)
+    attributes = {
+        "trace.name": "OpenRouter Request",
+        "span.type": "generation",
+        "trace.input": question,
+        "span.input": question,
+        "gen_ai.prompt": question,
+        "trace.output": answer,
+        "span.output": answer,
+        "gen_ai.completion": answer,
+        "gen_ai.operation.name": "chat",
+        "gen_ai.system": "anthropic",
+        "gen_ai.provider.name": "anthropic",
+        "gen_ai.request.model": "anthropic/claude-sonnet-4",
+        "gen_ai.response.model": "anthropic/claude-sonnet-4",
+        "gen_ai.response.id": "gen-1",
+        "gen_ai.response.finish_reason": "tool_calls",
+        "gen_ai.usage.input_tokens": 40,
+        "gen_ai.usage.output_tokens": 12,
+        "gen_ai.usage.total_tokens": 52,
+        "gen_ai.usage.input_tokens.cached": 8,
+        "gen_ai.usage.total_cost": 0.0021,
+        "session.id": "session-1",
+        "trace.metadata.openrouter.provider_name": "Anthropic",
+        "trace.metadata.openrouter_generation.streamed": True,
+    }
+    times = {"startTimeUnixNano": "1772359200000000000", "endTimeUnixNano": "1772359201500000000"}
+    call: Json = {
+        "traceId": "a" * 32,
+        "spanId": "b" * 16,
+        "name": "LLM Generation",
+        "kind": 3,
+        **times,
+    }
+    attempt: Json = call | {
+        "spanId": "c" * 16,
+        "parentSpanId": "b" * 16,
+        "name": "provider attempt 1: Anthropic",
+        "attributes": [_pair("gen_ai.request.model", "anthropic/claude-sonnet-4")],
+    }
+    call["attributes"] = [_pair(*item) for item in attributes.items()]
+    resource = {"attributes": [_pair("service.name", "openrouter")]}
+    scope = {"scope": {"name": "openrouter"}, "spans": [call, attempt]}
+    return {"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]}
+
+
+def _write_document(name: str, document: Any) -> None:
+    path = SAMPLES / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Writes all samples of this kind."""
+    _write_document("openrouter/broadcast.json", _openrouter())
+    write_rows("phoenix/annotations.jsonl", _annotations())
+
+
+def _annotations() -> list[Json]:
+    """Returns annotations as Phoenix's API lists them."""
+    judged = {"span_id": "b" * 16, "name": "helpful", "annotator_kind": "HUMAN"}
+    return [
+        judged | {"id": "1", "result": {"label": "good", "score": 1, "explanation": None}},
+        judged | {"id": "2", "name": "tone", "result": {"label": "kind", "score": None}},
+    ]
+
+
+if __name__ == "__main__":
+    main()
