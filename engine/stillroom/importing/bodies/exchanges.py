@@ -35,7 +35,7 @@ NO_REQUEST = "no request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class ApiCall:
     """One reply to one request, with what the two say of the call."""
 
     messages: list[Row]
@@ -55,7 +55,7 @@ class Exchange:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def read_exchanges(request: Any, response: Any) -> list[Exchange]:
+def read_exchanges(request: Any, response: Any) -> list[ApiCall]:
     """Returns the exchanges of a call: one, or one for each of a chat completion's choices.
 
     Raises UnreadableRowError if the request has no messages, or the response is no reply.
@@ -71,7 +71,7 @@ def read_exchanges(request: Any, response: Any) -> list[Exchange]:
     if failure is not None:
         losses = tuple(reader.losses)
         model = first_text(request_body, "model")
-        return [Exchange(messages=prompt, tools=tools, model=model, error=failure, losses=losses)]
+        return [ApiCall(messages=prompt, tools=tools, model=model, error=failure, losses=losses)]
     facts: Row = {
         "tools": tools,
         "id": first_text(reply, "id"),
@@ -80,10 +80,10 @@ def read_exchanges(request: Any, response: Any) -> list[Exchange]:
         "started_at": iso_time(reply.get("created", reply.get("created_at"))),
     }
     details = usage_details(reply.get("usage"))
-    exchanges: list[Exchange] = []
+    exchanges: list[ApiCall] = []
     for messages, ending in replies(response, reader):
         exchanges.append(
-            Exchange(
+            ApiCall(
                 messages=[*prompt, *messages],
                 finish_reason=ending,
                 losses=tuple(reader.losses),
