@@ -400,6 +400,8 @@ def _run_operation(command: str, options: argparse.Namespace) -> int:
     given = with_short_overrides(given, options)
     request = _request(operation.request, operation.command, given)
     workspace = open_workspace(options.workspace)
+    if isinstance(request, api.ImportRollouts):
+        request = api.with_standard_input(workspace, request, sys.stdin.buffer)
     is_waiting = not getattr(options, "detach", True)
     return commands.operate(
         workspace, operation, request, as_json=options.json, is_waiting=is_waiting

@@ -1,5 +1,6 @@
 """import_rollouts: reads every source once, joins calls to conversations, and writes them."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -178,7 +179,7 @@ class _Import:
         """Returns all counts."""
         tally, counts, shown = self._tally, self._writer.counts, self._workspace.shown
         total, outputs = tally.total, self._outputs
-        models = self._train.models + (self._heldout.models if self._heldout else {})
+        models = self._train.models + (self._heldout.models if self._heldout else Counter())
         by_model: dict[str, int] = {}
         for (_, model), rows in models.most_common():
             by_model[model] = by_model.get(model, 0) + rows

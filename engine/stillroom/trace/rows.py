@@ -1,7 +1,7 @@
 """Follows a row back to its rollout and prompt, or finds where and why it was left out."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from stillroom.curate.rows.read import read_curated_rows
 from stillroom.data.row_files import read_row_lines
 from stillroom.data.row_names import MAX_CANDIDATES, ambiguous, is_named
 from stillroom.errors import InputError
+from stillroom.importing.places import imported_from
+from stillroom.importing.records import Place
 from stillroom.lineage import Manifest
 from stillroom.lines import Line
 from stillroom.settings import Workspace
@@ -38,6 +40,8 @@ _CODE = (".py", ".yml", ".yaml")
 _EXPORTED = "checkpoint"
 """The role in which the manifest of an export names the checkpoint."""
 _UNSURE = "the file has changed since it was used: this may not be the row that was used"
+IMPORTING = "import_rollouts"
+_MAX_CALLS = 20
 _DROPPED = msgspec.json.Decoder(DroppedRow)
 _KEPT = {
     "filter_dataset": "kept by filter_dataset",
@@ -125,8 +129,36 @@ class RowTrace:
             decision=made,
             also_at=alike_at or [],
         )
+        if operation == IMPORTING:
+            yield from self._imported(origin, line)
         for side, find in _ways_back(origin, line):
             yield from self._before(origin, side, find)
+
+    def _imported(self, origin: Origin, line: Line) -> Iterator[RowStep]:
+        """Yields the source rows of an imported one: its own, and those of its earlier calls.
+
+        They are named, and not looked for: most sources are no files of lines.
+        """
+        places = imported_from(self._workspace, line.data)
+        if places is None:
+            return
+        sources = {source.path.resolve(): source for source in origin.inputs(self._origins)}
+        yield self._source_step(sources, places.kept, "source row")
+        for place in places.others[:_MAX_CALLS]:
+            yield self._source_step(sources, place, "joined source row")
+        if (more := len(places.others) - _MAX_CALLS) > 0:
+            at = self._at(origin, line.number)
+            yield RowStep(what=f"{more} more source rows", at=at, state=origin.state)
+
+    def _source_step(self, sources: Mapping[Path, Origin], place: Place, what: str) -> RowStep:
+        source = sources.get(place.path.resolve())
+        part = f"#{place.part}" if place.part else ""
+        return RowStep(
+            what=what,
+            at=f"{self._workspace.shown(place.path)}:{place.line}{part}",
+            state=State.MISSING if source is None else source.state,
+            decision=None if source is not None else "the file is no input on record",
+        )
 
     def _before(
         self, origin: Origin, what: str, find: Callable[[Path], Iterator[Match]]

@@ -16,6 +16,7 @@ from stillroom.data.instruction import Instruction
 from stillroom.data.row_names import RowNames, row_hash
 from stillroom.errors import InputError
 from stillroom.files import LineWriter, content_hash
+from stillroom.importing.places import imported_from
 from stillroom.lines import Line
 from stillroom.settings import Workspace
 from stillroom.trace.matching import (
@@ -82,7 +83,7 @@ class _Writer:
         """Writes the wanted rows of a file (None: all), and then those that they were made from."""
         if not origin.path.is_file():
             return
-        own = _link_of(origin)
+        own = _link_of(origin, self._workspace)
         behind = set[str]()
         num_before = self._rows.num_rows
         for row, name in _named(origin):
@@ -120,7 +121,7 @@ def _named(origin: Origin) -> Iterator[tuple[CuratedRow, str]]:
         yield row, names.name(origin.path, row.line.view)
 
 
-def _link_of(origin: Origin) -> _Link | None:
+def _link_of(origin: Origin, workspace: Workspace) -> _Link | None:
     """Returns how the rows of a file lead to those of its inputs; None if it was given."""
     manifest = origin.manifest
     match manifest.operation if manifest is not None else None:
@@ -129,6 +130,11 @@ def _link_of(origin: Origin) -> _Link | None:
         case "convert_rollouts":
             own = rows_instruction(manifest)
             return _Link(_hash_of, lambda row, _name: _converted_hash(row, own))
+        case "import_rollouts":
+            return _Link(
+                lambda line: _imported_places(workspace, line),
+                lambda row, _name: (f"{row.path.resolve()}:{row.line.number}",),
+            )
         case "score_rollouts":
             return _Link(lambda line: (_said(line),), lambda row, _name: (_said(row.line),))
         case "make_dpo_pairs":
@@ -144,6 +150,14 @@ def _link_of(origin: Origin) -> _Link | None:
             )
         case _:
             return None
+
+
+def _imported_places(workspace: Workspace, line: Line) -> Keys:
+    places = imported_from(workspace, line.data)
+    if places is not None:
+        yield from (
+            f"{place.path.resolve()}:{place.line}" for place in (places.kept, *places.others)
+        )
 
 
 def _hash_of(line: Line) -> Keys:

@@ -12,7 +12,7 @@ from stillroom.versions import versions_with
 MAX_NODES = 60
 MAX_INPUTS = 8
 _DIGITS = 12
-_CURATION = ("convert_rollouts", "filter_dataset", "make_dpo_pairs")
+_CURATION = ("convert_rollouts", "filter_dataset", "import_rollouts", "make_dpo_pairs")
 _FILES = ("input", "output", "chosen_from", "rejected_from")
 _TROUBLE = (State.CHANGED, State.MISSING)
 

@@ -16,6 +16,7 @@ from stillroom.importing.joining.intake import Intake
 from stillroom.importing.joining.rollouts import ImportedRollout
 from stillroom.importing.output.feedback import reward_of
 from stillroom.importing.output.rows import rollout_id, rollout_row
+from stillroom.importing.places import IMPORTED_FROM
 from stillroom.importing.request import ImportRollouts
 from stillroom.importing.tally import ImportTally
 from stillroom.rollout.rewards.matchers import answer_key
@@ -165,6 +166,7 @@ def _prompt_metadata(rollout: ImportedRollout, row: Mapping[str, Any]) -> dict[s
     """Returns a rollout's metadata, with its answer as the expected one if it may serve as one."""
     metadata: dict[str, Any] = msgspec.json.decode(rollout.kept.metadata)
     is_right = row["stop_reason"] is StopReason.ANSWERED and row["success"] is not False
+    metadata[IMPORTED_FROM] = rollout.kept.source
     answer = msgspec.json.decode(rollout.pieces[-1]).get("content")
     if "expected_answer" in metadata or not is_right or not answer:
         return metadata

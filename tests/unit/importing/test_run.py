@@ -1,0 +1,398 @@
+import json
+import random
+
+import pytest
+from pydantic import ValidationError
+
+from stillroom import api
+from stillroom.curate.convert import ConvertRollouts, convert_rollouts
+from stillroom.curate.filter.request import FilterDataset
+from stillroom.curate.filter.run import filter_dataset
+from stillroom.data.validate import ValidateDataset, validate_dataset
+from stillroom.errors import DataError, InputError
+from stillroom.importing.request import ImportRollouts
+from stillroom.importing.run import import_rollouts
+from stillroom.lineage import read_manifest
+from stillroom.settings import Workspace
+from stillroom.trace.request import ShowLineage
+from stillroom.trace.show import show_lineage
+
+KEY = "sk-proj-" + "aB3dE5gH7jK9mN1pQ2rS"
+MAIL = "ann@acme-corp.com"
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def answer(text, **fields):
+    return {"role": "assistant", "content": text, **fields}
+
+
+def asks_for(name, call_id="c1", **arguments):
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return answer(None, tool_calls=[{"id": call_id, "type": "function", "function": function}])
+
+
+def result(text, call_id="c1"):
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def call(history, reply, *, model="m-1", request=None, **envelope):
+    usage = {"prompt_tokens": 10, "completion_tokens": 2}
+    choices = [{"index": 0, "message": reply, "finish_reason": "stop"}]
+    response = {"model": model, "choices": choices, "usage": usage}
+    return {"request": {"messages": history, **(request or {})}, "response": response, **envelope}
+
+
+def write(folder, rows, name="calls.jsonl"):
+    lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return name
+
+
+def imported(folder, rows, **options):
+    name = write(folder, rows)
+    request = ImportRollouts(**{"input": name, "output": "out.jsonl", **options})
+    made = import_rollouts(Workspace(folder), request)
+    assert made.read == made.kept + made.merged + made.refused
+    for count in made.formats.values():
+        assert count.read == count.kept + count.merged + count.refused
+    return made
+
+
+def rows_of(folder, name="out.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text("utf-8").splitlines()]
+
+
+def conversation(text, number=0):
+    """Returns the two calls of a conversation that calls a tool."""
+    history = [user(text)]
+    reply = asks_for("look", f"a{number}", item=text)
+    then = [*history, reply, result("3 left", f"a{number}")]
+    return [call(history, reply), call(then, answer(f"There are 3 of {text}."))]
+
+
+def test_calls_become_a_conversation_with_all_that_is_known_of_them(tmp_path):
+    history = [user("Hi")]
+    first = answer("Hello", reasoning_content="greet")
+    rows = [
+        call([*history, answer("Hello "), user("Bye")], answer("Bye"), model="m-2", cost_usd=0.5),
+        call(history, first, cost_usd=0.25, started_at="2026-01-02T03:04:05Z"),
+    ]
+    made = imported(tmp_path, rows)
+    assert (made.kept, made.merged, made.models) == (1, 1, {"m-1": 1, "m-2": 1})
+    [row] = rows_of(tmp_path)
+    assert [m["content"] for m in row["messages"]] == ["Hi", "Hello", "Bye", "Bye"]
+    assert row["messages"][1]["reasoning_content"] == "greet"
+    assert row["usage"] == {"prompt_tokens": 20, "completion_tokens": 4}
+    assert (row["cost_usd"], row["turns"], row["stop_reason"]) == (0.75, 2, "answered")
+    assert [each["model"] for each in row["answered_by"]] == ["m-1", "m-2"]
+    assert row["origin"]["source"] == "calls.jsonl:1"
+    assert row["origin"]["sources"] == ["calls.jsonl:2"]
+    assert row["teacher"]["model"] == "m-2"
+    assert row["started_at"] == "2026-01-02T03:04:05Z"
+    manifest = read_manifest(tmp_path / "out.jsonl")
+    assert {m.name: m.answered_by[0].rows for m in manifest.models} == {"m-1": 1, "m-2": 1}
+    assert [i.path for i in manifest.inputs] == [str(tmp_path / "calls.jsonl")]
+
+
+def test_turns_that_no_call_answered_are_not_trained(tmp_path):
+    example = [user("2+2"), answer("4")]
+    rows = [call([*example, user("3+3")], answer("6"))]
+    made = imported(tmp_path, rows)
+    [row] = rows_of(tmp_path)
+    assert [m.get("weight") for m in row["messages"]] == [None, 0, None, None]
+    assert row["turns"] == 1
+    assert any("weight 0" in note for note in made.notes)
+
+
+def test_a_branch_is_linked_and_trains_no_turn_twice(tmp_path):
+    start = [user("Hi"), answer("Hello")]
+    rows = [
+        call(start[:1], start[1]),
+        call([*start, user("A")], answer("a")),
+        call([*start, user("B")], answer("b")),
+    ]
+    made = imported(tmp_path, rows)
+    assert (made.kept, made.merged, made.branches) == (2, 1, 1)
+    main, branch = rows_of(tmp_path)
+    assert branch["origin"]["branch_of"] == main["id"]
+    assert main["messages"][1].get("weight") is None
+    assert branch["messages"][1]["weight"] == 0
+
+
+def test_every_row_is_kept_merged_or_refused_with_its_place_and_reason(tmp_path):
+    rows = [
+        *conversation("lamp"),
+        "no json",
+        '{"request": {"messages": [{"role": "user", "content": "' + "x" * 20 + '\\ud800"}]}, '
+        '"response": "ok"}',
+        {"request": {"messages": [user("Hi")]}, "response": {"error": {"message": "overloaded"}}},
+        call([result("lost")], answer("Hm")),
+        call([{"role": "wizard", "content": "?"}], answer("Hm")),
+        "[" * 2000 + "]" * 2000,
+    ]
+    made = imported(tmp_path, rows)
+    assert (made.read, made.kept, made.merged, made.refused) == (8, 1, 1, 6)
+    refused = rows_of(tmp_path, "out.jsonl.refused")
+    assert [row["source"] for row in refused] == [f"calls.jsonl:{n}" for n in range(3, 9)]
+    assert sum(made.refused_by_reason.values()) == 6
+    assert all(row["reason"] for row in refused)
+    assert "overloaded" in refused[2]["detail"]
+
+
+def test_secrets_and_personal_data_become_numbered_marks(tmp_path):
+    text = f"key {KEY}, mail {MAIL} and bob@acme-corp.com"
+    pem = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc=\n-----END RSA PRIVATE KEY-----"
+    reply = asks_for("mail", to=MAIL, body=f"line\n{KEY}")
+    then = [user(text), reply, result(f"sent\n{pem} ok")]
+    rows = [call([user(text)], reply, metadata={"who": MAIL}), call(then, answer(f"To {MAIL}"))]
+    made = imported(tmp_path, rows)
+    written = b"".join(path.read_bytes() for path in tmp_path.glob("out*"))
+    for secret in (KEY, MAIL, "MIIEow", "bob@"):
+        assert secret.encode() not in written
+    [row] = rows_of(tmp_path)
+    arguments = json.loads(row["messages"][1]["tool_calls"][0]["function"]["arguments"])
+    mark = arguments["to"]
+    assert mark.startswith("[email address ")
+    assert mark in row["messages"][0]["content"]
+    assert row["messages"][-1]["content"] == f"To {mark}"
+    assert row["messages"][2]["content"].endswith("removed] ok")
+    assert set(made.removed) == {"OpenAI key", "email address", "private key"}
+
+
+def test_secrets_are_kept_only_when_that_is_said(tmp_path):
+    rows = [call([user(f"{KEY} {MAIL}")], answer("ok"))]
+    assert set(imported(tmp_path, rows, keep_secrets=True).removed) == {"email address"}
+    assert KEY in rows_of(tmp_path)[0]["messages"][0]["content"]
+    assert set(imported(tmp_path, rows, keep_personal=True).removed) == {"OpenAI key"}
+    assert MAIL in rows_of(tmp_path)[0]["messages"][0]["content"]
+
+
+def test_keys_of_this_machine_are_taken_out_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOP_API_KEY", "correct-horse-battery")
+    made = imported(tmp_path, [call([user("use correct-horse-battery")], answer("ok"))])
+    assert made.removed == {"key of this machine": 1}
+    assert rows_of(tmp_path)[0]["messages"][0]["content"] == "use [key]"
+
+
+def test_scores_become_the_reward_only_if_all_named_ones_are_there(tmp_path):
+    rows = [
+        call([user("A")], answer("a"), scores={"helpful": 1, "right": 0.5}),
+        call([user("B")], answer("b"), scores={"helpful": 0}),
+        call([user("C")], answer("c")),
+    ]
+    made = imported(tmp_path, rows, reward_from=("langfuse.score.helpful", "right"))
+    outcomes = [(r["reward"], r["success"], r["rewards"]) for r in rows_of(tmp_path)]
+    assert outcomes == [
+        (0.75, True, {"helpful": 1, "right": 0.5}),
+        (None, None, {"helpful": 0}),
+        (None, None, {}),
+    ]
+    assert (made.rewarded, made.scores) == (1, {"helpful": 2, "right": 1})
+    made = imported(tmp_path, rows)
+    assert made.rewarded == 0
+    assert any("reward_from" in note for note in made.notes)
+
+
+def test_tools_are_inferred_only_when_asked_for_and_marked(tmp_path):
+    rows = conversation("lamp")
+    assert imported(tmp_path, rows).losses == {"tools not logged": 1}
+    assert rows_of(tmp_path)[0]["tools"] == []
+    assert imported(tmp_path, rows, infer_tools=True).losses == {"tools inferred": 1}
+    [row] = rows_of(tmp_path)
+    [tool] = row["tools"]
+    assert tool["function"]["name"] == "look"
+    assert tool["function"]["parameters"]["properties"] == {"item": {"type": "string"}}
+    assert row["origin"]["losses"] == ["tools inferred"]
+    schema = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    first = rows[0]
+    first["request"]["tools"] = [schema]
+    assert imported(tmp_path, rows, infer_tools=True).losses == {}
+    assert rows_of(tmp_path)[0]["tools"] == [schema]
+
+
+def test_images_are_left_out_and_said(tmp_path):
+    parts = [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    made = imported(tmp_path, [call([{"role": "user", "content": parts}], answer("A cat"))])
+    assert made.losses == {"images left out": 1}
+    assert any("images" in note for note in made.notes)
+    assert rows_of(tmp_path)[0]["messages"][0]["content"] == "See"
+
+
+def test_prompts_are_written_once_each_with_the_answer_that_was_right(tmp_path):
+    rows = [
+        *conversation("lamp"),
+        call([user("Sum?")], answer("4"), scores={"ok": 0}),
+        call([user("Sum?")], answer("5"), scores={"ok": 1}),
+    ]
+    made = imported(tmp_path, rows, prompts=True, reward_from=("ok",))
+    prompts = rows_of(tmp_path, made.prompts)
+    assert [p["messages"] for p in prompts] == [[user("lamp")], [user("Sum?")]]
+    assert prompts[0]["metadata"]["expected_answer"] == "There are 3 of lamp."
+    assert "expected_answer" not in prompts[1]["metadata"]
+    tasks = [row["task_id"] for row in rows_of(tmp_path)]
+    assert len(set(tasks)) == 2
+    assert [row["sample"] for row in rows_of(tmp_path)] == [0, 0, 1]
+    report = validate_dataset(Workspace(tmp_path), ValidateDataset(path=made.prompts)).report
+    assert (report.format, report.bad) == ("prompts", 0)
+
+
+def test_imported_rollouts_are_validated_filtered_and_converted(tmp_path):
+    rows = [row for n in range(5) for row in conversation(f"thing number {n}", n)]
+    imported(tmp_path, rows, infer_tools=True)
+    workspace = Workspace(tmp_path)
+    report = validate_dataset(workspace, ValidateDataset(path="out.jsonl")).report
+    assert (report.format, report.good, report.bad) == ("rollouts", 5, 0)
+    kept = filter_dataset(workspace, FilterDataset(input="out.jsonl", output="kept.jsonl"))
+    assert kept.kept == 5
+    made = convert_rollouts(workspace, ConvertRollouts(input="kept.jsonl", output="sft.jsonl"))
+    assert made.converted == 5
+    lineage = show_lineage(workspace, ShowLineage(path="sft.jsonl", row=2))
+    places = [(step.what, step.at, step.state) for step in lineage.row]
+    assert places[-2:] == [
+        ("source row", "calls.jsonl:4", "same"),
+        ("joined source row", "calls.jsonl:3", "same"),
+    ]
+    behind = show_lineage(workspace, ShowLineage(path="sft.jsonl", sources="all.jsonl"))
+    assert behind.num_sources == 5 + 5 + 5 + 10
+    assert lineage.root.inputs[0].inputs[0].made_by == "import_rollouts"
+
+
+def test_a_prompt_leads_back_to_the_row_it_was_cut_out_of(tmp_path):
+    made = imported(tmp_path, conversation("lamp"), prompts=True)
+    lineage = show_lineage(Workspace(tmp_path), ShowLineage(path=made.prompts, row=1))
+    assert lineage.row[-1].at == "calls.jsonl:2"
+
+
+WORDS = [f"w{n}" for n in range(400)]
+
+
+def sentence(draw, length=14):
+    return " ".join(draw.choices(WORDS, k=length))
+
+
+def dated(text, reply, day, **fields):
+    return call([user(text)], answer(reply), started_at=f"2026-01-{day:02}T00:00:00Z", **fields)
+
+
+def test_the_newest_families_are_held_out_and_share_nothing_with_the_others(tmp_path):
+    draw = random.Random(7)
+    rows, texts = [], []
+    for day in range(1, 21):
+        text = sentence(draw)
+        texts.append(text)
+        rows.append(dated(text, sentence(draw), day))
+        rows.append(dated(text + " please", sentence(draw), day))  # a near duplicate
+    old_again = texts[0] + " again"
+    rows.append(dated(old_again, sentence(draw), 22))
+    made = imported(tmp_path, rows, split_heldout=0.2, prompts=True)
+    heldout, rest = rows_of(tmp_path, made.heldout.output), rows_of(tmp_path)
+    assert len(heldout) + len(rest) == made.kept == 41
+    assert made.heldout.by == "time"
+    assert made.heldout.rollouts == len(heldout) == 7
+    asked_rest = [row["messages"][0]["content"] for row in rest]
+    asked_heldout = [row["messages"][0]["content"] for row in heldout]
+    # The first family has the newest row of all: it is held out as a whole.
+    assert {texts[0], old_again} <= set(asked_heldout)
+    assert {text.removesuffix(" please") for text in asked_heldout} - {old_again} == {
+        texts[0], texts[-1], texts[-2]
+    }  # fmt: skip
+    assert not {text.removesuffix(" please") for text in asked_rest} & {texts[0], *texts[-2:]}
+    again = filter_dataset(
+        Workspace(tmp_path),
+        FilterDataset(input="out.jsonl", output="c.jsonl", decontaminate=(made.heldout.output,)),
+    )
+    assert sum(again.dropped.values()) == 0
+    first = (tmp_path / made.heldout.output).read_bytes()
+    imported(tmp_path, rows, split_heldout=0.2, prompts=True)
+    assert (tmp_path / made.heldout.output).read_bytes() == first
+    assert rows_of(tmp_path, made.heldout.prompts)
+
+
+def test_a_family_by_group_or_branch_is_never_divided(tmp_path):
+    draw = random.Random(3)
+    rows = [
+        call([user(sentence(draw))], answer(sentence(draw)), session_id=f"s{n % 5}")
+        for n in range(20)
+    ]
+    made = imported(tmp_path, rows, split_heldout=0.5)
+    groups = [{row["origin"]["group"] for row in rows_of(tmp_path, name)}
+              for name in ("out.jsonl", made.heldout.output)]  # fmt: skip
+    assert not groups[0] & groups[1]
+    assert made.heldout.by == "hash"
+    assert made.heldout.rollouts == 8
+
+
+def test_what_an_app_says_with_every_prompt_makes_no_family(tmp_path):
+    draw = random.Random(5)
+    instruction = sentence(draw, 120)
+    rows = [
+        call([user(f"{instruction} {sentence(draw, 12)}")], answer(sentence(draw)))
+        for _ in range(30)
+    ]
+    made = imported(tmp_path, rows, split_heldout=0.3)
+    assert made.heldout.rollouts == made.heldout.families == 9
+
+
+def test_folders_and_globs_are_read_and_unknown_files_in_them_are_said(tmp_path):
+    logs = tmp_path / "logs" / "day"
+    logs.mkdir(parents=True)
+    write(logs, conversation("lamp")[:1], "a.jsonl")
+    write(logs, conversation("lamp")[1:], "b.jsonl")
+    (logs / "notes.txt").write_text("hello", encoding="utf-8")
+    (logs / ".env").write_text("A=b", encoding="utf-8")
+    workspace = Workspace(tmp_path)
+    made = import_rollouts(workspace, ImportRollouts(input="logs", output="logs/out.jsonl"))
+    assert (made.kept, made.merged, made.refused) == (1, 1, 1)
+    assert any("notes.txt" in note for note in made.notes)
+    again = import_rollouts(workspace, ImportRollouts(input="logs", output="logs/out.jsonl"))
+    assert (again.kept, again.merged) == (1, 1)
+    glob = ImportRollouts(input="logs/**/[ab].jsonl", output="glob.jsonl")
+    assert import_rollouts(workspace, glob).merged == 1
+    with pytest.raises(InputError, match="no format recognises"):
+        import_rollouts(workspace, ImportRollouts(input="logs/day/notes.txt", output="o.jsonl"))
+    with pytest.raises(InputError, match="holds no files"):
+        import_rollouts(workspace, ImportRollouts(input="logs/*.nothing", output="o.jsonl"))
+
+
+def test_faulty_requests_are_refused_with_a_fix(tmp_path):
+    with pytest.raises(ValidationError, match="openai_chat"):
+        ImportRollouts(input="a", output="b", format="openai_chats")
+    with pytest.raises(ValidationError, match="user=question"):
+        ImportRollouts(input="a", output="b", columns=("question",))
+    assert ImportRollouts(input="a", output="b", columns={"user": "q"}).columns == ("user=q",)
+    with pytest.raises(InputError, match="columns are for tables"):
+        imported(tmp_path, conversation("lamp"), columns={"user": "q"})
+    with pytest.raises(DataError, match="holds a conversation"):
+        imported(tmp_path, ["{}"], format="openai_chat")
+    assert not (tmp_path / "out.jsonl").exists()
+    with pytest.raises(InputError, match="the input itself"):
+        imported(tmp_path, conversation("lamp"), output="calls.jsonl")
+    (tmp_path / "out.jsonl").write_text("mine\n", encoding="utf-8")
+    with pytest.raises(InputError, match="stillroom did not write it"):
+        imported(tmp_path, conversation("lamp"))
+    assert imported(tmp_path, conversation("lamp"), overwrite=True).kept == 1
+
+
+def test_a_session_that_is_still_written_is_recorded_as_it_was_read(tmp_path):
+    from stillroom.lineage import Recording
+
+    path = tmp_path / write(tmp_path, conversation("lamp"))
+    with Recording([path], may_grow=True) as recording:
+        recording.records  # noqa: B018
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write("{}\n")
+        [record] = recording.records()
+    assert recording.grown == [path]
+    assert record.num_bytes == path.stat().st_size
+
+
+def test_the_operation_imports_small_logs_at_once_in_a_child(tmp_path):
+    operation = api.operation_named("import_rollouts")
+    write(tmp_path, conversation("lamp"))
+    request = ImportRollouts(input="*.jsonl", output="out.jsonl")
+    made = api.carry_out(Workspace(tmp_path), operation, request)
+    assert isinstance(made, api.ImportResult)
+    assert made.kept == 1
