@@ -27,7 +27,9 @@ _TROUBLES = (
 )
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 _LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)#]*)(?P<place>#[^)]*)?\)")
-_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>json|bash|yaml)[^\n]*$", re.MULTILINE)
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>jsonl|json|bash|yaml|python)[^\n]*$", re.MULTILINE
+)
 
 
 def generated_pages() -> dict[str, str]:

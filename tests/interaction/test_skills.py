@@ -17,6 +17,7 @@ from mcp import Client, StdioServerParameters
 from pydantic import BaseModel
 from skills_ref import validate
 
+from fakes.rollout_rows import read_rows
 from stillroom.train.config.file import load_config
 from stillroom.train.config.schema import TrainConfig
 from stillroom_mcp.operations import OPERATIONS
@@ -24,6 +25,8 @@ from stillroom_mcp.operations import OPERATIONS
 SKILLS = Path(__file__).parents[2] / "skills"
 _BLOCK = re.compile(r"^( *)```(\w+) ?([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _FEW_ROLLOUTS = 24
+_FILES = ("jsonl", "python")
+"""The languages of blocks that are files, whose names stand behind them."""
 # The examples' own sizes take minutes; what is called and with which settings stays.
 _SHORT_TRAINING = {
     "sft.yml": ["trainer.num_epochs=2"],
@@ -50,11 +53,15 @@ class Agent:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._runs: dict[str, str] = {}
+        self._has_project = False
         self.num_calls = 0
         """All calls so far, those that wait for a run too."""
 
     async def follow(self, block: Block) -> None:
         tool, _, name = block.info.partition(" as=")
+        if tool == "create_project" and self._has_project:
+            return  # that of the document before
+        self._has_project = True
         text = re.sub(r"<(\w+)>", lambda found: self._runs[found[1]], block.text)
         answer = await self.call(tool, self._shortened(json.loads(text)))
         if "run_id" in answer and tool != "get_run":
@@ -91,6 +98,10 @@ class Agent:
         return arguments
 
 
+def write_file(block: Block, project: Path) -> None:
+    (project / block.info).write_text(block.text, encoding="utf-8")
+
+
 def run_commands(block: Block, project: Path) -> None:
     for line in block.text.splitlines():
         program, *arguments = shlex.split(line)
@@ -116,7 +127,9 @@ def follow_documents(project: Path, *documents: Path) -> list[int]:
             agent = Agent(client)
             for document in documents:
                 for block in blocks_of(document):
-                    if block.language == "json" and block.info:
+                    if block.language in _FILES:
+                        write_file(block, project)
+                    elif block.language == "json" and block.info:
                         await agent.follow(block)
                     elif block.language == "bash":
                         await anyio.to_thread.run_sync(run_commands, block, project)
@@ -137,7 +150,9 @@ def test_the_skill_is_valid(skill: str) -> None:
 def test_every_example_names_a_tool_or_is_a_configuration(document: Path, tmp_path: Path) -> None:
     tools = {operation.name for operation in OPERATIONS}
     for number, block in enumerate(blocks_of(document)):
-        assert block.language in ("json", "yaml", "bash")
+        assert block.language in ("json", "yaml", "bash", *_FILES)
+        if block.language in _FILES:
+            assert Path(block.info).suffix == {"jsonl": ".jsonl", "python": ".py"}[block.language]
         if block.language == "json":
             assert block.info.split(" ")[0] in tools
         if block.language == "yaml":
@@ -176,6 +191,19 @@ def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
 def test_the_skill_works_as_written(tmp_path: Path, skill: str) -> None:
     (calls,) = follow_documents(tmp_path, SKILLS / skill / "SKILL.md")
     assert 2 <= calls <= MOST_CALLS
+
+
+@pytest.mark.usefixtures("warm_python")
+def test_the_skills_on_rows_rewards_and_tools_work_as_written(tmp_path: Path) -> None:
+    names = ("train-jsonl", "rollout-rewards", "rollout-tools")
+    calls = follow_documents(tmp_path, *(SKILLS / name / "SKILL.md" for name in names))
+    assert max(calls) <= MOST_CALLS
+
+    rewards = [row["reward"] for row in read_rows(tmp_path / "rollouts/judged.jsonl")]
+    assert set(rewards) <= {0.0, 1.0, 2.0}
+    assert rewards.count(2.0) > len(rewards) / 2
+    called = (tmp_path / "rollouts/tools.jsonl").read_text(encoding="utf-8")
+    assert '"content":"218"' in called
 
 
 def keys_of(section: type[BaseModel], above: str = "") -> Iterator[str]:
